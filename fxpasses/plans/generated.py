@@ -21,18 +21,21 @@ from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_p
 from fxpasses.plans.code import codes_inside, named_by
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.held_views import hold_views
+from fxpasses.plans.temporaries import check_once, keep_temporaries
 from fxpasses.regional.runtime import CompiledRegion, table
 
 _DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
 _KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "_constants", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
-                    "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math", "id", "held_views"})  # fmt: skip
+                    "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math", "id", "held_views", "IndexError"})  # fmt: skip
 _NAMESPACES = ("aten", "mkldnn", "mkl", "prims")
 
 
 class Module:
     """The module of a plan in the making: each compiled graph that is added becomes a function in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fixed: bool) -> None:
+        """Args: whether it holds for the sizes alone that it was compiled for."""
+        self._fixed, self._conforming = fixed, dict[str, str]()
         self._body: list[ast.stmt] = []
         self._made: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -140,7 +143,11 @@ class Module:
                 raise NoPlan("a tensor that is not on the CPU")
             specs.append((*(tuple(int(s) for s in sizes) for sizes in (spec.shape, spec.stride)), spec.dtype))  # type: ignore[arg-type]
         text = ", ".join(f"({shape!r}, {stride!r}, {dtype})" for shape, stride, dtype in specs)
-        return f"Conforming({self._graph(region.forward if forward else region.backward)}, [{text}])"
+        made = f"Conforming({self._graph(region.forward if forward else region.backward)}, [{text}])"
+        if made not in self._conforming:
+            self._conforming[made] = name = f"conforming_{len(self._conforming)}"
+            self._body += ast.parse(f"{name} = {made}").body
+        return self._conforming[made]
 
     def _inductor(self, compiled: CompiledFxGraph) -> list[ast.stmt]:
         problem = is_plain(compiled)
@@ -161,9 +168,9 @@ class Module:
         self._resolve_names(body)
         operators = _Operators()
         for statement in body:
-            _WithoutChecksOfInputs().visit(statement)
             operators.visit(statement)
-        body = [*called.regions, *operators.found(), *hold_views(body), *body]
+        once = [*keep_temporaries(body), *check_once(body, fixed=self._fixed), *hold_views(body)]
+        body = [*called.regions, *operators.found(), *once, *body]
         return [*body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
     def _statement(
@@ -301,22 +308,6 @@ class _Operators(ast.NodeTransformer):
         if not path.startswith("torch.ops.") or path.count(".") != 4:
             return node
         return ast.Name(self._names.setdefault(path, f"operator_{len(self._names)}"), ast.Load())
-
-
-class _WithoutChecksOfInputs(ast.NodeTransformer):
-    """Drops assertions on sizes and strides of inputs: guards have looked at them, or the graph before has made them."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        """Replace such a statement."""
-        call = node.value
-        if isinstance(call, ast.Call) and ast.unparse(call.func) in (
-            "assert_size_stride",
-            "assert_size_stride_grouped",
-        ):
-            what = call.args[-1]
-            if isinstance(what, ast.Constant) and what.value == "input":
-                return ast.Pass()
-        return node
 
 
 def _path_in_torch(function: Any, name: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from fxpasses.plans import _torch
+from fxpasses.plans.temporaries import functions
 
 _reinterpret: Callable[..., torch.Tensor] = _torch.prelude()["reinterpret_tensor"]
 
@@ -65,11 +66,8 @@ def hold_views(body: list[ast.stmt]) -> list[ast.stmt]:
     Only views that a kernel of torch reads while it writes to ``out=``: nobody else ever sees them.
     """
     places: list[ast.stmt] = []
-    for function in (node for statement in body for node in ast.walk(statement)):
-        if isinstance(function, ast.FunctionDef):
-            inputs = _inputs(function)
-            if inputs:
-                _Calls(inputs, places).visit(function)
+    for function in functions(body):
+        _Calls(_inputs(function), places).visit(function)
     return places
 
 
@@ -80,7 +78,11 @@ def _inputs(function: ast.FunctionDef) -> set[str]:
     for statement in function.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "args":
             names = {node.id for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)}
-    return {name for name in names if stored.count(name) == 1}
+    return {name for name in names if stored.count(name) == 1 and name.startswith(_OF_WEIGHTS)}
+
+
+_OF_WEIGHTS = ("primals", "arg", "input", "weight")
+"""How names of inputs begin that may be weights: gradients and what is saved for the backward pass have other names."""
 
 
 class _Calls(ast.NodeTransformer):

@@ -343,7 +343,8 @@ class Recording(Observer, Recorder):
         facts = _t.plain_facts(self._facts["metadata"], autocast=self._autocast)
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
-        module = Module()
+        facts["fixed"] = self._guards is None
+        module = Module(fixed=self._guards is None)
         module.add("forward", self._graphs[kind])
         if kind == "forward":
             module.add("backward", self._graphs["backward"])

@@ -226,7 +226,9 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
     unsafe_views: list[int] = facts["unsafe_views"]
     unchecked: int = facts["unchecked"]
     symints: int = facts["symints"]
-    are_inputs: list[bool] = facts["saved_inputs"]
+    are_inputs = {i for i, is_input in enumerate(facts["saved_inputs"]) if is_input}
+    fixed: bool = facts["fixed"]
+    views: list[int] | None = None
     tangents = [(i, *facts["tangents"][k]) for k, i in enumerate(facts["tangent_outputs"])]
     deterministic: bool | None = facts["deterministic"]
     donates: bool = facts["donates"]
@@ -238,15 +240,17 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
         boxed_grads_call = False
 
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        def forward(ctx: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
             with DisableAutocast() if no_autocast else _NOTHING:
-                results = forward_(list(inputs))
+                results = forward_(list(given))
             saved = results[outputs : len(results) - symints]
             ctx.sizes = tuple(results[len(results) - symints :])
-            kept = [
-                x if is_input or not x._is_view() else x.detach()
-                for x, is_input in zip(saved, are_inputs or [False] * len(saved), strict=True)
-            ]
+            kept = list(saved)
+            nonlocal views
+            if views is None or not fixed:
+                views = [i for i, value in enumerate(kept) if i not in are_inputs and value._is_view()]
+            for i in views:
+                kept[i] = kept[i].detach()
             checked = len(kept) - unchecked
             ctx.save_for_backward(*kept[:checked])
             ctx.unchecked = kept[checked:]

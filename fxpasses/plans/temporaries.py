@@ -1,0 +1,221 @@
+"""What code of Inductor's does in each call and needs to do once: small tensors that only its kernels see, and assertions on results.
+
+Making a tensor or a view of one takes half as long as a small kernel. A pool has those that a call has made and nobody else has seen; a
+call takes them, and puts them back. What an operator of torch returns for inputs of fixed sizes is looked at in the first call of a process.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+_LARGEST, _MOST = 1 << 14, 1 << 20
+"""How many bytes a tensor may have that is kept, and all of those of a function: of larger ones the kernels cost more than making them."""
+
+
+def functions(body: Sequence[ast.stmt]) -> Iterator[ast.FunctionDef]:
+    """The functions that statements define, methods as well."""
+    nodes = (node for statement in body for node in ast.walk(statement))
+    return (node for node in nodes if isinstance(node, ast.FunctionDef))
+
+
+def keep_temporaries(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Have functions take tensors of fixed sizes that they hand to kernels alone from a pool; returns the statements that make the pools."""
+    made: list[ast.stmt] = []
+    kernels = {
+        _target(s)
+        for s in body
+        if isinstance(s, ast.Assign) and _text(s.value).startswith("getattr(_kernels[")
+    }
+    for number, function in enumerate(functions(body)):
+        if not _returns_once(function):
+            continue
+        found = _Temporaries(function, kernels)
+        if found.kept:
+            made += found.pooled(number)
+    return made
+
+
+def check_once(body: Sequence[ast.stmt], *, fixed: bool) -> list[ast.stmt]:
+    """Have functions ask nothing of their inputs, which guards have looked at, and of what operators return in their first call only.
+
+    Args:
+        body: the statements that define them.
+        fixed: whether all sizes are; otherwise a call may be the first for its sizes.
+
+    Returns:
+        The statements that say whether it is the first call.
+    """
+    made: list[ast.stmt] = []
+    for number, function in enumerate(functions(body)):
+        function.body[:] = [
+            s for s in function.body if not (_is_check(s) and _text(s.value.args[-1]) == "'input'")
+        ]  # type: ignore[attr-defined]
+        if not fixed:
+            continue
+        checks = [s for s in function.body if _is_check(s) and set(_names(*s.value.args[1:])) <= {"torch"}]  # type: ignore[attr-defined]
+        if not checks or not _returns_once(function):
+            continue
+        name = f"first_call_{number}"
+        made += ast.parse(f"{name} = [True]").body
+        function.body[:] = [
+            ast.If(ast.Name(name, ast.Load()), [s], []) if s in checks else s for s in function.body
+        ]
+        function.body[-1:-1] = ast.parse(f"{name}.clear()").body
+    return made
+
+
+class _Temporaries:
+    """The tensors of a function that only kernels see.
+
+    Attributes:
+        kept: the names of those that are made with fixed sizes, and of views of them.
+    """
+
+    def __init__(self, function: ast.FunctionDef, kernels: set[str]) -> None:
+        self._function, self._kernels = function, kernels
+        stored = [
+            n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        ]
+        self._sizes: dict[str, int] = {}
+        root: dict[str, str] = {}
+        seen: set[int] = set()  # the places where a name stands for nothing else than is known here
+        for statement in function.body:
+            name = _target(statement)
+            if name and stored.count(name) == 1 and isinstance(statement, ast.Assign):
+                value = statement.value
+                size = _bytes(value)
+                of = _viewed(value)
+                if size is not None:
+                    self._sizes[name], root[name] = size, name
+                elif of is not None and of.id in root:
+                    root[name] = root[of.id]
+                    seen.add(id(of))
+            elif isinstance(statement, ast.Delete):
+                seen.update(map(id, statement.targets))
+            seen.update(
+                id(name) for name in map(_viewed, self._read_by_kernel(statement)) if name is not None
+            )
+        loads = (
+            n for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)
+        )
+        escaping = {root[n.id] for n in loads if n.id in root and id(n) not in seen}
+        left, roots = _MOST, set[str]()
+        for name, size in self._sizes.items():
+            if name not in escaping and size <= min(_LARGEST, left):
+                left -= size
+                roots.add(name)
+        self.kept = {name for name, of in root.items() if of in roots}
+
+    def _read_by_kernel(self, statement: ast.stmt) -> list[ast.expr]:
+        """What a statement hands to a kernel that returns nothing, or whose result is what it was given as ``out``."""
+        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+            return []
+        call = statement.value
+        called = _text(call.func)
+        of_torch = called.startswith("extern_kernels.") and any(k.arg == "out" for k in call.keywords)
+        if of_torch or called in self._kernels or _is_check(statement):
+            return [*call.args, *(k.value for k in call.keywords)]
+        return []
+
+    def pooled(self, number: int) -> list[ast.stmt]:
+        """Change the function; returns the statements that make its pool. Args: a number that no other function has."""
+        making: list[ast.stmt] = []
+        rest: list[ast.stmt] = []
+        views: dict[str, str] = {}
+        for statement in self._function.body:
+            if _target(statement) in self.kept:
+                making.append(statement)
+                continue
+            if isinstance(statement, ast.Delete):
+                statement.targets = [t for t in statement.targets if _text(t) not in self.kept]
+                if not statement.targets:
+                    continue
+            self._take_views(statement, views)
+            rest.append(statement)
+        making += ast.parse("\n".join(f"{name} = {text}" for text, name in views.items())).body
+        used = sorted({*_names(*rest)} & {*self.kept, *views.values()})
+        pool, names = f"pool_of_{number}", ", ".join(used)
+        take = f"try:\n    taken_ = {pool}.pop()\nexcept IndexError:\n    taken_ = make_{pool}()\n({names},) = taken_"
+        self._function.body[:] = [
+            *ast.parse(take).body,
+            *rest[:-1],
+            *ast.parse(f"{pool}.append(taken_)").body,
+            rest[-1],
+        ]
+        # A backward pass may run in inference mode, whose tensors no other mode may write to.
+        text = f"{pool} = []\ndef make_{pool}():\n    with torch.inference_mode(False):\n        pass\n    return ({names},)"
+        made = ast.parse(text).body
+        made[1].body[0].body = making  # type: ignore[attr-defined]
+        return made
+
+    def _take_views(self, statement: ast.stmt, views: dict[str, str]) -> None:
+        for argument in self._read_by_kernel(statement):
+            of = _viewed(argument)
+            if of is None or of is argument or of.id not in self.kept:
+                continue
+            name = views.setdefault(_text(argument), f"kept_view_{len(views)}")
+            _replace(statement, argument, ast.Name(name, ast.Load()))
+
+
+def _replace(statement: ast.stmt, old: ast.expr, new: ast.expr) -> None:
+    call = statement.value  # type: ignore[attr-defined]
+    call.args = [new if a is old else a for a in call.args]
+    for keyword in call.keywords:
+        if keyword.value is old:
+            keyword.value = new
+
+
+def _viewed(value: ast.expr) -> ast.Name | None:
+    """The tensor that a name stands for, or that is read in a view of fixed sizes."""
+    if isinstance(value, ast.Name):
+        return value
+    if (
+        not isinstance(value, ast.Call)
+        or _text(value.func) != "reinterpret_tensor"
+        or _names(*value.args[1:])
+    ):
+        return None
+    return value.args[0] if isinstance(value.args[0], ast.Name) else None
+
+
+def _bytes(value: ast.expr) -> int | None:
+    """How large the tensor of fixed sizes is that an expression makes, or None."""
+    if not isinstance(value, ast.Call) or _text(value.func) != "empty_strided_cpu":
+        return None
+    try:
+        size, stride = map(ast.literal_eval, value.args[:2])
+    except ValueError:
+        return None
+    dtype = getattr(torch, _text(value.args[2]).removeprefix("torch."))
+    last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    return int((last + 1) * dtype.itemsize)
+
+
+def _is_check(statement: ast.stmt) -> bool:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and _text(call.func) in _CHECKS
+
+
+_CHECKS = ("assert_size_stride", "assert_size_stride_grouped", "assert_tensor_metadata", "assert_alignment")
+
+
+def _returns_once(function: ast.FunctionDef) -> bool:
+    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return len(returns) == 1 and returns[0] is function.body[-1]
+
+
+def _target(statement: ast.stmt) -> str:
+    """The name that a statement gives a value to, or ""."""
+    single = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+    target = statement.targets[0] if single else None  # type: ignore[attr-defined]
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _names(*trees: ast.AST) -> list[str]:
+    return [node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
+
+
+_text: Callable[[ast.AST], str] = ast.unparse
