@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,12 +29,14 @@ from fxpasses.errors import StageError
 from fxpasses.pipeline.stages import Hooks, Stages
 from fxpasses.regional import (
     CompiledRegion,
+    KeptGraphs,
     RegionCompiler,
     RegionGraph,
     RegionRefused,
     compiled_callable,
     floats_of_one_graph,
     hold_regions,
+    inline_gathers,
     settle_floats,
     with_regions,
 )
@@ -64,11 +67,18 @@ def compile_graph(
             return _compile_region(region_graph, options, hooks)
 
         gm, regions = with_regions(
-            gm, options, hooks.observers, hooks.regions, compile_region, inside=hooks.of_region
+            gm,
+            options,
+            hooks.observers,
+            hooks.regions,
+            compile_region,
+            trace_gathers=functools.partial(_trace_gathers, options=options),
+            inside=hooks.of_region,
         )
         compiler = (hooks.compiler or new_compiler)(options, gm, example_inputs)
 
         def partition_joint(joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> Any:
+            inline_gathers(joint)
             stages.traced(joint)
             stages.run_passes(joint, "joint")
             return stages.partition(joint, compiler, joint_inputs, **aot)
@@ -81,6 +91,7 @@ def compile_graph(
             return stages.lower_backward(gm, inputs, lambda: compiler.backward(gm, inputs))
 
         def compile_inference(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            inline_gathers(gm)
             return stages.lower(gm, "inference", lambda: compiler.forward(gm, inputs, inference=True))
 
         def trace() -> Callable[..., Any]:
@@ -163,6 +174,33 @@ def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) 
             raise refused from error
         raise
     return compilers[0].finished(getattr(compiled, "fxpasses_regions", []), time.perf_counter() - start)
+
+
+def _trace_gathers(region_graph: RegionGraph, options: Options) -> CompiledRegion:
+    """Trace what gathers the parameters of a layer: a region whose graphs take the place of its calls.
+
+    Args:
+        region_graph: the graph.
+        options: of the compilation of the graph around it.
+
+    Raises:
+        RegionRefused: when it cannot be put in their place.
+        StageError: when it cannot be traced.
+    """
+    own = dataclasses.replace(options, passes=(), compiler="eager", regions="off", on_failure="raise")
+    kept = KeptGraphs(own, decompose=True)
+    region_compiler = RegionCompiler(kept, region_graph, own, None)
+    compile_graph(
+        region_graph.gm,
+        region_graph.example_inputs,
+        own,
+        Hooks(lambda *_: region_compiler, of_region=True, counts=False),
+    )
+    region = region_compiler.finished([], 0.0)
+    if region.symbols or any(node.op == "get_attr" for graph in kept.graphs.values() for node in graph.nodes):
+        raise RegionRefused("it takes more than parameters")
+    region.inlined = kept.graphs
+    return region
 
 
 def _cause(error: BaseException | None) -> RegionRefused | None:

@@ -13,6 +13,7 @@ from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionContractError, RegionGraphError, RegionRefused
 from fxpasses.regional.explain import RegionReport, RepeatedSubgraph, regions
 from fxpasses.regional.floats import settle_floats
+from fxpasses.regional.gathers import KeptGraphs, inline_gathers
 from fxpasses.regional.region_graph import RegionGraph
 from fxpasses.regional.region_operators import communicating_graph, compiled_callable
 from fxpasses.regional.runtime import CompiledRegion, hold_regions
@@ -21,6 +22,7 @@ from fxpasses.regional.stitch import KnownRegions, with_regions
 __all__ = [
     "CompiledRegion",
     "CostModel",
+    "KeptGraphs",
     "KnownRegions",
     "RegionCompiler",
     "RegionContractError",
@@ -33,6 +35,7 @@ __all__ = [
     "compiled_callable",
     "floats_of_one_graph",
     "hold_regions",
+    "inline_gathers",
     "regions",
     "settle_floats",
     "with_regions",

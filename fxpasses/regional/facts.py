@@ -126,15 +126,17 @@ def wiring(facts: GraphFacts, start: int, stop: int) -> tuple[tuple[int, ...], l
     return tuple(wires), list(outside)
 
 
-def read_facts(gm: fx.GraphModule) -> GraphFacts:
-    """Read a Dynamo graph, or an ATen graph with fake values."""
+def read_facts(gm: fx.GraphModule, calls: list[fx.Node] | None = None) -> GraphFacts:
+    """Read a Dynamo graph, or an ATen graph with fake values.
+
+    Args:
+        gm: the graph.
+        calls: of it, in order; all but those that gather parameters by default.
+    """
     sizes = sizes_of_inputs(gm.graph)
-    outside = sizes.keys() | gathered_parameters(gm.graph)
-    calls = [
-        n
-        for n in gm.graph.nodes
-        if n.op not in ("placeholder", "get_attr", "output") and not is_literal(n) and n not in outside
-    ]
+    if calls is None:
+        outside = sizes.keys() | gathered_parameters(gm.graph)
+        calls = [n for n in gm.graph.nodes if is_call(n) and n not in outside]
     position = {node: i for i, node in enumerate(calls)}
     reader = _Reader(gm, sizes)
     enabled = torch.is_grad_enabled()
@@ -171,6 +173,11 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
         facts.last_use[i] = max(users, default=i)
     facts.dynamic = reader.dynamic
     return facts
+
+
+def is_call(node: fx.Node) -> bool:
+    """Whether a node computes something."""
+    return node.op not in ("placeholder", "get_attr", "output") and not is_literal(node)
 
 
 def module_paths(node: fx.Node) -> tuple[tuple[str, str], ...]:

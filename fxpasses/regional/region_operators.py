@@ -166,6 +166,15 @@ def communicating_graph(node: fx.Node) -> fx.Graph | None:
     return None
 
 
+def inlined_graph(node: fx.Node) -> fx.Graph | None:
+    """The graph that takes the place of a call of a region's operator, if it stands for one only while it is traced."""
+    if node.target in _FORWARD:
+        return table[str(node.args[0])].inlined.get("forward")
+    if node.target is torch.ops.fxpasses.region_backward.default:
+        return table[str(node.args[0])].inlined.get("backward")
+    return None
+
+
 def _fake_forward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
     region = table[key]
     bindings = region.bindings(sizes)

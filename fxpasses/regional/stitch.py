@@ -23,6 +23,7 @@ from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.explain import RegionReport, make_report
 from fxpasses.regional.facts import GraphFacts, value_of
+from fxpasses.regional.gathers import equal_gathers
 from fxpasses.regional.region_graph import RegionGraph, extract_region, outside_of
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import Search, Subgraph, search
@@ -61,6 +62,7 @@ def with_regions(
     known: KnownRegions,
     compile: CompileRegion,
     *,
+    trace_gathers: CompileRegion,
     inside: bool = False,
 ) -> tuple[fx.GraphModule, list[CompiledRegion]]:
     """Compile the repeated subgraphs of a Dynamo graph once each, and call them.
@@ -73,6 +75,7 @@ def with_regions(
         observers: of the compilation of ``gm``; told of the regions.
         known: regions that are compiled already; new ones are added.
         compile: compiles the graph of one.
+        trace_gathers: traces the graph of what gathers a layer's parameters.
         inside: whether ``gm`` is a region's graph: whoever asked for that deals with failures and reports.
 
     Returns:
@@ -106,7 +109,37 @@ def with_regions(
             observer.regions(done.report)
         if done.regions:
             observer.calls_regions(gm, done.gm)
-    return done.gm, done.regions
+    if options.check == "values":  # which takes a graph that shows collectives
+        return done.gm, done.regions
+    with counters.timed("regions"):
+        work, gathering = _with_gathers(done.gm, known, trace_gathers)
+    return work, [*done.regions, *gathering]
+
+
+def _with_gathers(
+    gm: fx.GraphModule, known: KnownRegions, trace: CompileRegion
+) -> tuple[fx.GraphModule, list[CompiledRegion]]:
+    """The graph with the gathers of equal layers as calls of one operator each."""
+    found, groups = equal_gathers(gm)
+    if not groups:
+        return gm, []
+    work = copy_graph(gm)
+    _keep_dynamo_attributes(gm, work)
+    moved = _moved(found, gm, work)
+    symbols = _symbols(work)
+    traced: list[tuple[list[Subgraph], RegionGraph, CompiledRegion]] = []
+    for subgraphs in groups:
+        try:
+            traced.append((subgraphs, *_compile(work, moved, subgraphs, symbols, known, trace)))
+        except (RegionRefused, StageError) as error:
+            log.info("gathers of %d equal layers are traced one by one: %s", len(subgraphs), error)
+    stitcher = _Stitcher(work, moved, symbols)
+    for subgraphs, region_graph, region in traced:
+        for subgraph in subgraphs:
+            stitcher.replace(subgraph, region_graph, region)
+    work.graph.lint()
+    work.recompile()
+    return work, [region for *_, region in traced]
 
 
 def _regionalize(
