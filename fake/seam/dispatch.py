@@ -32,3 +32,9 @@ collectives = torch.ops._c10d_functional
 """The operators of functional collectives."""
 check = torch._check
 """``check(condition, message)``: raises eager's ``RuntimeError`` where a condition does not hold."""
+
+
+def onednn_linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``a @ weight.t()``, and ``bias`` added to each row, by oneDNN. Looked up when it runs: there are builds without it."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(a, weight, bias, "none", [], "")
+    return result

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import fake
+from fake.seam.dispatch import onednn_linear
 
 _library = torch.library.Library("fxpasses", "FRAGMENT")
 _library.define("onednn_matmul(Tensor a, Tensor b, Tensor? bias) -> Tensor")
@@ -24,7 +25,7 @@ def has_onednn() -> bool:
 
 
 def _on_cpu(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(a, b.t(), bias, "none", [], "")
+    return onednn_linear(a, b.t(), bias)
 
 
 def _on_meta(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
