@@ -1,5 +1,5 @@
 """Simulate a training step on many devices: its graphs are captured in this process, and run by a clock. Prints what it takes, with buckets of several
-sizes and gathers started several messages ahead, and how the best depends on the network."""
+sizes and gathers started several messages ahead, how the best depends on the network, and the options that compile it so."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
     with working("importing torch") as say:
         from fxpasses.distributed.capture import capture_rank
         from fxpasses.distributed.network import Cluster
-        from fxpasses.distributed.simulate import measure, simulate, with_passes
+        from fxpasses.distributed.schedule import best, candidates
+        from fxpasses.distributed.simulate import simulate
         from fxpasses.errors import ShardingError, SimulationError
-        from fxpasses.passes import BucketCollectives, OverlapCollectives
         from fxpasses.reports.files import GraphFiles
 
         try:
@@ -66,21 +66,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
             say("capturing the graphs of one rank")
             observers = [GraphFiles(arguments.report)] if arguments.report else []
             captured, groups = capture_rank(make, arguments.mesh, arguments.memory_budget, observers)
-            rows, best = [], None
-            for number, (bucket, ahead) in enumerate(_SETTINGS):
-                say(f"simulating {_setting(bucket, ahead)}", number, len(_SETTINGS))
-                passes: list[Any] = [BucketCollectives(bucket)] if bucket else []
-                passes += [OverlapCollectives(ahead)] if ahead else []
-                changed = with_passes(captured, passes)
-                measured = measure(changed) if arguments.measure else None
-                found = simulate(changed, cluster, groups, measured)
-                rows.append((bucket, ahead, found))
-                if best is None or found.seconds < best[0].seconds:
-                    best = found, changed, measured, _setting(bucket, ahead)
-            assert best is not None
-            found, changed, measured, name = best
+            tries = candidates(captured, cluster, groups, measures=arguments.measure, say=say)
+            chosen = best(tries, cluster)
+            found = chosen.found
             others = {
-                what: simulate(changed, other, groups, measured).seconds
+                what: simulate(chosen.captured, other, groups, chosen.measured).seconds
                 for what, other in _variations(cluster).items()
             }
         except (SimulationError, ShardingError) as error:
@@ -88,11 +78,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.trace:
         Path(arguments.trace).write_text(json.dumps(found.trace()))
     settings = [
-        {"name": _setting(bucket, ahead), "bucket_bytes": bucket, "ahead_bytes": ahead, **_figures(one)}
-        for bucket, ahead, one in rows
+        {"name": str(one.schedule), **dataclasses.asdict(one.schedule), **_figures(one.found)}
+        for one in tries
     ]
     data = {"ranks": ranks, "mesh": arguments.mesh, "cluster": dataclasses.asdict(cluster), "settings": settings,
-            "best": name, "seconds_if": others, "peak_at": found.peak_at, "alive_at_peak": dict(found.alive)}  # fmt: skip
+            "best": str(chosen.schedule), "fits": found.peak_bytes <= cluster.memory, "passes": chosen.schedule.specification(),
+            "seconds": found.seconds, "seconds_if": others, "peak_at": found.peak_at, "alive_at_peak": dict(found.alive)}  # fmt: skip
     if arguments.report:
         _write_page({**data, **found.timeline()}, Path(arguments.report))
     return Outcome(0, data, lambda: _show(data))
@@ -104,17 +95,6 @@ def _write_page(simulation: dict[str, Any], directory: Path) -> None:
 
     (directory / SIMULATION_FILE).write_text(json.dumps(simulation))
     report(directory)
-
-
-_MIB = 1 << 20
-_SETTINGS = [(0, 0), *[(b * _MIB, a * b * _MIB) for b in (4, 25, 100, 400) for a in (0, 2, 4)]]
-"""Bytes of a bucket, and bytes on their way; 0 for without that pass."""
-
-
-def _setting(bucket: int, ahead: int) -> str:
-    if not bucket:
-        return "as captured"
-    return f"buckets of {bucket // _MIB} MiB" + (f", {ahead // _MIB} ahead" if ahead else "")
 
 
 def _variations(cluster: Any) -> dict[str, Any]:
@@ -144,7 +124,7 @@ def _show(data: dict[str, Any]) -> None:
 
     title = f"one step on {data['ranks']} devices: milliseconds, and MB at the peak; estimated"
     table = Table(title=title, box=None, pad_edge=False)
-    for column in ("setting", "step", "compute", "network", "waited", "messages", "memory"):
+    for column in ("setting", "step", "compute", "network", "waited", "sent", "memory"):
         table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
     seen = set()
     for row in data["settings"]:
@@ -155,12 +135,16 @@ def _show(data: dict[str, Any]) -> None:
         seen.add(cells)
     console = Console()
     console.print(table)
-    best = min(row["seconds"] for row in data["settings"])
-    console.print(f"best: {data['best']}, {best * 1e3:.2f} ms; with")
+    if not data["fits"]:
+        console.print(f"none fits into {data['cluster']['memory'] / 1e9:g} GB; this one takes least:")
+    console.print(f"best: {data['best']}, {data['seconds'] * 1e3:.2f} ms; with")
     for what, seconds in data["seconds_if"].items():
         console.print(f"  {what}: {seconds * 1e3:.2f} ms")
     alive = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in data["alive_at_peak"].items())
     console.print(f"most memory at {data['peak_at']}: {alive}")
+    if data["passes"]:
+        options = json.dumps({"passes": ["default", *data["passes"], "default"]})
+        console.print(f"to compile it so: options={options}", soft_wrap=True, markup=False)
 
 
 def _mesh(text: str) -> dict[str, int]:

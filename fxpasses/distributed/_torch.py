@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import fx
 from torch.distributed import distributed_c10d
@@ -57,3 +58,19 @@ def lowered_graphs(seen: Callable[[fx.Graph], None]) -> AbstractContextManager[N
         return _RUN.torchs(self, *args)
 
     return LEDGER.using((_RUN, run))
+
+
+(_TRUNCATED,) = LEDGER.add(
+    ThreadPatch(
+        torch.nn.init,
+        "_no_grad_trunc_normal_",
+        when=When.COMPILATION,
+        versions=None,
+        lost="simulations of models that are initialized with truncated normals: drawing them looks at values",
+    )
+)
+
+
+def nothing_drawn() -> AbstractContextManager[None]:
+    """Within, ``trunc_normal_`` leaves tensors as they are: fake ones have no values to draw again until they fit."""
+    return LEDGER.using((_TRUNCATED, lambda tensor, *_, **__: tensor))

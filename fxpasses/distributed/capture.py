@@ -69,7 +69,8 @@ def capture_rank(
             groups[str(traced.get_group(name).group_name)] = Group(mesh[name], stride, name)
             stride *= mesh[name]
         with FakeTensorMode(allow_non_fake_inputs=True):
-            model, inputs = _made(make, *[traced] * distributes)
+            with _torch.nothing_drawn():
+                model, inputs = _made(make, *[traced] * distributes)
             if not distributes:
                 model = shard(model, traced)
             elif isinstance(model, nn.Module) and is_fully_sharded(model):

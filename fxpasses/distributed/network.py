@@ -30,6 +30,7 @@ class Cluster:
         flops: floating-point operations a second of a device.
         memory_bandwidth: bytes a second that a device reads and writes.
         launch: seconds that the shortest kernel takes.
+        memory: bytes that a device has; schedules that take more are not chosen.
 
     Raises:
         SimulationError: a value is not a positive number (latencies may be 0), or the algorithm is unknown.
@@ -44,6 +45,7 @@ class Cluster:
     flops: float = 400e12
     memory_bandwidth: float = 2.5e12
     launch: float = 3e-6
+    memory: float = 80e9
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -13,6 +13,7 @@ import fxpasses
 from fxpasses.commands.main import main
 from fxpasses.distributed.capture import TRACED_RANKS, capture_rank
 from fxpasses.distributed.network import Cluster
+from fxpasses.distributed.schedule import Schedule, best, candidates
 from fxpasses.distributed.simulate import Group, measure, simulate, with_passes
 from fxpasses.errors import SimulationError
 from fxpasses.passes import OverlapCollectives
@@ -84,6 +85,28 @@ def test_what_is_not_known_is_named(two_gathers):
     captured, _ = two_gathers
     with pytest.raises(SimulationError, match="all_gather_into_tensor: unknown group"):
         simulate(captured, PLAIN, {})
+
+
+def test_the_best_schedule_fits_into_memory(two_gathers):
+    captured, groups = two_gathers
+    tries = candidates(captured, PLAIN, groups)
+    assert [str(one.schedule) for one in tries] == ["as captured", "ahead 128 bytes", "bucket 128 bytes"]
+    assert best(tries, PLAIN).schedule == Schedule(
+        0, 128
+    )  # as fast as the bucket, which copies, and takes less
+    plain, ahead, _ = (one.found.peak_bytes for one in tries)
+    assert best(tries, dataclasses.replace(PLAIN, memory=ahead - 1)).schedule == Schedule()
+    assert best(tries, dataclasses.replace(PLAIN, memory=plain - 1)).schedule == Schedule()
+
+
+def test_truncated_normals_are_not_drawn():
+    def make():
+        layer = torch.nn.Linear(4, 4)
+        torch.nn.init.trunc_normal_(layer.weight)
+        return layer, (torch.randn(1, 4),)
+
+    captured, _ = capture_rank(make, {"dp": 2})
+    assert captured.backward is not None
 
 
 def test_saved_values_live_until_the_backward_pass_has_used_them():
@@ -195,12 +218,12 @@ def test_the_command(tmp_path, capsys):
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ranks"] == 16384
-    plain, *bucketed = found["settings"]
+    plain, _, bucketed = found["settings"]  # there is no bucket smaller than the model
     assert plain["messages"] == 8  # two weights and two biases, forward and backward
-    assert {setting["messages"] for setting in bucketed} == {2}
-    best = min(setting["seconds"] for setting in bucketed)
-    assert best < plain["seconds"]
-    assert best < found["seconds_if"]["twice the latency"]
+    assert bucketed["messages"] == 2
+    assert found["seconds"] == bucketed["seconds"] < plain["seconds"]
+    assert found["seconds"] < found["seconds_if"]["twice the latency"]
+    assert found["passes"] == [f"bucket_collectives{{max_bytes={bucketed['bucket_bytes']}}}"]
     assert json.loads(trace.read_text())["traceEvents"]
     (graph,), drawn = (read_report(tmp_path / "report")[name] for name in ("graphs", "simulation"))
     assert {"forward", "backward"} <= set(graph["graphs"])
