@@ -34,7 +34,7 @@ from fake.seam.patches import (
 from fake.symbols import patches as symbol_patches
 from fake.symbols.node import OPERATORS
 from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
-from fake.tracing import containers
+from fake.tracing import containers, shortcuts
 from fake.tracing.collector import RARER_COLLECTIONS
 
 __all__ = ["accelerate", "engine"]
@@ -203,6 +203,7 @@ PATCHES: tuple[Entry, ...] = (
     *_OWN_PATCHES,
     *containers.PATCHES,
     *symbol_patches.PATCHES,
+    *shortcuts.PATCHES,
     *OPERATORS,
 )
 """All that acceleration puts into torch."""

@@ -223,6 +223,26 @@ def test_two_threads_switch_it():
     assert not any(map(LEDGER.is_in_force, set(acceleration.PATCHES) - set(OPERATORS)))
 
 
+@pytest.mark.parametrize("log", [None, "aot_joint_graph", "aot_graphs"])
+def test_texts_of_graphs_are_made_only_if_they_are_read(log, monkeypatch):
+    made = []
+    original = torch.fx.GraphModule.print_readable
+
+    def print_readable(self, *args, **kwargs):
+        made.append(kwargs)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.fx.GraphModule, "print_readable", print_readable)
+    monkeypatch.setattr(torch._logging._internal.trace_log, "handlers", [])  # pytest listens to it
+    torch._logging.set_logs(**({log: True} if log else {}))
+    try:
+        with fake.accelerate():
+            torch.compile(Model(), backend="aot_eager")(torch.randn(2, 16, 16)).sum().backward()
+    finally:
+        torch._logging.set_logs()
+    assert bool(made) == (log is not None)
+
+
 def test_a_transposition_in_place_meets_the_size_of_a_storage():
     """The size of a storage, a product of three that no trace has met, is asked for when strides change."""
 

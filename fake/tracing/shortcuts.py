@@ -1,0 +1,49 @@
+"""The texts of the joint, forward and backward graphs, which AOTAutograd makes for the structured log and for entries of its cache:
+without either, nobody reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from fake.seam.patches import LEDGER, Patch, When
+from fake.tracing import _torch as _t
+
+
+def text_is_read(config: Any) -> bool:
+    """Whether someone reads the text of a graph: a log, or an entry of AOTAutograd's cache."""
+    return (
+        config.cache_info is not None
+        or _t.structured_log_is_on()
+        or any(
+            log.isEnabledFor(logging.INFO)
+            for log in (_t.graph_compile.aot_joint_log, _t.graph_compile.aot_graphs_log)
+        )
+    )
+
+
+def _unless_nobody_reads(original: Callable[..., Any]) -> Callable[..., Any]:
+    def log(*arguments: Any) -> Any:
+        config = arguments[-1]
+        if not text_is_read(config):
+            config = dataclasses.replace(config, enable_log=False)
+        return original(*arguments[:-1], config)
+
+    return log
+
+
+PATCHES = LEDGER.add(
+    *(
+        Patch(
+            _t.graph_compile,
+            name,
+            _unless_nobody_reads,
+            when=When.COMPILATION,
+            lost="time: the text of each graph is made, also where nobody reads it",
+        )
+        for name in ("_log_joint_graph", "_log_fw_bw_graphs")
+    ),
+)
