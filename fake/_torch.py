@@ -43,7 +43,7 @@ from torch._subclasses.meta_utils import (
 )
 from torch._utils import render_call
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.sym_node import SymNode, magic_methods, sizes_strides_methods
+from torch.fx.experimental.sym_node import SymNode, magic_methods
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,

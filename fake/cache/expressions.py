@@ -90,8 +90,6 @@ def decode(encoded: Encoded, symbols: Sequence[Any]) -> Any:
     if name in ("true", "false", "infinity"):
         return _CONSTANT_VALUES[encoded]
     arguments = [decode(argument, symbols) for argument in encoded[1:]]
-    if name == "Mul":
-        return _product(arguments)
     if (
         name == "Equality"
         and arguments[0].is_Symbol
@@ -100,26 +98,6 @@ def decode(encoded: Encoded, symbols: Sequence[Any]) -> Any:
     ):
         return sympy.Eq(*arguments, evaluate=False)  # sympy would find that nothing is known
     return FUNCTIONS[name](*arguments)
-
-
-def _product(factors: list[Any]) -> Any:
-    """``Mul(*factors)``, put together as sympy would for a number and different symbols: most sizes are such products."""
-    first = factors[0]
-    number: Any = first if first.is_Integer else None
-    symbols = factors if number is None else factors[1:]
-    for factor in symbols:
-        if factor.is_Integer and number is None and factor is factors[-1]:
-            number, symbols = factor, factors[:-1]
-        elif factor.__class__ is not sympy.Symbol:
-            return sympy.Mul(*factors)
-    if len(set(symbols)) < len(symbols) or not symbols or (number is not None and -1 <= number.p <= 1):
-        return sympy.Mul(*factors)
-    if len(symbols) > 1:
-        symbols = sorted(symbols, key=_name_of)
-    return sympy.Mul._from_args(symbols if number is None else (number, *symbols), True)
-
-
-_name_of = operator.attrgetter("name")
 
 
 def _compare(relation: Callable[[Any, Any], bool]) -> Callable[[list[Any]], Any]:

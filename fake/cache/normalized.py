@@ -16,8 +16,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
-
 from fake import _torch as _t
 from fake.cache.evaluations import Evaluations
 from fake.cache.expressions import Encoded, decode, encode, evaluate
@@ -32,7 +30,6 @@ from fake.cache.symbolic import (
     token_of_expression,
 )
 from fake.cache.symbolic_recipe import SymbolicConstant
-from fake.symbols.equality import Equalities
 from fake.tensors.tensor import Unkeyable
 
 
@@ -173,7 +170,6 @@ class NormalizedCall:
     def evaluate_again(self, entry: Entry) -> bool:
         """Evaluate in the environment what the recorded dispatch evaluated; False as soon as a value differs."""
         settled = self.state.settled
-        equalities: Equalities | None = None
         for kind, encoded, size_oblivious, answer in entry.evaluations:
             if kind == "look":
                 continue
@@ -181,10 +177,6 @@ class NormalizedCall:
             evaluation = (expr, size_oblivious)
             if evaluation in settled:
                 continue
-            if answer is True and expr.__class__ is sympy.Eq:
-                equalities = equalities or Equalities(self.shape_env)
-                if equalities.guard(expr):
-                    continue  # settled by the replacement
             if self.shape_env.evaluate_expr(expr, size_oblivious=size_oblivious) != answer:
                 return False
             settled.add(evaluation)

@@ -12,7 +12,7 @@ import torch
 import torch._dynamo.output_graph as dynamo_output_graph
 import torch._export.non_strict_utils as export_non_strict
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
-from torch._guards import ShapeGuard, Source
+from torch._guards import Source
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
@@ -33,8 +33,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from fake.seam.dispatch import OpOverload
 from fake.seam.dynamo import builder as dynamo_builder
 from fake.seam.guards import TracingContext
-from fake.seam.symbolic_shapes import Max, Mod, SymT, int_oo, symbol_is_type
-from fake.seam.symbolic_shapes import config as dynamic_config
+from fake.seam.symbolic_shapes import Max, Mod, int_oo
 
 guards_log = logging.getLogger("torch._guards")
 
@@ -64,25 +63,6 @@ def hints_of(shape_env: TorchShapeEnv) -> dict[sympy.Symbol, Any]:
     """The example values of the backed symbols (2.11 has them under another name)."""
     found = shape_env.__dict__.get("backed_var_to_val")
     return shape_env.__dict__["var_to_val"] if found is None else found
-
-
-def guards_are_limited(shape_env: TorchShapeEnv) -> bool:
-    """Whether torch counts, flips, reinterprets or refuses guards now."""
-    return (
-        getattr(shape_env, "_error_on_new_guards", False)  # not in 2.11
-        or dynamic_config.symbol_guard_limit_before_specialize is not None
-        or dynamic_config.backed_size_oblivious
-        or dynamic_config.inject_EVALUATE_EXPR_flip_equality_TESTING_ONLY
-    )
-
-
-def replace_symbol(shape_env: TorchShapeEnv, replaced: sympy.Symbol, kept: sympy.Symbol, line: Any) -> None:
-    """Note that a symbol is another one of the same range: torch's ``_set_replacement`` without its proofs."""
-    shape_env.replacements[replaced] = kept
-    shape_env.replacements_slocs.setdefault(replaced, line)
-    if "_replacements_version_counter" in shape_env.__dict__:  # 2.11 has one counter for everything
-        shape_env._replacements_version_counter += 1
-    shape_env._update_version_counter()
 
 
 def user_stack() -> Sequence[Any]:

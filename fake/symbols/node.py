@@ -27,7 +27,6 @@ import torch
 from fake import _torch as _t
 from fake.seam.patches import LEDGER
 from fake.symbols import operators
-from fake.symbols.answers import evaluate_node, remembered
 from fake.symbols.state import Integers, LeanState, has_no_value_now, lean_state
 
 _BINARY = (
@@ -152,22 +151,40 @@ def _unary(name: str, original: Callable) -> Callable:
     return lean
 
 
-def _sizes(name: str, original: Callable) -> Callable:
-    def lean(self: Any, sizes: Any, strides: Any) -> Any:
-        if _nothing_is_remembered(self.shape_env):
-            return original(self, sizes, strides)
-        results = lean_state(self.shape_env).results
-        key = (
-            name,
-            tuple([getattr(n, "_canonical", None) or n for n in sizes]),
-            tuple([getattr(n, "_canonical", None) or n for n in strides]),
-        )
-        result = results.get(key)
-        if result is None:
-            result = results[key] = original(self, sizes, strides)
-            if result.__class__ is SymNode:
-                result.__class__ = self.__class__
-        return result
+def _may_remember(node: Any) -> bool:
+    """Whether the answer for a node is now a guard of the environment, or follows from its guards, for good."""
+    shape_env = node.shape_env
+    lean_state(shape_env)  # readers of remembered answers rely on it
+    return (
+        node._hint.__class__ in (bool, int, float)
+        and not shape_env.frozen  # guards are not recorded, and what is known may be withdrawn
+        and not _t.guards_are_suppressed()
+        and not _t.backed_size_oblivious()
+        and node.expr.free_symbols <= shape_env.backed_var_to_val.keys()
+    )
+
+
+def _remembered(name: str, slot: str, original: Callable) -> Callable:
+    """Returns a method of a lean node that answers from memory once torch's has answered.
+
+    Args:
+        name: the name of the method.
+        slot: under which the answer is kept.
+        original: torch's method.
+    """
+
+    def lean(self: Any, file: str, line: int) -> Any:
+        memory = (self._canonical or self).__dict__
+        answer = memory.get(slot)
+        if answer is None:
+            answer = original(self, file, line)
+            if _may_remember(self) and (slot != "_expected" or answer):
+                memory[slot] = answer
+        else:
+            log = self.shape_env._fake_lean.log
+            if log is not None:
+                log.remembered(self.expr, answer)
+        return answer
 
     lean.__name__ = name
     return lean
@@ -265,14 +282,13 @@ def lean_methods() -> dict[str, Any]:
     found: dict[str, Any] = {"_canonical": None}
     found |= {name: _binary(name, node[name]) for name in _BINARY if name in node}
     found |= {name: _unary(name, node[name]) for name in _UNARY if name in node}
-    found |= {name: _sizes(name, node[name]) for name in _t.sizes_strides_methods if name in node}
     found["wrap_int"] = _wrap_int(node["wrap_int"])
     found["wrap_bool"] = _wrap_bool(node["wrap_bool"])
     found["maybe_as_int"] = _maybe_as_int(node["maybe_as_int"])
     found["expr"] = _expr(node["expr"])
     for name in ("guard_bool", "guard_or_false", "guard_or_true"):
-        found[name] = remembered(name, "_answer", node[name])
-    found["expect_true"] = remembered("expect_true", "_expected", node["expect_true"])
+        found[name] = _remembered(name, "_answer", node[name])
+    found["expect_true"] = _remembered("expect_true", "_expected", node["expect_true"])
     return found
 
 
@@ -322,7 +338,6 @@ LeanNode: Any = type(
         **{name: _also_lean(method) for name, method in vars(SymNode).items() if name in _t.magic_methods},
         **lean_methods(),
         "hint": _hint(vars(SymNode)["hint"]),
-        "evaluate": evaluate_node(vars(SymNode)["evaluate"]),
         "__doc__": "torch's node of a symbolic number with the repeated work remembered.",
         "__module__": __name__,
     },

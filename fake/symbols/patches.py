@@ -11,7 +11,6 @@ from fake import _torch as _t
 from fake.seam.fake_tensor import is_functional_tensor
 from fake.seam.patches import LEDGER, Patch, When, always
 from fake.symbols._torch import is_traced, torchs_build_proxy, trace_two
-from fake.symbols.answers import remembering_evaluation
 from fake.symbols.node import lean_methods
 
 _FUNCTIONAL_NEW = _t.FunctionalTensor.__new__
@@ -49,7 +48,6 @@ PATCHES = LEDGER.add(
         Patch(_t.SymNode, name, always(value), adds=True, when=When.COMPILATION, lost=_LOST)
         for name, value in lean_methods().items()
     ),
-    Patch(_t.ShapeEnv, "evaluate_sym_node", remembering_evaluation, when=When.COMPILATION, lost=_LOST),
     Patch(
         _t.FunctionalTensor,
         "__new__",
