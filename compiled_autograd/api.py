@@ -17,9 +17,6 @@ from compiled_autograd.stats import Stats
 from fake.seam.frames import skipped_frames
 from fake.seam.patches import LEDGER, When
 
-__all__ = ["disable", "enable", "reset", "stats"]
-
-
 LEDGER.add(
     *_torch.session_patches(
         engine=CapturingEngine,

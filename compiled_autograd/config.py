@@ -5,8 +5,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Config", "config"]
-
 
 @dataclasses.dataclass
 class Config:

@@ -26,8 +26,6 @@ from compiled_autograd.session.node_sessions import node_sessions
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.walking import Handle, walks
 
-__all__ = ["CapturingEngine", "run_pass"]
-
 _UNUSED = (
     "One of the differentiated Tensors appears to not have been used in the graph. "
     "Set allow_unused=True if this is the desired behavior."

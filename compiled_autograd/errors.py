@@ -1,15 +1,5 @@
 """Errors that this package raises, each with the fields a caller may want to act on."""
 
-__all__ = [
-    "CompiledAutogradError",
-    "GraphReloadError",
-    "InvalidCompilerError",
-    "LateHookError",
-    "RefusedError",
-    "StrayPassError",
-    "UnboundOperatorError",
-]
-
 
 class CompiledAutogradError(RuntimeError):
     """Base of every error of this package."""

@@ -11,8 +11,6 @@ from torch import fx
 from compiled_autograd.capture.reasons import Shape
 from compiled_autograd.config import config
 
-__all__ = ["CaptureRecord", "FallbackRecord", "Ledger", "Stats"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Stats:

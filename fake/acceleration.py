@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from fake import _torch as _t
-from fake.cache.engine import Engine, mark_of
+from fake.cache.engine import Engine
+from fake.cache.recipe import mark_of
 from fake.errors import AccelerateError, UnsupportedTorchVersionError
 from fake.seam.frames import SKIPPED_FRAMES
 from fake.seam.patches import (
@@ -36,8 +37,6 @@ from fake.symbols.node import OPERATORS
 from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
 from fake.tracing import containers, shortcuts
 from fake.tracing.collector import RARER_COLLECTIONS
-
-__all__ = ["accelerate", "engine"]
 
 _RETIRED = "tensors of this mode were used while acceleration was off"
 

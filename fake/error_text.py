@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["describe_error", "error_text", "first_line", "safe_repr"]
-
 
 def error_text(error: BaseException) -> str:
     """The exception's own text; Python's words for it where ``__str__`` raises.

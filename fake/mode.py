@@ -28,8 +28,6 @@ from fake.tensors import modules
 from fake.tensors.convert import FakeTensorConverter
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
-__all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
-
 ENGINE = Engine(FakeTensor, dispatch_steps, is_own=True)
 """The dispatch cache of the process, shared by all modes (their settings are part of the keys)."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-__all__ = ["as_html"]
-
 
 def as_html(
     text: str, head: Sequence[str] = (), rows: Iterable[Sequence[object]] = (), code: str = ""

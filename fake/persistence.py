@@ -13,8 +13,6 @@ from fake import acceleration, mode
 from fake.cache.disk import DiskCache, DiskCacheWarning, add_entries
 from fake.cache.replacements import REPLACEMENTS
 
-__all__ = ["disable_disk_cache", "enable_disk_cache", "save_disk_cache"]
-
 ENVIRONMENT_VARIABLE = "FAKE_DISPATCH_CACHE"
 
 Entries = dict[tuple[str, str], dict[Any, Any]]

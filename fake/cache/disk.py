@@ -177,6 +177,11 @@ def segments(directory: str | os.PathLike[str]) -> list[Segment]:
     return found
 
 
+def symbolic_name(name: str) -> str:
+    """The name on the disk of an engine's results on symbolic sizes."""
+    return f"{name}, symbolic"
+
+
 class DiskCache:
     """Entries of one build in a directory.
 

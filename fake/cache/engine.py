@@ -22,15 +22,13 @@ from fake.cache.calls import (
     tensors_of,
     uncacheable_reason,
 )
-from fake.cache.disk import DiskCache
-from fake.cache.generated import HANDLER, IN_A_FORMULA, made_by
-from fake.cache.key import compile_key, plain_key
+from fake.cache.disk import DiskCache, symbolic_name
+from fake.cache.key import HANDLER, IN_A_FORMULA, compile_key, made_by, plain_key
 from fake.cache.links import Unlinked, refined, with_links
-from fake.cache.recipe import Apart, build
+from fake.cache.recipe import Apart, Unbuilt, build, mark_of
 from fake.cache.record import describe, verify
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.store import Bypass, Store
-from fake.cache.stored import Unbuilt, mark_of, symbolic_name
 from fake.cache.subgraphs import forget_with, may_be_cached, subgraph_key
 from fake.cache.symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key, table_key
 from fake.cache.symbolic_recipe import Stale, symbols_of_recipe

@@ -1,6 +1,6 @@
 """Dispatch on a cache miss: a list of steps, tried in order, each in its own place.
 
-A step takes ``(mode, call)`` and returns the operator's result, or ``NEXT``. Meta kernels, decompositions and the
+A step takes ``(mode, call)`` and returns the operator's result, or ``NotImplemented``: then the next one is tried. Meta kernels, decompositions and the
 rules of ``torch._subclasses.fake_impls`` are libraries that the steps call; ``fake.kernels`` goes before them where
 they differ from eager.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,9 +41,6 @@ from fake.kernels.structured import structured
 from fake.tensors._torch_devices import allow_cuda
 from fake.tensors.tensor import adopt
 
-NEXT = object()
-"""A step that has no answer."""
-
 
 @dataclass
 class Call:
@@ -65,6 +63,9 @@ class Call:
     fakes: list[Any]
     has_symbols: bool
     is_outermost: bool = True
+
+
+Step = Callable[[Any, Call], Any]
 
 
 def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -97,24 +98,18 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     call = Call(func, args, kwargs, flat, spec, fakes, has_symbols)
     if mode.propagate_real_tensors:
         result = higher_order(mode, call)
-        if result is NEXT:
+        if result is NotImplemented:
             result = _t.TorchFakeTensorMode._dispatch_impl(mode, func, types, args, kwargs)
         return adopt(result)
     with mode.one_level_deeper() as call.is_outermost:
         for step in STEPS if call.is_outermost else INNER_STEPS:
             result = step(mode, call)
-            if result is not NEXT:
+            if result is not NotImplemented:
                 return adopt(result)
     raise UnsupportedOperatorException(func)
 
 
-def lift_constant(mode: Any, call: Call) -> Any:
-    """``torch.tensor(...)`` and operators on numbers alone: the value is known."""
-    result = lift(mode, call)
-    return NEXT if result is NotImplemented else result
-
-
-def convert_inputs(mode: Any, call: Call) -> Any:
+def convert_inputs(mode: Any, call: Call) -> None:
     """Real tensors become fake if the mode allows it; then whatever can be evaluated is."""
     allowed = _t.fake_tensor_tls.allow_non_fake_inputs_override
     allowed = mode.allow_non_fake_inputs if allowed is None else allowed
@@ -127,7 +122,6 @@ def convert_inputs(mode: Any, call: Call) -> Any:
         fakes.append(value)
     call.fakes = fakes
     call.args, call.kwargs = _t.tree_unflatten(call.flat, call.spec)
-    return NEXT
 
 
 def _convert(mode: Any, call: Call, value: torch.Tensor, allowed: bool) -> Any:
@@ -143,37 +137,11 @@ def _convert(mode: Any, call: Call, value: torch.Tensor, allowed: bool) -> Any:
     return mode.fake_tensor_converter.from_real_tensor(mode, value)
 
 
-def make_numbers_real(mode: Any, call: Call) -> Any:
+def make_numbers_real(mode: Any, call: Call) -> None:
     """Numbers that eager converts to a real dtype, or truncates: torch's Python versions refuse them."""
     if any(type(value) in (complex, float) for value in call.flat) and isinstance(call.func, _t.OpOverload):
         call.args, call.kwargs = real_numbers(call.func, call.args, call.kwargs)
         call.flat, call.spec = _t.tree_flatten((call.args, call.kwargs))
-    return NEXT
-
-
-def fold_constants(mode: Any, call: Call) -> Any:
-    """An operator all of whose tensors have known values is evaluated."""
-    result = fold(mode, call)
-    return NEXT if result is NotImplemented else result
-
-
-def refuse_unsupported_dtypes(mode: Any, call: Call) -> Any:
-    """What eager's kernel has no code for is refused, where the user calls the operator: small tensors are tried, after the checks
-    of arguments, because some kernels write beyond their memory."""
-    refuse_dtypes(mode, call)
-    return NEXT
-
-
-def refuse_wrong_arguments(mode: Any, call: Call) -> Any:
-    """Sizes, ranges and numbers that meta kernels forget to check."""
-    refuse_arguments(mode, call)
-    return NEXT
-
-
-def refuse_wrong_in_place(mode: Any, call: Call) -> Any:
-    """A result that does not fit what an in-place operator writes to."""
-    refuse_in_place(mode, call, dispatch)
-    return NEXT
 
 
 def higher_order(mode: Any, call: Call) -> Any:
@@ -189,7 +157,7 @@ def higher_order(mode: Any, call: Call) -> Any:
             return rule(mode, *call.args, **call.kwargs)
     if isinstance(func, _t.HigherOrderOperator):
         raise UnsupportedOperatorException(func)  # type: ignore[arg-type]
-    return NEXT
+    return NotImplemented
 
 
 @contextmanager
@@ -205,17 +173,11 @@ def _some_shape_env(mode: Any, func: Any) -> Iterator[None]:
         mode.shape_env = None
 
 
-def forget_written_constants(mode: Any, call: Call) -> Any:
-    """A write of unknown values ends a constant."""
-    forget_written(mode, call)
-    return NEXT
-
-
 def strides_of_gradient(mode: Any, call: Call) -> Any:
     """Where one of autograd's formulas goes another way for tensors without data, the strides that it ends with in eager."""
     node = _t.current_autograd_node() if call.func in WATCHED else None
     if node is None or _t.is_tracing_graph():
-        return NEXT
+        return NotImplemented
     result = dispatch(mode, call.func, (), call.args, call.kwargs)
     strides = strides_in_eager(mode, call.func, node, call.args, result)
     if strides is None:
@@ -228,14 +190,13 @@ def own_kernel(mode: Any, call: Call) -> Any:
     """Rules of ``fake.kernels``: operators whose answer elsewhere differs from eager. A user's kernel goes first."""
     rule = kernels.find(call.func)
     if rule is None or REPLACEMENTS.includes(call.func):
-        return NEXT
+        return NotImplemented
     if any(t.layout is not torch.strided for t in call.fakes) and not kernels.takes_sparse(call.func):
-        return NEXT
+        return NotImplemented
     aside = call.has_symbols and _hints_tell_nothing(rule, call)
     ignoring = hints_do_not_matter(mode.shape_env) if aside and mode.shape_env is not None else nullcontext()
     with ignoring, as_in_eager(call.func):
-        result = rule(mode, call.func, call.args, call.kwargs)
-    return NEXT if result is NotImplemented else result
+        return rule(mode, call.func, call.args, call.kwargs)
 
 
 _KEEP_ROW_MAJOR = (structured, sparse.mm)
@@ -272,29 +233,28 @@ def _expression(number: Any) -> Any:
 def symbolic_fast_rule(mode: Any, call: Call) -> Any:
     """Pointwise operators on symbolic sizes: torch's rule that guards less than a decomposition."""
     if not call.has_symbols or REPLACEMENTS.includes(call.func):
-        return NEXT
+        return NotImplemented
     rule = _t.fake_impls.get_fast_op_impls().get(call.func)
-    return NEXT if rule is None else rule(mode, *call.args, **call.kwargs)
+    return NotImplemented if rule is None else rule(mode, *call.args, **call.kwargs)
 
 
 def composite_in_inference_mode(mode: Any, call: Call) -> Any:
     """Composite operators, which reach the mode only there: their C++ code, with views that require gradients."""
     if not _t.is_inference_mode_enabled() or call.has_symbols or REPLACEMENTS.includes(call.func):
-        return NEXT
+        return NotImplemented
     if not isinstance(call.func, _t.OpOverload) or call.func.namespace != "aten":
-        return NEXT
+        return NotImplemented
     with as_in_eager(call.func), mode.still_outermost(call.is_outermost):
-        result = in_inference_mode(mode, call.func, call.args, call.kwargs)
-    return NEXT if result is NotImplemented else result
+        return in_inference_mode(mode, call.func, call.args, call.kwargs)
 
 
 def decomposition(mode: Any, call: Call) -> Any:
     """torch's decompositions, for operators without a Python meta kernel; then composite operators."""
     func = call.func
     if func in _t.meta_table or mode.cpp_meta_supports_symint(func):
-        return NEXT
+        return NotImplemented
     if call.has_symbols and func in getattr(mode, "_unbacked_special_fake_handling_ops", ()):
-        return NEXT
+        return NotImplemented
     table = _t.decomposition_table
     if (
         func in table
@@ -307,15 +267,14 @@ def decomposition(mode: Any, call: Call) -> Any:
         with mode, as_in_eager(func):
             return table[func](*call.args, **call.kwargs)
     with mode, as_in_eager(func), mode.still_outermost(call.is_outermost):
-        result = func.decompose(*call.args, **call.kwargs)
-    return NEXT if result is NotImplemented else result
+        return func.decompose(*call.args, **call.kwargs)
 
 
 def prim_kernel(mode: Any, call: Call) -> Any:
     """``prims`` bring their own meta function, which handles devices."""
     func = call.func
     if "prims::" not in func._schema.name or not hasattr(func, "prim_meta_impl"):
-        return NEXT
+        return NotImplemented
     with mode:
         return func.prim_meta_impl(*call.args, **call.kwargs)
 
@@ -330,7 +289,7 @@ def operator_profile(mode: Any, call: Call) -> Any:
     """Profiles that draft export collected from real runs."""
     profiles: Any = _t.custom_ops_profiles()
     if profiles is None or call.func not in profiles.data:
-        return NEXT
+        return NotImplemented
     _may_read_hints(mode, call)
     return profiles.generic_fake_kernel(call.func, mode, *call.args, **call.kwargs)
 
@@ -339,7 +298,7 @@ def registered_fake_kernel(mode: Any, call: Call) -> Any:
     """What the author of an operator registered with ``register_fake``."""
     kernel: Any = _t.registered_fake_kernel(call.func)
     if kernel is None:
-        return NEXT
+        return NotImplemented
     _may_read_hints(mode, call)
     context = _t.library_fake_impl.FakeImplCtx(mode, call.func)
     with _t.library_fake_impl.set_ctx_getter(lambda: context), mode:
@@ -354,7 +313,7 @@ def special_rule(mode: Any, call: Call) -> Any:
                 result = rule(mode, call.func, *call.args, **call.kwargs)
             if result is not NotImplemented:
                 return result
-    return NEXT
+    return NotImplemented
 
 
 def meta_kernel(mode: Any, call: Call) -> Any:
@@ -389,16 +348,31 @@ def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> A
     return _t.run_fallback_kernel(mode, func, call.flat, call.spec, error)
 
 
-STEPS: tuple[Callable[[Any, Call], Any], ...] = (
-    lift_constant,
-    convert_inputs,
-    make_numbers_real,
-    fold_constants,
-    refuse_wrong_arguments,
-    refuse_unsupported_dtypes,
-    refuse_wrong_in_place,
+def _before_others(change: Callable[[Any, Call], None]) -> Step:
+    """A step that answers nothing: it changes the call, or refuses it."""
+
+    def step(mode: Any, call: Call) -> Any:
+        change(mode, call)
+        return NotImplemented
+
+    return step
+
+
+_REFUSALS = (
+    _before_others(refuse_arguments),
+    # Tries small tensors, after the arguments are checked: some kernels write beyond their memory for wrong ones.
+    _before_others(refuse_dtypes),
+    _before_others(partial(refuse_in_place, dispatch=dispatch)),
+)
+
+STEPS: tuple[Step, ...] = (
+    lift,
+    _before_others(convert_inputs),
+    _before_others(make_numbers_real),
+    fold,
+    *_REFUSALS,
     higher_order,
-    forget_written_constants,
+    _before_others(forget_written),
     strides_of_gradient,
     operator_profile,
     registered_fake_kernel,
@@ -412,6 +386,5 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
 )
 """In the order in which they are tried."""
 
-_OUTERMOST = (refuse_wrong_arguments, refuse_unsupported_dtypes, refuse_wrong_in_place, strides_of_gradient)
-INNER_STEPS = tuple(step for step in STEPS if step not in _OUTERMOST)
+INNER_STEPS = tuple(step for step in STEPS if step not in (*_REFUSALS, strides_of_gradient))
 """The same for operators that another operator's kernel or decomposition calls."""

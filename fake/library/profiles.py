@@ -24,18 +24,6 @@ from fake.library.errors import ProfileError
 from fake.library.library import Library
 from fake.library.register import get_ctx
 
-__all__ = [
-    "MissingOpProfile",
-    "OpProfile",
-    "TensorMetadata",
-    "generate_yaml_from_profiles",
-    "load_op_profiles",
-    "read_profiles_from_yaml",
-    "record_profile",
-    "save_op_profiles",
-    "unsafe_generate_fake_kernels",
-]
-
 OpProfile: Any = _torch.fake_profile.OpProfile  # declared for a single argument
 TensorMetadata = _torch.fake_profile.TensorMetadata
 generate_yaml_from_profiles = _torch.fake_profile.generate_yaml_from_profiles

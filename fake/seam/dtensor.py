@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["is_dtensor", "local_of", "mesh_of", "tensors_of_torch"]
-
 
 def tensors_of_torch() -> Any:
     """``torch.distributed.tensor``, if anything has imported it: without it there is no DTensor."""

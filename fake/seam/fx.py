@@ -11,8 +11,6 @@ from torch._guards import detect_fake_mode
 from torch._higher_order_ops.effects import has_effects
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 
-__all__ = ["LazyGraphModule", "detect_fake_mode", "has_effects", "new_nodes", "size_hint"]
-
 
 @contextlib.contextmanager
 def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[None]:

@@ -27,8 +27,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["lazy_names"]
-
 
 def lazy_names(
     package: str, source: str | None = None

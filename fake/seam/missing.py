@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
-__all__ = ["PACKAGES", "MissingTorchNameError", "is_seam", "let_names_be_missing", "missing_names"]
-
 PACKAGES = ("fake", "compiled_autograd", "fxpasses")
 _WITHOUT_TORCH = ("lazy", "missing", "patches")
 """What stands in ``fake.seam`` and uses no private name: this is needed before the first file that does."""

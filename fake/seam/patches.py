@@ -32,21 +32,6 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = [
-    "LEDGER",
-    "SUPPORTED_VERSIONS",
-    "Edit",
-    "Entry",
-    "Ledger",
-    "Patch",
-    "PatchConflictError",
-    "Setting",
-    "ThreadPatch",
-    "When",
-    "always",
-    "is_known_version",
-]
-
 SUPPORTED_VERSIONS = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))
 """The (major, minor) releases of torch whose private names were checked."""
 

@@ -1,0 +1,145 @@
+"""Kernels over images: transposed convolutions to nothing, padding with a constant, and what keeps channels-last inputs channels-last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import (
+    FakeTensorMode,
+    OpOverload,
+    conv_backend,
+    hint,
+    suggest_memory_format,
+    torchs_answer,
+)
+from fake.kernels.outputs import all_dense, fresh, in_format_of, is_symbolic
+from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.structured import structured
+from fake.seam.dispatch import check
+
+
+@rule("aten::convolution")
+def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """torch's meta kernel refuses a result without elements; eager gives one where the padding takes all that a transposed convolution makes.
+
+    A size that the padding makes negative is refused by both, and so is an empty result by torch's own kernels for the
+    CPU, which eager takes for single images and for float64.
+    """
+    given = {
+        argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
+    } | kwargs
+    if not given["transposed"] or not all_dense(args, kwargs):
+        return NotImplemented
+    source, weight = given["input"], given["weight"]
+    rank = weight.dim() - 2
+    if source.dim() != weight.dim() or rank < 1:
+        return NotImplemented
+    steps = [
+        list(given[name]) * (rank if len(given[name]) == 1 else 1)
+        for name in ("stride", "padding", "dilation", "output_padding")
+    ]
+    sizes = [
+        (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + extra + 1
+        for size, kernel, stride, padding, dilation, extra in zip(
+            source.shape[2:], weight.shape[2:], *steps, strict=True
+        )
+    ]
+    if any(size < 0 for size in sizes):
+        return NotImplemented
+    nothing = [size == 0 for size in sizes]
+    if not any(nothing):
+        return NotImplemented
+    if "Slow" in str(conv_backend(source, weight, given)):
+        raise RuntimeError(
+            f"{func}: Given input size per channel: {list(source.shape[2:])}. Calculated output size per channel: {sizes}. "
+            "Output size is too small"
+        )
+    if not all(nothing):
+        return NotImplemented
+    shape = (source.shape[0], weight.shape[1] * given["groups"], *sizes)
+    return fresh(mode, shape, None, dtype=source.dtype, device=source.device)
+
+
+@rule("aten::constant_pad_nd")
+def _constant_pad_nd(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """A copy of what is left if nothing is added, else a new tensor in the input's memory format; with symbolic sizes, which eager's
+    kernel (``PadNd.cpp``) cannot read, while torch's Python version takes another way where padding only removes elements.
+
+    Raises:
+        RuntimeError: a size would be negative (eager's error).
+    """
+    if not is_symbolic(args, kwargs) or not all_dense(args, kwargs):
+        return NotImplemented
+    self, pad = args[:2]
+    check(
+        len(pad) % 2 == 0 and len(pad) <= 2 * self.dim(),
+        lambda: f"Length of pad should be even and at most {2 * self.dim()}. Pad length is {len(pad)}",
+    )
+    left = self
+    shape = list(self.shape)
+    with mode:
+        for place, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+            dim = self.dim() - 1 - place
+            shape[dim] = shape[dim] + before + after
+            wrong = (
+                f"padding {[hint(before), hint(after)]} of dimension {dim} gives the size {hint(shape[dim])}"
+            )
+            check(shape[dim] >= 0, lambda wrong=wrong: wrong)  # type: ignore[misc]
+            if before < 0:
+                left = left.narrow(dim, -before, left.shape[dim] + before)
+            if after < 0:
+                left = left.narrow(dim, 0, left.shape[dim] + after)
+        if not any(number > 0 for number in pad):
+            return left.clone()
+        return torch.empty(
+            tuple(shape), dtype=self.dtype, device=self.device, memory_format=suggest_memory_format(self)
+        )
+
+
+@rule(
+    "aten::max_unpool2d",
+    "aten::reflection_pad2d",
+    "aten::reflection_pad3d",
+    "aten::replication_pad2d",
+    "aten::replication_pad3d",
+    "aten::channel_shuffle",
+    "aten::native_channel_shuffle",
+)
+def _keeps_format(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """torch's checks and shape, in the first argument's memory format, as the CPU kernels allocate it."""
+    return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[0])
+
+
+@rule(
+    "aten::reflection_pad2d_backward",
+    "aten::reflection_pad3d_backward",
+    "aten::replication_pad2d_backward",
+    "aten::replication_pad3d_backward",
+)
+def _keeps_format_of_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """A gradient, in the memory format of the input (the second argument)."""
+    return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[1])
+
+
+@rule("aten::max_pool2d_with_indices")
+def _max_pool(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """As all structured operators; but for no images, torch's answer: behind the structured one stands a decomposition
+    that cannot reshape nothing."""
+    if is_symbolic(args, kwargs) or args[0].numel() != 0:
+        return structured(mode, func, args, kwargs)
+    return torchs_answer(mode, func, args, kwargs)
+
+
+@rule("aten::pixel_unshuffle")
+def _pixel_unshuffle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """The CPU's kernel returns a copy of an image without elements, as it is."""
+    if is_symbolic(args, kwargs) or args[0].device.type != "cpu" or args[0].numel() != 0:
+        return NotImplemented
+    with mode:
+        return args[0].clone()
+
+
+def _in_format_on_cpu(mode: FakeTensorMode, answer: Any, input: Any) -> Any:
+    return in_format_of(mode, answer, input) if input.device.type == "cpu" else answer
