@@ -25,6 +25,7 @@ from fake.kernels._torch import has_unbacked
 from fake.kernels.checks import check_arguments, has_checks
 from fake.kernels.dtypes import refusal
 from fake.kernels.out_variants import functional_of, out_names
+from fake.kernels.outputs import dtype_name
 from fake.kernels.overlaps import check_overlaps
 
 _NOT_A_REFUSAL = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
@@ -147,13 +148,9 @@ def refuse_in_place(mode: Any, call: Any, dispatch: Callable[..., Any]) -> None:
         )
     if torch.Tag.pointwise in func.tags and not torch.can_cast(result.dtype, written.dtype):
         raise RuntimeError(
-            f"{func}: result type {_name(result.dtype)} can't be cast to the desired output type "
-            f"{_name(written.dtype)} of argument 'self'"
+            f"{func}: result type {dtype_name(result.dtype)} can't be cast to the desired output type "
+            f"{dtype_name(written.dtype)} of argument 'self'"
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import OpOverload, no_dispatch
+from fake.kernels.outputs import dtype_name
 from fake.kernels.trials import Kind, Trial, attempt, key_of, trial_of
 
 _SPEAKS_OF_TYPES = re.compile(
@@ -74,9 +75,9 @@ def _others(trial: Trial) -> Iterator[tuple[str, Trial]]:
     names += [n for n in trial.tensors() if n not in names]
     for name in names:
         for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
-            yield f"{name} as {_name(dtype)}", trial.in_dtype(dtype, [name])
+            yield f"{name} as {dtype_name(dtype)}", trial.in_dtype(dtype, [name])
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
-        yield f"all as {_name(dtype)}", trial.in_dtype(dtype, names)
+        yield f"all as {dtype_name(dtype)}", trial.in_dtype(dtype, names)
     kinds = {n: v.dtype for n, v in trial.values.items() if isinstance(v, Kind)}
     for tried in dict.fromkeys(kinds.values()):
         alike = [n for n, dtype in kinds.items() if dtype is tried]
@@ -84,7 +85,7 @@ def _others(trial: Trial) -> Iterator[tuple[str, Trial]]:
             yield f"{' and '.join(alike)} as float32", trial.in_dtype(torch.float32, alike)
     for one, more in ((torch.float32, torch.int64), (torch.int64, torch.float32)):
         yield (
-            f"{names[0]} as {_name(one)}, the others as {_name(more)}",
+            f"{names[0]} as {dtype_name(one)}, the others as {dtype_name(more)}",
             trial.in_dtype(more, names[1:]).in_dtype(one, names[:1]),
         )
 
@@ -94,17 +95,15 @@ def _said(trial: Trial) -> str:
     for name, value in trial.values.items():
         kinds = value if isinstance(value, tuple) else (value,)
         dtypes = [
-            _name(k.dtype if isinstance(k, Kind) else k) for k in kinds if isinstance(k, Kind | torch.dtype)
+            dtype_name(k.dtype if isinstance(k, Kind) else k)
+            for k in kinds
+            if isinstance(k, Kind | torch.dtype)
         ]
         if dtypes:
             parts.append(f"{'/'.join(dict.fromkeys(dtypes))} ({name})")
         elif type(value) in (bool, int, float, complex):
             parts.append(f"{value} ({name})")
     return ", ".join(parts)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def result_type(operands: Sequence[Any]) -> torch.dtype:

@@ -98,29 +98,17 @@ def _constant_pad_nd(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs:
         )
 
 
+_PADDED = ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")
+
+
 @rule(
-    "aten::max_unpool2d",
-    "aten::reflection_pad2d",
-    "aten::reflection_pad3d",
-    "aten::replication_pad2d",
-    "aten::replication_pad3d",
-    "aten::channel_shuffle",
-    "aten::native_channel_shuffle",
+    *(f"aten::{name}" for name in ("max_unpool2d", "channel_shuffle", "native_channel_shuffle", *_PADDED)),
+    *(f"aten::{name}_backward" for name in _PADDED),
 )
 def _keeps_format(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """torch's checks and shape, in the first argument's memory format, as the CPU kernels allocate it."""
-    return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[0])
-
-
-@rule(
-    "aten::reflection_pad2d_backward",
-    "aten::reflection_pad3d_backward",
-    "aten::replication_pad2d_backward",
-    "aten::replication_pad3d_backward",
-)
-def _keeps_format_of_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A gradient, in the memory format of the input (the second argument)."""
-    return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[1])
+    """torch's checks and shape, in the input's memory format, as the CPU kernels allocate it; a gradient's input is the second argument."""
+    answer, input = torchs_answer(mode, func, args, kwargs), args[func.name().endswith("_backward")]
+    return in_format_of(mode, answer, input) if input.device.type == "cpu" else answer
 
 
 @rule("aten::max_pool2d_with_indices")
@@ -139,7 +127,3 @@ def _pixel_unshuffle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs:
         return NotImplemented
     with mode:
         return args[0].clone()
-
-
-def _in_format_on_cpu(mode: FakeTensorMode, answer: Any, input: Any) -> Any:
-    return in_format_of(mode, answer, input) if input.device.type == "cpu" else answer

@@ -1,9 +1,5 @@
-"""Losses: some are computed into what is allocated like the input; margin losses of a single sample are scalars; gradients of many
-are row-major, whatever the input.
-
-As in ``aten/src/ATen/native/LossMultiLabelMargin.cpp`` and ``LossMultiMargin.cpp``; ``Loss.cpp`` allocates gradients as
-``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``.
-"""
+"""Losses: some are computed into what is allocated like the input; margin losses of a single sample are scalars, as in
+``aten/src/ATen/native/LossMultiLabelMargin.cpp``."""
 
 from __future__ import annotations
 
@@ -52,17 +48,3 @@ def _computed_like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwa
         if reduction == _NO_REDUCTION and answer.dim() == self.dim():
             return torch.empty_like(self)
         return answer.to(self.dtype)
-
-
-@rule(
-    "aten::multilabel_margin_loss_backward",
-    "aten::multi_margin_loss_backward",
-    "aten::fractional_max_pool3d_backward",
-    "aten::huber_loss_backward",
-    "aten::mse_loss_backward",
-    "aten::smooth_l1_loss_backward",
-)
-def _like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The gradient of the second argument, row-major."""
-    self = args[1]
-    return fresh(mode, self.shape, None, dtype=self.dtype, device=self.device)

@@ -113,12 +113,6 @@ def _layer_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwar
     return (output, *_statistics(mode, statistics, args[0], args[2:4]))
 
 
-@rule("aten::native_layer_norm_backward")
-def _layer_norm_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The same for gradients."""
-    return row_major(mode, torchs_answer(mode, func, args, kwargs))
-
-
 @rule("aten::native_group_norm")
 def _group_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The output is in the format that the input suggests, also where sizes of 1 leave strides open; whatever the input's sizes are,

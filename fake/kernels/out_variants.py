@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false, hides_structured_meta
-from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
+from fake.kernels.outputs import all_dense, column_major_strides, dtype_name, is_symbolic
 from fake.kernels.registry import Args, Kwargs, rule, rule_when
 from fake.kernels.resize import restride
 
@@ -285,13 +285,13 @@ def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tens
         wanted = wanted.to(torch.uint8)
     if not casts and out.dtype != wanted.dtype:
         raise RuntimeError(
-            f"{func.name()}: expected argument {name!r} to have dtype {_said(wanted.dtype)}, but got "
-            f"{_said(out.dtype)} instead"
+            f"{func.name()}: expected argument {name!r} to have dtype {dtype_name(wanted.dtype)}, but got "
+            f"{dtype_name(out.dtype)} instead"
         )
     if not torch.can_cast(wanted.dtype, out.dtype) and func.name() not in _ANY_DTYPE:
         raise RuntimeError(
-            f"{func.name()}: result type {_said(wanted.dtype)} can't be cast to the desired output type "
-            f"{_said(out.dtype)} of argument {name!r}"
+            f"{func.name()}: result type {dtype_name(wanted.dtype)} can't be cast to the desired output type "
+            f"{dtype_name(out.dtype)} of argument {name!r}"
         )
     if out.device != wanted.device:
         raise RuntimeError(
@@ -317,10 +317,6 @@ def check_shape_of_input(func: OpOverload, name: str, out: torch.Tensor, wanted:
             f"{func.name()}: output with shape {list(out.shape)} doesn't match the broadcast shape {list(wanted.shape)} "
             f"(argument {name!r} is an input, too, and cannot be resized)"
         )
-
-
-def _said(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def resize_out(out: torch.Tensor, shape: Any, strides: Any = None) -> None:

@@ -70,6 +70,11 @@ def fresh(
         return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """What messages call a dtype: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def all_dense(args: Any, kwargs: Any) -> bool:
     """Whether all tensors among the arguments are plain strided ones: not sparse, quantized, nested or oneDNN's."""
     return all(

@@ -104,6 +104,7 @@ def _angle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -
     "aten::glu_backward",
     "aten::log_sigmoid_forward",
     "aten::nll_loss2d_forward",
+    "aten::native_layer_norm_backward",
 )
 def _row_major_result(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """torch's shapes and dtypes, row-major: kernels that allocate without looking at their inputs' strides."""

@@ -46,31 +46,64 @@ class _Registry:
         self._for_sparse: set[str] = set()
         self._families: list[tuple[Callable[[OpOverload], bool], Rule]] = []
         self._found: dict[OpOverload, Rule | None] = {}
-        self.listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
 
-    def add_names(self, names: tuple[str, ...], rule: Rule, sparse: bool = False) -> None:
-        """Add a rule. Args: as of :func:`rule`."""
-        with self._lock:
-            for name in names:
-                if name in self._by_name:
-                    raise ValueError(f"{name} has two rules: {self._by_name[name].__name__}, {rule.__name__}")
-                self._by_name[name] = rule
+    def rule(self, *names: str, sparse: bool = False) -> Callable[[Rule], Rule]:
+        """Register a rule for operators by their full names, such as ``"aten::cat"`` or ``"aten::sort.stable"``.
+
+        Names, not overload objects: a name that this torch does not have is simply never asked for. ``sparse`` says that
+        the rule knows tensors of other layouts than strided ones; the others are not asked about them.
+
+        Raises:
+            ValueError: an operator already has a rule.
+        """
+
+        def register(rule: Rule) -> Rule:
+            with self._lock:
+                for name in names:
+                    if name in self._by_name:
+                        raise ValueError(
+                            f"{name} has two rules: {self._by_name[name].__name__}, {rule.__name__}"
+                        )
+                    self._by_name[name] = rule
                 if sparse:
-                    self._for_sparse.add(name)
-            self._found.clear()
-        self._tell()
+                    self._for_sparse.update(names)
+            return self._changed(rule)
 
-    def add_family(self, predicate: Callable[[OpOverload], bool], rule: Rule) -> None:
-        with self._lock:
-            self._families.append((predicate, rule))
-            self._found.clear()
-        self._tell()
+        return register
 
-    def _tell(self) -> None:
-        for listener in self.listeners:
+    def rule_when(self, predicate: Callable[[OpOverload], bool]) -> Callable[[Rule], Rule]:
+        """Register a rule for every operator that ``predicate`` accepts and that has no rule by name.
+
+        Families are asked in the order of registration; a predicate must depend on nothing but the operator.
+        """
+
+        def register(rule: Rule) -> Rule:
+            with self._lock:
+                self._families.append((predicate, rule))
+            return self._changed(rule)
+
+        return register
+
+    def _changed(self, rule: Rule) -> Rule:
+        self._found.clear()
+        for listener in self._listeners:
             listener()
+        return rule
+
+    def when_rules_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever a rule is registered from now on: answers that were given may be others then."""
+        self._listeners.append(listener)
 
     def find(self, func: OpOverload) -> Rule | None:
+        """The rule that answers for ``func``, or ``None``.
+
+        >>> import torch, fake.kernels
+        >>> fake.kernels.find(torch.ops.aten.copysign.Tensor).__name__
+        'structured'
+        >>> fake.kernels.find(torch.ops.aten.unsqueeze.default) is None
+        True
+        """
         try:
             return self._found[func]
         except KeyError:
@@ -83,73 +116,20 @@ class _Registry:
         return found
 
     def takes_sparse(self, func: OpOverload) -> bool:
+        """Whether the rule of an operator answers for sparse arguments, too.
+
+        >>> import torch, fake.kernels
+        >>> fake.kernels.takes_sparse(torch.ops.aten.mm.default), fake.kernels.takes_sparse(torch.ops.aten.sort.default)
+        (True, False)
+        """
         return func.name() in self._for_sparse
 
-    def named(self) -> dict[str, Rule]:
+    def rules(self) -> dict[str, Rule]:
+        """Every rule that is registered by name."""
         with self._lock:
             return dict(self._by_name)
 
 
 _registry = _Registry()
-
-
-def rule(*names: str, sparse: bool = False) -> Callable[[Rule], Rule]:
-    """Register a rule for operators by their full names, such as ``"aten::cat"`` or ``"aten::sort.stable"``.
-
-    Names, not overload objects: a name that this torch does not have is simply never asked for. ``sparse`` says that
-    the rule knows tensors of other layouts than strided ones; the others are not asked about them.
-
-    Raises:
-        ValueError: an operator already has a rule.
-    """
-
-    def register(function: Rule) -> Rule:
-        _registry.add_names(names, function, sparse)
-        return function
-
-    return register
-
-
-def rule_when(predicate: Callable[[OpOverload], bool]) -> Callable[[Rule], Rule]:
-    """Register a rule for every operator that ``predicate`` accepts and that has no rule by name.
-
-    Families are asked in the order of registration; a predicate must depend on nothing but the operator.
-    """
-
-    def register(function: Rule) -> Rule:
-        _registry.add_family(predicate, function)
-        return function
-
-    return register
-
-
-def when_rules_change(listener: Callable[[], None]) -> None:
-    """Call ``listener`` whenever a rule is registered from now on: answers that were given may be others then."""
-    _registry.listeners.append(listener)
-
-
-def find(func: OpOverload) -> Rule | None:
-    """The rule that answers for ``func``, or ``None``.
-
-    >>> import torch, fake.kernels
-    >>> fake.kernels.find(torch.ops.aten.copysign.Tensor).__name__
-    'structured'
-    >>> fake.kernels.find(torch.ops.aten.unsqueeze.default) is None
-    True
-    """
-    return _registry.find(func)
-
-
-def takes_sparse(func: OpOverload) -> bool:
-    """Whether the rule of an operator answers for sparse arguments, too.
-
-    >>> import torch, fake.kernels
-    >>> fake.kernels.takes_sparse(torch.ops.aten.mm.default), fake.kernels.takes_sparse(torch.ops.aten.sort.default)
-    (True, False)
-    """
-    return _registry.takes_sparse(func)
-
-
-def rules() -> dict[str, Rule]:
-    """Every rule that is registered by name."""
-    return _registry.named()
+rule, rule_when, when_rules_change = _registry.rule, _registry.rule_when, _registry.when_rules_change
+find, takes_sparse, rules = _registry.find, _registry.takes_sparse, _registry.rules

@@ -24,7 +24,7 @@ from fake.kernels._torch import (
     wrap,
 )
 from fake.kernels.checks.registry import bind
-from fake.kernels.outputs import all_dense, is_symbolic
+from fake.kernels.outputs import all_dense, contiguous_strides, is_symbolic
 from fake.kernels.registry import Args, Kwargs, rule
 from fake.seam.dispatch import check
 
@@ -49,7 +49,7 @@ def view(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> 
         return NotImplemented
     sizes = _inferred(self, list(shape))
     with mode:
-        return self.as_strided(sizes, _row_major(sizes), self.storage_offset())
+        return self.as_strided(sizes, contiguous_strides(sizes), self.storage_offset())
 
 
 @rule("aten::diagonal")
@@ -105,20 +105,11 @@ def _is_known_to_be_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor has elements and row-major strides, as far as that is known without asking."""
     if not all(statically_known_true(size > 0) for size in tensor.shape):
         return False
-    expected = _row_major(list(tensor.shape))
+    expected = contiguous_strides(tensor.shape)
     return all(
         statically_known_true(size == 1) or statically_known_true(step == wanted)
         for size, step, wanted in zip(tensor.shape, tensor.stride(), expected, strict=True)
     )
-
-
-def _row_major(sizes: list[Any]) -> list[Any]:
-    strides: list[Any] = []
-    step: Any = 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step = step * size
-    return strides[::-1]
 
 
 def _inferred(self: torch.Tensor, shape: list[Any]) -> list[Any]:

@@ -36,29 +36,41 @@ def _like_first(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs:
     return _like(mode, args[0])
 
 
-@rule(
-    "aten::_dirichlet_grad",
-    "aten::_logcumsumexp",
-    "aten::_masked_softmax_backward",
-    "aten::_sample_dirichlet",
-    "aten::_standard_gamma_grad",
-    "aten::binomial",
-)
+_ROW_MAJOR_LIKE = {
+    **dict.fromkeys(
+        (
+            "aten::_dirichlet_grad",
+            "aten::_logcumsumexp",
+            "aten::_masked_softmax_backward",
+            "aten::_sample_dirichlet",
+            "aten::_standard_gamma_grad",
+            "aten::binomial",
+            "aten::glu_backward_jvp",
+        ),
+        0,
+    ),
+    **dict.fromkeys(
+        (
+            "aten::_ctc_loss_backward",
+            "aten::_ctc_loss_backward.Tensor",
+            "aten::multilabel_margin_loss_backward",
+            "aten::multi_margin_loss_backward",
+            "aten::fractional_max_pool3d_backward",
+            "aten::huber_loss_backward",
+            "aten::mse_loss_backward",
+            "aten::smooth_l1_loss_backward",
+        ),
+        1,
+    ),
+}
+"""Operators whose result has the shape of an argument, and the place of that. (``Loss.cpp`` allocates gradients as
+``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``.)"""
+
+
+@rule(*_ROW_MAJOR_LIKE)
 def _row_major_like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
-    """A row-major tensor of the shape of the first argument."""
-    return _like(mode, args[0], memory_format=torch.contiguous_format)
-
-
-@rule("aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor")
-def _ctc_loss_backward(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
-    """The gradient of the log probabilities, row-major."""
-    return _like(mode, args[1], memory_format=torch.contiguous_format)
-
-
-@rule("aten::glu_backward_jvp")
-def _glu_backward_jvp(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
-    """A row-major tensor of the shape of the gradient that it differentiates."""
-    return _like(mode, args[0], memory_format=torch.contiguous_format)
+    """A row-major tensor like an argument."""
+    return _like(mode, args[_ROW_MAJOR_LIKE[func.name()]], memory_format=torch.contiguous_format)
 
 
 @rule(
@@ -71,26 +83,22 @@ def _like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwa
     return _like(mode, args[0]), _like(mode, args[0], dtype=torch.bool)
 
 
-@rule("aten::_fake_quantize_learnable_per_tensor_affine_backward")
-def _gradients_of_one_scale(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
-    """Gradients of the input, and of one scale and one zero point."""
-    grad = _like(mode, args[1])
-    return grad, *(fresh(mode, (1,), None, dtype=grad.dtype, device=grad.device) for _ in range(2))
-
-
-@rule("aten::_fake_quantize_learnable_per_channel_affine_backward")
+@rule(
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward",
+    "aten::_fake_quantize_learnable_per_channel_affine_backward",
+)
 def _gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
-    """Gradients of the input, and of a scale and a zero point for each channel."""
-    grad = _like(mode, args[1])
-    shape = args[2].shape
+    """Gradients of the input, and of a scale and a zero point: one of them, or one for each channel."""
+    grad, shape = _like(mode, args[1]), (1,) if "per_tensor" in func.name() else args[2].shape
     return grad, *(fresh(mode, shape, None, dtype=grad.dtype, device=grad.device) for _ in range(2))
 
 
-@rule("aten::_aminmax")
-def _aminmax(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
-    """The least and the greatest element."""
+@rule("aten::_aminmax", "aten::batch_norm_update_stats")
+def _two(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """The least and the greatest element, or mean and variance of each channel."""
     self = args[0]
-    return tuple(fresh(mode, (), None, dtype=self.dtype, device=self.device) for _ in range(2))
+    shape = () if func.name() == "aten::_aminmax" else (self.shape[1],)
+    return tuple(fresh(mode, shape, None, dtype=self.dtype, device=self.device) for _ in range(2))
 
 
 @rule("aten::_compute_linear_combination")
@@ -98,13 +106,6 @@ def _linear_combination(mode: FakeTensorMode, func: OpOverload, args: Arguments,
     """Sums along the first dimension, one for each row of coefficients."""
     self, coefficients = args
     return fresh(mode, (coefficients.shape[0], *self.shape[1:]), None, dtype=self.dtype, device=self.device)
-
-
-@rule("aten::batch_norm_update_stats")
-def _update_stats(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
-    """Mean and variance of each channel."""
-    self = args[0]
-    return tuple(fresh(mode, (self.shape[1],), None, dtype=self.dtype, device=self.device) for _ in range(2))
 
 
 @rule("aten::_ctc_loss")
