@@ -36,7 +36,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.fake_tensor import FakeTensorConverter as TorchFakeTensorConverter
 from torch._subclasses.meta_utils import (
-    MetaConverter,
     assert_eq,
     assert_metadata_eq,
     is_sparse_any,
@@ -110,7 +109,6 @@ DISPATCH_META_HANDLERS = torch_fake._DISPATCH_META_HANDLERS
 DISPATCH_HANDLE_DIRECTLY = torch_fake._DISPATCH_HANDLE_DIRECTLY
 check_for_subclass = torch_fake._check_for_subclass
 fake_tensor_tls = torch_fake.fake_tensor_tls
-FakeTensorConfig = torch_fake.FakeTensorConfig
 is_plain_tensor = torch_fake._is_plain_tensor
 ensure_cuda_device_guard: Any = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
 meta_in_tls = torch._C._meta_in_tls_dispatch_include

@@ -18,7 +18,6 @@ import torch
 
 from fake import _torch as _t
 from fake.cache.engine import Engine
-from fake.cache.recipe import mark_of
 from fake.errors import AccelerateError, UnsupportedTorchVersionError
 from fake.seam.frames import SKIPPED_FRAMES
 from fake.seam.patches import (
@@ -34,7 +33,7 @@ from fake.seam.patches import (
 )
 from fake.symbols import patches as symbol_patches
 from fake.symbols.node import OPERATORS
-from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
+from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
 from fake.tracing import containers, shortcuts
 from fake.tracing.collector import RARER_COLLECTIONS
 
@@ -100,10 +99,7 @@ def _dispatch_by_torch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any)
 _TORCH_DISPATCH = _t.TorchFakeTensorMode.dispatch
 _TORCH_DISPATCH_IMPL = _t.TorchFakeTensorMode._dispatch_impl
 _TORCH_FROM_REAL = _t.TorchFakeTensorConverter.from_real_tensor
-_TORCH_META_CONVERTER = _t.MetaConverter.__call__
-_TORCH_NEW = _t.TorchFakeTensor.__new__
 _DEVICE = torch.ops.prim.device.default
-_CPU = torch.device("cpu")
 
 
 def _mode_dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -126,34 +122,6 @@ def _from_real_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
     made = _TORCH_FROM_REAL(self, *args, **kwargs)
     if isinstance(made, _t.TorchFakeTensor):
         forget(made)
-    return made
-
-
-def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: Any) -> Any:
-    """``MetaConverter.__call__``, which puts some of the tensors that it has made on another storage before it takes views of
-    them: nothing may be remembered of a storage until it is done."""
-
-    def make(make_meta: Any, device: Any) -> Any:
-        made = callback(make_meta, device=device)
-        if isinstance(made, _t.TorchFakeTensor):
-            forget(made)
-        return made
-
-    return _TORCH_META_CONVERTER(self, *args, callback=callback and make, **kwargs)
-
-
-def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
-    """A fake tensor over a meta tensor, as the rules of torch ask for it: ``FakeTensor(mode, element, device)``."""
-    no_options = not kwargs or (len(kwargs) == 1 and kwargs.get("constant", kwargs) is None)
-    if len(args) == 3 and no_options and cls is _t.TorchFakeTensor:
-        mode, element, device = args
-        if device == _CPU and not _t.FakeTensorConfig.debug and _t.is_plain_meta(element):
-            quick = make_fake(element, device, mode, None, mark_of(mode), _t.TorchFakeTensor)
-            return quick.requires_grad_() if element.requires_grad else quick
-    made: Any = _TORCH_NEW(cls, *args, **kwargs)
-    element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
-    if element is not None and _t.is_plain_meta(element):
-        made._plain = element
     return made
 
 
@@ -192,11 +160,9 @@ _OWN_PATCHES = LEDGER.add(
     _patch(_t.TorchFakeTensorMode, "_cache_token", None),
     _patch(_t.TorchFakeTensorMode, "dispatch", _mode_dispatch),
     _patch(_t.TorchFakeTensorMode, "__torch_dispatch__", _mode_dispatch),
-    _patch(_t.TorchFakeTensor, "__new__", staticmethod(_new)),
     _patch(_t.TorchFakeTensor, "__deepcopy__", FakeTensor.__deepcopy__),
     _patch(_t.TorchFakeTensor, "data", property(DATA.__get__, _set_data)),
     _patch(_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
-    _patch(_t.MetaConverter, "__call__", _describe_and_make),
 )
 PATCHES: tuple[Entry, ...] = (
     *_OWN_PATCHES,

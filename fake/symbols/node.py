@@ -33,7 +33,6 @@ _BINARY = (
     "add", "sub", "mul", "mod", "gt", "lt", "le", "ge", "sym_min", "sym_max", "int_floordiv", "and_", "or_",
     "eq", "ne",
 )  # fmt: skip
-_UNARY = ("neg", "sym_not", "sym_float", "abs")
 SymNode, ShapeEnv = _t.SymNode, _t.ShapeEnv
 
 
@@ -130,21 +129,6 @@ def _binary(name: str, original: Callable) -> Callable:
                 right.__dict__.setdefault(f"_{name}_reflected", {})[left.constant] = result
         if self.__dict__ is not left.__dict__:
             self.__dict__[memory] = known
-        return _copy(result)
-
-    lean.__name__ = name
-    return lean
-
-
-def _unary(name: str, original: Callable) -> Callable:
-    def lean(self: Any) -> Any:
-        if _nothing_is_remembered(self.shape_env):
-            return original(self)
-        state = lean_state(self.shape_env)
-        key = (name, getattr(self, "_canonical", None) or _canonical_of(self, state))
-        result = state.results.get(key)
-        if result is None:
-            result = state.results[key] = _keep(original(key[1]), self, state)
         return _copy(result)
 
     lean.__name__ = name
@@ -281,7 +265,6 @@ def lean_methods() -> dict[str, Any]:
     node = vars(SymNode)
     found: dict[str, Any] = {"_canonical": None}
     found |= {name: _binary(name, node[name]) for name in _BINARY if name in node}
-    found |= {name: _unary(name, node[name]) for name in _UNARY if name in node}
     found["wrap_int"] = _wrap_int(node["wrap_int"])
     found["wrap_bool"] = _wrap_bool(node["wrap_bool"])
     found["maybe_as_int"] = _maybe_as_int(node["maybe_as_int"])

@@ -58,13 +58,12 @@ class LeanState:
         log: whoever wants to know which remembered answers are used, or None (see ``fake.cache.evaluations``).
     """
 
-    __slots__ = ("adopts", "canonical", "integers", "log", "results", "truths")
+    __slots__ = ("adopts", "canonical", "integers", "log", "truths")
 
     def __init__(self) -> None:
         self.adopts = False
         self.canonical: dict[Any, Any] = {}
         self.integers: Integers | None = None
-        self.results: dict[Any, Any] = {}
         self.truths: dict[bool, Any] = {}
         self.log: Any = None
 

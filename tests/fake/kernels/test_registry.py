@@ -15,7 +15,7 @@ def _rule(mode, func, args, kwargs):
 
 def test_a_rule_is_found_by_the_operators_full_name():
     registry = _Registry()
-    registry.add_names(("aten::sort.stable",), _rule)
+    registry.rule("aten::sort.stable")(_rule)
     assert registry.find(aten.sort.stable) is _rule
     assert registry.find(aten.sort.default) is None
 
@@ -23,25 +23,25 @@ def test_a_rule_is_found_by_the_operators_full_name():
 def test_a_rule_that_comes_later_is_found_although_the_answer_was_remembered():
     registry = _Registry()
     assert registry.find(aten.add.Tensor) is None
-    registry.add_family(lambda func: func is aten.add.Tensor, _rule)
+    registry.rule_when(lambda func: func is aten.add.Tensor)(_rule)
     assert registry.find(aten.add.Tensor) is _rule
 
 
 def test_a_name_goes_before_a_family_and_an_earlier_family_before_a_later_one():
     registry = _Registry()
     first, second = (lambda *_: 1), (lambda *_: 2)
-    registry.add_family(lambda func: True, first)
-    registry.add_family(lambda func: True, second)
-    registry.add_names(("aten::add.Tensor",), _rule)
+    registry.rule_when(lambda func: True)(first)
+    registry.rule_when(lambda func: True)(second)
+    registry.rule("aten::add.Tensor")(_rule)
     assert registry.find(aten.add.Tensor) is _rule
     assert registry.find(aten.sub.Tensor) is first
 
 
 def test_two_rules_for_one_operator_are_refused():
     registry = _Registry()
-    registry.add_names(("aten::add.Tensor",), _rule)
+    registry.rule("aten::add.Tensor")(_rule)
     with pytest.raises(ValueError, match=r"aten::add\.Tensor has two rules"):
-        registry.add_names(("aten::add.Tensor",), _rule)
+        registry.rule("aten::add.Tensor")(_rule)
 
 
 def test_every_registered_name_is_an_operator_of_this_torch():
