@@ -11,7 +11,6 @@ user's kernel) is not recorded.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from fake.cache.expressions import Encoded, decode, encode, evaluate
 from fake.cache.links import Linked
 from fake.cache.patterns import NormalizedMetadata, normalized_metadata, pattern_of
 from fake.cache.recipe import Fresh, Recipe, Sequence, View
+from fake.cache.store import drop_older_half
 from fake.cache.symbolic import (
     SizeToken,
     SymbolicMetadata,
@@ -333,17 +333,14 @@ def _facts_about(call: NormalizedCall, facts: list[tuple[str, Any, Any, frozense
 
 
 class NormalizedTable:
-    """The entries of one engine, by operator and normalized key.
+    """The entries of one engine, by operator and normalized key."""
 
-    Args:
-        limit: the number of entries at which the older half is dropped.
-    """
-
+    limit = 20_000
+    """The number of keys at which the older half is dropped."""
     WAYS = 8
     """How many dispatches that differ in their answers are kept for one key."""
 
-    def __init__(self, limit: int = 20_000) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.tables: dict[Any, dict[Any, tuple[Entry, ...]]] = {}
         self.new: list[tuple[Any, Any, Entry]] = []
@@ -364,7 +361,8 @@ class NormalizedTable:
         """
         with self.lock:
             if self.size >= self.limit:
-                self._evict()
+                self.size = drop_older_half(self.tables.values())
+                self.new.clear()
             table = self.tables.setdefault(func, {})
             ways = table.get(key, ())
             others = tuple([way for way in ways if not way.has_same_recipe(entry)])
@@ -387,10 +385,3 @@ class NormalizedTable:
             self.tables.clear()
             self.new.clear()
             self.size = 0
-
-    def _evict(self) -> None:
-        for table in self.tables.values():
-            for key in list(itertools.islice(table, (len(table) + 1) // 2)):
-                del table[key]
-        self.new.clear()
-        self.size = sum(len(ways) for table in self.tables.values() for ways in table.values())

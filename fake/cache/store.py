@@ -5,10 +5,21 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from fake import _torch as _t
 from fake.cache.recipe import Recipe
+
+
+def drop_older_half(tables: Iterable[dict[Any, Any]]) -> int:
+    """Make room in tables, of whose entries the first ones are the oldest; returns how many stay."""
+    kept = 0
+    for table in tables:
+        for key in list(itertools.islice(table, (len(table) + 1) // 2)):
+            del table[key]
+        kept += len(table)
+    return kept
 
 
 class Bypass:
@@ -103,12 +114,10 @@ class Store:
             return taken
 
     def _evict(self) -> None:
-        for func, table in self.tables.items():
-            described = self.described.get(func, {})
-            for key in list(itertools.islice(table, (len(table) + 1) // 2)):
-                del table[key]
-                described.pop(key, None)
-        self.size = sum(map(len, self.tables.values()))
+        self.size = drop_older_half(self.tables.values())
+        for func, described in self.described.items():
+            for key in described.keys() - self.tables[func].keys():
+                del described[key]
 
     def count_miss(self) -> None:
         """One call that was dispatched and recorded."""

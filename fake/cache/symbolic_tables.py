@@ -7,7 +7,6 @@ what is decided without a guard. Entries with numbered symbols (``fake.cache.nor
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,10 +18,14 @@ from fake.cache.evaluations import Evaluations, record_evaluations
 from fake.cache.normalized import NormalizedCall, NormalizedTable
 from fake.cache.recipe import Mark, build
 from fake.cache.replacements import REPLACEMENTS
+from fake.cache.store import drop_older_half
 from fake.cache.symbolic import SymbolicState, state_of, symbols_of_key
 from fake.cache.symbolic_recipe import Stale
 from fake.symbols.node import lean_state
 from fake.tensors.tensor import Unkeyable
+
+_MOST_OF_ONE_ENVIRONMENT = 50_000
+"""Entries, at which the older half is dropped."""
 
 
 class Kept:
@@ -55,12 +58,10 @@ class SymbolicTables:
 
     Args:
         tensor_class: the exact class of the engine's tensors.
-        limit: the number of entries of one environment at which the older half is dropped.
     """
 
-    def __init__(self, tensor_class: type, limit: int = 50_000) -> None:
+    def __init__(self, tensor_class: type) -> None:
         self.tensor_class = tensor_class
-        self.limit = limit
         self.normalized = NormalizedTable()
         self._states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
 
@@ -95,11 +96,8 @@ class SymbolicTables:
             kept: the entry.
         """
         self._states.add(state)
-        if state.size >= self.limit:
-            for table in state.tables.values():
-                for old in list(itertools.islice(table, (len(table) + 1) // 2)):
-                    del table[old]
-            state.size = sum(map(len, state.tables.values()))
+        if state.size >= _MOST_OF_ONE_ENVIRONMENT:
+            state.size = drop_older_half(state.tables.values())
         table = state.table(func, self.tensor_class)
         state.size += key not in table
         table[key] = kept

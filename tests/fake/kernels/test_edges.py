@@ -93,6 +93,8 @@ ACCEPTED = {
     "a truth value to the power of one": lambda: zeros(torch.bool) ** True,
     "in place": lambda: zeros(torch.bool).pow_(False),
     "in other strides": lambda: zeros(torch.bool, 2, 3).t() ** True,
+    "a pool over no images": lambda: F.max_pool2d(zeros(torch.float32, 0, 3, 4, 4), 2, return_indices=True),
+    "digits beyond all numbers": lambda: zeros(torch.float32, 4, 3).t().round(decimals=400),
     "a truth value shifted": lambda: zeros(torch.bool) << 2,
     "to the right": lambda: zeros(torch.bool, 2, 3).t() >> 1,
     "no labels": lambda: F.cross_entropy(zeros(torch.float32, 0, 3), zeros(torch.int64, 0)),
