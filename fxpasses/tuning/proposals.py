@@ -215,11 +215,11 @@ def _settings(
     if calls & set(_CONVOLUTIONS):
         inductor.append({"force_layout_optimization": True})
     if goal != "memory":
-        inductor.append({"cpp_wrapper": True})
+        # The C++ wrapper gains nothing on the CPU, where plans call kernels directly, and has no plan.
         if cuda and calls & set(_MATMULS):
             inductor += [{"max_autotune": True}, {"coordinate_descent_tuning": True}]
         if cuda:
-            inductor.append({"triton.cudagraphs": True})
+            inductor += [{"cpp_wrapper": True}, {"triton.cudagraphs": True}]
     if options.compiler == "inductor":
         valid = inductor_config.get_config_copy()  # type: ignore[attr-defined]
         found += [
