@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fake.seam.fx import size_hint
 from fxpasses.graphs.onednn import has_onednn, onednn_matmul
@@ -67,6 +68,8 @@ class UseOnednnMatmuls(Pass):
 
     def _pays(self, a: Any, b: Any) -> bool:
         if not (_is_matrix(a) and _is_matrix(b) and _is_dense(value_of(b))):
+            return False
+        if not statically_known_true(value_of(b).shape[0] > 0):  # oneDNN raises for sums of nothing
             return False
         rows, inner, columns = (size_hint(n) for n in (*value_of(a).shape, value_of(b).shape[1]))
         return rows >= self.min_rows and rows * inner * columns >= max(self.min_multiplications, 1)

@@ -65,6 +65,12 @@ def test_left_alone(function, inputs):
     assert_left_alone(PASS, function, *inputs)
 
 
+def test_sums_that_may_be_of_nothing_are_left_alone():
+    gm = captured(lambda x, w: x[:, 2:] @ w[2:], torch.randn(4, 8), torch.randn(8, 4), dynamic=True)
+    (run,) = PassManager([PASS]).run(gm, "inference")
+    assert not run.changed
+
+
 def test_small_matmuls_are_left_alone():
     assert_left_alone(UseOnednnMatmuls(), torch.mm, torch.randn(8, 64), torch.randn(64, 64))
     gm = captured(torch.mm, torch.randn(64, 256), torch.randn(256, 256))
