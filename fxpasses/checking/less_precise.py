@@ -25,10 +25,14 @@ from fxpasses.graphs.rewriting import value_of
 _SEED = 20
 _MOVES = 2
 _NEARBY = 4
+_TURNED_BY = 32.0
+"""Twice the units in the last place of inputs by which what is compared may be moved."""
 _POWERS = 8
 """Elements within so many powers of two of each other are judged together."""
 _SMALLEST = 32
 """Powers of two below the largest element; what is smaller may be what float64 leaves of a sum that cancels."""
+_SMALLEST_ALONE = 96
+"""The same where each element is computed alone."""
 _FEWEST = 4
 _SUMS = {
     getattr(torch.ops.aten, name)
@@ -87,6 +91,7 @@ def less_precise(
     if usual is None or got is None or exact is None:
         return {}
     found: dict[int, Distance] = {}
+    is_elementwise = all(map(_is_elementwise, (before, after)))
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
         if _is_turned_over(mine, theirs):
             how = _turned_over(before, inputs, position, (mine, theirs, center))
@@ -98,7 +103,7 @@ def less_precise(
         dtype = _finest_dtype(before, mine.dtype) if rounds else _computing_dtype(before)
         runs = [ExactRun(before).results(moved(inputs, seed, dtype)) for seed in range(_MOVES)]
         others = [run[position] for run in runs if run is not None]
-        for part in _by_magnitude(center, mine.dtype):
+        for part in _by_magnitude(center, mine.dtype, is_elementwise):
             how = distance(mine, theirs, [center, *others], part)
             if how is not None and limit < how.times < math.inf:
                 nearby = max(_errors_nearby(before, inputs, position, part), default=0.0)
@@ -126,7 +131,7 @@ def _turned_over(
     kinds = [v.dtype for v in map(value_of, before.graph.nodes) if isinstance(v, Tensor)]
     coarsest = max(filter(_is_float, kinds), key=lambda kind: torch.finfo(kind).eps, default=None)
     for seed in range(_NEARBY if bool(wrong.any()) else 0):
-        run = ExactRun(before).results(moved(inputs, seed, coarsest, units=2 * LIMIT))
+        run = ExactRun(before).results(moved(inputs, seed, coarsest, units=_TURNED_BY))
         wrong &= torch.ones_like(wrong) if run is None else run[position] == center
     how = of_element(mine, theirs, wrong)
     return None if how is None else replace(how, times=2 * EXACT)
@@ -156,7 +161,7 @@ def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtyp
     return worst
 
 
-def _by_magnitude(center: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+def _by_magnitude(center: Tensor, dtype: torch.dtype, is_elementwise: bool) -> Iterator[Tensor]:
     """All elements of a result, then those of each magnitude: a few large ones hide that the others have no digit left.
 
     Not where each call rounds to few digits: there, small elements have few whatever is done.
@@ -166,10 +171,20 @@ def _by_magnitude(center: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
         return
     size = center.abs().nan_to_num(0.0, 0.0, 0.0)
     largest = size.max() if size.numel() else 0.0
-    for power in range(0, _SMALLEST, _POWERS):
+    smallest, fewest = (_SMALLEST_ALONE, 1) if is_elementwise else (_SMALLEST, _FEWEST)
+    for power in range(0, smallest, _POWERS):
         part = (size <= largest * 2.0**-power) & (size > largest * 2.0 ** -(power + _POWERS))
-        if int(part.sum()) >= _FEWEST:
+        if int(part.sum()) >= fewest:
             yield part
+
+
+def _is_elementwise(gm: fx.GraphModule) -> bool:
+    """Whether no element of what a graph returns is made of several elements of one value."""
+    return all(
+        isinstance(n.target, OpOverload) and torch.Tag.pointwise in n.target.tags
+        for n in gm.graph.nodes
+        if n.op == "call_function"
+    )
 
 
 def _errors_nearby(

@@ -23,7 +23,7 @@ from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, inputs_from_hints, placeholders
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes, smaller_sizes
 from fxpasses.checking.repro import fresh_directory, recorded_calls, write_repro
-from fxpasses.checking.rounding import LIMIT
+from fxpasses.checking.rounding import PROGRAM_LIMIT
 from fxpasses.checking.source import CannotEmbed, PassSource
 from fxpasses.checking.values import Reference
 from fxpasses.graphs.aliasing import is_random
@@ -80,7 +80,7 @@ def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
         if (native.shape, native.dtype) != (value.shape, value.dtype):
             return f"{name}: {native.dtype}{tuple(native.shape)} became {value.dtype}{tuple(value.shape)}"
         how = reference.distance(position, value)
-        if how is not None and how.times > LIMIT:
+        if how is not None and how.times > PROGRAM_LIMIT:
             return f"{name}: {how}"
     return ""
 

@@ -21,7 +21,7 @@ from fxpasses.checking.captured import CaptureCheck
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.region_calls import NoRegions, RegionCalls
-from fxpasses.checking.rounding import EXACT, LIMIT, distance
+from fxpasses.checking.rounding import EXACT, PROGRAM_LIMIT, distance
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
 from fxpasses.checking.values import largest_error
@@ -356,7 +356,7 @@ def judged(name: str, got: Results, eager: Results, wide: Sequence[Results]) -> 
         largest = max(largest, largest_error(exact[0] if exact else usual, value))
         how = None if got is eager else distance(usual, value, exact)
         most = max(most, how.times if how is not None else 0.0)
-        if how is not None and how.times > LIMIT:
+        if how is not None and how.times > PROGRAM_LIMIT:
             problems.append(f"{key}: {how}")
             if not module:
                 module = key.removeprefix("gradient of ").removeprefix("buffer ").rpartition(".")[0]

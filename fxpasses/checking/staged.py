@@ -27,7 +27,7 @@ from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, seeded
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes
 from fxpasses.checking.repro import fresh_directory, why_not_shown, write_repro
-from fxpasses.checking.rounding import LIMIT, distance, moved, next_to
+from fxpasses.checking.rounding import PROGRAM_LIMIT, distance, moved, next_to
 from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
 
@@ -109,7 +109,7 @@ def _differences(
         if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
             return f"{name}: {'missing' if value is None else f'{value.dtype}{tuple(value.shape)}'}"
         how = distance(usual, value, [run[name] for run in wide if name in run])
-        if how is not None and how.times > LIMIT:
+        if how is not None and how.times > PROGRAM_LIMIT:
             return f"{name}: {how}"
     extra = [name for name in got if name not in native]
     return f"{extra[0]}: eager has none" if extra else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -73,6 +75,27 @@ def test_a_cancellation_that_the_graph_before_avoids_is_one():
 
     found = less_precise(graph(centred, x), graph(from_moments, x), [x])
     assert found[0].times > 16
+
+
+def test_a_running_sum_in_bfloat16_is_less_precise_and_a_sum_in_parts_is_not():
+    x = torch.rand(64, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def in_parts(x, size):
+        return functools.reduce(torch.add, [part.sum(1) for part in x.split(size, 1)])
+
+    before = graph(lambda x: x.sum(1), x)
+    assert less_precise(before, graph(lambda x: in_parts(x, 64), x), [x]) == {}
+    assert less_precise(before, graph(lambda x: in_parts(x, 1), x), [x])
+
+
+def test_each_small_element_of_an_elementwise_window_is_judged():
+    x = torch.tensor([20.0, 1.0, 3e-12])
+    found = less_precise(graph(torch.log1p, x), graph(lambda x: (x + 1).log(), x), [x])
+    assert found[0].element == (2,)
+    assert (
+        less_precise(graph(lambda x: (x * 3).exp(), x), graph(lambda x: x.exp() * (x + x).exp(), x), [x])
+        == {}
+    )
 
 
 def test_a_constant_in_the_type_of_the_graph_is_the_number_that_it_stands_for():
