@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from fxpasses._torch import disable_current_modes
 from fxpasses.checking.carried import Carried, Step
+from fxpasses.checking.collectives import mark_parameters
 from fxpasses.checking.inputs import (
     Unsupported,
     cloned,
@@ -185,6 +186,8 @@ class FirstCalls:
     def _look_at(self, rewrites: Sequence[Rewrite], args: Sequence[Any], first: bool) -> None:
         for kind in dict.fromkeys(rewrite.kind for rewrite in rewrites):
             mine = [rewrite for rewrite in rewrites if rewrite.kind == kind]
+            for gm in (gm for rewrite in mine for gm in (rewrite.before, rewrite.after)):
+                mark_parameters(gm, args)
             self.before_error = mine[0].before
             try:
                 inputs = _Inputs(mine[0], args, len(self._seen))

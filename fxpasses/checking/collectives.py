@@ -22,6 +22,7 @@ from fxpasses.checking.inputs import Unsupported
 from fxpasses.graphs.communication import NAMESPACES, communicates
 from fxpasses.graphs.rewriting import subgraphs
 
+_SAME = "is_same_in_all_processes"
 _FEWEST, _MOST = 3, 4
 """Processes that are run: as many as the largest group has, within these bounds."""
 
@@ -83,10 +84,16 @@ def _named_argument(node: fx.Node, name: str) -> Any:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get(name)
 
 
+def mark_parameters(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Remember which inputs of a graph are parameters: all processes hold the same, unless the graph gathers something. They are shards then."""
+    is_gathered = any("all_gather" in str(node.target) for node in gm.graph.nodes)
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=False):
+        node.meta[_SAME] = isinstance(value, torch.nn.Parameter) and not is_gathered
+
+
 def differs_by_process(node: fx.Node) -> bool:
-    """Whether an input of a graph is another one in each process: data is, and parameters are where the graph gathers some (they are shards then)."""
-    is_held = isinstance(getattr(node.meta.get("desc"), "target", None), str)
-    return not is_held or any("all_gather" in str(n.target) for n in node.graph.nodes)
+    """Whether an input of a graph is another one in each process."""
+    return not node.meta.get(_SAME, False)
 
 
 def _model(target: Any) -> _Model | None:

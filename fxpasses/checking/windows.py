@@ -200,6 +200,8 @@ def _part(
             made[node.name] = graph.node_copy(node, lambda n: made[n.name])
             made[node.name].meta = {"val": value_of(node)}
     for name, node in inputs.items():
-        made[name].meta = {"val": value_of(node)}
+        made[name].meta = (
+            {**node.meta, "val": value_of(node)} if node.op == "placeholder" else {"val": value_of(node)}
+        )
     graph.output(tuple(made[name] for name in outputs))
     return fx.GraphModule(gm, graph)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import types
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from fxpasses.checking.collectives import (
     UnknownCollective,
     answers,
     collectives,
+    mark_parameters,
     refuse_unknown,
 )
 from fxpasses.checking.inputs import Unsupported
@@ -117,7 +117,7 @@ def test_processes_hold_values_of_their_own():
     given, names = [X, torch.tensor([2.0, 2.0])], ["output 0", "x after the run", "factor after the run"]
     assert compare(Reference(before, given), after, names)
     for gm in (before, after):
-        gm.graph.find_nodes(op="placeholder")[1].meta["desc"] = types.SimpleNamespace(target="scale")
+        mark_parameters(gm, [X, torch.nn.Parameter(X)])
     assert compare(Reference(before, given), after, names) == []
     linear = [
         graph_of(SUM, WAIT, (torch.ops.aten.mul.Tensor, 3)),
