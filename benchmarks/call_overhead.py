@@ -1,12 +1,14 @@
 """What a call costs besides its compiled code: checks and wrappers of ``torch.compile`` and of a plan of ``fxpasses.compile``.
 
-``python -m benchmarks call_overhead``. Microseconds of CPU a call, medians of interleaved rounds; the compiled code is replaced by a
-function that returns what it returned once. With ``--whole`` the code runs, too (Inductor's takes long to compile).
+``python -m benchmarks call_overhead``. Microseconds of CPU a call, medians of interleaved rounds, and the median of the rounds' ratios; the
+compiled code is replaced by a function that returns what it returned once. With ``--whole`` Inductor's whole call is measured beside the
+plan's, in inference and in training, forward and backward (it takes long to compile).
 """
 
 from __future__ import annotations
 
 import argparse
+import operator
 import statistics
 import tempfile
 import time
@@ -41,20 +43,16 @@ def main(argv: list[str]) -> int:
         training = {name: lambda call=call: call(tokens, targets).backward() for name, call in calls.items()}
         with torch.no_grad():
             inference = {name: lambda call=call: call(tokens, targets) for name, call in calls.items()}
-            _show("inference, whole", _times(inference, options.rounds))
-        _show("training, whole", _times(training, options.rounds))
+            _show("inference, whole", inference, options.rounds)
+        _show("training, whole", training, options.rounds)
         with torch.no_grad():
             result = model(tokens, targets)
             torch._dynamo.reset()
             dynamo = torch.compile(model, backend=lambda gm, inputs: lambda *args: (result,))
             dynamo(tokens, targets)
             _return_at_once(plan, tokens, targets)
-            times = _times(
-                {"torch.compile": lambda: dynamo(tokens, targets), "plan": lambda: plan(tokens, targets)},
-                options.rounds,
-            )
-        _show("inference, around the code", times)
-        print(f"plan / torch.compile: {times['plan'] / times['torch.compile']:.2f}")
+            around = {"plan": lambda: plan(tokens, targets), "torch.compile": lambda: dynamo(tokens, targets)}
+            _show("inference, around the code", around, options.rounds)
     return 0
 
 
@@ -69,7 +67,7 @@ def _return_at_once(compiled: fxpasses.Compiled[Any], *arguments: torch.Tensor) 
         plan._run = lambda inputs, outputs=outputs: outputs
 
 
-def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def _show(what: str, calls: dict[str, Callable[[], Any]], rounds: int) -> None:
     for call in calls.values():
         for _ in range(3):
             call()
@@ -80,8 +78,10 @@ def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
             for _ in range(CALLS):
                 call()
             times[name].append((time.process_time() - start) / CALLS * 1e6)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _show(what: str, times: dict[str, float]) -> None:
-    print(f"{what}: " + ", ".join(f"{name} {value:.0f} us" for name, value in times.items()))
+    told = (f"{name} {statistics.median(values):.0f} us" for name, values in times.items())
+    ratios = (
+        f"plan / {name} {statistics.median(map(operator.truediv, times['plan'], values)):.2f}"
+        for name, values in times.items()
+        if name != "plan"
+    )
+    print(f"{what}: {', '.join((*told, *ratios))}", flush=True)

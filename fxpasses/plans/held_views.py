@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from fxpasses.plans import _torch
-from fxpasses.plans.temporaries import functions
+from fxpasses.plans.temporaries import functions, read_by_kernel, replace_argument, viewed
 
 _reinterpret: Callable[..., torch.Tensor] = _torch.prelude()["reinterpret_tensor"]
 
@@ -67,7 +67,16 @@ def hold_views(body: list[ast.stmt]) -> list[ast.stmt]:
     """
     places: list[ast.stmt] = []
     for function in functions(body):
-        _Calls(_inputs(function), places).visit(function)
+        inputs = _inputs(function)
+        for statement in function.body:
+            for argument in read_by_kernel(statement, ()):
+                of = viewed(argument)
+                if of is argument or of is None or of.id not in inputs:
+                    continue
+                name, view = f"views_{len(places)}", ast.unparse(argument).partition("(")[2]
+                places += ast.parse(f"{name} = held_views.place()").body
+                known = f"known if (known := {name}.get(id({of.id}))) is not None else held_views.view({name}, {view}"
+                replace_argument(statement, argument, ast.parse(known, mode="eval").body)
     return places
 
 
@@ -83,34 +92,3 @@ def _inputs(function: ast.FunctionDef) -> set[str]:
 
 _OF_WEIGHTS = ("primals", "arg", "input", "weight")
 """How names of inputs begin that may be weights: gradients and what is saved for the backward pass have other names."""
-
-
-class _Calls(ast.NodeTransformer):
-    def __init__(self, inputs: set[str], places: list[ast.stmt]) -> None:
-        self._inputs, self._places = inputs, places
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace the views among the arguments of such a kernel."""
-        self.generic_visit(node)
-        called = node.func
-        if (
-            isinstance(called, ast.Attribute)
-            and ast.unparse(called.value) == "extern_kernels"
-            and any(keyword.arg == "out" for keyword in node.keywords)
-        ):
-            node.args = [self._held(argument) for argument in node.args]
-        return node
-
-    def _held(self, argument: ast.expr) -> ast.expr:
-        if not isinstance(argument, ast.Call) or ast.unparse(argument.func) != "reinterpret_tensor":
-            return argument
-        tensor, *layout = argument.args
-        if not isinstance(tensor, ast.Name) or tensor.id not in self._inputs:
-            return argument
-        if any(isinstance(node, ast.Name) for part in layout for node in ast.walk(part)):
-            return argument  # of symbolic sizes
-        name = f"views_{len(self._places)}"
-        self._places += ast.parse(f"{name} = held_views.place()").body
-        text = ", ".join((name, *map(ast.unparse, argument.args)))
-        known = f"known if (known := {name}.get(id({tensor.id}))) is not None else held_views.view({text})"
-        return ast.parse(known, mode="eval").body

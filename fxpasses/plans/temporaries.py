@@ -7,7 +7,7 @@ call takes them, and puts them back. What an operator of torch returns for input
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
@@ -50,18 +50,16 @@ def check_once(body: Sequence[ast.stmt], *, fixed: bool) -> list[ast.stmt]:
     """
     made: list[ast.stmt] = []
     for number, function in enumerate(functions(body)):
-        function.body[:] = [
-            s for s in function.body if not (_is_check(s) and _text(s.value.args[-1]) == "'input'")
-        ]  # type: ignore[attr-defined]
-        if not fixed:
-            continue
-        checks = [s for s in function.body if _is_check(s) and set(_names(*s.value.args[1:])) <= {"torch"}]  # type: ignore[attr-defined]
-        if not checks or not _returns_once(function):
+        checks = {s: call for s in function.body if (call := _check(s)) is not None}
+        of_inputs = [s for s, call in checks.items() if _text(call.args[-1]) == "'input'"]
+        function.body[:] = [s for s in function.body if s not in of_inputs]
+        of_fixed = [s for s, call in checks.items() if set(_names(*call.args[1:])) <= {"torch"}]
+        if not fixed or not {*of_fixed}.difference(of_inputs) or not _returns_once(function):
             continue
         name = f"first_call_{number}"
         made += ast.parse(f"{name} = [True]").body
         function.body[:] = [
-            ast.If(ast.Name(name, ast.Load()), [s], []) if s in checks else s for s in function.body
+            ast.If(ast.Name(name, ast.Load()), [s], []) if s in of_fixed else s for s in function.body
         ]
         function.body[-1:-1] = ast.parse(f"{name}.clear()").body
     return made
@@ -87,7 +85,7 @@ class _Temporaries:
             if name and stored.count(name) == 1 and isinstance(statement, ast.Assign):
                 value = statement.value
                 size = _bytes(value)
-                of = _viewed(value)
+                of = viewed(value)
                 if size is not None:
                     self._sizes[name], root[name] = size, name
                 elif of is not None and of.id in root:
@@ -96,7 +94,7 @@ class _Temporaries:
             elif isinstance(statement, ast.Delete):
                 seen.update(map(id, statement.targets))
             seen.update(
-                id(name) for name in map(_viewed, self._read_by_kernel(statement)) if name is not None
+                id(name) for name in map(viewed, read_by_kernel(statement, self._kernels)) if name is not None
             )
         loads = (
             n for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)
@@ -108,17 +106,6 @@ class _Temporaries:
                 left -= size
                 roots.add(name)
         self.kept = {name for name, of in root.items() if of in roots}
-
-    def _read_by_kernel(self, statement: ast.stmt) -> list[ast.expr]:
-        """What a statement hands to a kernel that returns nothing, or whose result is what it was given as ``out``."""
-        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
-            return []
-        call = statement.value
-        called = _text(call.func)
-        of_torch = called.startswith("extern_kernels.") and any(k.arg == "out" for k in call.keywords)
-        if of_torch or called in self._kernels or _is_check(statement):
-            return [*call.args, *(k.value for k in call.keywords)]
-        return []
 
     def pooled(self, number: int) -> list[ast.stmt]:
         """Change the function; returns the statements that make its pool. Args: a number that no other function has."""
@@ -152,23 +139,34 @@ class _Temporaries:
         return made
 
     def _take_views(self, statement: ast.stmt, views: dict[str, str]) -> None:
-        for argument in self._read_by_kernel(statement):
-            of = _viewed(argument)
-            if of is None or of is argument or of.id not in self.kept:
-                continue
-            name = views.setdefault(_text(argument), f"kept_view_{len(views)}")
-            _replace(statement, argument, ast.Name(name, ast.Load()))
+        for argument in read_by_kernel(statement, self._kernels):
+            of = viewed(argument)
+            if of is not None and of is not argument and of.id in self.kept:
+                name = views.setdefault(_text(argument), f"kept_view_{len(views)}")
+                replace_argument(statement, argument, ast.Name(name, ast.Load()))
 
 
-def _replace(statement: ast.stmt, old: ast.expr, new: ast.expr) -> None:
-    call = statement.value  # type: ignore[attr-defined]
-    call.args = [new if a is old else a for a in call.args]
-    for keyword in call.keywords:
-        if keyword.value is old:
-            keyword.value = new
+def read_by_kernel(statement: ast.stmt, kernels: Collection[str]) -> list[ast.expr]:
+    """What a statement hands to a kernel that returns nothing, or nothing but what it was given as ``out``: nobody else sees it."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return []
+    call = statement.value
+    called = _text(call.func)
+    of_torch = called.startswith("extern_kernels.") and any(k.arg == "out" for k in call.keywords)
+    known = of_torch or called in kernels or called in _CHECKS
+    return [*call.args, *(k.value for k in call.keywords)] if known else []
 
 
-def _viewed(value: ast.expr) -> ast.Name | None:
+def replace_argument(statement: ast.stmt, old: ast.expr, new: ast.expr) -> None:
+    """Have a statement hand something else to its kernel."""
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Call)
+    statement.value.args = [new if a is old else a for a in statement.value.args]
+    for keyword in statement.value.keywords:
+        keyword.value = new if keyword.value is old else keyword.value
+
+
+def viewed(value: ast.expr) -> ast.Name | None:
     """The tensor that a name stands for, or that is read in a view of fixed sizes."""
     if isinstance(value, ast.Name):
         return value
@@ -194,9 +192,9 @@ def _bytes(value: ast.expr) -> int | None:
     return int((last + 1) * dtype.itemsize)
 
 
-def _is_check(statement: ast.stmt) -> bool:
+def _check(statement: ast.stmt) -> ast.Call | None:
     call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and _text(call.func) in _CHECKS
+    return call if isinstance(call, ast.Call) and _text(call.func) in _CHECKS else None
 
 
 _CHECKS = ("assert_size_stride", "assert_size_stride_grouped", "assert_tensor_metadata", "assert_alignment")
