@@ -27,7 +27,7 @@ from benchmarks._transformers import NAMES, build
 from benchmarks.mutations.changes import Mutation, mutations
 from fxpasses.checking.inputs import cloned, made_up
 from fxpasses.checking.interpret import ExactRun, Run
-from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.rounding import less_precise
 from fxpasses.exact import Original
 from fxpasses.testing.proof import _joint_inputs
 

@@ -1,9 +1,18 @@
 """Checks of graphs: is what a pass made of a graph still the same program, and if not, which rewrite is to blame?
 
-* ``structure``: is the graph well formed, with the metadata it had? Without running it.
-* ``values``: both graphs run on the same inputs; where bits differ, ``same_function`` asks in exact arithmetic, and ``less_precise`` whether the
-  rewrite rounds worse than the graph before, in multiples of what rounding does at no fault (``rounding``).
-* ``blame``, ``reduce``, ``repro``: from a difference to a pass, a match site, a node, and a small file that shows it.
-* ``bisect``: which stage, pass and site break a script, in processes of their own.
-* ``model``: a whole model, stage by stage.
+One check of a compilation, in its order:
+
+1. ``watch`` keeps the graphs before and after each pass, and waits for the first calls of what is compiled. (``findings`` does the same for one
+   rewrite at hand.)
+2. ``calls`` decides on which inputs each rewrite is looked at: real ones and ``inputs`` made of them, ``telling_inputs`` for what a pass changed
+   of a table or constant, ``window_values`` for what is compared inside of a graph.
+3. ``interpret`` runs graphs call by call: in their types, in float64, with ``collectives`` as several processes; ``carried`` runs what a pass changed only.
+4. ``windows`` are what a pass changed, cut out of both graphs.
+5. ``values`` compares both sides. Where bits differ, ``same_function`` asks whether they are one function (``computed_constants`` and
+   ``nested_graphs`` are cases of their own, ``unreachable`` says which differences no input shows), and ``rounding`` whether the rewrite rounds worse.
+6. ``blame`` goes from a difference to a match site and a node, ``reduce`` cuts the graph down, ``repro`` (with ``source`` and ``fake_values``) writes it to a file.
+
+A whole model, stage by stage: ``model`` runs it in the ways of ``steps``; ``captured`` judges the capture, ``joint_graph`` the partition,
+``region_check`` and ``region_calls`` repeated layers, ``lowered`` Inductor; ``staged`` cuts programs down. A script: ``bisect``, in forks of a
+``warm_process``, with the statistics of ``failure_rate``; ``progress`` says what it is at.
 """

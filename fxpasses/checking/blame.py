@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor, fx
 
-from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import ExactRun, Run
 from fxpasses.checking.rounding import LIMIT, distance
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
+from fxpasses.checking.windows import changed_nodes
 from fxpasses.errors import Location
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import copy_graph

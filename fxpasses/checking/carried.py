@@ -11,12 +11,11 @@ from typing import Any
 from torch import Tensor, fx
 
 from fake.error_text import describe_error
-from fxpasses.checking.changes import changed_nodes, taken_pairs
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.rounding import same_bits
 from fxpasses.checking.values import is_broken
-from fxpasses.checking.windows import can_be_cut
+from fxpasses.checking.windows import can_be_cut, changed_nodes, taken_pairs
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.numbers import computable
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, fx
 
 from fake.seam.pytree import tree_map
-from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
+from fxpasses.checking.windows import changed_nodes
 from fxpasses.graphs.rewriting import subgraphs
 
 _SEED = 20

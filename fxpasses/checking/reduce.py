@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.blame import minimise
-from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
+from fxpasses.checking.windows import changed_nodes
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.rewriting import constants_of, subgraphs, value_of
 

@@ -15,12 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.changes import Change, changes, join_changes, taken_pairs
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.computed_constants import explained_by_constants
 from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
-from fxpasses.checking.windows import Window, can_be_cut, cut
+from fxpasses.checking.windows import Change, Window, can_be_cut, changes, cut, join_changes, taken_pairs
 from fxpasses.exact import Original, Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK
 from fxpasses.graphs.numbers import computable

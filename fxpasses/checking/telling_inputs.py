@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import Unsupported, cloned, made_up, placeholders, scaled
 from fxpasses.checking.interpret import CANNOT_RUN, Run, allocates
 from fxpasses.checking.rounding import spacing
+from fxpasses.checking.windows import changed_nodes
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
 

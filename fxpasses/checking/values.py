@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, fx
 
 from fake.error_text import describe_error
-from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, Run, allocates
-from fxpasses.checking.less_precise import less_precise
-from fxpasses.checking.rounding import Distance, distance, moved, other_sign, same_bits
+from fxpasses.checking.rounding import Distance, distance, less_precise, moved, other_sign, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting
 from fxpasses.checking.unreachable import unreachable
-from fxpasses.checking.windows import Window
+from fxpasses.checking.windows import Window, changed_nodes
 from fxpasses.graphs.numbers import computable
 
 aten = torch.ops.aten

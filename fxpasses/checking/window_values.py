@@ -20,13 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.changes import Change
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
-from fxpasses.checking.less_precise import less_precise
-from fxpasses.checking.rounding import same_bits
+from fxpasses.checking.rounding import less_precise, same_bits
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
-from fxpasses.checking.windows import Window, cut
+from fxpasses.checking.windows import Change, Window, cut
 from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.rewriting import copy_graph, value_of
 

@@ -8,11 +8,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxpasses
 from fxpasses.checking.carried import Carried, Step
-from fxpasses.checking.changes import changed_nodes, changes
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.values import Reference, compare, value_names
-from fxpasses.checking.windows import cut
+from fxpasses.checking.windows import changed_nodes, changes, cut
 from fxpasses.graphs.rewriting import copy_graph
 
 aten = torch.ops.aten

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxpasses.checking.changes import changed_nodes, changes
 from fxpasses.checking.values import Reference, compare
+from fxpasses.checking.windows import changed_nodes, changes
 
 aten = torch.ops.aten
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses.checking.less_precise import less_precise
-from fxpasses.checking.rounding import distance
+from fxpasses.checking.rounding import distance, less_precise
 from fxpasses.checking.values import Reference, compare, value_names
 
 aten, prims = torch.ops.aten, torch.ops.prims

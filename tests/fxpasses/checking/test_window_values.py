@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import fxpasses
-from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.telling_inputs import telling_sizes
 from fxpasses.checking.values import Reference, compare, rounds_worse, value_names
 from fxpasses.checking.window_values import at_telling_values
