@@ -77,6 +77,12 @@ def _diagonal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
         )
 
 
+@rule("aten::split.Tensor")
+def _split(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """``split`` into equal parts: eager's own code, in one step instead of torch's two."""
+    return NotImplemented if is_symbolic(args, kwargs) else _in_eagers_code(mode, func, args, kwargs)
+
+
 @rule("aten::rot90")
 def _rot90(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A quarter turn is a flip, seen transposed."""

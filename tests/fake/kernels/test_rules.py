@@ -235,7 +235,7 @@ def test_every_rule_has_a_case() -> None:
     ]
     untested = {rule.__name__.removeprefix("_") for rule in ours if rule not in tested}
     # "view" gives torch's answer with fewer guards: tests/fake/symbols/test_exactness.py; "grouped_mm" has a file of
-    # its own, as have those of "without_meta" and of sparse tensors ("addmm", "compressed"); "max_pool" (no images),
+    # its own, as have those of "without_meta" and of sparse tensors ("addmm", "compressed"); "split" (torch's answer in one step: test_in_torchs_place.py), "max_pool" (no images),
     # "round_decimals" (too many), "batches", "pixel_unshuffle", "pow_by_number", "shift_by_number", "masked_fill" and "rot90" are in
     # test_edges.py, "where" is in tests/fake/test_refusals.py; for the others see below.
     assert untested == {
@@ -250,6 +250,7 @@ def test_every_rule_has_a_case() -> None:
         "rot90",
         "round_decimals",
         "shift_by_number",
+        "split",
         "to_sparse",
         "unique_consecutive",
         "view",
