@@ -290,7 +290,7 @@ class FirstCalls:
             Mismatch("value", names[d.position], d.position, d.problem, d.calls) for d in found.differences
         ]
         reference = Reference(found.before, found.inputs, samples=0)
-        known = known or rounds_worse(reference.rewriting(found.after))
+        known = known or rounds_worse(reference.rewriting(found.after), names)
         if known:
             self._check.examine(rewrite, Trial(reference, found.where, known=known))
 

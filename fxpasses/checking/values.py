@@ -229,7 +229,7 @@ def compare(
         reference.unreachable = unreachable(rewriting, ("random",))
     if bitwise or same:
         return []
-    return _newly_infinite(reference, got, names) or _less_precise(reference, rewriting, names)
+    return _newly_infinite(reference, got, names) or rounds_worse(rewriting, names)
 
 
 def _are_same(expected: Outcome, got: Outcome, signs: bool) -> bool:
@@ -250,11 +250,23 @@ def _in_windows(rewriting: Rewriting) -> list[Mismatch] | None:
     return found
 
 
-def rounds_worse(rewriting: Rewriting) -> list[Mismatch]:
-    """The windows in which a rewritten graph, which is the same function, loses digits."""
+def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
+    """Where a rewritten graph, which is the same function, loses digits: in windows, or in results where windows cannot be judged alone.
+
+    Args:
+        rewriting: the graphs, and inputs.
+        names: of the results.
+    """
+    if rewriting.windows is None or rewriting.suspects:
+        found = less_precise(rewriting.before, rewriting.after, rewriting.inputs).items()
+        return [
+            Mismatch("value", names[at], at, f"LESS PRECISE: {how}", rounds=True)
+            for at, how in found
+            if math.isfinite(how.times)
+        ]
     return [
         _of_window(window, at, how)
-        for window in rewriting.windows or ()
+        for window in rewriting.windows
         for at, how in less_precise(window.before, window.after, window.inputs).items()
         if math.isfinite(how.times)
     ]
@@ -266,18 +278,6 @@ def is_broken(values: Sequence[Any]) -> bool:
         isinstance(v, Tensor) and v.is_floating_point() and bool((v.isnan() | computable(v).isposinf()).any())
         for v in values
     )
-
-
-def _less_precise(reference: Reference, rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
-    """The results that the rewrite rounds worse than it may: of each window, or of the graph where windows cannot be judged alone."""
-    if rewriting.windows is None or rewriting.suspects:
-        found = less_precise(reference.gm, rewriting.after, reference.inputs)
-        return [
-            Mismatch("value", names[at], at, f"LESS PRECISE: {how}", rounds=True)
-            for at, how in found.items()
-            if math.isfinite(how.times)
-        ]
-    return rounds_worse(rewriting)
 
 
 def _of_window(window: Window, at: int, how: Distance) -> Mismatch:

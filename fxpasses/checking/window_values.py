@@ -10,7 +10,6 @@ An input of a window that the graph computes becomes an input of both graphs, if
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,14 +129,16 @@ def at_telling_values(rewriting: Rewriting) -> Iterator[Found]:
                 if found.differences:
                     yield found
         for values, where in _losing_values(given, free) if rounds else ():
-            inputs = [
-                as_recorded_dtype(values.get(name, value), value)
-                for name, value in zip(given, window.inputs, strict=True)
-            ]
+            wide = {**given, **values}.values()
+            inputs = [as_recorded_dtype(v, held) for v, held in zip(wide, window.inputs, strict=True)]
             if any(
                 how.times < math.inf for how in less_precise(window.before, window.after, inputs).values()
             ):
-                yield dataclasses.replace(_on_the_whole(rewriting, window, values, where), differences=[])
+                found = _on_the_whole(rewriting, window, values, where)
+                if (
+                    not found.differences
+                ):  # it is the same function, of values that nothing relates any more, too
+                    yield found
 
 
 def _compares(window: Window) -> bool:
@@ -170,16 +171,17 @@ def _losing_values(given: Mapping[str, Any], free: Sequence[str]) -> Iterator[tu
 
 
 def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
-    """A window that begins at inputs that may be any number, as far as these are near."""
+    """A window that begins at inputs that may be any number, whatever the others are, as far as these are near."""
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
     for _ in range(_MOST_CALLS):
+        taken = {nodes[name] for name in _names(window)}
         more = {
-            name
-            for name in _names(window)
-            if name in others
-            and torch.Tag.pointwise in getattr(nodes[name].target, "tags", ())
-            and not _is_free(nodes[name])
+            node.name
+            for node in taken
+            if node.name in others
+            and torch.Tag.pointwise in getattr(node.target, "tags", ())
+            and not (_is_free(node) and all(_is_apart(node, other) for other in taken))
         }
         change = window.change
         wider = Change(change.before | more, change.after | more, change.given)

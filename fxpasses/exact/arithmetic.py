@@ -20,6 +20,8 @@ from fxpasses.exact.fields import LEVELS, Field
 _CANCELLED = 1e-9
 """A sum so much smaller than its terms may be zero: the residues know."""
 _LARGEST_DENOMINATOR = 2**20
+_MOST_EXPONENTS = 64
+"""Different integers in a tensor of exponents."""
 
 
 class Dual:
@@ -231,6 +233,11 @@ class Arithmetic:
     def pow(self, base: Operand, exponent: Operand) -> Dual:
         """``base ** exponent``: exact for integers and halves, else ``exp(exponent * log(base))``."""
         if isinstance(exponent, (Dual, Tensor)):
+            whole = self.dual(exponent).witness.unique()
+            if 0 < len(whole) <= _MOST_EXPONENTS and bool(
+                (whole == whole.round()).all() & (whole.abs() < 2**31).all()
+            ):
+                return self._integer_powers(self.dual(base), self.dual(exponent), whole.tolist())
             logarithm: Operand = (
                 self.log(base) if isinstance(base, (Dual, Tensor)) else self.log(self.dual(float(base)))
             )
@@ -245,6 +252,16 @@ class Arithmetic:
         else:
             powered = self.exp(self.mul(self.log(a), exponent))
         return self.finished(a.witness**exponent, powered.residues, a)
+
+    def _integer_powers(self, a: Dual, exponents: Dual, distinct: list[float]) -> Dual:
+        """``a ** exponents``, of elements that are few different integers: powers of a decay."""
+        witness = torch.pow(a.witness, exponents.witness)
+        residues = [torch.zeros(witness.shape, dtype=r.dtype) for r in a.residues]
+        for number in distinct:
+            powered = self.integer_power(a, int(number)).residues
+            here = exponents.witness == number
+            residues = [torch.where(here, p, r) for p, r in zip(powered, residues, strict=True)]
+        return self.finished(witness, residues, a, exponents)
 
     def exp(self, a: Operand) -> Dual:
         """``exp(a)``; exactly zero where float64 says so: ``exp(-1e30)`` is what ``exp(-inf)`` is."""

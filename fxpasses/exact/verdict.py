@@ -34,6 +34,7 @@ _DEGREE = 2000
 """The degree that the printed bound assumes of the difference of two graphs, relative to values that they share."""
 _SMALLEST_FIELD = 2**21
 _MOST_DOUBLINGS = 30
+_MOST_NAMED = 8
 _TELLING: tuple[Family, ...] = ("rows", "ties", "zeros")
 _OTHER_POWERS = (-10, -24, 6, 11, 16, 21, 26)
 """Where an epsilon shows: on rows of equal numbers, and on small ones. And on large ones what an activation far beyond its end hides."""
@@ -81,7 +82,7 @@ class Verdict:
         samples: how many random samples were equal.
         bound: the probability that this many samples miss a difference, for a difference of degree 2,000.
         opaque: operators that were taken as uninterpreted functions, with their number of calls.
-        needed: operators that stand in the way of a proof.
+        needed: operators that stand in the way of a proof: those without a rule, or else what the rewrite calls otherwise.
         evaluated: calls of the graph after that were evaluated in a sample, of all that it has.
         calls: calls of the graph after.
         edges: findings on inputs of the families of :data:`fxpasses.exact.samples.EDGES`; not part of ``kind``.
@@ -113,7 +114,8 @@ class Verdict:
             close = ""
             if self.kind == "APPROXIMATE":
                 close = f" (another function, at most {self.distance:.2g} of the largest value away)"
-            needs = f"; no exact rule for {', '.join(self.needed)}" if self.needed else ""
+            why = "no exact rule for" if self.opaque else "no identity is known of"
+            needs = f"; {why} {', '.join(self.needed)}" if self.needed else ""
             said = f"{self.kind}{close}: {self.finding}{needs}{taken}"
         return "\n".join([said, *(f"  at an edge: {finding}" for finding in self.edges)])
 
@@ -286,7 +288,12 @@ class Original:
                 Finding("random", "the graph", Comparison("unproved", reason=reason)),
             )
         if verdict.kind == "UNPROVED":
-            verdict.needed = tuple(verdict.opaque)
+            others = (
+                n for n in after.graph.nodes if n.op == "call_function" and n.name not in verdict.adopted
+            )
+            verdict.needed = tuple(verdict.opaque or dict.fromkeys(str(n.target) for n in others))[
+                :_MOST_NAMED
+            ]
 
 
 def _kind(comparison: Comparison) -> Kind:

@@ -35,6 +35,11 @@ def found(before, after, inputs):
     return list(at_telling_values(Reference(before, inputs).rewriting(after)))
 
 
+def worse(at):
+    names = value_names(at.before, "joint")
+    return rounds_worse(Reference(at.before, at.inputs).rewriting(at.after), names)
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_a_comparison_that_takes_the_other_side(name):
     activation = ACTIVATIONS[name]
@@ -113,7 +118,7 @@ def test_digits_that_few_inputs_lose(name):
 
     def is_worse(before, after):
         several = found(before, after, inputs)
-        return any(rounds_worse(Reference(at.before, at.inputs).rewriting(at.after)) for at in several)
+        return any(worse(at) for at in several)
 
     assert is_worse(before, after)
     assert not is_worse(after, before)
@@ -152,3 +157,30 @@ def test_sizes_beyond_what_a_pass_changed():
     positions = fxpasses.capture(lambda x: x + torch.arange(9.0)[:, None].clamp(max=128), x).forward
     free = fxpasses.capture(lambda x: x + torch.arange(9.0)[:, None], x).forward
     assert telling_sizes(positions, free) == [130]
+
+
+def quantized(round):
+    def straight_through(x):
+        return (x + (round(x * 4) / 4 - x).detach()) * x
+
+    return straight_through
+
+
+def test_ties_are_tried_where_a_window_takes_values_that_are_made_of_each_other():
+    x = torch.randn(4, 6, requires_grad=True)
+    inputs = [x.detach(), torch.randn(4, 6)]
+    before, after = (
+        fxpasses.capture(quantized(round), x).joint for round in (torch.round, lambda v: (v + 0.5).floor())
+    )
+    assert found(before, after, inputs)
+
+
+def test_values_that_nothing_relates_any_more_lose_no_digits():
+    x, y = torch.randn(3, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+    before, after = (
+        fxpasses.capture(f, x, y).joint
+        for f in (torch.logaddexp, lambda x, y: torch.maximum(x, y) + torch.log1p((-(x - y).abs()).exp()))
+    )
+    inputs = [x.detach(), y.detach(), torch.randn(3, 5)]
+    for at in found(before, after, inputs):
+        assert not worse(at)

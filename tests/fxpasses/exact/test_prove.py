@@ -143,7 +143,11 @@ def looked_up(ids):
 @pytest.mark.parametrize(
     ("item", "model", "inputs"),
     [
-        (retargeted(aten.ge.Scalar, aten.gt.Scalar), lambda x: torch.where(x >= 1, x * 2, x), [torch.randn(3, 4)]),
+        (
+            retargeted(aten.ge.Scalar, aten.gt.Scalar),
+            lambda x: torch.where(x >= 1, x * 2, x),
+            [torch.randn(3, 4)],
+        ),
         (
             retargeted(aten.ne.Scalar, aten.gt.Scalar, 0),
             labelled,

@@ -19,6 +19,11 @@ def graphs(before, after, *inputs):
 
 
 EQUAL = {
+    "powers of a decay": (
+        lambda x: (x[0].sigmoid() ** torch.arange(4.0)[:, None]).sum(0),
+        lambda x: 1 + x[0].sigmoid() * (1 + x[0].sigmoid() * (1 + x[0].sigmoid())),
+        X,
+    ),
     "split matmul": (lambda x, w: x @ w, lambda x, w: x[:, :3] @ w[:3] + x[:, 3:] @ w[3:], X, W),
     "matmul transposed": (lambda x, w: x @ w, lambda x, w: (w.t() @ x.t()).t(), X, W),
     "softmax": (lambda x: x.softmax(-1), lambda x: x.exp() / x.exp().sum(-1, keepdim=True), X),
