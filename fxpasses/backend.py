@@ -15,6 +15,7 @@ from torch import fx
 from fake.seam.patches import LEDGER
 from fxpasses import dynamo
 from fxpasses._torch_ranks import HERE
+from fxpasses.dynamo._torch_ddp import cut_buckets
 from fxpasses.dynamo._torch_registry import forget_cudagraphs, repeatable_registration
 from fxpasses.plans import entry
 
@@ -34,6 +35,12 @@ def _fxpasses(
     return compile_frame(gm, example_inputs, mode=mode, options=options)
 
 
+def _planned_buckets(gm: fx.GraphModule, keywords: Mapping[str, Any]) -> Any:
+    from fxpasses.regional import planned_buckets
+
+    return planned_buckets(gm, keywords)
+
+
 def _reset() -> None:
     """What ``torch._dynamo.reset()`` calls on a backend."""
     forget_cudagraphs()
@@ -46,6 +53,7 @@ _fxpasses.reset = _reset  # type: ignore[attr-defined]
 PATCHES = LEDGER.add(
     dynamo.around_compilations(_fxpasses),
     entry.before_tracing(_fxpasses),
+    cut_buckets(_fxpasses, _planned_buckets),
     *repeatable_registration("fxpasses", _fxpasses),
 )
 """What torch has to know before it calls the backend for the first time."""

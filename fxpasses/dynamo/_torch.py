@@ -109,6 +109,7 @@ def backend_of(given: Any) -> tuple[Any, Mapping[str, Any]]:
     while True:
         keywords = {**getattr(given, "kwargs", {}), **keywords}
         inner = getattr(given, "compiler_fn", None) or getattr(given, "_torchdynamo_orig_backend", None)
+        inner = inner or getattr(getattr(given, "__self__", None), "backend_compile_fn", None)  # DDPOptimizer
         if inner is None or inner is given:
             return given, keywords
         given = inner

@@ -35,7 +35,7 @@ from fxpasses.graphs.provenance import annotate, failing_node
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner._torch import BackwardState
 from fxpasses.pass_manager.manager import PassManager
-from fxpasses.regional import KnownRegions
+from fxpasses.regional import KnownRegions, known_regions
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Hooks:
         of_region: whether the graph is a region's: whoever compiles the graph around it deals with failures.
         counts: false for a subgraph of a graph that is counted already.
         advises: whether errors reach somebody who gave options to ``torch.compile``.
-        regions: those of one Dynamo graph that are compiled already, by their calls: new ones are added.
+        regions: those of one model that are compiled already, by their calls: new ones are added.
     """
 
     compiler: Callable[[Options, fx.GraphModule, Sequence[Any]], Compiler] | None = None
@@ -66,7 +66,7 @@ class Hooks:
     of_region: bool = False
     counts: bool = True
     advises: bool = False
-    regions: KnownRegions = field(default_factory=dict)
+    regions: KnownRegions = field(default_factory=known_regions)
 
 
 class Stages:

@@ -8,6 +8,7 @@
 """
 
 from fxpasses.regional._torch_floats import floats_of_one_graph
+from fxpasses.regional.buckets import known_regions, planned_buckets
 from fxpasses.regional.compile import RegionCompiler
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionContractError, RegionGraphError, RegionRefused
@@ -36,6 +37,8 @@ __all__ = [
     "floats_of_one_graph",
     "hold_regions",
     "inline_gathers",
+    "known_regions",
+    "planned_buckets",
     "regions",
     "settle_floats",
     "with_regions",

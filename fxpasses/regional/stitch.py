@@ -19,6 +19,7 @@ from fxpasses.counters import Fallback, counters
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional import _torch, _torch_dtensor, region_operators
+from fxpasses.regional.buckets import planned_search
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.explain import RegionReport, make_report
@@ -94,7 +95,7 @@ def with_regions(
         return done.gm, done.regions
     try:
         with counters.timed("regions"):
-            done = _regionalize(gm, options, known, compile)
+            done = _regionalize(gm, options, known, compile, whole=True)
     except StageError as error:
         if options.on_failure == "raise":
             error.advise()
@@ -149,14 +150,16 @@ def _regionalize(
     compile: CompileRegion,
     *,
     runs_twice: bool = False,
+    whole: bool = False,
 ) -> RegionalizedGraph:
     """Find a graph's repeated subgraphs, compile each kind once, and call it wherever it occurs.
 
-    ``runs_twice`` says whether the backward pass computes the graph again: a checkpointed function.
+    ``runs_twice`` says whether the backward pass computes the graph again: a checkpointed function; ``whole`` whether Dynamo made the graph.
     """
     refused = _torch.may_contain_regions() if options.compiler == "inductor" else ""
     choice = "off" if refused else options.regions
-    found = search(gm, choice, CostModel.for_compiler(options.compiler))
+    found = planned_search(gm) if whole and not refused else None
+    found = found or search(gm, choice, CostModel.for_compiler(options.compiler))
     done = _replaced(gm, found, refused, runs_twice, known, compile)
     return done if choice == "off" else _inside_checkpoints(done, gm, found.facts, options, known, compile)
 
