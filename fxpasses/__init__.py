@@ -12,7 +12,10 @@
 
 from typing import TYPE_CHECKING
 
-from fxpasses import _companions, _torch_ranks  # noqa: F401  (before anything that imports what it checks)
+from fxpasses import _companions  # noqa: F401  (before anything that imports what it checks)
+
+# isort: split
+from fxpasses.ranks import here  # noqa: F401  (ranks may ask before this one compiles)
 
 # isort: split
 from fake.seam.lazy import lazy_names

@@ -14,7 +14,7 @@ from torch import fx
 
 from fake.seam.patches import LEDGER
 from fxpasses import dynamo
-from fxpasses._torch_ranks import HERE
+from fxpasses.ranks.here import HERE
 from fxpasses.dynamo._torch_ddp import cut_buckets
 from fxpasses.dynamo._torch_registry import forget_cudagraphs, repeatable_registration
 from fxpasses.plans import entry

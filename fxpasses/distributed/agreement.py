@@ -26,7 +26,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
-from fxpasses._torch_ranks import HERE
+from fxpasses.ranks.here import HERE
 from fxpasses.compiling.history import Compilation
 from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import Answering, note_absent_ranks, reaching_store

@@ -1,4 +1,4 @@
-"""Questions to other ranks, which a thread of each answers (:mod:`fxpasses._torch_ranks`)."""
+"""Questions to other ranks, which a thread of each answers (:mod:`fxpasses.ranks.here`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fxpasses import _torch_ranks
-from fxpasses._torch_ranks import HERE, job_store
+from fxpasses.ranks import here
+from fxpasses.ranks.here import HERE, job_store
 from fxpasses.distributed import _torch
 from fxpasses.errors import RankMismatchError
 
@@ -36,7 +36,7 @@ class Answering:
         job_store().check(
             ["fxpasses"]
         )  # fails at once where the store is gone; another connection is tried for minutes
-        _torch_ranks.answer_from_now_on()
+        here.answer_from_now_on()
 
     @staticmethod
     def introduce() -> None:
@@ -49,7 +49,7 @@ class Answering:
     @staticmethod
     def has_left(rank: int) -> bool:
         """Whether the process of a rank has come to its end. One that was killed has not said so."""
-        return bool(job_store().check([_torch_ranks.left(rank)]))
+        return bool(job_store().check([here.left(rank)]))
 
     @staticmethod
     def ask(rank: int, key: str = "", call: int = 0) -> dict[str, Any] | None:
@@ -61,7 +61,7 @@ class Answering:
             call: the number of the call that it is about.
         """
         store = job_store()
-        number = _torch_ranks.pose(store, rank, key, call)
+        number = here.pose(store, rank, key, call)
         if not came(store, f"fxpasses/answer/{rank}/{number}", ASK_AFTER):
             return None
         return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))

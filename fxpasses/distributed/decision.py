@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
-from fxpasses._torch_ranks import HERE, job_store
+from fxpasses.ranks.here import HERE, job_store
 from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, came
 from fxpasses.errors import RankMismatchError

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fxpasses._torch_ranks import HERE, job_store
+from fxpasses.ranks.here import HERE, job_store
 from fxpasses.compiling.history import Compilation, explain_miss
 from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import (

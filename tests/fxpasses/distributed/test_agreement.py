@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fxpasses import _torch_ranks
+from fxpasses.ranks import here
 from fxpasses.distributed import gate
 from tests.fxpasses.distributed.processes import job
 
@@ -144,14 +144,14 @@ def test_ranks_in_eager_collectives_are_stuck_only_if_all_missing_ones_are(monke
 def test_a_rank_answers_before_it_compiles(monkeypatch):
     """One that stands in eager's collectives could not be told from a slow one."""
     introduced = []
-    monkeypatch.setattr(_torch_ranks, "answer_from_now_on", lambda: introduced.append(1))
+    monkeypatch.setattr(here, "answer_from_now_on", lambda: introduced.append(1))
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     before = set(threading.enumerate())
     for world in ("1", "2"):
         monkeypatch.setenv("WORLD_SIZE", world)
         monkeypatch.setenv("RANK", "0")
-        _torch_ranks.answer_from_the_first_group()
+        here.answer_from_the_first_group()
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     assert introduced == [1]

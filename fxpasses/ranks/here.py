@@ -135,7 +135,10 @@ HERE = Here()
 
 
 def job_store() -> Any:
-    """The store through which the processes found one another: a ``Store`` with ``clone`` and ``timeout``, which its stub leaves out."""
+    """The store through which the processes found one another: a ``Store`` with ``clone`` and ``timeout``, which its stub leaves out.
+
+    torch has no public name for it, and a seam file would import torch.
+    """
     return sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
 
 

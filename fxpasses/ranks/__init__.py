@@ -1,0 +1,1 @@
+"""What this process of a job does, for the others: needs no torch, as it begins with ``import fxpasses``."""
