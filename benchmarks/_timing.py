@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 
 def interleaved(
-    contestants: dict[str, Callable[[], object]],
-    rounds: int,
-    clock: Callable[[], float] = time.perf_counter,
+    contestants: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
     """Median seconds of a call of each contestant, over ``rounds`` rounds in which each is called once."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}

@@ -18,12 +18,18 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch.utils._traceback import CapturedTraceback
 
-from fake.seam.autograd_engine import current_autograd_node, top_saved_tensors_hooks
-from fake.seam.autograd_engine import keeps_graph_in_engine as keeps_graph
-from fake.seam.dispatch import TorchDispatchMode, dispatch_mode_depth, has_storage
-from fake.seam.dispatch import disable_current_modes as _disable_current_modes
-from fake.seam.dynamo import TensorVariable, get_metrics_context, registry
-from fake.seam.dynamo import config as dynamo_config
+from fake.seam.autograd_engine import (
+    current_autograd_node,
+    keeps_graph_in_engine as keeps_graph,
+    top_saved_tensors_hooks,
+)
+from fake.seam.dispatch import (
+    TorchDispatchMode,
+    disable_current_modes as _disable_current_modes,
+    dispatch_mode_depth,
+    has_storage,
+)
+from fake.seam.dynamo import TensorVariable, config as dynamo_config, get_metrics_context, registry
 from fake.seam.guards import TensorGuards
 from fake.seam.logging import log_state
 from fake.seam.patches import LEDGER, Patch, Setting, When, always

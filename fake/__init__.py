@@ -15,12 +15,7 @@ from fake.seam import missing as _missing  # noqa: F401  (before the first file 
 from fake.seam.lazy import lazy_names
 
 if TYPE_CHECKING:  # and when somebody asks for one of them
-    from fake._torch import (
-        extract_tensor_metadata,
-        is_fake,
-        maybe_get_fake_mode,
-        unset_fake_temporarily,
-    )
+    from fake._torch import extract_tensor_metadata, is_fake, maybe_get_fake_mode, unset_fake_temporarily
     from fake.acceleration import accelerate
     from fake.cache.calls import cache_custom_op
     from fake.errors import (

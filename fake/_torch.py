@@ -11,18 +11,15 @@ from typing import Any
 
 import torch
 import torch.nested._internal.nested_tensor as nested_tensor_module
-from torch._C import DisableTorchFunctionSubclass, TensorBase
-from torch._C import _VariableFunctions as variable_functions
+from torch._C import DisableTorchFunctionSubclass, TensorBase, _VariableFunctions as variable_functions
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import CallMethodItemSource, FloatTensorSource, RandomValueSource
 from torch._higher_order_ops.utils import registered_hop_fake_fns
-from torch._library import fake_impl as library_fake_impl
-from torch._library import simple_registry
-from torch._library import utils as library_utils
-from torch._subclasses import fake_impls
-from torch._subclasses import fake_tensor as torch_fake
+from torch._library import fake_impl as library_fake_impl, simple_registry, utils as library_utils
+from torch._subclasses import fake_impls, fake_tensor as torch_fake
 from torch._subclasses.fake_tensor import (
     DispatchCacheInfo,
+    FakeTensorConverter as TorchFakeTensorConverter,
     MetadataMismatchError,
     UnsupportedFakeTensorException,
     UnsupportedMutationAliasingException,
@@ -34,12 +31,7 @@ from torch._subclasses.fake_tensor import (
     should_allow_numbers_as_tensors,
     torch_decomp_decompositions,
 )
-from torch._subclasses.fake_tensor import FakeTensorConverter as TorchFakeTensorConverter
-from torch._subclasses.meta_utils import (
-    assert_eq,
-    assert_metadata_eq,
-    is_sparse_any,
-)
+from torch._subclasses.meta_utils import assert_eq, assert_metadata_eq, is_sparse_any
 from torch._utils import render_call
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.sym_node import SymNode, magic_methods
@@ -76,19 +68,18 @@ from fake.seam.dynamo import config as dynamo_config
 from fake.seam.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor as TorchFakeTensor,
+    FakeTensorMode as TorchFakeTensorMode,
     FunctionalTensor,
     UnsupportedOperatorException,
     from_functional_tensor,
     in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
-from fake.seam.fake_tensor import FakeTensor as TorchFakeTensor
-from fake.seam.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from fake.seam.guards import TracingContext
 from fake.seam.logging import log_state
 from fake.seam.pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from fake.seam.symbolic_shapes import config as fx_experimental_config
-from fake.seam.symbolic_shapes import int_oo
+from fake.seam.symbolic_shapes import config as fx_experimental_config, int_oo
 
 META_DEVICE = torch.device("meta")
 

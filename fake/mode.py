@@ -21,8 +21,7 @@ from fake.kernels import composites, lazy_parameters
 from fake.seam.frames import SKIPPED_FRAMES
 from fake.seam.patches import LEDGER
 from fake.symbols._torch import LocalSource
-from fake.symbols.contract import Dim, Dims, declare_on, parse_dims
-from fake.symbols.contract import symbolic_context as context_of_dims
+from fake.symbols.contract import Dim, Dims, declare_on, parse_dims, symbolic_context as context_of_dims
 from fake.symbols.node import OPERATORS, lean_state
 from fake.tensors import modules
 from fake.tensors.convert import FakeTensorConverter

@@ -20,8 +20,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
-from torch._dynamo.exc import TorchDynamoException as DynamoError
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchDynamoException as DynamoError
 from torch._functorch.aot_autograd import (
     SerializableAOTDispatchCompiler,
     aot_module_simplified,
@@ -38,10 +37,10 @@ from torch._inductor.compile_fx import (
     fw_compiler_freezing,
     get_cpp_wrapper_config,
     get_num_model_outputs,
+    partition_fn as inductor_partition_fn,
     run_pre_grad_passes,
     select_decomp_table,
 )
-from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
 from torch._inductor.compiler_bisector import CompilerBisector
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -68,15 +67,16 @@ from fake.seam.dispatch import (
     enable_python_dispatcher,
     has_kernel,
 )
-from fake.seam.dynamo import TensorifyScalarRestartAnalysis
-from fake.seam.dynamo import config as dynamo_config
-from fake.seam.dynamo import counters as dynamo_counters
-from fake.seam.dynamo import reset_code as _reset_code
+from fake.seam.dynamo import (
+    TensorifyScalarRestartAnalysis,
+    config as dynamo_config,
+    counters as dynamo_counters,
+    reset_code as _reset_code,
+)
 from fake.seam.fake_tensor import FakeTensor, FakeTensorMode
 from fake.seam.fx import detect_fake_mode, has_effects
 from fake.seam.guards import TracingContext, tracing
-from fake.seam.inductor import CustomPartitionerFn, OutputCode
-from fake.seam.inductor import config as inductor_config
+from fake.seam.inductor import CustomPartitionerFn, OutputCode, config as inductor_config
 from fake.seam.patches import LEDGER, Patch, ThreadPatch, When, always
 
 _AOT_PARAMETERS = inspect.signature(aot_module_simplified).parameters
@@ -97,9 +97,7 @@ def unwrapped(error: Exception, frame: FrameType | None) -> Exception:
     kind = type(error)
     text = str(error)  # without what Dynamo adds: how to report a bug of its own
     made: Any = type(
-        kind.__name__,
-        (kind, ShortenTraceback),
-        {"__module__": kind.__module__, "__str__": lambda self: text},
+        kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__, "__str__": lambda self: text}
     )
     same = made.__new__(made)
     ShortenTraceback.__init__(same, *error.args, first_useful_frame=frame)

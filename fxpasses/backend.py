@@ -14,10 +14,10 @@ from torch import fx
 
 from fake.seam.patches import LEDGER
 from fxpasses import dynamo
-from fxpasses.ranks.here import HERE
 from fxpasses.dynamo._torch_ddp import cut_buckets
 from fxpasses.dynamo._torch_registry import forget_cudagraphs, repeatable_registration
 from fxpasses.plans import entry
+from fxpasses.ranks.here import HERE
 
 __all__ = ["PATCHES", "fxpasses"]  # noqa: F822 - __getattr__ has it
 

@@ -400,11 +400,7 @@ REWRITES: dict[str, Rewriting] = {
         gradients=False,
     ),
     "a state in place": Rewriting(
-        _running,
-        _running_at_once,
-        lambda x, s: _running(x, s, False),
-        _floats((4, 6), (6,)),
-        state=(1,),
+        _running, _running_at_once, lambda x, s: _running(x, s, False), _floats((4, 6), (6,)), state=(1,)
     ),
     "in place on a view": Rewriting(
         lambda x: (y := x * 2, y[:, 1:].mul_(3))[0].sum(-1),

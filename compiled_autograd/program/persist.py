@@ -55,12 +55,7 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
                 str(path), f"{node.name}, a constant of a compiled function, has no place in a file"
             )
     for name, target in sorted(_targets(graph).items()):
-        if name.startswith((_OPERATOR, *_OURS)) or name.split("_")[0] in (
-            "torch",
-            "device",
-            "inf",
-            "nan",
-        ):
+        if name.startswith((_OPERATOR, *_OURS)) or name.split("_")[0] in ("torch", "device", "inf", "nan"):
             continue
         if getattr(target, "__module__", None) != "_operator":
             raise GraphReloadError(str(path), f"{name} ({target!r}) cannot be named in a file")

@@ -188,11 +188,7 @@ class _Segment:
         log_compile(self.part.title, f"runs uncompiled: {reason}")
 
     def _compile_static(
-        self,
-        values: list[Any],
-        sizes: Sequence[int],
-        scalars: Sequence[Any],
-        lifted: Sequence[int] = (),
+        self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any], lifted: Sequence[int] = ()
     ) -> Any:
         started = time.perf_counter()
         kept = list(values)

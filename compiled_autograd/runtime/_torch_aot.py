@@ -18,12 +18,8 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 
 from fake.seam.dispatch import (
     DisableAutocast as autocast_disabled,
-)
-from fake.seam.dispatch import (
     HigherOrderOperator,
-)
-from fake.seam.dispatch import disable_current_modes as _disable_current_modes
-from fake.seam.dispatch import (
+    disable_current_modes as _disable_current_modes,
     is_any_autocast_enabled as autocast_enabled,
 )
 from fake.seam.fake_tensor import unset_fake_temporarily

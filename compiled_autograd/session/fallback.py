@@ -23,10 +23,7 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
     ),
     (r"can not trace unhashable IValues, error: (.*)", r"a C++ Function saved an unhashable value (\1)"),
     (r"TorchDispatchMode not yet implemented", "a TorchDispatchMode is active"),
-    (
-        _BESIDE,
-        "inside a captured pass with C++ hooks, or beside one of another thread",
-    ),
+    (_BESIDE, "inside a captured pass with C++ hooks, or beside one of another thread"),
     (r"requires no threads in backwards", "another thread is inside a backward pass"),
     (r"compiled_args not implemented: (\S+)", r"node \1 tells C++ nothing about itself"),
     (r"apply_with_saved not implemented: (\S+)", r"node \1 cannot be recorded"),

@@ -13,15 +13,7 @@ from typing import Any
 
 from fake import _torch as _t
 from fake.cache._torch import preferred_device_type
-from fake.cache.calls import (
-    PURE,
-    compare,
-    handle_directly,
-    is_mutable,
-    renew,
-    tensors_of,
-    uncacheable_reason,
-)
+from fake.cache.calls import PURE, compare, handle_directly, is_mutable, renew, tensors_of, uncacheable_reason
 from fake.cache.disk import DiskCache, symbolic_name
 from fake.cache.key import HANDLER, IN_A_FORMULA, compile_key, made_by, plain_key
 from fake.cache.links import Unlinked, refined, with_links

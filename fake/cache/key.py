@@ -16,8 +16,7 @@ import torch
 from torch.fx.immutable_collections import immutable_list
 
 from fake import _torch as _t
-from fake.cache.symbolic import metadata_of
-from fake.cache.symbolic import token as symbol_token
+from fake.cache.symbolic import metadata_of, token as symbol_token
 from fake.tensors.tensor import FakeTensor, Unkeyable
 
 _PLAIN_TYPES = frozenset(

@@ -22,13 +22,7 @@ from fake.cache.links import Linked
 from fake.cache.patterns import NormalizedMetadata, normalized_metadata, pattern_of
 from fake.cache.recipe import Fresh, Recipe, Sequence, View
 from fake.cache.store import drop_older_half
-from fake.cache.symbolic import (
-    SizeToken,
-    SymbolicMetadata,
-    intern_symbolic,
-    state_of,
-    token_of_expression,
-)
+from fake.cache.symbolic import SizeToken, SymbolicMetadata, intern_symbolic, state_of, token_of_expression
 from fake.cache.symbolic_recipe import SymbolicConstant
 from fake.tensors.tensor import Unkeyable
 

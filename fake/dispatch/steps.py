@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
-from fake import kernels
+from fake import _torch as _t, kernels
 from fake.cache.evaluations import hints_do_not_matter, refuse
 from fake.cache.replacements import REPLACEMENTS
 from fake.dispatch.constants import fold, forget_written, lift

@@ -16,15 +16,11 @@ from torch._C import DisableTorchFunction, _AutoDispatchBelowAutograd, _dispatch
 from torch._prims_common import (
     ELEMENTWISE_TYPE_PROMOTION_KIND,
     elementwise_dtypes,
+    is_non_overlapping_and_dense_or_false as is_dense,
     suggest_memory_format,
 )
-from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch._subclasses.fake_impls import get_fast_op_impls, op_implementations_checks
-from torch.fx.experimental.symbolic_shapes import (
-    free_unbacked_symbols,
-    guard_or_false,
-    statically_known_true,
-)
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 
 from fake._torch import is_tracing
 from fake.seam import pytree
@@ -32,19 +28,15 @@ from fake.seam.dispatch import (
     DisableAutocast,
     DispatchKey,
     OpOverload,
+    TorchDispatchModeKey as _TorchDispatchModeKey,
     check,
     decomposition_table,
+    get_dispatch_mode as _get_dispatch_mode,
+    has_kernel as _has_kernel,
     is_key_excluded,
     meta_table,
     no_dispatch,
 )
-from fake.seam.dispatch import (
-    TorchDispatchModeKey as _TorchDispatchModeKey,
-)
-from fake.seam.dispatch import (
-    get_dispatch_mode as _get_dispatch_mode,
-)
-from fake.seam.dispatch import has_kernel as _has_kernel
 from fake.seam.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,

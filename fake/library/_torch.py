@@ -18,19 +18,20 @@ import torch
 import torch.library as torch_library
 from torch import _C
 from torch._C._dynamo import eval_frame as _eval_frame
-from torch._library import fake_profile
-from torch._library import opaque_object as _opaque_object
+from torch._library import fake_profile, opaque_object as _opaque_object
 from torch._library.autograd import supports_tensorlist
-from torch._library.custom_ops import OPDEF_TO_LIB, OPDEFS
-from torch._library.custom_ops import CustomOpDef as TorchCustomOpDef
-from torch._library.custom_ops import _maybe_get_opdef as maybe_get_opdef
+from torch._library.custom_ops import (
+    OPDEF_TO_LIB,
+    OPDEFS,
+    CustomOpDef as TorchCustomOpDef,
+    _maybe_get_opdef as maybe_get_opdef,
+)
 from torch._library.effects import EffectType
 from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, tuple_to_list
 from torch._library.simple_registry import singleton as simple_registry
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, is_symbolic
 
-from fake._torch import library_fake_impl as _fake_impl
-from fake._torch import library_utils as _utils
+from fake._torch import library_fake_impl as _fake_impl, library_utils as _utils
 from fake.error_text import error_text
 from fake.seam import pytree
 from fake.seam.dispatch import OpOverload, OpOverloadPacket

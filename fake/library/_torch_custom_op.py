@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from torch._custom_op.impl import SUPPORTED_DEVICE_TYPE_TO_KEY as DEVICE_KEYS
-from torch._custom_op.impl import CustomOp, get_op, global_registry
-from torch._custom_op.impl import custom_op as object_custom_op
-from torch._custom_ops import _destroy as destroy
-from torch._custom_ops import custom_op, impl, impl_backward, impl_save_for_backward
+from torch._custom_op.impl import (
+    SUPPORTED_DEVICE_TYPE_TO_KEY as DEVICE_KEYS,
+    CustomOp,
+    custom_op as object_custom_op,
+    get_op,
+    global_registry,
+)
+from torch._custom_ops import _destroy as destroy, custom_op, impl, impl_backward, impl_save_for_backward

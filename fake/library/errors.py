@@ -100,14 +100,7 @@ class SignatureError(LibraryError, ValueError):
     """
 
     def __init__(
-        self,
-        op: str,
-        role: str,
-        problem: str,
-        *,
-        expected: str,
-        actual: str,
-        argument: str | None = None,
+        self, op: str, role: str, problem: str, *, expected: str, actual: str, argument: str | None = None
     ) -> None:
         super().__init__(
             f"{op}: the {role} does not fit the operator: {problem}\n"

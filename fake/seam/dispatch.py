@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
-from torch._C import _DisableAutocast as DisableAutocast
-from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
-from torch._C import _dispatch_keys as dispatch_keys
-from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_key_excluded
-from torch._C import _dispatch_tls_is_dispatch_key_included as is_key_included
-from torch._C import _get_dispatch_mode as get_dispatch_mode
-from torch._C import _has_storage as has_storage
-from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
-from torch._C import _len_torch_dispatch_stack as dispatch_mode_depth
-from torch._C import _len_torch_function_stack as function_mode_depth
-from torch._C import _set_grad_enabled as set_grad_enabled
-from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _DisableAutocast as DisableAutocast,
+    _dispatch_has_kernel_for_dispatch_key as has_kernel,
+    _dispatch_keys as dispatch_keys,
+    _dispatch_tls_is_dispatch_key_excluded as is_key_excluded,
+    _dispatch_tls_is_dispatch_key_included as is_key_included,
+    _get_dispatch_mode as get_dispatch_mode,
+    _has_storage as has_storage,
+    _is_any_autocast_enabled as is_any_autocast_enabled,
+    _len_torch_dispatch_stack as dispatch_mode_depth,
+    _len_torch_function_stack as function_mode_depth,
+    _set_grad_enabled as set_grad_enabled,
+    _TorchDispatchModeKey as TorchDispatchModeKey,
+)
 from torch._C._functorch import (
     get_dynamic_layer_stack_depth,
     is_functorch_wrapped_tensor,
@@ -25,8 +28,7 @@ from torch._decomp import decomposition_table, meta_table
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes as disable_current_modes
 
 collectives = torch.ops._c10d_functional
 """The operators of functional collectives."""

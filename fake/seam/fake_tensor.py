@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from torch import _from_functional_tensor as from_functional_tensor
-from torch import _is_functional_tensor as is_functional_tensor
+from torch import (
+    _from_functional_tensor as from_functional_tensor,
+    _is_functional_tensor as is_functional_tensor,
+)
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
     ConstraintViolationError,
     DimDynamic,
+    ShapeEnv as TorchShapeEnv,
     StatelessSymbolicContext,
     canonicalize_bool_expr,
     free_unbacked_symbols,
@@ -25,7 +26,6 @@ from torch.fx.experimental.symbolic_shapes import (
     is_symbolic,
     statically_known_true,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Min, ModularIndexing, PythonMod
 from torch.utils._sympy.printers import PythonPrinter
@@ -46,10 +46,7 @@ def concrete_bounds(shape_env: TorchShapeEnv, symbol: sympy.Symbol) -> tuple[int
     if found is None or not symbol.is_integer:
         return None, None
     lower, upper = found.lower, found.upper
-    return (
-        int(lower) if lower.is_Integer else None,
-        int(upper) if upper.is_Integer else None,
-    )
+    return (int(lower) if lower.is_Integer else None, int(upper) if upper.is_Integer else None)
 
 
 def assume_divisible(shape_env: TorchShapeEnv, symbol: sympy.Symbol, divisor: int) -> None:

@@ -152,9 +152,7 @@ def parse_dims(dims: Dims, owner: str, rank: int | None = None) -> Dims:
             raise ContractError(owner, f"dims[{axis!r}]", f"is no dimension of it (it has {rank})")
         if not isinstance(wanted, Dim) and wanted not in _POLICIES:
             raise ContractError(
-                owner,
-                f"dims[{axis}]",
-                f"must be a fake.Dim or one of {', '.join(_POLICIES)}, not {wanted!r}",
+                owner, f"dims[{axis}]", f"must be a fake.Dim or one of {', '.join(_POLICIES)}, not {wanted!r}"
             )
         parsed[axis % rank if rank is not None else axis] = wanted
     return parsed

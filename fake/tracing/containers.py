@@ -89,5 +89,5 @@ PATCHES = LEDGER.add(
             lost="time: a class is looked up for each argument of each operator, and a description made of each tuple",
         )
         for module in (_t.functional_tensor, _t.fx_graph)
-    ),
+    )
 )

@@ -45,5 +45,5 @@ PATCHES = LEDGER.add(
             lost="time: the text of each graph is made, also where nobody reads it",
         )
         for name in ("_log_joint_graph", "_log_fw_bw_graphs")
-    ),
+    )
 )

@@ -73,9 +73,7 @@ def replay(
     1
     """
     case = _with_metadata(
-        Case(recorded_calls(graph), list(inputs), None if traced is None else list(traced)),
-        dynamic,
-        backward,
+        Case(recorded_calls(graph), list(inputs), None if traced is None else list(traced)), dynamic, backward
     )
     if after:
         case = Case(after_passes(after, case.gm, min(item.graphs)), case.inputs, case.traced)

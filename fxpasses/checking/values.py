@@ -167,10 +167,7 @@ class Reference:
 
 
 def compare(
-    reference: Reference,
-    candidate: fx.GraphModule,
-    names: Sequence[str],
-    bitwise: bool = False,
+    reference: Reference, candidate: fx.GraphModule, names: Sequence[str], bitwise: bool = False
 ) -> list[Mismatch]:
     """The mismatches of ``candidate`` with ``reference`` on its inputs; empty when there are none.
 

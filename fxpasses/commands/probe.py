@@ -33,10 +33,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     questions, crashes = list(map(str, rule.open_questions)), list(map(str, rule.crashes))
 
     def show() -> None:
-        remarks = [
-            *(f"open: {text}" for text in questions),
-            *(f"not covered: {text}" for text in crashes),
-        ]
+        remarks = [*(f"open: {text}" for text in questions), *(f"not covered: {text}" for text in crashes)]
         print(rule, *("# " + text.replace("\n", "\n# ") for text in remarks), sep="\n")
 
     data = {"source": str(rule), "decided": rule.decided, "open_questions": questions, "not_covered": crashes}

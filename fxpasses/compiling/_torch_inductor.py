@@ -13,10 +13,7 @@ import torch
 from torch import fx
 from torch._dynamo.repro.after_aot import generate_compiler_repro_string
 from torch._functorch._aot_autograd.aot_autograd_result import BundledOutputCodeLoadable
-from torch._functorch._aot_autograd.autograd_cache import (
-    BypassAOTAutogradCache,
-    should_bundle_autograd_cache,
-)
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, should_bundle_autograd_cache
 from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
 from torch._inductor.cpp_builder import is_gcc
 from torch._inductor.ir import FixedLayout, TensorBox
@@ -26,6 +23,7 @@ from torch._inductor.output_code import RegionalOutputCode
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.utils import fresh_cache
 
+import fake
 from fake.seam.inductor import GraphLowering, OutputCode
 from fake.seam.patches import LEDGER, ThreadPatch, When
 from fxpasses._torch import inductor_config, of_segment, shape_env_of
@@ -146,6 +144,9 @@ def kernel_flags() -> tuple[str, ...]:
 def cache_for_code() -> contextlib.AbstractContextManager[Any]:
     """The directory of compiled code: with caches disabled, a new one for this block, as Inductor has for each graph."""
     return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
+
+
+fake.cache_custom_op(onednn_matmul)
 
 
 @register_lowering(onednn_matmul, type_promotion_kind=None)

@@ -351,10 +351,7 @@ class EagerCompiler:
     """
 
     def __init__(
-        self,
-        options: Options,
-        decompose: bool = False,
-        compiled_callable: Direct = lambda node: None,
+        self, options: Options, decompose: bool = False, compiled_callable: Direct = lambda node: None
     ) -> None:
         self._memory_budget = options.memory_budget
         self._curve = bool(options.report)

@@ -26,7 +26,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
-from fxpasses.ranks.here import HERE
 from fxpasses.compiling.history import Compilation
 from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import Answering, note_absent_ranks, reaching_store
@@ -34,6 +33,7 @@ from fxpasses.distributed.decision import decide
 from fxpasses.distributed.gate import Gate, Offer, key
 from fxpasses.distributed.signature import Signature, SymbolicSizes, names_on_every_rank, signatures
 from fxpasses.errors import RankMismatchError
+from fxpasses.ranks.here import HERE
 
 
 class Agreement:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fxpasses.ranks import here
-from fxpasses.ranks.here import HERE, job_store
 from fxpasses.distributed import _torch
 from fxpasses.errors import RankMismatchError
+from fxpasses.ranks import here
+from fxpasses.ranks.here import HERE, job_store
 
 log = logging.getLogger(__name__)
 

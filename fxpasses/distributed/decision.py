@@ -17,10 +17,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
-from fxpasses.ranks.here import HERE, job_store
 from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, came
 from fxpasses.errors import RankMismatchError
+from fxpasses.ranks.here import HERE, job_store
 
 
 def decide(code: str, joint: fx.Graph, groups: Iterable[str], names: list[str]) -> list[str]:

@@ -14,18 +14,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fxpasses.ranks.here import HERE, job_store
 from fxpasses.compiling.history import Compilation, explain_miss
 from fxpasses.distributed import _torch
-from fxpasses.distributed.answering import (
-    ASK_AFTER,
-    SILENT_AFTER,
-    STUCK_AFTER,
-    Answering,
-    came,
-)
+from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, came
 from fxpasses.distributed.signature import CollectiveCall, Signature, first_difference
 from fxpasses.errors import RankMismatchError
+from fxpasses.ranks.here import HERE, job_store
 
 log = logging.getLogger(__name__)
 

@@ -211,10 +211,7 @@ class _Clock:
     """Time and memory of one rank, as its graphs go by."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        groups: Mapping[str, Group],
-        measured: Mapping[tuple[str, str], float] | None,
+        self, cluster: Cluster, groups: Mapping[str, Group], measured: Mapping[tuple[str, str], float] | None
     ) -> None:
         self._cluster, self._groups, self._measured = cluster, groups, measured
         self._costs = CostModel()

@@ -75,10 +75,7 @@ class SeamReport:
         lines = [f"{sum(self.names.values())} names of torch in {len(self.names)} files"]
         for title, found in (
             ("missing", [f"{use.location}: {use.name}" for use in self.missing]),
-            (
-                "other arguments than it takes",
-                [f"{u.location}: {u.name}: {why}" for u, why in self.unfit],
-            ),
+            ("other arguments than it takes", [f"{u.location}: {u.name}: {why}" for u, why in self.unfit]),
             (
                 "not in this release, and asked for before it is used",
                 sorted({f"{use.file}: {use.name}" for use in self.absent}),

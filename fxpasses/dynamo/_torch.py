@@ -40,8 +40,7 @@ from fake.seam.dispatch import (
     get_dynamic_layer_stack_depth,
     is_functorch_wrapped_tensor,
 )
-from fake.seam.dynamo import TensorVariable, config, convert_frame
-from fake.seam.dynamo import builder as variable_builder
+from fake.seam.dynamo import TensorVariable, builder as variable_builder, config, convert_frame
 from fake.seam.guards import Guard
 from fake.seam.patches import LEDGER, Patch, ThreadPatch, When
 from fake.seam.pytree import tree_map
@@ -149,12 +148,7 @@ def watch_tracing(
 
 _CALLS, _MUTATIONS, _STORES = LEDGER.add(
     *(
-        ThreadPatch(
-            owner,
-            name,
-            when=When.COMPILATION,
-            lost="time: Dynamo traces every repeated module anew",
-        )
+        ThreadPatch(owner, name, when=When.COMPILATION, lost="time: Dynamo traces every repeated module anew")
         for owner, name in (
             (UnspecializedNNModuleVariable, "call_function"),
             (SideEffects, "mutation"),

@@ -19,11 +19,7 @@ from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.side_effects import AttributeMutationNew
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.builder import GraphArg, is_dynamic_source
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    StatefulSymbolicContext,
-    SubclassSymbolicContext,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatefulSymbolicContext, SubclassSymbolicContext
 from torch.utils.weak import TensorWeakRef
 
 from fake.seam.dispatch import dispatch_keys, enable_python_dispatcher

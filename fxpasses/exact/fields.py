@@ -23,10 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_CHAINS = (
-    (16362719, 8181359, 4090679, 2045339),
-    (16295519, 8147759, 4073879, 2036939),
-)
+_CHAINS = ((16362719, 8181359, 4090679, 2045339), (16295519, 8147759, 4073879, 2036939))
 LEVELS = 3
 """Number of levels of a value."""
 

@@ -20,30 +20,16 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch._aot_autograd.utils import (
     _is_bwd_seed_offset as is_backward_seed,
-)
-from torch._functorch._aot_autograd.utils import (
     _is_fwd_seed_offset as is_forward_seed,
-)
-from torch._functorch._aot_autograd.utils import (
     _is_primal as is_primal,
-)
-from torch._functorch._aot_autograd.utils import (
     _is_tangent as is_tangent,
+    is_with_effects,
 )
-from torch._functorch._aot_autograd.utils import is_with_effects
 from torch._functorch.partitioners import (
     _has_tag_is_backward as tagged_backward,
-)
-from torch._functorch.partitioners import (
     _must_be_in_backward as must_be_in_backward,
-)
-from torch._functorch.partitioners import (
     _must_be_in_forward as must_be_in_forward,
-)
-from torch._functorch.partitioners import (
     _sync_decision_cross_ranks as sync_decision_cross_ranks,
-)
-from torch._functorch.partitioners import (
     cleanup_recompute_tags,
     default_partition,
     force_save_bw_mutation_src,
@@ -67,8 +53,7 @@ from torch.utils.flop_counter import flop_registry as _flop_registry
 from fake.seam import pytree
 from fake.seam.aot_autograd import config as functorch_config
 from fake.seam.dispatch import HigherOrderOperator, OpOverload
-from fake.seam.inductor import CustomPartitionerFn
-from fake.seam.inductor import config as inductor_config
+from fake.seam.inductor import CustomPartitionerFn, config as inductor_config
 
 _ATEN: Any = torch.ops.aten
 flop_registry: Mapping[Any, Any] = ChainMap(

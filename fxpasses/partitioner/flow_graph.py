@@ -135,12 +135,7 @@ def save_weights(
 
 
 def build_network(
-    graph: JointGraph,
-    cost: CostModel,
-    terms: Sequence[Verdict],
-    weights: list[int | None],
-    *,
-    priced: bool,
+    graph: JointGraph, cost: CostModel, terms: Sequence[Verdict], weights: list[int | None], *, priced: bool
 ) -> Network:
     """Decide what is forced, and split the rest into components.
 

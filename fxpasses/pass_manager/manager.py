@@ -294,10 +294,7 @@ class _Graph:
             raise
         except Exception as error:
             failure = PassError(
-                describe_error(error),
-                failing_node(error, self.gm),
-                pass_name=item.name,
-                graph=self.kind,
+                describe_error(error), failing_node(error, self.gm), pass_name=item.name, graph=self.kind
             )
             failure.add_lines(lines_of_pass(item, error))
             raise failure from error

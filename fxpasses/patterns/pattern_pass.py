@@ -116,12 +116,7 @@ class PatternPass(Pass):
 
     def apply(self, gm: fx.GraphModule) -> bool:
         replaced = replace_pattern(
-            gm,
-            self.pattern,
-            self.replacement,
-            self.inputs,
-            where=self.where,
-            expect_match=self.expect_match,
+            gm, self.pattern, self.replacement, self.inputs, where=self.where, expect_match=self.expect_match
         )
         return replaced > 0
 

@@ -80,9 +80,7 @@ class Stages:
             hooks.values.observers = hooks.observers
         self._to_eager = options.on_failure != "raise" and not hooks.of_region
         self._manager = PassManager(
-            options.passes,
-            [self._values] if self._values else [],
-            structure=options.check != "off",
+            options.passes, [self._values] if self._values else [], structure=options.check != "off"
         )
         self._unmatched = Unmatched(self._manager.passes)
         self._ran = False

@@ -14,18 +14,14 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
-from torch._dynamo.variables import ConstantVariable, ConstDictVariable
-from torch._dynamo.variables import sets as _sets
+from torch._dynamo.variables import ConstantVariable, ConstDictVariable, sets as _sets
 from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._functorch._aot_autograd.schemas import MutationType
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
 
-from fake.seam.aot_autograd import OutputType
-from fake.seam.aot_autograd import config as _functorch_config
-from fake.seam.dynamo import InstructionTranslator
-from fake.seam.dynamo import config as _dynamo_config
-from fake.seam.dynamo import counters as _dynamo_counters
+from fake.seam.aot_autograd import OutputType, config as _functorch_config
+from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config, counters as _dynamo_counters
 from fake.seam.guards import TracingContext
 from fake.seam.patches import LEDGER, Edit, When
 from fake.symbols._torch import TensorPropertySource

@@ -19,14 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from fxpasses.plans import _torch
-from fxpasses.plans.code import (
-    attribute_names,
-    code_digest,
-    codes_inside,
-    global_names,
-    named_by,
-    strings_of,
-)
+from fxpasses.plans.code import attribute_names, code_digest, codes_inside, global_names, named_by, strings_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import HOOKS_BESIDE, HOOKS_OF_CALLS, Walk

@@ -19,8 +19,7 @@ from torch import fx
 from fake.seam.dispatch import is_any_autocast_enabled
 from fake.symbols.guards import guards_of
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
-from fxpasses.plans import _torch_compiled as _t
-from fxpasses.plans import native
+from fxpasses.plans import _torch_compiled as _t, native
 from fxpasses.plans._torch_entry import without_frame_hook
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import calls_graph, described_frame, function_of, resume_functions

@@ -18,8 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_sy
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from fake.seam.aot_autograd import OutputType
-from fake.seam.aot_autograd import config as functorch_config
+from fake.seam.aot_autograd import OutputType, config as functorch_config
 from fake.seam.dispatch import (
     DispatchKey,
     DispatchKeySet,

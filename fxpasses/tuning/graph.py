@@ -296,12 +296,7 @@ class _Bench:
     """The workbench of one graph: see :class:`fxpasses.tuning.search.Workbench`."""
 
     def __init__(
-        self,
-        graph: _Graph,
-        inputs: list[Any],
-        one: Session,
-        default: Callable[..., Any],
-        has_regions: bool,
+        self, graph: _Graph, inputs: list[Any], one: Session, default: Callable[..., Any], has_regions: bool
     ) -> None:
         gm, options = graph.gm, dataclasses.replace(graph.options, report=None)
         self._inputs, self._options, self._session = inputs, options, one

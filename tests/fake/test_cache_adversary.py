@@ -67,8 +67,7 @@ def _compare(calls, accelerated):
 
 
 @pytest.mark.parametrize(
-    ("name", "accelerated"),
-    [*((name, False) for name in ENTRIES), *((name, True) for name in ENTRIES[::3])],
+    ("name", "accelerated"), [*((name, False) for name in ENTRIES), *((name, True) for name in ENTRIES[::3])]
 )
 def test_calls_that_differ_in_one_thing(name, accelerated):
     assert _compare(_calls(name), accelerated) > 4

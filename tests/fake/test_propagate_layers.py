@@ -60,14 +60,7 @@ def views_of_inputs(x, *weights):
     return made
 
 
-PROGRAMS = [
-    same,
-    one_constant_differs,
-    one_wiring_differs,
-    shared_weight,
-    sizes_that_grow,
-    views_of_inputs,
-]
+PROGRAMS = [same, one_constant_differs, one_wiring_differs, shared_weight, sizes_that_grow, views_of_inputs]
 
 
 def values(graph):

@@ -7,8 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import fake
-from fake import FakeTensorMode
-from fake import _torch as private
+from fake import FakeTensorMode, _torch as private
 from tests.fake.support import dynamic
 
 

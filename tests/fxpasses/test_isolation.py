@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import fx
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 from torch._inductor.lowering import lowerings
@@ -131,10 +130,7 @@ def test_updates_of_inputs_come_last_and_in_order(tmp_path):
 
 @pytest.mark.parametrize(
     ("function", "why"),
-    [
-        (lambda x, y: (x.add_(y).tanh(),), "writes"),
-        (lambda x, y: (x.tanh().tanh(),), "nothing"),
-    ],
+    [(lambda x, y: (x.add_(y).tanh(),), "writes"), (lambda x, y: (x.tanh().tanh(),), "nothing")],
 )
 def test_what_cannot_be_cut_says_so(function, why, tmp_path):
     with pytest.raises(NotIsolated, match=why):

@@ -16,10 +16,7 @@ def test_defaults():
     ("given", "message"),
     [
         ({"memory_budgt": 0.5}, "did you mean 'memory_budget'"),
-        (
-            {"memory_budgt": 0.5},
-            "accelerate, .*compiler, .*memory_budget, .*passes, .*report",
-        ),
+        ({"memory_budgt": 0.5}, "accelerate, .*compiler, .*memory_budget, .*passes, .*report"),
         ({"max_autotune": True}, "'inductor': {'max_autotune'"),
         ({"memory_budget": "half"}, "a number from 0.0 to 1.0, got 'half'"),
         ({"memory_budget": True}, "a number"),

@@ -61,10 +61,7 @@ def test_an_output_dropped():
             "dtype",
         ),
         (lambda gm, n: insert_call(gm.graph, aten.unsqueeze.default, (n, 0), like=n), "shape"),
-        (
-            lambda gm, n: insert_call(gm.graph, aten.as_strided.default, (n, [3, 4], [1, 3]), like=n),
-            "stride",
-        ),
+        (lambda gm, n: insert_call(gm.graph, aten.as_strided.default, (n, [3, 4], [1, 3]), like=n), "stride"),
     ],
 )
 def test_metadata_of_an_output(change, named):

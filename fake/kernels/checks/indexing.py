@@ -75,12 +75,7 @@ def reduces_into_something(func: OpOverload, given: dict[str, Any]) -> None:
     """As many indices as slices of the source, which are like those of the result; and those are there."""
     self, index, source = given["self"], given["index"], given["source"]
     dim = wrapped_dim(func, given["dim"], self.dim())
-    refuse(
-        index.dim() > 1,
-        func,
-        f"Index is supposed to be a vector, but got dim: {index.dim()}",
-        IndexError,
-    )
+    refuse(index.dim() > 1, func, f"Index is supposed to be a vector, but got dim: {index.dim()}", IndexError)
     shapes = [[size for axis, size in enumerate(t.shape) if axis != dim] for t in (self, source)]
     refuse(
         self.dim() != source.dim() or shapes[0] != shapes[1], func,

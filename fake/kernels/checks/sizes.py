@@ -165,11 +165,7 @@ def grid_fits_input(func: OpOverload, given: dict[str, Any]) -> None:
         grid.shape[-1:] != (self.dim() - 2,), func,
         f"expected grid to have size {self.dim() - 2} in last dimension, but {shapes}",
     )  # fmt: skip
-    refuse(
-        0 in self.shape[2:],
-        func,
-        f"expected input to have non-empty spatial dimensions, but {shapes}",
-    )
+    refuse(0 in self.shape[2:], func, f"expected input to have non-empty spatial dimensions, but {shapes}")
     refuse(
         (self.dim(), grid.dim()) != (rank, rank), func,
         f"expected {rank}D input and grid with same number of dimensions, but {shapes}",
@@ -388,10 +384,7 @@ def spaces_are_numbers(func: OpOverload, given: dict[str, Any]) -> None:
     """There is nothing between false and true."""
     dtype = given["out"].dtype if given.get("out") is not None else given.get("dtype")
     refuse(
-        dtype is torch.bool,
-        func,
-        "not implemented for torch.bool (argument 'dtype')",
-        NotImplementedError,
+        dtype is torch.bool, func, "not implemented for torch.bool (argument 'dtype')", NotImplementedError
     )
 
 

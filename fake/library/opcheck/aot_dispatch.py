@@ -18,10 +18,7 @@ def _check(name: str, op: Any, call: Call, *, dynamic: bool) -> str:
         _torch.torch_aot_check(op, call.args, call.kwargs, dynamic=dynamic, **call.tolerances)
     except Exception as error:
         raise CheckFailure(
-            name,
-            _torch.op_overload_name(op),
-            error_text(error),
-            fix=_fix(op, call, error_text(error)),
+            name, _torch.op_overload_name(op), error_text(error), fix=_fix(op, call, error_text(error))
         ) from error
     return ""
 

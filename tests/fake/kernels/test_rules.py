@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode as TorchFakeTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parameter import is_lazy
 

@@ -45,13 +45,7 @@ CALLS = {
     "ctc": lambda x: aten._ctc_loss(x, _targets(x), [4] * 6, [1, 2] * 3),
     "ctc, targets in a row": lambda x: aten._ctc_loss(x, _targets(x).view(-1)[:9], [4] * 6, [1, 2] * 3),
     "ctc backward": lambda x: aten._ctc_loss_backward(
-        torch.ones(6),
-        x,
-        _targets(x),
-        [4] * 6,
-        [1] * 6,
-        *aten._ctc_loss(x, _targets(x), [4] * 6, [1] * 6),
-        0,
+        torch.ones(6), x, _targets(x), [4] * 6, [1] * 6, *aten._ctc_loss(x, _targets(x), [4] * 6, [1] * 6), 0
     ),
     "dirichlet": lambda x: aten._sample_dirichlet(x),
     "dirichlet_grad": lambda x: aten._dirichlet_grad(x, x, x),

@@ -211,10 +211,7 @@ def test_duplicate_fake_kernel(lib, name):
 
 
 def test_fake_kernel_next_to_composites(lib):
-    for key, refused in (
-        ("CompositeImplicitAutograd", True),
-        ("CompositeExplicitAutograd", False),
-    ):
+    for key, refused in (("CompositeImplicitAutograd", True), ("CompositeExplicitAutograd", False)):
         name = fresh_name()
         define(name, "(Tensor x) -> Tensor", lib=lib)
         lib.impl(name.split("::")[1], lambda x: x.sin(), key)

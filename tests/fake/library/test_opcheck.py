@@ -14,10 +14,7 @@ from torch.testing._internal import custom_op_db
 
 from fake.library import custom_op, get_ctx, opcheck, scoped_library
 from fake.library.errors import OpCheckError
-from fake.library.opcheck import (
-    ALL_TEST_UTILS,
-    CheckFailure,
-)
+from fake.library.opcheck import ALL_TEST_UTILS, CheckFailure
 from tests.fake.library.support import NAMESPACE, fresh_name, numpy_sin, overload_of
 
 FOUR = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

@@ -66,11 +66,7 @@ CASES = {
         [(r(2, 3, 8, 9), r(4, 3, 3, 2), 2, 1), (r(1, 3, 8, 8), r(4, 3, 3, 3), 1, 0)],
         [(r(2, 3, 20, 11), r(5, 3, 3, 4), 3, 1)],
     ),
-    "quotient": (
-        lambda x: x.reshape(x.shape[0], -1, 2).sum(2),
-        [(r(3, 4),), (r(2, 8),)],
-        [(r(5, 12),)],
-    ),
+    "quotient": (lambda x: x.reshape(x.shape[0], -1, 2).sum(2), [(r(3, 4),), (r(2, 8),)], [(r(5, 12),)]),
     "new shape": (
         lambda x, sizes: x.reshape(sizes).clone(),
         [(r(2, 6), [3, 4]), (r(2, 6), [-1, 2]), (r(12), [2, 2, 3])],

@@ -7,8 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fake.symbols.program import Program
-from tests.fake.symbols.program import program as _program
+from tests.fake.symbols.program import Program, program as _program
 
 __all__ = ["FAMILIES"]
 

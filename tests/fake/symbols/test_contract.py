@@ -7,8 +7,7 @@ import contextlib
 import pytest
 import torch
 import torch._dynamo.testing
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
-from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, ShapeEnv as TorchShapeEnv
 
 import fake
 from fake import Dim

@@ -7,8 +7,7 @@ from typing import Any
 
 import sympy
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import fake
 from fake.symbols._torch import FloorDiv, Max, Mod

@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import fake
 from tests.fake.symbols.exactness import Refused, check, check_program, trace

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true, statically_known_true
 
 import fake

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 

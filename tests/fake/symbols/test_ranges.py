@@ -7,8 +7,7 @@ import operator
 
 import pytest
 import sympy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 
 from fake.symbols.expr import ONE, Linearizer, Literal, NotLinear, normalize

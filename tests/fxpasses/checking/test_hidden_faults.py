@@ -74,14 +74,8 @@ CASES = {
     "exchanges_saved_values": (Norms, lambda: torch.randn(3, 8, requires_grad=True)),
     "forgets_the_last_row": (Lookup, lambda: torch.arange(5)),
     "forgets_nan": (lambda: lambda x: x.cos().sin() + (x - x)[0], lambda: torch.randn(6, 2)),
-    "a_little_too_much": (
-        lambda: Deep().bfloat16(),
-        lambda: torch.randn(4, 16).bfloat16(),
-    ),
-    "under_one_percent": (
-        lambda: Deep(4).bfloat16(),
-        lambda: torch.randn(16, 16).bfloat16(),
-    ),
+    "a_little_too_much": (lambda: Deep().bfloat16(), lambda: torch.randn(4, 16).bfloat16()),
+    "under_one_percent": (lambda: Deep(4).bfloat16(), lambda: torch.randn(16, 16).bfloat16()),
     "sine_for_cosine_inside": (lambda: branches, lambda: torch.randn(3, 4)),
 }
 

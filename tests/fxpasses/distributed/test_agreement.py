@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fxpasses.ranks import here
 from fxpasses.distributed import gate
+from fxpasses.ranks import here
 from tests.fxpasses.distributed.processes import job
 
 

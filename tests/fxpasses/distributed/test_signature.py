@@ -2,8 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.testing._internal.common_methods_invocations import op_db
 
 from fxpasses.exact.arithmetic import Arithmetic, Dual

@@ -37,11 +37,7 @@ EQUAL = {
     "gelu": (lambda x: functional.gelu(x), lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), X),
     "tanh": (torch.tanh, lambda x: 2 * torch.sigmoid(2 * x) - 1, X),
     "exp2": (torch.exp2, lambda x: (x * 0.6931471805599453).exp(), X),
-    "log of products": (
-        lambda x: (x.exp() * (2 * x).exp()).log(),
-        lambda x: 3 * x,
-        X,
-    ),
+    "log of products": (lambda x: (x.exp() * (2 * x).exp()).log(), lambda x: 3 * x, X),
     "batch norm folded": (
         lambda x, w, b: functional.batch_norm(x @ w, b, b.square() + 1),
         lambda x, w, b: ((x @ w) - b) * (b.square() + 1 + 1e-5).rsqrt(),
@@ -49,11 +45,7 @@ EQUAL = {
         W,
         B,
     ),
-    "variance": (
-        lambda x: x.var(0, correction=0),
-        lambda x: x.square().mean(0) - x.mean(0).square(),
-        X,
-    ),
+    "variance": (lambda x: x.var(0, correction=0), lambda x: x.square().mean(0) - x.mean(0).square(), X),
     "embedding by matmul": (
         lambda ids, w: functional.embedding(ids, w),
         lambda ids, w: (ids.unsqueeze(-1) == torch.arange(6)).to(w.dtype) @ w,

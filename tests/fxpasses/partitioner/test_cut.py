@@ -4,8 +4,7 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fxpasses.partitioner.budget import chain_of_cuts
 from fxpasses.partitioner.cut import cut_component, cuts_by_price

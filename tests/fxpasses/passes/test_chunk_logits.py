@@ -32,8 +32,7 @@ def test_golden():
 
 
 @pytest.mark.parametrize(
-    "model",
-    [Head(), Head(bias=True), Head(reduction="sum"), Head(reduction="none"), Head(ignore_index=3)],
+    "model", [Head(), Head(bias=True), Head(reduction="sum"), Head(reduction="none"), Head(ignore_index=3)]
 )
 def test_results_and_gradients(model):
     assert_trains(PASS, model, X, TARGETS, dtypes=(torch.float64, *DTYPES))

@@ -64,8 +64,7 @@ def test_numbers_of_a_draw_do_not_depend_on_each_other():
 
 
 @pytest.mark.parametrize(
-    ("compare", "share"),
-    [(torch.gt, 0.75), (torch.ge, 0.75), (torch.lt, 0.25), (torch.le, 0.25)],
+    ("compare", "share"), [(torch.gt, 0.75), (torch.ge, 0.75), (torch.lt, 0.25), (torch.le, 0.25)]
 )
 def test_comparisons(compare, share):
     y = compiled(lambda x: x * compare(torch.rand_like(x), 0.25))(ones(1 << 16))

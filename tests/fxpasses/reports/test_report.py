@@ -174,12 +174,7 @@ def test_a_pass_that_raises_is_told(tmp_path, on_failure):
         raise ValueError("on purpose")
 
     torch._dynamo.reset()
-    options = {
-        "report": str(tmp_path),
-        "compiler": "eager",
-        "on_failure": on_failure,
-        "passes": [gives_up],
-    }
+    options = {"report": str(tmp_path), "compiler": "eager", "on_failure": on_failure, "passes": [gives_up]}
     compiled = torch.compile(lambda x: x.sin() + 1, backend="fxpasses", options=options)
     with pytest.raises(Exception, match="on purpose") if on_failure == "raise" else nullcontext():
         torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin() + 1)

@@ -213,15 +213,7 @@ wrong(
     lambda ctx, g: (g * abs(ctx.others[0]) * ctx.saved_tensors[0].sign(), None),
     save,
 )
-wrong(
-    "the sign of x left out",
-    positive,
-    scaled,
-    scale,
-    like,
-    lambda ctx, g: (g * ctx.others[0], None),
-    save,
-)
+wrong("the sign of x left out", positive, scaled, scale, like, lambda ctx, g: (g * ctx.others[0], None), save)
 right(
     "a logarithm, which has no value for other signs",
     positive,

@@ -187,14 +187,7 @@ def clamped_into(x, out):
     out.copy_(x.clamp_(-5, 5) * 2)
 
 
-right(
-    "writes to out",
-    lambda: (r(4), torch.zeros(4)),
-    OUT,
-    twice_into,
-    lambda x, out: None,
-    mutates=("out",),
-)
+right("writes to out", lambda: (r(4), torch.zeros(4)), OUT, twice_into, lambda x, out: None, mutates=("out",))
 wrong(
     "clamps what it reads",
     lambda: (r(4), torch.zeros(4)),
