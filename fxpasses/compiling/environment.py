@@ -15,6 +15,7 @@ _READ = (
 _WITHOUT_EFFECT = (
     "TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG",  # messages
     "FXPASSES_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "TORCHINDUCTOR_COMPILE_THREADS",  # where, and how many at once
+    "FXPASSES_SILENT_AFTER",  # how long ranks are waited for
     "TORCHELASTIC_",  # a launcher gives each process its own
 )  # fmt: skip
 """Those among them that make no difference to what is compiled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -13,17 +14,30 @@ from typing import Any
 import torch.distributed as dist
 
 from fxpasses.distributed import _torch
-from fxpasses.errors import RankMismatchError
+from fxpasses.errors import OptionsError, RankMismatchError
 from fxpasses.ranks import here
 from fxpasses.ranks.here import HERE, job_store
 
 log = logging.getLogger(__name__)
 
+
+def _seconds(variable: str, default: float) -> float:
+    """What an environment variable says. Raises OptionsError for what is no number of seconds."""
+    given = os.environ.get(variable, "")
+    try:
+        seconds = float(given or default)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise OptionsError(variable, given, "a number of seconds above 0")
+    return seconds
+
+
 ASK_AFTER = 1.0
 """Seconds after which the first rank at the gate asks who is missing."""
 STUCK_AFTER = 2.0
 """Seconds inside of another graph with collectives after which a rank will not come."""
-SILENT_AFTER = float(os.environ.get("FXPASSES_SILENT_AFTER", "60"))
+SILENT_AFTER = _seconds("FXPASSES_SILENT_AFTER", 60.0)
 """Seconds without an answer after which a rank counts as gone (half of the store's timeout, where that is less)."""
 
 

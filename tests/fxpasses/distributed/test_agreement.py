@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fxpasses.distributed import gate
+from fxpasses.distributed import answering, gate
+from fxpasses.errors import OptionsError
 from fxpasses.ranks import here
 from tests.fxpasses.distributed.processes import job
 
@@ -155,3 +156,10 @@ def test_a_rank_answers_before_it_compiles(monkeypatch):
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     assert introduced == [1]
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "nan", "inf", "0"])
+def test_seconds_of_the_environment_are_checked(monkeypatch, given):
+    monkeypatch.setenv("FXPASSES_SILENT_AFTER", given)
+    with pytest.raises(OptionsError, match=f"FXPASSES_SILENT_AFTER.*seconds above 0.*{given}"):
+        answering._seconds("FXPASSES_SILENT_AFTER", 60.0)
