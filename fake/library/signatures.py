@@ -61,7 +61,13 @@ class _Parameters:
         raise SignatureError(op, role, problem, expected=expected, actual=actual, argument=argument)
 
     def refuse_required(self, parameters: Iterable[Parameter], passed: Collection[str], problem: str) -> None:
-        """Refuse a parameter that has no default and is not passed."""
+        """Refuse a parameter that has no default and is not passed.
+
+        Args:
+            parameters: those to look at.
+            passed: names that the call passes.
+            problem: what the error says of it.
+        """
         for parameter in parameters:
             if parameter.default is Parameter.empty and parameter.name not in passed:
                 only = "keyword-only " if parameter.kind is Parameter.KEYWORD_ONLY else ""

@@ -37,6 +37,12 @@ check = torch._check
 
 
 def onednn_linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``a @ weight.t()``, and ``bias`` added to each row, by oneDNN. Looked up when it runs: there are builds without it."""
+    """``a @ weight.t()``, and ``bias`` added to each row, by oneDNN. Looked up when it runs: there are builds without it.
+
+    Args:
+        a: float32[rows, inner].
+        weight: float32[columns, inner], with any strides.
+        bias: float32[columns], or None.
+    """
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(a, weight, bias, "none", [], "")
     return result

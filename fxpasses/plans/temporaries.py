@@ -158,7 +158,13 @@ def read_by_kernel(statement: ast.stmt, kernels: Collection[str]) -> list[ast.ex
 
 
 def replace_argument(statement: ast.stmt, old: ast.expr, new: ast.expr) -> None:
-    """Have a statement hand something else to its kernel."""
+    """Have a statement hand something else to its kernel.
+
+    Args:
+        statement: changed in place.
+        old: the argument.
+        new: what takes its place.
+    """
     assert isinstance(statement, ast.Expr)
     assert isinstance(statement.value, ast.Call)
     statement.value.args = [new if a is old else a for a in statement.value.args]

@@ -175,7 +175,14 @@ def _end(thread: threading.Thread, store: Any, rank: int) -> None:
 
 
 def pose(store: Any, rank: int, key: str = "", call: int = 0) -> int:
-    """Put a question to a rank; gives its number."""
+    """Put a question to a rank; gives its number.
+
+    Args:
+        store: through which the processes found one another.
+        rank: who is asked.
+        key: of the group that the question is about.
+        call: the number of the call that it is about.
+    """
     number: int = store.add(f"fxpasses/asked/{rank}", 1)
     store.set(f"fxpasses/ask/{rank}/{number}", json.dumps([key, call]))
     return number
