@@ -1,7 +1,8 @@
-"""Steps on paper against steps on two processes: a model with sharded parameters over a slow network, with and without passes over collectives.
+"""Steps on paper against steps on two processes: models that the simulator was not made for, over a slow network, with and without passes over collectives.
 
-``python -m benchmarks simulate``. Graphs run call by call in eager, as the simulation counts them. ``measured`` is the median of the steps of both ranks in
-turns; ``simulated`` takes the seconds of each call from a run of one process of the two alone, beside an idle one.
+``python -m benchmarks simulate [MODEL...]``. Graphs run call by call in eager, as the simulation counts them. Times are CPU seconds of the calling thread
+plus what it waits for messages (:mod:`benchmarks._virtual_network`), so that a busy machine changes little; each round measures the step, and then the
+seconds of its calls, which the simulation of that setting takes (medians over rounds). ``--wall`` takes wall time and a network that really waits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks._slow_network import BANDWIDTH, LATENCY, init_slow_process_group
+from benchmarks._transformers import build
+from benchmarks._virtual_network import VirtualClock, init_virtual_process_group
 from fxpasses.distributed import shard
 from fxpasses.distributed.capture import capture_rank
 from fxpasses.distributed.network import Cluster
@@ -31,7 +37,7 @@ from fxpasses.passes.registry import available_passes
 _SETTINGS: dict[str, list[str]] = {
     "as captured": [],
     "overlap": ["overlap_collectives"],
-    "buckets of 25 MiB": ["bucket_collectives"],
+    "one bucket": ["bucket_collectives"],
     "buckets of 3 MB": ["bucket_collectives{max_bytes=3000000}"],
     "buckets of 3 MB, 6 MB ahead": [
         "bucket_collectives{max_bytes=3000000}",
@@ -58,7 +64,7 @@ class _Block(nn.Module):
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
 
 
-class _Model(nn.Module):
+class _Blocks(nn.Module):
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(256, width), nn.Linear(width, 256, bias=False)
@@ -68,63 +74,116 @@ class _Model(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens.flatten())
+        return self.head(self.norm(x))
 
 
-def _make() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    return _Model(4, 256), (torch.zeros(2, 128, dtype=torch.long),)
+class _UNet(nn.Module):
+    """Convolutions down and up, with what was seen on the way down beside what comes up."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = [3, width, 2 * width, 4 * width]
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairwise(sizes))
+        self.same = nn.ModuleList(nn.Conv2d(size, size, 3, padding=1) for size in sizes[1:])
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * b, a, 2, 2) for a, b in pairwise(sizes))  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = []
+        for down, same in zip(self.down, self.same, strict=True):
+            x = nn.functional.relu(same(down(x).relu()))
+            seen.append(x)
+        for up in reversed(self.up):
+            x = up(torch.cat([x, seen.pop()], 1))
+        return x
 
 
-def _run(rank: int, folder: str, rounds: int) -> None:
+class _Loss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.model(*inputs).square().mean()
+
+
+_SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 256, "n_layer": 3, "vocab_size": 1024, "n_positions": 128},  # tied embeddings
+    "vit": {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 3},
+    "mixtral": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512},
+}
+_MODELS = ("blocks", "unet", *_SIZES)
+
+
+def _make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    if name == "blocks":
+        return _Loss(_Blocks(4, 256)), (torch.zeros(2, 128, dtype=torch.long),)
+    if name == "unet":
+        return _Loss(_UNet(48)), (torch.ones(4, 3, 32, 32),)
+    built = build(name, "sdpa", batch=4, length=64, training=False, **{"max_position_embeddings": 128, **_SIZES[name]} if name == "mixtral" else _SIZES[name])  # fmt: skip
+    return _Loss(built.model), built.inputs
+
+
+def _run(rank: int, folder: str, name: str, rounds: int, wall: bool) -> None:
     torch.set_num_threads(1)
-    steps: dict[str, list[float]] = {name: [] for name in _SETTINGS}
-    init_slow_process_group(dist.FileStore(str(Path(folder) / "store"), 2), rank, 2)
-    calls: dict[str, Any] = {}
-    for name, passes in _SETTINGS.items():
+    make = partial(_make, name)
+    captured, groups = capture_rank(make, {"dp": 2})
+    store = dist.FileStore(str(Path(folder) / "store"), 2)
+    (init_slow_process_group if wall else init_virtual_process_group)(store, rank, 2)
+    now: Callable[[], float] = time.perf_counter if wall else VirtualClock.now
+    mesh = init_device_mesh("cpu", (2,))
+    steps: dict[str, Any] = {}
+    for setting, passes in _SETTINGS.items():
         torch.manual_seed(0)
         torch._dynamo.reset()
-        model, inputs = _make()
+        model, inputs = make()
+        shard(model, mesh)
         options = {"passes": ["default", *passes], "compiler": "eager", "regions": "off", "ranks": "off"}
-        shard(model, init_device_mesh("cpu", (2,)))
-        calls[name] = model, torch.compile(model, backend="fxpasses", options=options), inputs
-        calls[name][1](*inputs).backward()
+        call = torch.compile(model, backend="fxpasses", options=options, dynamic=False)
+        call(*inputs).backward()
+        changed = with_passes(captured, [parse_pass(item, available_passes()) for item in passes])
+        steps[setting] = model, call, inputs, changed, [], []
     for _ in range(rounds):
-        for name, (model, call, inputs) in calls.items():
+        for model, call, inputs, changed, taken, calls in steps.values():
             model.zero_grad()  # sums of gradients are none of the step's
             dist.barrier()
-            start = time.perf_counter()
+            VirtualClock.begin()
+            start = now()
             call(*inputs).backward()
-            steps[name].append(time.perf_counter() - start)
+            taken.append(now() - start)
+            calls.append(measure(changed, 1, time.perf_counter if wall else time.thread_time))
     if rank == 0:
-        Path(folder, "steps").write_text("\n".join(str(statistics.median(taken)) for taken in steps.values()))
+        cluster = Cluster(local=1, latency=LATENCY, bandwidth=BANDWIDTH)
+        for setting, (*_, changed, taken, calls) in steps.items():
+            seconds = {key: statistics.median(one[key] for one in calls) for key in calls[0]}
+            start = time.thread_time()
+            found, median = simulate(changed, cluster, groups, seconds), statistics.median(taken)
+            print(
+                f"{name}, {setting}: {found.messages} messages, predicted {found.seconds * 1e3:.0f} ms, measured {median * 1e3:.0f} ms, "
+                f"error {found.seconds / median - 1:+.1%} (waited {found.exposed * 1e3:.0f}); in {time.thread_time() - start:.2f} s", flush=True
+            )  # fmt: skip
     dist.barrier()
     os._exit(0)  # destructors of process groups may wait for threads that want the GIL
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks simulate", description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(_MODELS)}; all by default")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--wall", action="store_true", help="wall time, and a network that really waits")
     arguments = parser.parse_args(argv)
+    if unknown := [name for name in arguments.models if name not in _MODELS]:
+        parser.error(f"there is no model {unknown[0]!r}; choose from {', '.join(_MODELS)}")
     context = multiprocessing.get_context("spawn")
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=_run, args=(rank, folder, arguments.rounds)) for rank in (0, 1)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            return 1
-        measured = [float(line) for line in Path(folder, "steps").read_text().split()]
-    cluster = Cluster(local=1, latency=LATENCY, bandwidth=BANDWIDTH)
-    captured, groups = capture_rank(_make, {"dp": 2})
-    for (name, passes), seconds in zip(_SETTINGS.items(), measured, strict=True):
-        changed = with_passes(captured, [parse_pass(item, available_passes()) for item in passes])
-        start = time.perf_counter()
-        found = simulate(changed, cluster, groups, measure(changed, arguments.rounds))
-        taken = time.perf_counter() - start
-        print(
-            f"{name}: {found.messages} messages, measured {seconds * 1e3:.0f} ms, simulated {found.seconds * 1e3:.0f} ms "
-            f"({found.seconds / seconds - 1:+.0%}; waited {found.exposed * 1e3:.0f}); in {taken:.2f} s", flush=True
-        )  # fmt: skip
+    for name in arguments.models or _MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            processes = [
+                context.Process(target=_run, args=(rank, folder, name, arguments.rounds, arguments.wall))
+                for rank in (0, 1)
+            ]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+            if any(process.exitcode for process in processes):
+                return 1
     return 0

@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         raise UsageError(f"--ranks says {arguments.ranks}, and the mesh has {ranks}")
     if arguments.trace and not Path(arguments.trace).parent.is_dir():
         raise UsageError(f"there is no directory for {arguments.trace!r}")
+    if arguments.trace and Path(arguments.trace).is_dir():
+        raise UsageError(f"{arguments.trace!r} is a directory: name a file for --trace")
     if arguments.report:
         try:
             Path(arguments.report).mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,12 +154,15 @@ def with_passes(captured: Captured, passes: Sequence[Pass]) -> Captured:
     return dataclasses.replace(captured, forward=forward, backward=backward)
 
 
-def measure(captured: Captured, rounds: int = 3) -> dict[tuple[str, str], float]:
+def measure(
+    captured: Captured, rounds: int = 3, clock: Callable[[], float] = time.perf_counter
+) -> dict[tuple[str, str], float]:
     """Seconds of each call of the graphs on this machine: each graph is run call by call, on made-up values, without collectives.
 
     Args:
         captured: its graphs, of static sizes.
         rounds: how often; the median counts.
+        clock: tells seconds.
 
     Raises:
         SimulationError: a size is symbolic; names the input.
@@ -169,7 +172,7 @@ def measure(captured: Captured, rounds: int = 3) -> dict[tuple[str, str], float]
         taken: dict[str, list[float]] = {}
         inputs = [_made_up(node) for node in gm.graph.nodes if node.op == "placeholder"]
         for _ in range(rounds):
-            _Stopwatch(gm, taken).run(*inputs)
+            _Stopwatch(gm, taken, clock).run(*inputs)
         found |= {(kind, name): statistics.median(times) for name, times in taken.items()}
     return found
 
@@ -177,17 +180,17 @@ def measure(captured: Captured, rounds: int = 3) -> dict[tuple[str, str], float]
 class _Stopwatch(fx.Interpreter):
     """Runs a graph call by call, and takes down how long each takes. What a collective would give is made up."""
 
-    def __init__(self, gm: fx.GraphModule, taken: dict[str, list[float]]) -> None:
+    def __init__(self, gm: fx.GraphModule, taken: dict[str, list[float]], clock: Callable[[], float]) -> None:
         super().__init__(gm)
-        self._taken = taken
+        self._taken, self._clock = taken, clock
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "call_function" and communicates(n.target):
             return _made_up(n)
-        start = time.perf_counter()
+        start = self._clock()
         result = super().run_node(n)
         if n.op == "call_function":
-            self._taken.setdefault(n.name, []).append(time.perf_counter() - start)
+            self._taken.setdefault(n.name, []).append(self._clock() - start)
         return result
 
 

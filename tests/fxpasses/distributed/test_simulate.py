@@ -245,6 +245,7 @@ def test_the_command(tmp_path, capsys):
         ),
         (["--mesh", "dp=2", "--report", "model.py/report"], "cannot be made a directory"),
         (["--mesh", "dp=2", "--trace", "none/here.json"], "no directory for 'none/here.json'"),
+        (["--mesh", "dp=2", "--trace", "."], "'.' is a directory"),
     ],
 )
 def test_wrong_command_lines(arguments, message, tmp_path, capsys, monkeypatch):
