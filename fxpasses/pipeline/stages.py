@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from fake.error_text import describe_error
+from fake.errors import DataDependentOutputException, DynamicOutputShapeException
 from fake.seam.dynamo import dynamo_timed
 from fake.tracing.compiling import compiling
 from fxpasses import _torch
@@ -304,13 +305,23 @@ class Stages:
             () if self._hooks.of_region else self._hooks.observers
         ):  # a region that fails may be refused only
             observer.failed(error)
-        if not self._to_eager:
+        if not self._to_eager and not self._depends_on_data(error):
             if self._hooks.advises:
                 error.advise()
             raise error
         counters.add_fallback(Fallback(error.stage, error.reason, str(error.location)))
-        log.warning("running in eager instead (on_failure=%r): %s", self._options.on_failure, error)
+        log.warning("running in eager instead: %s", error)
         return eager
+
+    def _depends_on_data(self, error: StageError) -> bool:
+        """Whether a graph of Dynamo's cannot be traced as sizes depend on values: that of the gradient of ``v`` in ``x[mask] = v``.
+
+        With other backends Dynamo leaves such a graph to eager.
+        """
+        unknown = isinstance(error.__cause__, (DataDependentOutputException, DynamicOutputShapeException))
+        return (
+            unknown and isinstance(error, CaptureError) and self._hooks.advises and not self._hooks.of_region
+        )
 
     def _count_graph(self) -> None:
         if not self._hooks.counts:

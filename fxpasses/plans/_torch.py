@@ -45,6 +45,7 @@ NOTES = (
     "_is_torch_compile",
     "_compiled_call_impl",
     "_torchdynamo_wrapper_id",
+    "__dynamo_disable",
 )
 """What Dynamo writes on the buffers and modules that it has compiled, and on functions that it is not to trace."""
 
@@ -59,6 +60,11 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
             original = getattr(original, "__wrapped__", None)  # from 2.15 on
         call, owner = getattr(original, "__func__", None), getattr(original, "__self__", None)
         return call in CALLS_OF_MODULES and vars(owner) is values
+    if (
+        name == "__dynamo_disable"
+    ):  # by the first call, as of ``torch.utils.checkpoint.checkpoint``: the function itself
+        original = getattr(value, "_torchdynamo_orig_callable", None)
+        return getattr(original, "__dict__", {}).get(name) is value
     return (
         name == PROPAGATED
         or value is True

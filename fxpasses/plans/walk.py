@@ -301,10 +301,9 @@ class Walk:
             self.watch.attributes(cell, ("cell_contents",))
             self._inside(f".closure[{name!r}]", content)
         self.watch.dictionary(value.__dict__)
-        if value.__dict__:
-            self._items({k: v for k, v in value.__dict__.items() if k != "__wrapped__"})
-            if "__wrapped__" in value.__dict__:
-                self._inside(".__wrapped__", value.__dict__["__wrapped__"])
+        self._items({k: v for k, v in value.__dict__.items() if k != "__wrapped__"})
+        if "__wrapped__" in value.__dict__:
+            self._inside(".__wrapped__", value.__dict__["__wrapped__"])
 
     def _registrations(self, cls: type) -> None:
         """Which classes count as subclasses of others because an abstract class was told so."""

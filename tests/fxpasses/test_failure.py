@@ -218,3 +218,28 @@ def test_an_exception_or_a_result_without_a_text_does_not_hide_the_pass(returns,
     assert isinstance(error, PassError)
     assert error.pass_name == "speechless"
     assert told in message
+
+
+def test_a_graph_whose_sizes_depend_on_values_is_left_to_eager(caplog):
+    def assign(x, mask, value):
+        x = x * 2
+        x[mask] = value  # the gradient of value has as many rows as the mask is true
+        return x.sin()
+
+    def gradients(run, rows):
+        x = torch.linspace(0, 1, rows * 3).view(rows, 3).requires_grad_()
+        mask = torch.arange(rows) % 3 == 0
+        value = torch.ones(int(mask.sum()), 3, requires_grad=True)
+        run(x, mask, value).sum().backward()
+        return x.grad, value.grad
+
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    compiled = torch.compile(assign, backend="fxpasses", options={"compiler": "eager"})
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        for rows in (4, 7):
+            for got, wanted in zip(gradients(compiled, rows), gradients(assign, rows), strict=True):
+                assert torch.equal(got, wanted)
+    assert {item.stage for item in fxpasses.stats().fallbacks} == {"capture"}
+    assert "nonzero" in fxpasses.stats().fallbacks[0].reason
+    assert any("running in eager instead" in record.getMessage() for record in caplog.records)

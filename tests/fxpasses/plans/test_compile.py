@@ -138,6 +138,19 @@ def test_a_method_that_cannot_be_seen_into_must_not_be_traced():
         Walk().add("model", model)
 
 
+def test_what_torch_keeps_of_a_function_after_its_first_call_is_no_content():
+    @torch._disable_dynamo
+    def disabled(x):
+        return x + 1
+
+    before = Walk().add("function", disabled)
+    disabled(torch.ones(1))
+    assert "__dynamo_disable" in vars(disabled.__wrapped__)
+    assert Walk().add("function", disabled) == before
+    disabled.__wrapped__.limit = 2
+    assert Walk().add("function", disabled) != before
+
+
 def test_the_hash_of_our_source_is_remembered(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     monkeypatch.setenv("FXPASSES_CACHE_DIR", str(tmp_path))
