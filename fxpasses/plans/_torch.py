@@ -60,9 +60,7 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
             original = getattr(original, "__wrapped__", None)  # from 2.15 on
         call, owner = getattr(original, "__func__", None), getattr(original, "__self__", None)
         return call in CALLS_OF_MODULES and vars(owner) is values
-    if (
-        name == "__dynamo_disable"
-    ):  # by the first call, as of ``torch.utils.checkpoint.checkpoint``: the function itself
+    if name == "__dynamo_disable":  # the function itself, by its first call: of ``checkpoint``, say
         original = getattr(value, "_torchdynamo_orig_callable", None)
         return getattr(original, "__dict__", {}).get(name) is value
     return (
