@@ -337,8 +337,10 @@ def reader(tx: Any) -> Callable[[Any], Any]:
     def read(source: Any) -> Any:
         try:
             return source.get_value(scopes, {}, cache)
-        except Exception as error:  # a source runs code of the user's, a module's __getattr__ for one
-            raise Unknown(f"{source.name} cannot be read: {describe_error(error)}") from error
+        except (
+            Exception
+        ) as error:  # a source runs code of the user's, a module's __getattr__ for one; some have no name
+            raise Unknown(f"a {type(source).__name__} cannot be read: {describe_error(error)}") from error
 
     return read
 

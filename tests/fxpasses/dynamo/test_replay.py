@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import types
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import fake
 from fxpasses import reset_stats, stats
+from fxpasses.dynamo.traces import Unknown, reader
 from tests.fxpasses.dynamo.support import COPIED, LAYERS, Layer, Stack, agree, compiled
 
 
@@ -299,6 +301,21 @@ def test_sizes_that_depend_on_data():
     model, x = Stack(Chooses), torch.randn(3, 8)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         agree(model, compiled(model), x)
+
+
+def test_a_source_that_has_neither_value_nor_name_is_unknown():
+    class OfAFrame:
+        @property
+        def name(self):
+            raise NotImplementedError
+
+        def get_value(self, scopes, names, cache):
+            raise NotImplementedError
+
+    scope = types.SimpleNamespace(f_globals={}, f_locals={})
+    read = reader(types.SimpleNamespace(output=types.SimpleNamespace(root_tx=scope)))
+    with pytest.raises(Unknown, match="OfAFrame cannot be read"):
+        read(OfAFrame())
 
 
 def test_changing_sizes_compile_as_often():
