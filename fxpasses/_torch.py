@@ -7,6 +7,7 @@ this file alone. Known to fit torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -215,6 +216,29 @@ def shape_env_of(values: Sequence[Any]) -> Any:
             if isinstance(size, torch.SymInt):
                 return size.node.shape_env
     return None
+
+
+@contextlib.contextmanager
+def data_dependent_sizes(values: Sequence[Any]) -> Iterator[None]:
+    """A block in which operators whose results have sizes that depend on data are traced with new symbols, as with ``fullgraph=True``.
+
+    Dynamo leaves such operators of a *forward* pass to eager, as it can break the graph there; the gradient of ``v`` in
+    ``x[mask] = v`` appears when it is too late for that.
+
+    Args:
+        values: the inputs of the graph; without fake tensors that have a shape environment nothing changes.
+    """
+    mode = detect_fake_mode(values)
+    shape_env = None if mode is None else mode.shape_env
+    if shape_env is None:
+        yield
+        return
+    before = shape_env.settings
+    shape_env.settings = dataclasses.replace(before, allow_dynamic_output_shape_ops=True)
+    try:
+        yield
+    finally:
+        shape_env.settings = before
 
 
 def symbol_hints(shape_env: Any) -> dict[Any, Any]:

@@ -88,14 +88,15 @@ def compile_graph(
 
         def compile_backward(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             # Also as late as in the first backward pass.
-            return stages.lower_backward(gm, inputs, lambda: compiler.backward(gm, inputs))
+            with _torch.data_dependent_sizes(example_inputs):
+                return stages.lower_backward(gm, inputs, lambda: compiler.backward(gm, inputs))
 
         def compile_inference(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             inline_gathers(gm)
             return stages.lower(gm, "inference", lambda: compiler.forward(gm, inputs, inference=True))
 
         def trace() -> Callable[..., Any]:
-            with stages.tracing(gm), compiler.settings():
+            with stages.tracing(gm), compiler.settings(), _torch.data_dependent_sizes(example_inputs):
                 return _torch.aot_autograd(
                     partition_fn=partition_joint,
                     fw_compiler=_torch.serializable(compile_forward),

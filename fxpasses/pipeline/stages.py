@@ -314,7 +314,7 @@ class Stages:
         return eager
 
     def _depends_on_data(self, error: StageError) -> bool:
-        """Whether a graph of Dynamo's cannot be traced as sizes depend on values: that of the gradient of ``v`` in ``x[mask] = v``.
+        """Whether a graph of Dynamo's cannot be traced as its gradients read values: ``.item()`` in a custom operator's backward formula.
 
         With other backends Dynamo leaves such a graph to eager.
         """

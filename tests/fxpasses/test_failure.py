@@ -220,7 +220,8 @@ def test_an_exception_or_a_result_without_a_text_does_not_hide_the_pass(returns,
     assert told in message
 
 
-def test_a_graph_whose_sizes_depend_on_values_is_left_to_eager(caplog):
+@pytest.mark.parametrize("options", [{"compiler": "eager"}, {}], ids=["eager", "inductor"])
+def test_a_backward_graph_whose_sizes_depend_on_values_is_compiled(options):
     def assign(x, mask, value):
         x = x * 2
         x[mask] = value  # the gradient of value has as many rows as the mask is true
@@ -235,11 +236,35 @@ def test_a_graph_whose_sizes_depend_on_values_is_left_to_eager(caplog):
 
     torch._dynamo.reset()
     fxpasses.reset_stats()
-    compiled = torch.compile(assign, backend="fxpasses", options={"compiler": "eager"})
+    compiled = torch.compile(assign, backend="fxpasses", options=options)
+    for rows in (4, 7, 9):
+        for got, wanted in zip(gradients(compiled, rows), gradients(assign, rows), strict=True):
+            torch.testing.assert_close(got, wanted)
+    assert fxpasses.stats().fallbacks == ()
+    assert fxpasses.stats().graphs == 2  # one for 4 rows, one for any number
+
+
+def test_a_graph_whose_gradients_read_values_is_left_to_eager(caplog):
+    @torch.library.custom_op("fxpasses_test_failure::scaled", mutates_args=())
+    def scaled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x * mask.sum()
+
+    scaled.register_fake(lambda x, mask: torch.empty_like(x))
+    scaled.register_autograd(
+        lambda ctx, gradient: (gradient * ctx.saved_tensors[0].sum().item(), None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+    )
+
+    def f(x, mask):
+        return scaled(x, mask).sin()
+
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    x, mask = torch.linspace(0, 1, 4, requires_grad=True), torch.arange(4) > 1
     with caplog.at_level(logging.WARNING, "fxpasses"):
-        for rows in (4, 7):
-            for got, wanted in zip(gradients(compiled, rows), gradients(assign, rows), strict=True):
-                assert torch.equal(got, wanted)
+        torch.compile(f, backend="fxpasses", options={"compiler": "eager"})(x, mask).sum().backward()
+    wanted = torch.autograd.grad(f(x, mask).sum(), x)[0]
+    assert torch.equal(x.grad, wanted)
     assert {item.stage for item in fxpasses.stats().fallbacks} == {"capture"}
-    assert "nonzero" in fxpasses.stats().fallbacks[0].reason
+    assert "_local_scalar_dense" in fxpasses.stats().fallbacks[0].reason
     assert any("running in eager instead" in record.getMessage() for record in caplog.records)
