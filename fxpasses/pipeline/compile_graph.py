@@ -88,7 +88,7 @@ def compile_graph(
 
         def compile_backward(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             # Also as late as in the first backward pass.
-            with _torch.data_dependent_sizes(example_inputs):
+            with _torch.data_dependent_sizes(inputs):
                 return stages.lower_backward(gm, inputs, lambda: compiler.backward(gm, inputs))
 
         def compile_inference(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
