@@ -47,6 +47,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -239,6 +240,33 @@ def data_dependent_sizes(values: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         shape_env.settings = before
+
+
+(_WAITED_FOR,) = LEDGER.add(
+    ThreadPatch(
+        AsyncCollectiveTensor,
+        "trigger_wait",
+        when=When.COMPILATION,
+        versions=None,
+        lost="gradients of results of collectives that are inputs of a compiled function (a layer behind a sequence-parallel embedding)",
+    )
+)
+
+
+def gradients_of_results() -> contextlib.AbstractContextManager[None]:
+    """A block in which the tensor that AOTAutograd traces for the result of a collective requires gradients if the result does.
+
+    Without it torch drops such gradients without a word (2.13 to 2.15): autograd knows the result, not the tensor inside of it.
+    """
+
+    def waited_for(result: AsyncCollectiveTensor) -> torch.Tensor:
+        tensor: torch.Tensor = _WAITED_FOR.torchs(result)
+        if not result.requires_grad or tensor.requires_grad:
+            return tensor
+        with torch.enable_grad():
+            return tensor.detach().requires_grad_().clone()  # no leaf, as the result is none
+
+    return LEDGER.using((_WAITED_FOR, waited_for))
 
 
 def symbol_hints(shape_env: Any) -> dict[Any, Any]:
