@@ -18,6 +18,7 @@ from torch import fx
 
 from fake.seam.dispatch import is_any_autocast_enabled
 from fake.symbols.guards import guards_of
+from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
 from fxpasses.plans import _torch_compiled as _t, native
 from fxpasses.plans._torch_entry import without_frame_hook
@@ -102,6 +103,7 @@ class Recording(Observer, Recorder):
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Record what is compiled in this block."""
+        self._skips_hooks = dynamo_config.skip_nnmodule_hook_guards
         with (
             recorded_by(self),
             _t.recorded_compilation(),
@@ -150,6 +152,8 @@ class Recording(Observer, Recorder):
         if file is None:
             self._lasting = False  # the next time there is a file
             self._refuse("passes that are chosen by measuring")
+            # No plan is made of this trace: the guards that only plans need are a third of all, and each call would check them.
+            dynamo_config.skip_nnmodule_hook_guards = self._skips_hooks
         else:
             self._files[str(file)] = hash_of(file.read_bytes())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.autograd.profiler import profile
 
 from fake.seam.dispatch import OpOverload
@@ -30,3 +31,29 @@ def peak_bytes(step: Callable[[], object]) -> int:
         now += event.nbytes()
         most = max(most, now)
     return most
+
+
+storage_address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+"""Where the memory of a tensor begins. Unlike ``data_ptr``, it does not take the tensor for one that is written to."""
+
+
+def element_address(value: Tensor) -> int:
+    """Where the first element of a tensor is. Args: as for ``storage_address``."""
+    return storage_address(value) + int(value.storage_offset()) * value.element_size()
+
+
+def lazy_copy(value: Tensor) -> Tensor | None:
+    """A copy that shares memory with a tensor until one of them is written to, which moves that one.
+
+    ``None`` for a tensor that something else might write to without asking torch for a pointer: shared memory, a NumPy array (which keeps a storage from
+    being resized), DLPack (which holds the tensor, or another one of its memory).
+    """
+    storage = value.untyped_storage()
+    held = torch._C._storage_Use_Count(storage._cdata) - 1  # by `storage`
+    by_torch = value._use_count()  # type: ignore[attr-defined]
+    if held > 1 or by_torch > 1 or not storage.resizable():
+        return None
+    try:
+        return torch._lazy_clone(value.detach())
+    except RuntimeError:  # memory that is not torch's own
+        return None

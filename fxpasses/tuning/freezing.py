@@ -1,13 +1,11 @@
 """Freezing: the weights of convolutions and batch norms as constants, so that Inductor folds one into the other and lays them out once.
 
-Inductor's own freezing runs on with the old weights when they are changed. Here each call compares them, bit by bit, with those that the
-program was compiled for: ``.data``, NumPy and other processes can write to a tensor without a trace. Reading the weights once more is part of what is
-measured: it pays for convolutions, which compute much with few weights, and it would not for linear layers.
+Inductor's own freezing runs on with the old weights when they are changed. Here each call asks whether they were: see
+:class:`fxpasses.tuning.unchanged.Unchanged`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -19,14 +17,12 @@ from torch import Tensor, fx
 from fxpasses.compiling.options import Options
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.tuning.choice import Step
+from fxpasses.tuning.unchanged import Unchanged
 
 log = logging.getLogger(__name__)
 
 FREEZING = Step("freezing", None, {"inductor": {"freezing": True}, "regions": "off"})
 """The step: regions take their weights as arguments, so there are none."""
-
-_compare = ctypes.CDLL(None).memcmp
-_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def weights_to_freeze(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
@@ -75,37 +71,37 @@ class FrozenProgram:
     ) -> None:
         self._gm, self._options, self._compile = gm, options, compile
         self._running: Callable[..., Any] | None = None
-        self._weights: list[tuple[int, int, int]] | None = None
+        self._weights: Unchanged | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Run it. Args: the inputs of the graph."""
-        if self._weights is None:
+        if self._running is None:
             self._freeze(inputs)
-        assert self._weights is not None
         assert self._running is not None
-        for i, copy, size in self._weights:
-            if _compare(inputs[i].data_ptr(), copy, size):
-                self._thaw(inputs)
-                return self._running(*inputs)
+        if self._weights is None:
+            return self._running(*inputs)
+        if not self._weights.hold(inputs):
+            self._thaw(inputs)
+            return self._running(*inputs)
         return self._running(*(inputs[i] for i in self._others))
 
     def _freeze(self, inputs: Sequence[Any]) -> None:
         frozen = weights_to_freeze(self._gm, inputs)
+        weights = Unchanged(frozen, inputs)  # before they are read: what is written meanwhile is seen
         gm = copy_graph(self._gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
-        self._copies = {i: inputs[i].detach().clone() for i in frozen}
-        for i, copy in self._copies.items():
+        for i in frozen:
             node, name = placeholders[i], f"frozen_{i}"
-            setattr(gm, name, torch.nn.Parameter(copy, requires_grad=False))
+            setattr(gm, name, torch.nn.Parameter(inputs[i].detach().clone(), requires_grad=False))
             with gm.graph.inserting_before(node):
                 constant = gm.graph.get_attr(name)
             constant.meta.update(node.meta)
             node.replace_all_uses_with(constant)
             gm.graph.erase_node(node)
         gm.recompile()
-        self._others = [i for i in range(len(inputs)) if i not in self._copies]
+        self._others = [i for i in range(len(inputs)) if i not in set(frozen)]
         self._running = self._compile(gm, [inputs[i] for i in self._others], self._options)
-        self._weights = [(i, c.data_ptr(), c.numel() * c.element_size()) for i, c in self._copies.items()]
+        self._weights = weights
 
     def _thaw(self, inputs: Sequence[Any]) -> None:
         log.info(
@@ -113,4 +109,4 @@ class FrozenProgram:
         )
         inductor = {**self._options.inductor, "freezing": False}
         self._running = self._compile(self._gm, inputs, dataclasses.replace(self._options, inductor=inductor))
-        self._weights, self._others, self._copies = [], list(range(len(inputs))), {}
+        self._weights = None

@@ -385,3 +385,24 @@ def test_a_pass_that_is_new_or_was_changed_is_measured(tmp_path):
     assert [tuned(changed), tuned(changed)] == [0, 1], "a choice of a pass that is another one by now"
     (told,) = json.loads((tmp_path / "report" / "ledger.json").read_text())
     assert [*told["candidates"]] == ["slower_on_purpose"]
+
+
+def test_a_trace_of_which_no_plan_is_made_guards_on_no_hooks(tmp_path, monkeypatch):
+    from torch._dynamo.guards import GuardBuilder
+
+    asked, length = [], GuardBuilder.SEQUENCE_LENGTH
+
+    def counted(self, guard):
+        if "hooks" in guard.name:
+            asked.append(guard.name)
+        return length(self, guard)
+
+    monkeypatch.setattr(GuardBuilder, "SEQUENCE_LENGTH", counted)
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.randn(2, 4)
+    options = {"compiler": "eager"}
+    tuned = fxpasses.tune(model, x, seconds=0, options=options, cache=tmp_path, show=False)
+    asked.clear()
+    tuned(x)
+    assert not asked
+    fxpasses.compile(model, **options, cache=tmp_path)(x)
+    assert asked, "a plan is for models without hooks"
