@@ -21,7 +21,7 @@ _CACHES = ("inductor", "plans", "tuned", "fake")
 _OWN_FILES = {
     "fake": ("*.segment",),
     "plans": ("*/*.plan", "*/*.none", "kernels/*.so", "sources/*"),
-    "tuned": ("tuned/*/*.json",),
+    "tuned": ("tuned/*/*.json", "tuned/calls/*.call"),
 }
 _VARIABLES = {
     "plans": "FXPASSES_CACHE_DIR is 'off'",

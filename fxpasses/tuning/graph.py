@@ -71,7 +71,7 @@ def tuned_graph(
     _told_to_plan(place, found)
     if found is not None:
         kept, choice, exact = found
-        _told_to(one, kept, options)
+        _told_to(one, kept, place, options)
         one.reused += 1
         counters.count("tuned_reused")
         return _KeptProgram(graph, kept, choice, exact).compiled(inputs)
@@ -87,18 +87,29 @@ def tuned_graph(
 def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
     """What was kept, its choice, and whether it is for these sizes; ``None`` where there is nothing, or it does not hold any more."""
     found = place.read()
-    if found is None or not found[0].covers(one.passes or ()):
+    choice = None if found is None else choice_of(found[0], one)
+    return None if found is None or choice is None else (found[0], choice, found[1])
+
+
+def choice_of(kept: Kept, one: Session) -> Choice | None:
+    """The choice that was kept; ``None`` where it does not hold any more.
+
+    Args:
+        kept: what was kept.
+        one: how is measured, and what may be chosen.
+    """
+    if not kept.covers(one.passes or ()):
         return None
     named = {str(item): item for item in (*(one.passes or ()), *one.allowed)}
     try:
         steps = [
             Step.from_data(data, lambda text: named.get(text) or parse_pass(text, available_passes()))
-            for data in found[0].steps
+            for data in kept.steps
         ]
     except FxPassesError as error:
         log.warning("what was tuned before is not used: %s", error)
         return None
-    return found[0], Choice(tuple(steps)), found[1]
+    return Choice(tuple(steps))
 
 
 def _told_to_plan(place: Place, found: tuple[Kept, Choice, bool] | None) -> None:
@@ -252,7 +263,7 @@ class _FirstCall:
             counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
             return self.running
         kept = _kept(found, place, one.passes or ())
-        _told_to(one, kept, self.graph.options)
+        _told_to(one, kept, place, self.graph.options)
         if kept.entries or not kept.left:  # otherwise there was no time for anything
             place.write(kept)
             counters.count("tuned")
@@ -272,8 +283,9 @@ class _FirstCall:
                 return search(bench, self.graph.place.graph, one.goal, bench.default)
 
 
-def _told_to(one: Session, kept: Kept, options: Options) -> None:
+def _told_to(one: Session, kept: Kept, place: Place, options: Options) -> None:
     one.results.append(kept)
+    one.files.append(place.file)
     if options.report:
         add_to_report(options.report, kept)
 

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.passes import TunedPasses
@@ -28,6 +29,7 @@ class Session(TunedPasses):
         fresh: whether what is kept of earlier tuning is left aside.
         cache: where results are kept: as for :func:`fxpasses.compile`.
         results: what was found, one a graph.
+        files: where each of them is kept, or ``None``.
         reused: how many of the results were kept by an earlier tuning.
         spent: seconds, on the graphs that are done.
         since: when the search of a graph began, by the wall clock; ``None`` while none is under way.
@@ -43,6 +45,7 @@ class Session(TunedPasses):
     fresh: bool = False
     cache: str = "auto"
     results: list[Kept] = field(default_factory=list)
+    files: list[Path | None] = field(default_factory=list)
     reused: int = 0
     spent: float = 0.0
     since: float | None = None

@@ -18,8 +18,11 @@ from fake.seam.pytree import tree_map
 from fxpasses.checking._torch_dynamo import nothing_left_behind
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.options import Options
+from fxpasses.counters import counters
 from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.contract import Pass
+from fxpasses.tuning.calls import file_of_call, read_call, write_call
+from fxpasses.tuning.graph import choice_of
 from fxpasses.tuning.kept import Kept
 from fxpasses.tuning.ledger import Entry, table_of_entries
 from fxpasses.tuning.measuring import wall_clock
@@ -130,6 +133,16 @@ def tune(
             raise OptionsError("passes", str(item), problem=problem)
     start = time.monotonic()
     args = inputs if isinstance(inputs, tuple) else (inputs,)
+    later = Session(goal=goal, passes=chosen, allowed=allowed, clock=clock, cache=os.fspath(cache))
+    file = file_of_call(model, args, kwargs or {}, {**(options or {}), "passes": later}, later.cache)
+    known = None if fresh or file is None else read_call(file)
+    if known is not None and all(choice_of(kept, later) for kept in known):
+        # Should it be traced into other graphs after all, these are tuned when they first run.
+        later.seconds = seconds
+        for _ in known:
+            counters.count("tuned_reused")
+        compiled = _compiled(model, options, later)
+        return Tuned(model, tuple(known), time.monotonic() - start, len(known), False, compiled)
     with ProgressLine(show, name="fxpasses.tune") as line:
         one = Session(
             seconds=seconds,
@@ -139,7 +152,7 @@ def tune(
             clock=clock,
             tell=line,
             fresh=fresh,
-            cache=os.fspath(cache),
+            cache=later.cache,
         )
         line("compiling the default")
         with nothing_left_behind(), torch.random.fork_rng():
@@ -148,7 +161,9 @@ def tune(
             _compiled(copied, options, one)(*given, **named)
     found = dict.fromkeys(kept.graph for kept in one.results)
     results = tuple(next(k for k in one.results if k.graph == graph) for graph in found)
-    later = Session(seconds=0.0, goal=goal, passes=chosen, allowed=allowed, cache=os.fspath(cache))
+    if file is not None and not one.interrupted:
+        write_call(file, one.files)
+    later.seconds = 0.0
     compiled = _compiled(model, options, later)
     return Tuned(model, results, time.monotonic() - start, one.reused, one.interrupted, compiled)
 

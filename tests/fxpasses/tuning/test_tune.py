@@ -406,3 +406,54 @@ def test_a_trace_of_which_no_plan_is_made_guards_on_no_hooks(tmp_path, monkeypat
     assert not asked
     fxpasses.compile(model, **options, cache=tmp_path)(x)
     assert asked, "a plan is for models without hooks"
+
+
+FACTOR = 2.0
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) * FACTOR if self.training else self.linear(x)
+
+
+def test_a_call_that_was_tuned_is_not_traced_again(tmp_path, monkeypatch):
+    model, x = Scaled(), torch.randn(2, 4)
+    how = {"options": {"compiler": "eager"}, "cache": tmp_path, "clock": time.process_time, "show": False}
+    tune = lambda *args, **more: fxpasses.tune(*args, **{"seconds": 60, **how, **more})  # noqa: E731
+
+    def graphs():
+        stats = fxpasses.stats()
+        return stats.joint + stats.inference
+
+    first = tune(model, x)
+    fxpasses.reset_stats()
+    start = time.process_time()
+    again = tune(model, x)
+    assert time.process_time() - start < 0.5
+    assert (graphs(), again.reused, again.graphs) == (0, 1, first.graphs)
+    torch.testing.assert_close(again(x), model(x))
+    # What is another call, or asks for something else, or has no result any more, is traced.
+    for given, training, more in ((x[:1], True, {}), (x, False, {}), (x, True, {"goal": "both"})):
+        fxpasses.reset_stats()
+        tune(model.train(training), given, **more)
+        assert graphs() > 0
+    for path in tmp_path.glob("tuned/*/*.json"):
+        path.unlink()
+    fxpasses.reset_stats()
+    assert tune(model, x).reused == 0
+    assert graphs() > 0
+
+
+def test_a_graph_that_nobody_expected_is_tuned_when_it_runs(tmp_path, monkeypatch):
+    model, x = Scaled(), torch.randn(2, 4)
+    how = {"options": {"compiler": "eager"}, "cache": tmp_path, "clock": time.process_time, "show": False}
+    fxpasses.tune(model, x, **how)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)  # which the key of the call does not know
+    fxpasses.reset_stats()
+    tuned = fxpasses.tune(model, x, **how)
+    torch.testing.assert_close(tuned(x), model(x))
+    assert (fxpasses.stats().tuned, fxpasses.stats().fallbacks) == (1, ())

@@ -1,0 +1,85 @@
+"""Calls that were tuned: which results each graph of theirs has, known before anything is traced.
+
+Tracing a model again to find that all of its graphs were tuned takes seconds. What decides which graphs a call is traced into is what the key of
+:mod:`a plan <fxpasses.plans>` is made of. One file a call, ``tuned/calls/KEY.call``, names the files of the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fxpasses.plans.arguments import described_arguments, described_options
+from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.store import cache_directory, check_owner, write_atomically
+from fxpasses.plans.surroundings import state, surroundings
+from fxpasses.plans.walk import Walk
+from fxpasses.tuning.kept import Kept, read_result
+
+log = logging.getLogger(__name__)
+
+
+def file_of_call(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    cache: str,
+) -> Path | None:
+    """The file for a call; ``None`` where it depends on something that cannot be told, or nothing is kept.
+
+    Args:
+        model: what is called.
+        args: its arguments.
+        kwargs: those given by name.
+        options: of the compilation, passes and how they are measured among them.
+        cache: where results are kept: as for :func:`fxpasses.compile`.
+    """
+    root = cache_directory(cache)
+    if root is None:
+        return None
+    try:
+        _, _, objects = described_arguments(tuple(args), kwargs, lambda tensor: None)
+        walk = Walk()
+        content = walk.over(model, objects)
+        numbers = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
+        told, _, _ = described_arguments(tuple(args), kwargs, lambda tensor: numbers.get(id(tensor)))
+        about = [content, told, described_options(options), surroundings(), list(map(str, state()))]
+    except NoPlan as error:
+        log.info("whether a call was tuned before is asked of its graphs: %s", error)
+        return None
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    return root / "tuned" / "calls" / f"{key}.call"
+
+
+def read_call(file: Path) -> list[Kept] | None:
+    """The results of all graphs of a call; ``None`` where it was not tuned, or one of them is gone. Args: what :func:`file_of_call` gave."""
+    if not file.exists():
+        return None
+    try:
+        check_owner(file)
+        return [read_result(file.parent.parent / name) for name in json.loads(file.read_text())]
+    except (PlanFileError, OSError, ValueError, TypeError) as error:
+        log.info("a call that was tuned is traced again: %s", error)
+        return None
+
+
+def write_call(file: Path, results: Sequence[Path | None]) -> None:
+    """Note that a call was tuned.
+
+    Args:
+        file: what :func:`file_of_call` gave.
+        results: the files of all of its graphs' results.
+    """
+    folder = file.parent.parent
+    names = [str(path.relative_to(folder)) for path in results if path is not None and path.exists()]
+    if not results or len(names) < len(results):
+        return
+    try:
+        write_atomically(file, json.dumps(names).encode())
+    except OSError as error:
+        log.warning("that a call was tuned is not kept: %s", error)
