@@ -1,16 +1,28 @@
-"""Which size of bucket and how many bytes ahead are best for a step, by simulating it with each: what the passes over collectives are to be given."""
+"""Which size of bucket and how many bytes ahead are best, by simulating them: of a step on paper, or in a pass, of each graph that is compiled."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
 
+from torch import fx
+
+from fxpasses.distributed import _torch
 from fxpasses.distributed.network import Cluster
-from fxpasses.distributed.simulate import Group, Simulation, measure, simulate, with_passes
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.distributed.simulate import Group, Simulation, measure, simulate, simulate_graph, with_passes
+from fxpasses.errors import SimulationError
+from fxpasses.graphs.communication import communicates
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.passes import BucketCollectives, OverlapCollectives
 from fxpasses.pipeline.capture import Captured
+from fxpasses.regional import communicating_graph
+
+log = logging.getLogger(__name__)
 
 _SMALLEST = 256 << 10
 """Bytes of the smallest bucket that is tried."""
@@ -44,19 +56,22 @@ class Schedule:
         return ", ".join(filter(None, (bucket, ahead))) or "as captured"
 
 
+Graphs = TypeVar("Graphs", Captured, fx.GraphModule)
+
+
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Generic[Graphs]):
     """A schedule, the graphs that it makes, and what a step of them takes.
 
     Attributes:
         schedule: the setting.
-        captured: the graphs after its passes.
+        captured: the graphs, or the graph, after its passes.
         measured: seconds of their calls, or None where they were estimated.
         found: the step.
     """
 
     schedule: Schedule
-    captured: Captured
+    captured: Graphs
     measured: Mapping[tuple[str, str], float] | None
     found: Simulation
 
@@ -68,7 +83,7 @@ def candidates(
     *,
     measures: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> list[Candidate]:
+) -> list[Candidate[Captured]]:
     """A step as captured, with overlap alone, with buckets from everything in one message down to a 64th of it, and with more or fewer bytes ahead of the best.
 
     Args:
@@ -82,12 +97,16 @@ def candidates(
         SimulationError: as :func:`~fxpasses.distributed.simulate.simulate`.
     """
 
-    def tried(schedule: Schedule) -> Candidate:
+    def tried(schedule: Schedule) -> Candidate[Captured]:
         say(f"simulating {schedule}")
         changed = with_passes(captured, schedule.passes())
         measured = measure(changed) if measures else None
         return Candidate(schedule, changed, measured, simulate(changed, cluster, groups, measured))
 
+    return _search(tried, cluster)
+
+
+def _search(tried: Callable[[Schedule], Candidate[Graphs]], cluster: Cluster) -> list[Candidate[Graphs]]:
     plain = tried(Schedule())
     sent: dict[str, int] = {}
     for event in plain.found.events:
@@ -102,7 +121,7 @@ def candidates(
     return tries + [tried(Schedule(size, n * size)) for n in (0, 4, 8) if 0 < size < whole]
 
 
-def best(tries: list[Candidate], cluster: Cluster) -> Candidate:
+def best(tries: list[Candidate[Graphs]], cluster: Cluster) -> Candidate[Graphs]:
     """The fastest of those that a device has the memory for; where none fits, the one that takes least of it."""
     fit = [one for one in tries if one.found.peak_bytes <= cluster.memory]
     if not fit:
@@ -115,3 +134,71 @@ def _size(size: int) -> str:
         (unit for unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if size >> unit[0]), (0, "bytes")
     )
     return f"{size >> shift} {unit}"
+
+
+@dataclass(frozen=True)
+class ScheduleCollectives(Pass):
+    """Bucket and overlap the collectives of each graph as is best by simulation, within the memory of a device.
+
+    Before::
+
+        options={"passes": ["default", "bucket_collectives{max_bytes=4194304}", "overlap_collectives{max_bytes=8388608}"]}
+
+    After::
+
+        options={"passes": ["default", ScheduleCollectives(Cluster(latency=8e-3, bandwidth=200e6))]}
+
+    Every rank decides for itself, by the graph and the cluster alone: equal graphs are scheduled alike. Times are estimated (roofline), not measured. Ranks whose
+    sizes differ may decide differently, and are told so before anything is sent (``ranks="check"``).
+
+    Attributes:
+        cluster: the devices, and the network between them.
+    """
+
+    name: ClassVar[str] = "schedule_collectives"
+    contract: ClassVar[Contract] = Contract(("forward", "backward", "inference"), numerics="tolerance")
+    cluster: Cluster = field(default_factory=Cluster)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        groups = _groups_of(gm.graph)
+        if not groups:
+            return False
+
+        def tried(schedule: Schedule) -> Candidate[fx.GraphModule]:
+            changed = copy_graph(gm)
+            for item in schedule.passes():
+                item.apply(changed)
+            return Candidate(schedule, changed, None, simulate_graph(changed, self.cluster, groups))
+
+        try:
+            chosen = best(_search(tried, self.cluster), self.cluster)
+        except SimulationError as error:
+            log.warning("collectives are left as they are: %s", error)
+            return False
+        log.info("collectives of a graph: %s, %.6f s", chosen.schedule, chosen.found.seconds)
+        changed = [item.apply(gm) for item in chosen.schedule.passes()]
+        return any(changed)
+
+
+def _groups_of(graph: fx.Graph) -> dict[str, Group]:
+    """The process groups that a graph, or a region that it calls, speaks with, by name."""
+    found: dict[str, Group] = {}
+    for node in _collectives(graph):
+        name = str(node.args[-1])
+        ranks = _torch.ranks_of(name)
+        if name not in found:
+            found[name] = Group(
+                len(ranks), min((b - a for a, b in itertools.pairwise(ranks)), default=1), name
+            )
+    return found
+
+
+def _collectives(graph: fx.Graph) -> Iterable[fx.Node]:
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        region = communicating_graph(node)
+        if region is not None:
+            yield from _collectives(region)
+        elif communicates(node.target) and len(node.args) > 1:  # all but waits
+            yield node

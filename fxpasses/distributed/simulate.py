@@ -22,10 +22,11 @@ from fxpasses.errors import SimulationError
 from fxpasses.graphs.aliasing import AliasInfo
 from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import copy_graph, value_of
-from fxpasses.partitioner.cost import CostModel, is_getitem, is_view
+from fxpasses.partitioner.cost import CostModel, is_getitem
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pipeline.capture import Captured
+from fxpasses.regional import communicating_graph, region_work
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,20 @@ def simulate(
     return _Clock(cluster, groups, measured).step(captured)
 
 
+def simulate_graph(gm: fx.GraphModule, cluster: Cluster, groups: Mapping[str, Group]) -> Simulation:
+    """One graph on its own, whose inputs live all the time; regions that it calls count call by call.
+
+    Args:
+        gm: the graph.
+        cluster: the devices, and the network between them.
+        groups: process groups by the names that the graph gives them.
+
+    Raises:
+        SimulationError: for a collective without a model, or of an unknown group; names the node.
+    """
+    return _Clock(cluster, groups, None).graph(gm)
+
+
 def with_passes(captured: Captured, passes: Sequence[Pass]) -> Captured:
     """The same capture after passes on its forward and backward graph; the one that is given stays as it is."""
     forward, backward = copy_graph(captured.forward), captured.backward and copy_graph(captured.backward)
@@ -243,6 +258,13 @@ class _Clock:
         self.found.seconds = self._now
         return self.found
 
+    def graph(self, gm: fx.GraphModule) -> Simulation:
+        inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self._bytes = self.found.input_bytes = sum(map(self._costs.bytes_of, inputs))
+        self._half("graph", gm, AliasInfo(gm.graph), dict.fromkeys(inputs, 0))
+        self.found.seconds = self._now
+        return self.found
+
     def _half(self, kind: str, gm: fx.GraphModule, aliases: AliasInfo, inputs: Mapping[fx.Node, int]) -> None:
         """Run one graph; ``inputs`` says how many bytes go when an input is used for the last time."""
         last = _last_uses(gm.graph, aliases)
@@ -268,7 +290,12 @@ class _Clock:
             self.found.alive = tuple((n.name, size) for n, size in largest if size)
 
     def _call(self, kind: str, node: fx.Node) -> None:
-        if not communicates(node.target):
+        region = communicating_graph(node)
+        if region is not None:
+            for inner in region.nodes:
+                if inner.op == "call_function":
+                    self._call(kind, inner)
+        elif not communicates(node.target):
             seconds = self._seconds(kind, node)
             if seconds:
                 self._spend("compute", kind, node, seconds)
@@ -303,16 +330,13 @@ class _Clock:
     def _seconds(self, kind: str, node: fx.Node) -> float:
         if self._measured is not None:
             return self._measured.get((kind, node.name), 0.0)
-        if (
-            is_view(node)
-            or is_getitem(node)
-            or not isinstance(node.meta.get("val"), torch.Tensor | list | tuple)
-        ):
-            return 0.0
-        moved = sum(map(self._costs.bytes_of, (node, *node.all_input_nodes)))
-        cluster = self._cluster
-        return max(
-            self._costs.flops_of(node) / cluster.flops, moved / cluster.memory_bandwidth, cluster.launch
+        cluster, work = self._cluster, region_work(node)
+        if work is None:
+            own = self._costs.work_of(node)
+            work = [] if own is None else [own]
+        return sum(
+            max(flops / cluster.flops, moved / cluster.memory_bandwidth, cluster.launch)
+            for flops, moved in work
         )
 
 

@@ -40,6 +40,13 @@ class CostModel:
             flops = self._flops[node] = self._count(node)
         return flops
 
+    def work_of(self, node: fx.Node) -> tuple[int, int] | None:
+        """FLOPs, and bytes read and written, of a call; ``None`` for one that is free."""
+        computes = node.op == "call_function" and not is_view(node) and not is_getitem(node)
+        if not computes or not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
+            return None
+        return self.flops_of(node), sum(map(self.bytes_of, (node, *node.all_input_nodes)))
+
     def _count(self, node: fx.Node) -> int:
         if node.op != "call_function" or _torch.is_sym_node(node) or is_view(node) or is_getitem(node):
             return 0

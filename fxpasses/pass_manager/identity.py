@@ -15,6 +15,7 @@ imported, and it exists for passes typed into a prompt.
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import enum
 import functools
@@ -34,7 +35,7 @@ from typing import Any
 import sympy
 import torch
 
-from fake.seam.dispatch import OpOverload, OpOverloadPacket
+from fake.seam.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from fxpasses.pass_manager.code_objects import (
     attribute_names,
     constants,
@@ -332,10 +333,10 @@ _WRITERS: list[tuple[Any, _Writer]] = [
     ((type, types.FunctionType, types.ModuleType), _Walk.reference),
     ((list, tuple), _sequence),  # torch.Size and the lists of FX too
     ((set, frozenset), _unordered),
-    ((dict, types.MappingProxyType), _mapping),
+    ((dict, types.MappingProxyType, collections.ChainMap), _mapping),
     (_BY_REPR, lambda walk, v: f"{type(v).__name__}:{v!r}"),
     (OpOverload, lambda walk, v: f"operator {v._schema}"),
-    (OpOverloadPacket, lambda walk, v: f"operator {v}"),
+    ((OpOverloadPacket, HigherOrderOperator), lambda walk, v: f"operator {v}"),
     (torch.Tensor, _tensor),
     (types.MethodType, _method),
     (functools.partial, _partial),

@@ -16,7 +16,7 @@ from fxpasses.regional.explain import RegionReport, RepeatedSubgraph, regions
 from fxpasses.regional.floats import settle_floats
 from fxpasses.regional.gathers import KeptGraphs, inline_gathers
 from fxpasses.regional.region_graph import RegionGraph
-from fxpasses.regional.region_operators import communicating_graph, compiled_callable
+from fxpasses.regional.region_operators import communicating_graph, compiled_callable, region_work
 from fxpasses.regional.runtime import CompiledRegion, hold_regions
 from fxpasses.regional.stitch import KnownRegions, with_regions
 
@@ -39,6 +39,7 @@ __all__ = [
     "inline_gathers",
     "known_regions",
     "planned_buckets",
+    "region_work",
     "regions",
     "settle_floats",
     "with_regions",

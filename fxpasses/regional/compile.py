@@ -17,6 +17,7 @@ from fxpasses.compiling.options import Options
 from fxpasses.compiling.shared_kernels import one_unit
 from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import copy_graph, outputs_of
+from fxpasses.partitioner.cost import CostModel
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import return_only, separate_aliases, spec_of
 from fxpasses.regional.errors import RegionRefused
@@ -124,6 +125,7 @@ class RegionCompiler:
         random = any(_is_random(node) for node in gm.graph.nodes)
         self._text += gm.graph.python_code("self").src
         communicating = self._communicating(gm)
+        work = _work(gm)
         exact = {"forward": self._values.exact_run(gm)} if self._values is not None else {}
         with _torch.output_strides() as strides:
             compiled = self._compiler.forward(gm, inputs, inference=inference, visible=visible)
@@ -142,6 +144,7 @@ class RegionCompiler:
             saved_sizes=[_torch.expression(n.meta["val"]) for n in sizes],
             exact=exact,
             communicating={"forward": communicating} if communicating else {},
+            work={"forward": work},
         )
         return _never
 
@@ -168,6 +171,7 @@ class RegionCompiler:
         communicating = self._communicating(gm)
         if communicating is not None:
             region.communicating["backward"] = communicating
+        region.work["backward"] = _work(gm)
         if self._values is not None:
             region.exact["backward"] = self._values.exact_run(gm)
         with _torch.output_strides() as strides:
@@ -197,6 +201,11 @@ class RegionCompiler:
                 "its collectives are made up where values are checked, which takes a graph that shows them"
             )
         return copy_graph(gm).graph
+
+
+def _work(gm: fx.GraphModule) -> list[tuple[int, int]]:
+    costs = CostModel()
+    return [work for node in gm.graph.nodes if (work := costs.work_of(node)) is not None]
 
 
 def region_metadata(region: CompiledRegion) -> Any:

@@ -159,20 +159,27 @@ def compiled_callable(node: fx.Node) -> Callable[..., Any] | None:
 
 def communicating_graph(node: fx.Node) -> fx.Graph | None:
     """The graph behind a call of a region's operator, if there are collectives in it: sizes, then tensors, to its results."""
-    if node.target in _FORWARD:
-        return table[str(node.args[0])].communicating.get("forward")
-    if node.target is torch.ops.fxpasses.region_backward.default:
-        return table[str(node.args[0])].communicating.get("backward")
-    return None
+    half = _half_of(node)
+    return table[str(node.args[0])].communicating.get(half) if half else None
 
 
 def inlined_graph(node: fx.Node) -> fx.Graph | None:
     """The graph that takes the place of a call of a region's operator, if it stands for one only while it is traced."""
+    half = _half_of(node)
+    return table[str(node.args[0])].inlined.get(half) if half else None
+
+
+def region_work(node: fx.Node) -> list[tuple[int, int]] | None:
+    """FLOPs and bytes of each call in the region that a node calls; ``None`` for calls of anything else."""
+    half = _half_of(node)
+    return table[str(node.args[0])].work[half] if half else None
+
+
+def _half_of(node: fx.Node) -> str:
+    """Which half of a region a node calls, or ``""``."""
     if node.target in _FORWARD:
-        return table[str(node.args[0])].inlined.get("forward")
-    if node.target is torch.ops.fxpasses.region_backward.default:
-        return table[str(node.args[0])].inlined.get("backward")
-    return None
+        return "forward"
+    return "backward" if node.target is torch.ops.fxpasses.region_backward.default else ""
 
 
 def _fake_forward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:

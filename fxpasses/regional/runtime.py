@@ -144,6 +144,7 @@ class CompiledRegion:
             does, which is why this is empty without it.
         inner: the regions that it calls itself.
         communicating: for ``"forward"`` and ``"backward"``, the graph, if there are collectives in it.
+        work: for ``"forward"`` and ``"backward"``, FLOPs and bytes of each call.
         inlined: for ``"forward"`` and ``"backward"``, the graph that takes the place of its calls once they are traced; empty for what is called.
         grad_placements: for each tensor input, the placements of the gradient of the DTensor that it is the local tensor of, or ``None``.
     """
@@ -166,6 +167,7 @@ class CompiledRegion:
     exact: dict[str, Exact] = field(default_factory=dict)
     inner: list[CompiledRegion] = field(default_factory=list)
     communicating: dict[str, fx.Graph] = field(default_factory=dict)
+    work: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     inlined: dict[str, fx.Graph] = field(default_factory=dict)
     grad_placements: list[tuple[Any, ...] | None] = field(default_factory=list)
     _mend: dict[str, list[int] | None] = field(default_factory=dict)

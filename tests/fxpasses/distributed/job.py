@@ -22,6 +22,8 @@ from torch.distributed._functional_collectives import (
 )
 
 from fxpasses.distributed import gate
+from fxpasses.distributed.network import Cluster
+from fxpasses.distributed.schedule import ScheduleCollectives
 from fxpasses.errors import RankMismatchError
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -176,6 +178,13 @@ def late():
     return compiled(doubled)(torch.ones(1)).item()
 
 
+def scheduled():
+    """Each rank chooses by simulation: one message for both sums."""
+    far = Cluster(local=1, latency=1e-2, bandwidth=1e9)
+    passes = ["default", ScheduleCollectives(far)]
+    return [value.tolist() for value in compiled(sums, passes=passes)(torch.ones(2), torch.ones(2))]
+
+
 def unchecked():
     return compiled(sums, ranks="off")(torch.ones(1))[0].item()
 
@@ -241,6 +250,7 @@ CASES = (
     crossed_groups,
     called_in_another_order,
     late,
+    scheduled,
     unchecked,
     other_budgets,
     other_budgets_agreed,

@@ -37,6 +37,10 @@ def test_the_script_of_the_tutorial(outcomes):
         assert all(verdict == "the same values" for verdict in verdicts)
 
 
+def test_ranks_schedule_alike(outcomes):
+    assert [rank["scheduled"].get("result", rank) for rank in outcomes] == [[[5.0, 5.0]] * 2] * 2
+
+
 def test_other_passes_are_named(outcomes):
     text = _error(outcomes, "other_passes")
     assert "bucket_collectives" in outcomes[0]["other_passes"]["factor"]
