@@ -26,11 +26,6 @@ from compiled_autograd.session.node_sessions import node_sessions
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.walking import Handle, walks
 
-_UNUSED = (
-    "One of the differentiated Tensors appears to not have been used in the graph. "
-    "Set allow_unused=True if this is the desired behavior."
-)
-
 
 def _nothing() -> None: ...
 
@@ -67,7 +62,10 @@ def run_pass(
         else:
             if backward_pass.found is None:  # nothing to run, or it ran inside of the engine, for C++ hooks
                 return result
-            return backward_pass.run()  # compiles the graph, where no pass before did
+            outputs = backward_pass.run()  # compiles the graph, where no pass before did
+            if not backward_pass.allow_unreachable and any(output is None for output in outputs):
+                _raise_unused(engine, outputs)
+            return outputs
     if not config.fallback:
         raise RefusedError(reason)
     return _run_uncaptured(run_backward, reason)
@@ -82,6 +80,13 @@ def _run_uncaptured(run_backward: Callable[[], Any], reason: str) -> Any:
     finally:
         running.stack.pop()
         sessions.tell("fallback", record)
+
+
+def _raise_unused(engine: Callable[..., Any], outputs: Sequence[Any]) -> None:
+    """Raise what this release of torch says of the first input that has no gradient."""
+    used, unused = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
+    inputs = tuple(unused if output is None else used for output in outputs)
+    walks.uncaptured(functools.partial(engine, (used,), (torch.ones(()),), False, False, inputs))
 
 
 class _Pass:
@@ -189,8 +194,6 @@ class _Pass:
             sessions.tell("capture" if self.captured_now else "hit", graph.record)
         if self.accumulate_grad and not graph.needs_engine:
             return ()
-        if not self.allow_unreachable and any(output is None for output in outputs):
-            raise RuntimeError(_UNUSED)
         return list(outputs) if graph.needs_engine else tuple(outputs)
 
 
