@@ -149,13 +149,15 @@ def check(
         seconds: after how long passes are no more tried on made-up inputs, but on the model's own only; a note then says so.
 
     Raises:
-        OptionsError: for a wrong option, or ``seconds`` below zero.
+        OptionsError: for a wrong option, ``seconds`` below zero, or what cannot be called.
         StageError: when a stage fails.
 
     >>> import torch, fxpasses
     >>> fxpasses.check(torch.nn.Linear(3, 2), torch.ones(4, 3), options={"compiler": "eager"}, show=False).ok
     True
     """
+    if not callable(model):
+        raise OptionsError("model", model, "a module or function")
     args, named = _arguments(inputs, kwargs)
     if seconds is not None and not seconds >= 0:
         raise OptionsError("seconds", seconds, "a number of seconds, or None")

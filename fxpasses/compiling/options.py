@@ -63,8 +63,8 @@ class Options:
             compiled the same collectives; a rank that differs, or does not come, is named (:class:`~fxpasses.errors.RankMismatchError`).
             With ``"agree"``, the first of them decides besides what all of them save for the backward pass.
         cache: where the first call looks for the plan of an earlier process, and leaves its own: a directory; ``"off"``; or ``"auto"``, which
-            is the directory in the environment variable ``FXPASSES_CACHE_DIR``, and none without it. (:func:`fxpasses.compile` has one without
-            it, too: a folder ``fxpasses`` in ``TORCHINDUCTOR_CACHE_DIR``, or one in the directory for temporary files.)
+            is the directory in the environment variable ``FXPASSES_CACHE_DIR``, else a folder ``fxpasses`` in
+            ``TORCHINDUCTOR_CACHE_DIR``, else one in the directory for temporary files.
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5

@@ -206,9 +206,17 @@ def _with_options(function: Callable[..., bool]) -> type[FunctionPass]:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # a type that is imported for type checkers only; an object that is called
         hints = {}
+    signature = inspect.signature(function)
+    try:
+        signature.bind("the graph")
+    except TypeError as error:
+        raise ContractError(
+            f"graph_pass: {function.__name__}{signature} cannot be called with the graph alone: {error}; "
+            "further parameters need a default"
+        ) from error
     options = [
         (name, hints.get(name, Any), dataclasses.field(default=parameter.default))
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in signature.parameters.items()
         if parameter.default is not inspect.Parameter.empty
     ]
     if not options:
@@ -247,7 +255,7 @@ def graph_pass(
 
     Raises:
         ContractError: for a kind of graph, of numerics or of metadata that does not exist, for a name that is no text, and
-            for what cannot be called. It is a ``ValueError``.
+            for what cannot be called with a graph alone. It is a ``ValueError``.
 
     >>> @graph_pass
     ... def drop_small(gm: fx.GraphModule, threshold: float = 0.1) -> bool:

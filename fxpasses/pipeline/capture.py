@@ -17,7 +17,7 @@ from fxpasses import _torch
 from fxpasses.compiling.inductor import EagerCompiler
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
-from fxpasses.errors import CaptureError, StageError
+from fxpasses.errors import CaptureError, OptionsError, StageError
 from fxpasses.graphs.provenance import Provenance, provenance
 from fxpasses.graphs.rewriting import copy_graph, nbytes_of, outputs_of, value_of
 from fxpasses.partitioner import META_KEY, PartitionReport
@@ -128,6 +128,8 @@ def capture(
     >>> [n.target for n in captured.backward.graph.nodes if n.op == "call_function"]
     [<OpOverload(op='aten.expand', overload='default')>, <OpOverload(op='aten.cos', overload='default')>, <OpOverload(op='aten.mul', overload='Tensor')>]
     """
+    if isinstance(passes, str):
+        raise OptionsError("passes", passes, "a list of passes and pass names")
     options = Options.parse({"passes": list(passes), "memory_budget": memory_budget, "regions": "off"})
     recorder = _Recorder(options, decompose)
     hooks = Hooks(lambda *_: recorder, [recorder.observer, *observers])

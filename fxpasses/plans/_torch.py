@@ -362,3 +362,16 @@ def kernel_environment() -> None:
     """Tell kernels where torch keeps the data of a tensor: they ask for it when they are loaded."""
     pointer = str(_guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = pointer
+
+
+def planned_call(compiled: Any) -> Any:
+    """What ``surround_callables`` of ``_torch_entry`` has put around a callable, or the call of a module, that ``torch.compile`` made; else ``compiled``."""
+    # `forward` of what torch.compile(module) returns, `_compiled_call_impl` of module.compile()
+    for found in (
+        compiled,
+        getattr(compiled, "_compiled_call_impl", None),
+        getattr(compiled, "forward", None),
+    ):
+        if (call := getattr(found, "planned", None)) is not None:
+            return call
+    return compiled

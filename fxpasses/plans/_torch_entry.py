@@ -95,4 +95,6 @@ def without_frame_hook(call: Callable[..., Any], compiled: Callable[..., Any]) -
             set_eval_frame(hook)
 
     skip_code(run.__code__)
-    return functools.wraps(compiled)(run)
+    surrounded = functools.wraps(compiled)(run)
+    surrounded.planned = call  # type: ignore[attr-defined]
+    return surrounded

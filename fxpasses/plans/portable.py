@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from fxpasses.errors import OptionsError
+from fxpasses.plans._torch import planned_call
 from fxpasses.plans.archive import Archive, read_archive, write_archive
 from fxpasses.plans.arguments import argument_difference
 from fxpasses.plans.compile import Compiled
@@ -28,7 +29,7 @@ Story = list[list[Any]]
 
 
 def save(
-    compiled: Compiled[Any],
+    compiled: Callable[..., Any],
     path: str | os.PathLike[str],
     *,
     private_key: str | os.PathLike[str] | bytes | None = None,
@@ -39,17 +40,20 @@ def save(
     for each kind before; for training, backward pass included.
 
     Args:
-        compiled: what :func:`fxpasses.compile` returned.
+        compiled: what :func:`fxpasses.compile` returned, or ``torch.compile`` for this backend.
         path: the file, by custom ``name.fxp``.
         private_key: a file with an Ed25519 key in PEM, or its bytes, to sign the file with.
 
     Raises:
-        OptionsError: for something else than what :func:`fxpasses.compile` returns, or one that has no plan; it says why.
+        OptionsError: for something else, or for one that has no plan; it says why.
         PlanFileError: a plan in the cache is gone or damaged, or the key cannot be used.
         OSError: the disk refuses; there is no file then, or the one that was there.
     """
+    compiled = planned_call(compiled)
     if not isinstance(compiled, Compiled):
-        raise OptionsError("compiled", compiled, "what fxpasses.compile returned")
+        raise OptionsError(
+            "compiled", compiled, 'what fxpasses.compile, or torch.compile(backend="fxpasses"), returned'
+        )
     target = _path("path", path)
     if not compiled.plan_files:
         why = compiled.why_no_plan or "it was not called yet (for training, backward pass included)"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses._torch import HigherOrderOperator
 from fxpasses.regional import _torch, _torch_floats
 from fxpasses.regional.facts import value_of
 
@@ -54,13 +55,15 @@ def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
     shape_env = value_of(found[0][1]).node.shape_env
     kept: set[Any] = set()
     for _, node in found:
-        if node.users and all(_name(user) in _ARITHMETIC for user in node.users):
+        if node.users and all(map(_computes, node.users)):
             kept |= _torch.free_symbols(value_of(node))
     stay: list[_Place] = []
     for owner, node in reversed(found):
         value = value_of(node)
         symbols = _torch.free_symbols(value)
-        if _torch.has_unbacked(value) or (symbols and symbols <= kept):
+        if _torch.has_unbacked(value) or (
+            symbols and symbols <= kept and all(_may_take_symbolic(user) for user in node.users)
+        ):
             stay.insert(0, (owner, node))
             continue
         number = float(value)
@@ -108,6 +111,24 @@ def _shape_env(gm: fx.GraphModule) -> Any:
 
 def _name(user: fx.Node) -> str:
     return str(getattr(user.target, "__name__", user.target))
+
+
+def _may_take_symbolic(user: fx.Node) -> bool:
+    """Whether a call may read a float that changes: arithmetic, what gives another float, and what has a body (looked at itself).
+
+    AOTAutograd makes a constant of what any other reads, an output of the graph among them. If the float is a tensor elsewhere,
+    the guard is lost with its cache, and later calls get that constant (torch 2.13).
+    """
+    return (
+        _computes(user)
+        or isinstance(value_of(user), torch.SymFloat)
+        or isinstance(user.target, HigherOrderOperator)
+    )
+
+
+def _computes(user: fx.Node) -> bool:
+    """Whether AOTAutograd computes a call with a tensor in place of a float: it leaves out keywords, as ``alpha`` of ``add`` (torch 2.13)."""
+    return _name(user) in _ARITHMETIC and not user.kwargs
 
 
 def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:

@@ -72,7 +72,8 @@ def directory_of(compiled: Callable[..., Any] | str | os.PathLike[str]) -> Path:
         options = compile_options(compiled)
         if options is None:
             raise ReportError(
-                f"{type(compiled).__name__} is no result of torch.compile; name the directory instead"
+                f'this {type(compiled).__name__} was not made by fxpasses.compile or torch.compile(backend="fxpasses", '
+                'options={"report": directory}); name the directory instead'
             )
         found = options.get("report")
     if not found:

@@ -42,7 +42,8 @@ def _line(node: fx.Node) -> str:
     if node.op == "get_attr":
         return f"{node.name}: {kind} = self.{node.target}"
     arguments = [str(a) for a in node.args] + [f"{k}={v}" for k, v in node.kwargs.items()]
-    name = node.target.__name__ if not hasattr(node.target, "_schema") else str(node.target)  # type: ignore[union-attr]
+    called = f"self.{node.target}" if node.op == "call_module" else node.target
+    name = str(called) if hasattr(called, "_schema") else getattr(called, "__name__", str(called))
     return f"{node.name}: {kind} = {name}({', '.join(arguments)})"
 
 

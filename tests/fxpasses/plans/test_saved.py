@@ -170,7 +170,7 @@ def test_files_are_not_run_without_trust(saved):
         fxpasses.load(saved / "inference.fxp", nn.Linear(2, 2), trust="yes")
     with pytest.raises(fxpasses.OptionsError, match="not called yet"):
         fxpasses.save(fxpasses.compile(nn.Linear(2, 2)), saved / "none.fxp")
-    with pytest.raises(fxpasses.OptionsError, match=r"what fxpasses\.compile returned"):
+    with pytest.raises(fxpasses.OptionsError, match=r"what fxpasses\.compile, or torch\.compile"):
         fxpasses.save(nn.Linear(2, 2), saved / "none.fxp")
     assert not (saved / "none.fxp").exists()
 
@@ -241,3 +241,25 @@ def test_writers_at_the_same_time_leave_one_whole_file(tmp_path):
         if path.exists():
             assert read_archive(path).sections(0)["plan"] in contents
     assert read_archive(path).sections(0)["plan"] in contents
+
+
+class Doubling(nn.Module):
+    def forward(self, x):
+        return x.sin() * 2
+
+
+@pytest.mark.parametrize("how", ["function", "module", "in place"])
+def test_what_torch_compile_made_is_saved(tmp_path, how):
+    options = {"cache": str(tmp_path / "plans")}
+    model = Doubling()
+    if how == "in place":
+        compiled = model
+        model.compile(backend="fxpasses", options=options)
+    else:
+        called = model if how == "module" else (lambda x: x.cos() * 2)
+        compiled = torch.compile(called, backend="fxpasses", options=options)
+    x = torch.randn(3)
+    expected = compiled(x)
+    fxpasses.save(compiled, tmp_path / "model.fxp")
+    again = called if how == "function" else Doubling()
+    torch.testing.assert_close(fxpasses.load(tmp_path / "model.fxp", again, trust=True)(x), expected)

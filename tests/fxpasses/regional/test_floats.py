@@ -175,3 +175,25 @@ def test_floats_of_sizes_stay_symbolic(kind):
         nn.Sequential(*(Scaled() for _ in range(4))), inputs[:1], more=[[x] for x in inputs[1:]], dynamic=True
     ) == [4]
     assert fxpasses.stats().graphs == 1
+
+
+READERS = {
+    "an output": lambda x, s: (x * s, s * 2),
+    "a value in a list": lambda x, s: (x * s, [x, {"key": s - 1}]),
+    "an operator": lambda x, s: (x * s, torch.full((2,), s * 2)),
+    "an operator of a root": lambda x, s: (x * s, torch.full((2,), math.sqrt(s))),
+    "a factor": lambda x, s: (x * s, torch.add(x, x, alpha=s)),
+    "a number with a factor": lambda x, s: (torch.add(x, s, alpha=2), x.sub(s, alpha=3)),
+    "in place, with a factor": lambda x, s: (x.clone().add_(s, alpha=2),),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_each_call_gets_its_own_float(kind, tmp_path, monkeypatch):
+    """Also where tensor arithmetic takes the same float, and graphs come from AOTAutograd's cache."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    call = torch.compile(READERS[kind], backend="fxpasses", options={"cache": "off"})
+    x = torch.randn(2)
+    for number in (0.5, 1.5, 2.5, 3.5):
+        torch.testing.assert_close(call(x, number), READERS[kind](x, number))

@@ -438,7 +438,7 @@ def test_what_is_no_report_is_an_error_that_says_why(tmp_path, capsys):
     plain = torch.compile(nn.Linear(2, 2), backend="fxpasses")
     with pytest.raises(fxpasses.ReportError, match="compiled without a report"):
         fxpasses.report(plain)
-    with pytest.raises(fxpasses.ReportError, match=r"no result of torch\.compile"):
+    with pytest.raises(fxpasses.ReportError, match="Linear was not made by"):
         fxpasses.report(nn.Linear(2, 2))
     with pytest.raises(fxpasses.ReportError, match=r"expected a function that does one step, .* got True"):
         fxpasses.report(tmp_path, profile=True)
@@ -470,3 +470,12 @@ def test_what_dynamo_calls_an_input():
     assert parameter_name("L['batch']['tokens']") == "batch['tokens']"
     assert parameter_name("") == ""
     assert Recorder()._name(torch.fx.Graph().placeholder("tangents_1")) == ""
+
+
+def test_code_of_a_graph_that_calls_modules_and_methods():
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.Flatten())).graph
+    with graph.inserting_before(graph.output_node()):
+        graph.call_method("relu", tuple(graph.output_node().args))
+    text = fxpasses.annotated_code(torch.fx.GraphModule(nn.Sequential(nn.Linear(2, 2), nn.Flatten()), graph))
+    assert "= self.0(" in text
+    assert "= relu(" in text
