@@ -42,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--dtypes", default="float32", help="comma-separated; where none is supported, another is taken"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the tensors are")
     parser.add_argument("--databases", default="op,custom,module", help="of op,custom,module")
     parser.add_argument("--samples", type=int, default=8, help="at most so many samples an entry; 0 for all")
     parser.add_argument("--shard", default="0/1", help="INDEX/COUNT: every COUNT-th entry from INDEX on")
@@ -93,6 +94,7 @@ def _options(choice: argparse.Namespace) -> Options:
         samples=choice.samples,
         shard=(int(index), int(count)),
         repeat=choice.repeat,
+        device=choice.device,
     )
 
 

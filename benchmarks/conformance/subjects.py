@@ -24,6 +24,9 @@ __all__ = ["Subject", "entry_name", "names", "pick", "seed", "subjects"]
 #: One step of a run: the table that it belongs to, and its results.
 Step = tuple[str, Any]
 
+_NOT_DISPATCHED = "jiterator_"
+"""Entries that launch a kernel on memory without asking the dispatcher: on a GPU, that of a fake tensor is no memory."""
+
 _FIRST_CHOICE = (torch.float32, torch.complex64, torch.int64, torch.bool, torch.float64, torch.bfloat16)
 
 
@@ -76,15 +79,18 @@ def subjects(
     tables: Sequence[str],
     samples: int,
     dtypes: Sequence[torch.dtype],
+    device: str = "cpu",
 ) -> Iterator[Subject]:
-    """All subjects of one database entry, each sample in each layout that changes it."""
-    supported = entry.supported_dtypes("cpu")
+    """All subjects of one database entry on a device, each sample in each layout that changes it."""
+    if entry_name(entry).startswith(_NOT_DISPATCHED):
+        return
+    supported = entry.supported_dtypes(device)
     chosen = [d for d in dtypes if d in supported]
     if not chosen and supported:
         chosen = [next((d for d in _FIRST_CHOICE if d in supported), min(supported, key=str))]
     make = _module_subjects if database == "module" else _operator_subjects
     for dtype in chosen:
-        yield from make(database, entry, dtype, layouts, tables, samples)
+        yield from make(database, entry, dtype, layouts, tables, samples, device)
 
 
 def pick(all_samples: list[Any], limit: int) -> list[tuple[int, Any]]:
@@ -96,11 +102,17 @@ def pick(all_samples: list[Any], limit: int) -> list[tuple[int, Any]]:
 
 
 def _operator_subjects(
-    database: str, entry: Any, dtype: torch.dtype, layouts: Sequence[str], tables: Sequence[str], limit: int
+    database: str,
+    entry: Any,
+    dtype: torch.dtype,
+    layouts: Sequence[str],
+    tables: Sequence[str],
+    limit: int,
+    device: str,
 ) -> Iterator[Subject]:
     seed()
     wants_grad = entry.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-    found = list(entry.sample_inputs("cpu", dtype, requires_grad=wants_grad))
+    found = list(entry.sample_inputs(device, dtype, requires_grad=wants_grad))
     for place, sample in pick(found, limit):
         call = (sample.input, sample.args, sample.kwargs)
         for layout in layouts:
@@ -188,7 +200,13 @@ def _out_runs(
 
 
 def _module_subjects(
-    database: str, entry: Any, dtype: torch.dtype, layouts: Sequence[str], tables: Sequence[str], limit: int
+    database: str,
+    entry: Any,
+    dtype: torch.dtype,
+    layouts: Sequence[str],
+    tables: Sequence[str],
+    limit: int,
+    device: str,
 ) -> Iterator[Subject]:
     """Modules are built inside the run: in the engine under test, parameters are fake from the start."""
     if "forward" not in tables and "backward" not in tables:
@@ -196,7 +214,7 @@ def _module_subjects(
     for training in (True, False) if entry.train_and_eval_differ else (True,):
         seed()
         found = entry.module_inputs_func(
-            entry, device="cpu", dtype=dtype, requires_grad=dtype.is_floating_point, training=training
+            entry, device=device, dtype=dtype, requires_grad=dtype.is_floating_point, training=training
         )
         for place, sample in pick(list(found), limit):
             made, given = sample.constructor_input, sample.forward_input
@@ -204,20 +222,26 @@ def _module_subjects(
             for layout in layouts:
                 if layout != "given" and not relayout(call[2:], layout)[1]:
                     continue
-                run = _module(entry.module_cls, dtype, training, given is not None, "backward" in tables)
+                backward = "backward" in tables
+                run = _module(entry.module_cls, dtype, device, training, given is not None, backward)
                 yield Subject(
                     database, entry_name(entry), dtype, place, layout, _inputs(call, layout, grad=True), run
                 )
 
 
 def _module(
-    cls: type[torch.nn.Module], dtype: torch.dtype, training: bool, callable_: bool, backward: bool
+    cls: type[torch.nn.Module],
+    dtype: torch.dtype,
+    device: str,
+    training: bool,
+    callable_: bool,
+    backward: bool,
 ) -> Callable[[Any], Iterator[Step]]:
     def run(call: Any) -> Iterator[Step]:
         made_args, made_kwargs, args, kwargs = call
         module = cls(*made_args, **made_kwargs).train(training)
-        if dtype is not torch.get_default_dtype():
-            module = module.to(dtype)
+        if dtype is not torch.get_default_dtype() or device != "cpu":
+            module = module.to(device, dtype)
         yield "construct", [*module.parameters(), *module.buffers()] if not _is_lazy(module) else ()
         if callable_:
             result = module(*args, **kwargs)

@@ -51,12 +51,19 @@ class Options:
     shard: tuple[int, int] = (0, 1)
     #: Run the fake side so often and judge the last: with 2, an engine's cached answer is what is judged.
     repeat: int = 1
+    #: Where the tensors are: "cpu" or "cuda".
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         _check_names("engine", [self.engine], ENGINES)
         _check_names("tables", self.tables, TABLES)
         _check_names("layouts", self.layouts, tuple(LAYOUTS))
         _check_names("databases", self.databases, DATABASES)
+        _check_names("device", [self.device], ("cpu", "cuda"))
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConformanceOptionsError(
+                "device: torch finds no CUDA device here, and eager has to run on it", argument="device"
+            )
         for dtype in self.dtypes:
             if not isinstance(dtype, torch.dtype):
                 raise ConformanceOptionsError(f"dtypes: {dtype!r} is not a torch.dtype", argument="dtypes")
@@ -127,6 +134,7 @@ def sweep(options: Options, progress: Callable[[str], None] = lambda name: None)
                 tables=options.tables,
                 samples=options.samples,
                 dtypes=options.dtypes,
+                device=options.device,
             )
             for subject in chosen:
                 for table, outcome in _judge(subject, options):

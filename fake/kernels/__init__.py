@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fake._torch import HIDDEN_FILES
 from fake.kernels import (  # noqa: F401  (they register their rules)
+    attention,
     composites,
     converted,
     data_dependent,

@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import DynamicOutputShapeException, FakeTensorMode, OpOverload, torchs_answer
+from fake.kernels._torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    OpOverload,
+    torchs_answer,
+)
 from fake.kernels.registry import Args, Kwargs, rule
 
 
@@ -27,6 +33,32 @@ def _to_sparse(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
     if args[0].layout is torch.strided and not mode.allow_fallback_kernels:
         raise DynamicOutputShapeException(func)
     return NotImplemented
+
+
+@rule("aten::_use_cudnn_ctc_loss.Tensor")
+def _use_cudnn_ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Whether cuDNN computes the loss depends on the lengths' values where the rest does not rule it out (``LossCTC.cpp``).
+
+    Raises:
+        DataDependentOutputException: for float32 on a GPU with a blank of 0 and targets of int32 in one row.
+    """
+    log_probs, targets, *_, blank = args
+    ruled_out = (
+        log_probs.device.type != "cuda"
+        or blank != 0
+        or targets.dim() != 1
+        or log_probs.dtype is not torch.float32
+        or targets.dtype is not torch.int32
+    )
+    if ruled_out:
+        return False
+    raise DataDependentOutputException(func)
+
+
+@rule("aten::_use_miopen_ctc_loss", "aten::_use_miopen_ctc_loss.Tensor")
+def _use_miopen_ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Never in a build for NVIDIA's GPUs; with ROCm it is left to torch."""
+    return NotImplemented if torch.version.hip else False
 
 
 @rule("aten::unique_consecutive")

@@ -26,6 +26,12 @@ def _geqrf(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -
     )
 
 
+@rule("aten::_linalg_svd")
+def _svd(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """cuSOLVER leaves other strides, and only torch's Python kernel asks a fake tensor whether it is on a GPU."""
+    return structured(mode, func, args, kwargs) if args[0].device.type == "cpu" else NotImplemented
+
+
 @rule("aten::addbmm_")
 def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """In place, but a ``self`` that broadcasts to the product's shape is resized to it: eager calls ``addbmm_out``."""

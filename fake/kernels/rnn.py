@@ -1,4 +1,4 @@
-"""Recurrent layers on oneDNN."""
+"""Recurrent layers: oneDNN's, and the fused cell of a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from typing import Any
 from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import Args, Kwargs, rule
+
+_GRU_WORKSPACE = 5
+"""What the backward pass of a fused GRU cell reads: so many numbers for each of the hidden state (``RNN.cu``)."""
+
+
+@rule("aten::_thnn_fused_gru_cell")
+def _fused_gru_cell(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """The next hidden state and the workspace, both row-major."""
+    hidden = args[2]
+    rows, width = hidden.shape
+    options = {"dtype": hidden.dtype, "device": hidden.device}
+    state = fresh(mode, hidden.shape, None, **options)
+    return state, fresh(mode, (rows, width * _GRU_WORKSPACE), None, **options)
 
 
 @rule("aten::mkldnn_rnn_layer_backward")

@@ -6,9 +6,18 @@ import functools
 from collections.abc import Callable
 from importlib.util import find_spec
 
+import torch
 from torch._dynamo import trace_rules
 
 from fake.seam.patches import LEDGER, Edit, When
+
+
+def _unfit() -> str:
+    """Without this set (torch 2.11) what user code calls would be skipped as well, which ends its graph."""
+    known = hasattr(trace_rules, "BUILTIN_INLINE_WHEN_CALLED")
+    return (
+        "" if known else f"torch {torch.__version__} has no list of what is traced where user code calls it"
+    )
 
 
 def skipped_frames(package: str, when: When = When.USE) -> Edit:
@@ -43,6 +52,7 @@ def skipped_frames(package: str, when: When = When.USE) -> Edit:
         skip,
         when=when,
         versions=None,
+        unfit=_unfit,
         lost=f"time: behind graph breaks Dynamo traces functions of {package} that torch calls",
     )
 

@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sizes of the model and of the training."""
     for name, kind, default, text in _SIZES:
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default {default})")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="where to train (default cuda if torch finds one, else cpu)"
+    )
     parser.add_argument("--report", metavar="DIR", help="write what was compiled to this directory")
 
 
@@ -33,8 +36,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.report is not None and Path(arguments.report).is_file():
         raise UsageError(f"--report {arguments.report!r} is a file, not a directory")
     with working("importing torch"):
+        import torch
+
         from fxpasses.demo.show import run_demo, show_demo
         from fxpasses.demo.training import DemoSettings
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA device here")
     sizes = {name: getattr(arguments, name) for name, *_ in _SIZES}
-    done = run_demo(DemoSettings(**sizes, report=arguments.report))
+    done = run_demo(DemoSettings(**sizes, report=arguments.report, device=device))
     return Outcome(0 if done.verdict.agrees else 1, done.summary(), lambda: show_demo(done))

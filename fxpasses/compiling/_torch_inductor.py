@@ -47,11 +47,6 @@ def saves_compiled_code() -> bool:
     return should_bundle_autograd_cache()
 
 
-def keep_from_autograd_cache(code: OutputCode) -> None:
-    """Have AOTAutograd make no cache entry of what calls this code: entries refer to code by this key."""
-    code._fx_graph_cache_key = None
-
-
 def loaded_code(code: OutputCode, graph_kwargs: Any) -> OutputCode:
     """Compiled code that was read from a disk, ready to be called."""
     with of_segment():

@@ -115,8 +115,13 @@ def unsaved(compiled: Any, reason: str) -> Any:
     """Inductor's compiled graph, of which AOTAutograd's cache keeps no entry; ``reason`` says why."""
     if _torch_inductor.saves_compiled_code():
         return UnsavedCode(compiled, reason)
-    _torch_inductor.keep_from_autograd_cache(compiled)
-    return compiled
+
+    # An entry refers to code by a key that Inductor's has and a function has not.
+    def run(inputs: list[Any]) -> Any:
+        return compiled(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def as_output_code(compiled: Callable[..., Any], reason: str) -> Callable[..., Any]:

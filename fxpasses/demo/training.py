@@ -34,6 +34,7 @@ class DemoSettings:
         learning_rate: of AdamW.
         seed: of weights and batches.
         report: a directory for the captured graphs, or ``None``.
+        device: where the model is trained, such as ``"cpu"`` or ``"cuda"``.
     """
 
     steps: int = 50
@@ -44,6 +45,7 @@ class DemoSettings:
     learning_rate: float = 1e-3
     seed: int = 0
     report: str | None = None
+    device: str = "cpu"
 
 
 @dataclass
@@ -115,6 +117,8 @@ class Run:
         start = time.perf_counter()
         loss = self.call(tokens, targets)
         loss.backward()
+        if loss.is_cuda:
+            torch.cuda.synchronize()  # what was launched is not yet done
         return loss, time.perf_counter() - start
 
     def follow(self, leader: nn.Module) -> None:
@@ -127,11 +131,11 @@ class Run:
 def train(settings: DemoSettings) -> Iterator[list[Run]]:
     """Run each step with all contestants, on the same batch from the same weights; yields the runs after it."""
     torch.manual_seed(settings.seed)
-    model = GPT(settings.layers, settings.width, settings.heads, settings.context)
+    model = GPT(settings.layers, settings.width, settings.heads, settings.context).to(settings.device)
     options: dict[str, Any] = {"report": settings.report} if settings.report else {}
     # Compilations are timed: none may come from a cache on disk, and none pays for what is done once a process.
     with torch.compiler.config.patch(force_disable_caches=True):  # type: ignore[attr-defined]
-        _warm_up()
+        _warm_up(settings.device)
         runs = [
             _run("eager float64", copy.deepcopy(model).double(), lambda m: m),
             _run("eager", copy.deepcopy(model), lambda m: m),
@@ -143,6 +147,7 @@ def train(settings: DemoSettings) -> Iterator[list[Run]]:
         for number, (tokens, targets) in enumerate(
             batches(text, settings.steps, settings.context, settings.seed), start=1
         ):
+            tokens, targets = tokens.to(settings.device), targets.to(settings.device)
             for run in runs:
                 run.step(tokens, targets)
             optimizer.step()
@@ -167,11 +172,11 @@ def _compile(model: nn.Module, **how: Any) -> Callable[..., Any]:
     return torch.compile(forward, dynamic=True, **how)
 
 
-def _warm_up() -> None:
+def _warm_up(device: str) -> None:
     def f(x: Tensor) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(x, x, x).sum()
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x).square().sum()
 
-    torch.compile(f, backend="inductor")(torch.ones(2, 2, 4, 4, requires_grad=True)).backward()
+    torch.compile(f, backend="inductor")(torch.ones(2, 2, 8, 8, device=device, requires_grad=True)).backward()
 
 
 def _graphs() -> int:

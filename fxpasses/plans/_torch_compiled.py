@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
-from torch._dynamo.variables import ConstantVariable, ConstDictVariable, sets as _sets
+from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._functorch._aot_autograd.schemas import MutationType
 from torch._inductor.output_code import CompiledFxGraph
@@ -137,7 +137,7 @@ class _Items:
 
 _WITHOUT_ORDER = ("__contains__", "__init__", "debug_repr", "add", "discard", "remove", "clear")
 _items = _Items()
-_SETS = getattr(_sets, "BaseSetVariable", _sets.SetVariable)  # the first from 2.14 on
+_SETS = getattr(sys.modules[SetVariable.__module__], "BaseSetVariable", SetVariable)  # the first from 2.14 on
 
 
 def _watch_items() -> Callable[[], None]:
@@ -340,7 +340,8 @@ def plain_facts(metadata: Any, *, autocast: bool) -> dict[str, Any]:
         "tangent_outputs": [
             i
             for i, info in enumerate(metadata.output_info)
-            if issubclass(info.raw_type, torch.Tensor) and info.requires_grad_for_backward
+            if issubclass(info.raw_type, torch.Tensor)
+            and getattr(info, "requires_grad_for_backward", info.requires_grad)  # 2.11 has the second only
         ],
         "deterministic": metadata.deterministic,
         "donates": bool(metadata.bw_donated_idxs) and bool(_functorch_config.donated_buffer),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -154,13 +155,25 @@ def expression(value: Any) -> Any:
     return value
 
 
+class _PythonNumbers(PythonReferenceAnalysis):
+    """torch's arithmetic on numbers and symbolic numbers, without the two operations that it leaves to sympy."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return math.trunc(x)
+
+
 def evaluate(value: Any, bindings: Mapping[Any, Any]) -> Any:
     """A recorded size with its symbols replaced by ``bindings``: a number, or a symbolic one of the caller's."""
     if not isinstance(value, sympy.Basic):
         return value
     if value in bindings:
         return bindings[value]
-    return sympy_interp(PythonReferenceAnalysis, dict(bindings), value)
+    return sympy_interp(_PythonNumbers, dict(bindings), value)
 
 
 def has_unbacked(value: Any) -> bool:
@@ -281,8 +294,9 @@ def backed_values(shape_env: Any) -> Mapping[Any, Any]:
 def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
     """The tensors inside of functional tensors, after all writes to them."""
     views = [t for t in tensors if not torch._is_functional_tensor_base(t.elem)]
-    if views:  # the nodes that make them anew belong to where they were made
-        mode._sync_view_replay_annotations((views,), {})
+    annotate = getattr(mode, "_sync_view_replay_annotations", None)  # torch 2.12 and newer
+    if views and annotate is not None:  # the nodes that make them anew belong to where they were made
+        annotate((views,), {})
     for tensor in tensors:
         torch._sync(tensor)
     return [from_functional_tensor(tensor.elem) for tensor in tensors]

@@ -80,3 +80,55 @@ def test_devices_that_differ_are_refused_in_eagers_words():
             torch.sin(x, out=y)
         with pytest.raises(RuntimeError, match=r"found.+two.+devices"):
             x.add_(y)
+
+
+def test_a_fused_cell_of_a_gpu():
+    with fake.FakeTensorMode():
+        cell = torch.nn.GRUCell(4, 6, device="cuda")
+        state = cell(torch.empty(3, 4, device="cuda"))
+    assert (state.shape, state.stride(), state.device.type) == ((3, 6), (6, 1), "cuda")
+
+
+def test_cusolver_leaves_the_right_vectors_row_major():
+    with fake.FakeTensorMode():
+        left, _, right = torch.linalg.svd(torch.empty(5, 3, device="cuda"), full_matrices=False)
+    assert (left.stride(), right.stride()) == ((1, 5), (3, 1))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_of_attention_are_row_major_unless_they_share_a_tensor(shared):
+    with fake.FakeTensorMode():
+        if shared:
+            q, k, v = torch.empty(2, 8, 3, 4, 16, device="cuda").unbind(2)
+        else:
+            q = k = v = torch.empty(2, 4, 8, 16, device="cuda").transpose(1, 2)
+        out, logsumexp, seed, offset, *lengths = torch.ops.aten._efficient_attention_forward(
+            q, k, v, None, None, None, None, None, 0.0, 0, True
+        )
+        gradients = torch.ops.aten._efficient_attention_backward(
+            out, q, k, v, None, out, None, None, *lengths, logsumexp, 0.0, seed, offset, 0, False,
+            shared_storage_dqdkdv=shared,
+        )  # fmt: skip
+    wanted = (1536, 192, 16, 1) if shared else (512, 64, 16, 1)
+    assert [g.stride() for g in gradients[:3]] == [wanted] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_which_library_computes_ctc_may_depend_on_lengths(dtype):
+    with fake.FakeTensorMode():
+        lengths = torch.empty(2, dtype=dtype, device="cuda")
+        arguments = (
+            torch.empty(5, 2, 7, device="cuda"),
+            torch.empty(6, dtype=dtype, device="cuda"),
+            lengths,
+            lengths,
+        )
+        assert torch.ops.aten._use_miopen_ctc_loss.Tensor(*arguments, 0) is False
+        assert torch.ops.aten._use_cudnn_ctc_loss.Tensor(*arguments, 1) is False
+        if dtype is torch.int64:
+            assert torch.ops.aten._use_cudnn_ctc_loss.Tensor(*arguments, 0) is False
+        else:
+            with pytest.raises(
+                torch._subclasses.fake_tensor.DataDependentOutputException, match="_use_cudnn_ctc_loss"
+            ):
+                torch.ops.aten._use_cudnn_ctc_loss.Tensor(*arguments, 0)

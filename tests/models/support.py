@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Copies of the tensors in ``value``, floating ones as ``dtype``, leaves as leaves."""
+def cast(value: Any, dtype: torch.dtype, device: str = "cpu") -> Any:
+    """Copies of the tensors in ``value`` on ``device``, floating ones as ``dtype``, leaves as leaves."""
 
     def one(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        copied = x.detach().clone()
+        copied = x.detach().clone().to(device)
         if copied.is_floating_point():
             copied = copied.to(dtype)
         return copied.requires_grad_(x.requires_grad)
@@ -43,7 +43,7 @@ def results(model: nn.Module, call: Callable[..., Any], inputs: tuple, backward:
 
 
 def _weights(t: Tensor) -> Tensor:
-    return torch.linspace(-1.0, 1.3, t.numel(), dtype=torch.float64).reshape(t.shape)
+    return torch.linspace(-1.0, 1.3, t.numel(), dtype=torch.float64, device=t.device).reshape(t.shape)
 
 
 def assert_agrees(
@@ -52,6 +52,7 @@ def assert_agrees(
     batches: list[tuple],
     dtype: torch.dtype = torch.float32,
     backward: bool = True,
+    device: str = "cpu",
 ) -> None:
     """Run the batches through eager and compiled copies of ``model``; fail where they differ.
 
@@ -60,15 +61,15 @@ def assert_agrees(
     is zero by cancellation, as a key bias has, is all rounding of larger terms).
     """
     exact, eager, ours = (
-        copy.deepcopy(model).double(),
-        copy.deepcopy(model).to(dtype),
-        copy.deepcopy(model).to(dtype),
+        copy.deepcopy(model).to(device, torch.float64),
+        copy.deepcopy(model).to(device, dtype),
+        copy.deepcopy(model).to(device, dtype),
     )
     compiled = compile(ours)
     for batch in batches:
-        wanted = results(exact, exact, cast(batch, torch.float64), backward)
-        usual = results(eager, eager, cast(batch, dtype), backward)
-        got = results(ours, compiled, cast(batch, dtype), backward)
+        wanted = results(exact, exact, cast(batch, torch.float64, device), backward)
+        usual = results(eager, eager, cast(batch, dtype, device), backward)
+        got = results(ours, compiled, cast(batch, dtype, device), backward)
         assert got.keys() == usual.keys()
         largest = max((_largest(v) for n, v in wanted.items() if n.startswith("gradient")), default=0.0)
         for name, theirs in usual.items():

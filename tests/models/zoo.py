@@ -53,7 +53,7 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         length = target.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool).triu(1)
+        causal = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
         memory = self.encoder(self.embed(source), src_key_padding_mask=source == 0)
         return self.head(self.decoder(self.embed(target), memory, tgt_mask=causal))
 
@@ -69,7 +69,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
-        routing = torch.zeros(*x.shape[:-1], 4, dtype=x.dtype).scatter(-1, chosen, weights)
+        routing = torch.zeros(*x.shape[:-1], 4, dtype=x.dtype, device=x.device).scatter(-1, chosen, weights)
         hidden = F.silu(torch.einsum("btd,edh->bteh", x, self.up))
         y = torch.einsum("bteh,ehd,bte->btd", hidden, self.down, routing)
         return x + y, routing.mean((0, 1))
@@ -147,7 +147,7 @@ class Autocast(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype is torch.float64:  # the reference for the tolerance
             return self.second(self.first(x).relu())
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
             return self.second(self.first(x).relu()).float()
 
 
@@ -179,12 +179,13 @@ class Relative(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
-        distance = (torch.arange(time)[None, :] - torch.arange(time)[:, None]).abs()
+        place = torch.arange(time, device=x.device)
+        distance = (place[None, :] - place[:, None]).abs()
         far = (distance.float() / 2 + 1).log().mul(2).long() + 2
         bucket = torch.where(distance < 2, distance, far.clamp(max=7))
         scores = q @ k.transpose(-1, -2) / 2 + self.bias(bucket).permute(2, 0, 1)
         y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, time, width)
-        return y * torch.tensor([1.0, -1.0, 0.5, 2.0, 1.0, -1.0, 0.5, 2.0], dtype=x.dtype)
+        return y * torch.tensor([1.0, -1.0, 0.5, 2.0, 1.0, -1.0, 0.5, 2.0], dtype=x.dtype, device=x.device)
 
 
 def _tokens(*shape: int, high: int = 31) -> Tensor:

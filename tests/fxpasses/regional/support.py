@@ -72,7 +72,9 @@ def step(call: Callable[..., Any], model: nn.Module, inputs: Sequence[torch.Tens
     outputs = call(*given)
     leaves = [o for o in (outputs if isinstance(outputs, tuple) else (outputs,)) if o.requires_grad]
     if leaves:
-        sum((o * torch.linspace(0.5, 1.5, o.numel()).view(o.shape)).sum() for o in leaves).backward()
+        sum(
+            (o * torch.linspace(0.5, 1.5, o.numel(), device=o.device).view(o.shape)).sum() for o in leaves
+        ).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     gradients |= {f"input {i}": x.grad for i, x in enumerate(given) if x.grad is not None}
     return outputs, gradients

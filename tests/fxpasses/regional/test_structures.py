@@ -1,5 +1,7 @@
 """Models of many shapes, trained with regions: outputs, gradients and buffers as in eager."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -59,6 +61,40 @@ def test_dynamic_batch_and_sequence():
     model = Decoder()
     found = check(model, [torch.randn(sizes[0])], more=[[torch.randn(s)] for s in sizes[1:]], dynamic=True)
     assert found == [4]
+    assert fxpasses.stats().graphs == 1
+
+
+@torch.library.custom_op("fxpasses_structures::padded_sums", mutates_args=())
+def padded_sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A result, and what its backward pass reads: of a length that is rounded up, as that of attention on a GPU."""
+    return x.sin(), x.new_ones(x.shape[0], math.ceil(x.shape[1] / 32) * 32)
+
+
+@padded_sums.register_fake
+def _(x):
+    return torch.empty_like(x), x.new_empty(x.shape[0], math.ceil(x.shape[1] / 32) * 32)
+
+
+padded_sums.register_autograd(
+    lambda ctx, g, _: g * ctx.saved_tensors[0].cos() * ctx.saved_tensors[1].mean(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output[1]),
+)
+
+
+class Padded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + padded_sums(self.linear(x))[0]
+
+
+def test_sizes_that_are_rounded_up():
+    sizes = [(2, 37, 8), (3, 50, 8), (4, 70, 8)]
+    model = nn.Sequential(*(Padded() for _ in range(4)))
+    found = check(model, [torch.randn(sizes[0])], more=[[torch.randn(s)] for s in sizes[1:]], dynamic=True)
+    assert found == [3]  # the input of the first needs no gradient
     assert fxpasses.stats().graphs == 1
 
 

@@ -1,0 +1,19 @@
+"""Attention on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
+from fake.kernels.outputs import fresh
+from fake.kernels.registry import Args, Kwargs, rule
+
+
+@rule("aten::_efficient_attention_backward")
+def _efficient_attention_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Gradients of query, key and value are row-major, whatever those were, unless they are parts of one tensor."""
+    answer = torchs_answer(mode, func, args, kwargs)
+    if kwargs.get("shared_storage_dqdkdv"):
+        return answer
+    own, (bias,) = answer[:3], answer[3:]
+    return (*(fresh(mode, g.shape, None, dtype=g.dtype, device=g.device) for g in own), bias)
