@@ -11,14 +11,15 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
-from torch._functorch._aot_autograd.schemas import MutationType
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
+from torch.utils._sympy.printers import PythonPrinter
 
 from fake.seam.aot_autograd import OutputType, config as _functorch_config
 from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config, counters as _dynamo_counters
@@ -29,6 +30,7 @@ from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
 from fxpasses.plans._torch import TRUSTED_MODULES, is_operator_of_torch, operator_name
 from fxpasses.plans._torch_entry import INLINE
+from fxpasses.plans._torch_views import described_views
 from fxpasses.plans.errors import NoPlan
 
 _LARGE = 1 << 20
@@ -52,6 +54,11 @@ def is_plain(compiled: CompiledFxGraph) -> str:
 def kernel_compiler() -> str:
     """The compiler that Inductor builds kernels with."""
     return str(get_cpp_compiler())
+
+
+def text_of_size(size: Any) -> str:
+    """The code of a size: a number, or an expression of symbols."""
+    return PythonPrinter().doprint(size) if isinstance(size, sympy.Basic) else str(int(size))
 
 
 def traced_codes() -> list[types.CodeType]:
@@ -127,12 +134,24 @@ class _Items:
         if len(items) > 1:
             asking = sys._getframe(1)
             method = asking.f_code.co_name
-            if (asking.f_locals["name"] if method == "call_method" else method) not in _WITHOUT_ORDER:
+            asked = asking.f_locals["name"] if method == "call_method" else method
+            if asked not in _WITHOUT_ORDER and not _compares_identities(asking):
                 self.ordered.append(items)
         return items
 
     def __set__(self, variable: Any, items: Any) -> None:
         vars(variable)["items"] = items
+
+
+def _compares_identities(asking: types.FrameType | None) -> bool:
+    """Whether the set is looked at for ``is``: as ``memo is None`` of ``Module.named_modules`` has it."""
+    for _ in range(6):
+        if asking is None:
+            return False
+        if asking.f_code.co_name == "vt_identity_compare":
+            return True
+        asking = asking.f_back
+    return False
 
 
 _WITHOUT_ORDER = ("__contains__", "__init__", "debug_repr", "add", "discard", "remove", "clear")
@@ -330,40 +349,67 @@ def plain_facts(metadata: Any, *, autocast: bool) -> dict[str, Any]:
         size, stride = (None, None) if form is not None else (list(layout.size), list(layout.stride))
         tangents.append([size, stride, None if form is None else str(form)])
     is_input = list(getattr(metadata, "saved_tensor_is_graph_input", []))
+    updated = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
+    outputs, of_bases = metadata.output_info, range(metadata.num_intermediate_bases)
+    # A gradient comes for inputs that get other values, for outputs with memory of their own, and for what outputs are views of.
+    gradients = [info.mutates_data and info.requires_grad for info in updated]
+    gradients += [
+        info.output_type in _OWN_MEMORY
+        and issubclass(info.raw_type, torch.Tensor)
+        and info.requires_grad_for_backward
+        for info in outputs
+    ]
+    gradients += [True for _ in of_bases]
     return {
         "outputs": metadata.num_outputs,
-        "requires_grad": [bool(info.requires_grad) for info in metadata.output_info],
-        "unsafe_views": list(metadata.unsafe_view_out_indices),
+        "returns": metadata.num_forward_returns,
+        "requires_grad": [bool(info.requires_grad) for info in (*updated, *outputs)],
+        "unsafe_views": [len(updated) + i for i in metadata.unsafe_view_out_indices],
+        "aliases": [
+            [i, *_base_of(info, metadata), bool(info.requires_grad), described_views(info.view_meta_sequence)]
+            for i, info in enumerate(outputs)
+            if info.output_type not in _OWN_MEMORY
+        ],
+        "updated": [
+            [i, info.mutates_data, info.mutates_metadata, info.is_leaf]
+            for i, info in zip(metadata.mutated_inp_runtime_indices, updated, strict=True)
+        ],
         "unchecked": int(metadata.num_tensors_saved_with_no_vc_check or 0),
         "saved_inputs": is_input,
         "tangents": tangents,
-        "tangent_outputs": [
-            i
-            for i, info in enumerate(metadata.output_info)
-            if issubclass(info.raw_type, torch.Tensor)
-            and getattr(info, "requires_grad_for_backward", info.requires_grad)  # 2.11 has the second only
-        ],
+        "tangent_outputs": [i for i, has_one in enumerate(gradients) if has_one],
         "deterministic": metadata.deterministic,
         "donates": bool(metadata.bw_donated_idxs) and bool(_functorch_config.donated_buffer),
         "autocast": autocast,
         "symints": int(metadata.num_symints_saved_for_bw or 0),
-        "changed": [i for i, info in enumerate(metadata.input_info) if info.mutates_data],
+        "changed": [
+            i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata
+        ],
         "changed_for_autograd": list(metadata.mutated_graph_handled_indices_seen_by_autograd),
     }
 
 
+_OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+
+
+def _base_of(info: Any, metadata: Any) -> tuple[str, int]:
+    """Of what an output is a view: of an input (or it is one), or of an output of the graph."""
+    if info.output_type is OutputType.is_input:
+        return "input", info.base_idx
+    if info.output_type is OutputType.alias_of_input:
+        return "view of input", info.base_idx
+    behind = info.output_type is not OutputType.alias_of_intermediate_base_is_user_output
+    return "output", info.base_idx + behind * metadata.num_outputs
+
+
 def _refused(metadata: Any) -> str:
-    for info in metadata.input_info:
-        if info.mutation_type is not MutationType.NOT_MUTATED and (
-            info.mutation_type is not MutationType.MUTATED_IN_GRAPH
-            or info.requires_grad
-            or not info.mutates_data
-        ):
-            return "an input that is changed with its gradient or metadata, or outside of the graph"
-    allowed = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
-    if any(info.output_type not in allowed for info in metadata.output_info):
-        return "an output that shares memory with an input or another output"
-    if metadata.num_intermediate_bases or metadata.tokens or metadata.num_backward_tokens:
+    if any(info.mutates_storage_metadata for info in metadata.input_info):
+        return "an input that is given other memory"
+    if any(info.mutation_inductor_storage_resize for info in metadata.input_info):
+        return "an input whose memory is resized"
+    if not _functorch_config.view_replay_for_aliased_outputs and metadata.num_outputs_aliased:
+        return "a setting by which views are not made again"
+    if metadata.tokens or metadata.num_backward_tokens:
         return "effects whose order matters"
     if metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states:
         return "random numbers that need a state of their own"

@@ -11,9 +11,9 @@ import torch
 
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.hidden_state import hidden_state
 from fxpasses.plans.same_tensors import compares_memory, is_in_itself
 from fxpasses.plans.tensor_facts import TENSOR_FACTS, tensor_facts
-from fxpasses.plans.walk import hidden_state
 
 
 def described_arguments(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import marshal
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxpasses.plans import _torch
+from fxpasses.plans import _torch, _torch_compiled
 from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
 from fxpasses.plans.code import codes_inside, named_by
 from fxpasses.plans.errors import NoPlan
@@ -132,18 +132,19 @@ class Module:
         Raises:
             NoPlan: it cannot be written as code.
         """
-        if region.symbols or region.saved_sizes:
-            raise NoPlan("symbolic sizes")
         if region.exact:
             raise NoPlan("graphs that are checked while they run")
         forward = method == "run_forward"
-        specs = []
-        for spec in region.forward_specs if forward else region.backward_specs:
-            if spec.device.type != "cpu":
-                raise NoPlan("a tensor that is not on the CPU")
-            specs.append((*(tuple(int(s) for s in sizes) for sizes in (spec.shape, spec.stride)), spec.dtype))  # type: ignore[arg-type]
-        text = ", ".join(f"({shape!r}, {stride!r}, {dtype})" for shape, stride, dtype in specs)
-        made = f"Conforming({self._graph(region.forward if forward else region.backward)}, [{text}])"
+        specs = region.forward_specs if forward else region.backward_specs
+        if any(spec.device.type != "cpu" for spec in specs):
+            raise NoPlan("a tensor that is not on the CPU")
+        symbols = ", ".join(map(_torch_compiled.text_of_size, region.symbols))
+        text = ", ".join(f"({_text(spec.shape)}, {_text(spec.stride)}, {spec.dtype})" for spec in specs)
+        graph = self._graph(region.forward if forward else region.backward)
+        made = f"Conforming({graph}, lambda {symbols}: [{text}]"
+        if not forward and region.saved_sizes != region.symbols:
+            made += f", lambda {symbols}: {_text(region.saved_sizes)}"
+        made += ")"
         if made not in self._conforming:
             self._conforming[made] = name = f"conforming_{len(self._conforming)}"
             self._body += ast.parse(f"{name} = {made}").body
@@ -255,6 +256,11 @@ def function_parameters(code: str) -> list[str]:
     """The parameters of the function that is defined first."""
     function: Any = ast.parse(code).body[0]
     return [argument.arg for argument in function.args.args]
+
+
+def _text(sizes: Iterable[Any]) -> str:
+    """The code of a tuple of sizes, which may be expressions of a region's symbols."""
+    return f"({''.join(f'{_torch_compiled.text_of_size(size)}, ' for size in sizes)})"
 
 
 def _names(tree: ast.AST) -> set[str]:

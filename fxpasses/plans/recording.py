@@ -246,7 +246,7 @@ class Recording(Observer, Recorder):
                 raise NoPlan("a frame that changes an object")  # what it was before is not known
             if any(name in place for name in walk.hashes for place in self._guarded):
                 raise NoPlan("code that reads the hash of an object")
-            if any(info.mutates_data for info in metadata.input_info):
+            if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
                 _check_memory(inputs)
             self._content["inputs"] = self._sources(inputs)
         except NoPlan as error:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.walk import hidden_state
+from fxpasses.plans.hidden_state import hidden_state
 
 _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "constant": lambda value: value,

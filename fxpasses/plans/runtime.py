@@ -22,6 +22,7 @@ from fake.seam.dispatch import DisableAutocast, peek_interpreter_stack, set_grad
 from fxpasses.errors import FxPassesError
 from fxpasses.plans import _torch
 from fxpasses.plans.held_views import HeldViews
+from fxpasses.plans.shared_memory import Hidden, hidden_outputs, with_shared_memory
 from fxpasses.plans.store import write_kernel
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -130,33 +131,45 @@ def assert_tensor_metadata(
     _torch.assert_size_stride(tensor, size, stride, op_name)
 
 
+Specs = Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+
+
 class Conforming:
-    """A compiled region whose results are held to what was recorded: the first call finds out which have to be copied for that."""
+    """A compiled region whose results are held to what was recorded: the first call finds out which have to be copied for that.
+
+    Args:
+        call: the region's graph: of sizes and tensors.
+        specs: the sizes, strides and type of each result, given the values of the region's symbols.
+        first: likewise the sizes that the graph takes, if they are others than these values.
+    """
 
     def __init__(
-        self, call: Boxed, specs: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+        self, call: Boxed, specs: Callable[..., Specs], first: Callable[..., Sequence[int]] | None = None
     ) -> None:
-        self._call, self._specs = call, specs
+        self._call, self._specs, self._first = call, specs, first
         self._mend: list[int] | None = None
 
-    def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> Sequence[torch.Tensor]:
+    def __call__(self, tensors: list[Any], sizes: list[int]) -> Sequence[torch.Tensor]:
+        if sizes or self._first is not None:
+            tensors[:0] = sizes if self._first is None else self._first(*sizes)
         if self._mend is None:
-            taken = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+            given = [t for t in tensors if isinstance(t, torch.Tensor)]
+            taken = {t.untyped_storage().data_ptr() for t in given if t.numel()}
             results = self._call(tensors)
-            self._mend = self._found(results, taken)
+            self._mend = self._found(results, taken, self._specs(*sizes))
         else:
             results = self._call(tensors)
         if not self._mend:
             return results
-        mended = list(results)
+        mended, specs = list(results), self._specs(*sizes)
         for i in self._mend:
-            shape, stride, dtype = self._specs[i]
+            shape, stride, dtype = specs[i]
             mended[i] = torch.empty_strided(shape, stride, dtype=dtype).copy_(results[i])
         return mended
 
-    def _found(self, results: Sequence[torch.Tensor], taken: set[int]) -> list[int]:
+    def _found(self, results: Sequence[torch.Tensor], taken: set[int], specs: Specs) -> list[int]:
         mend = []
-        for i, (result, (shape, stride, dtype)) in enumerate(zip(results, self._specs, strict=True)):
+        for i, (result, (shape, stride, dtype)) in enumerate(zip(results, specs, strict=True)):
             if result.dtype is not dtype or tuple(result.shape) != shape:
                 raise FxPassesError(
                     f"a region of a plan returned {result.dtype} {tuple(result.shape)}, not {dtype} {shape}"
@@ -198,6 +211,7 @@ def callable_of(
             with torch.enable_grad():
                 return function.apply(*inputs)
 
+    run = with_shared_memory(facts, run)
     changed: list[int] = facts["changed_for_autograd"]
     if not changed:
         return run
@@ -221,7 +235,8 @@ _NOTHING = _Nothing()
 
 
 def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Boxed) -> Any:
-    outputs: int = facts["outputs"]
+    outputs: int = facts["returns"]
+    hidden = hidden_outputs(facts)
     constant = [i for i, differentiable in enumerate(facts["requires_grad"]) if not differentiable]
     unsafe_views: list[int] = facts["unsafe_views"]
     unchecked: int = facts["unchecked"]
@@ -257,6 +272,8 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
             returned = list(results[:outputs])
             for i in unsafe_views:
                 returned[i] = _torch.unsafe_view(returned[i], returned[i].shape)
+            for i in hidden:
+                returned[i] = Hidden(returned[i])
             ctx.mark_non_differentiable(
                 *(returned[i] for i in constant if isinstance(returned[i], torch.Tensor))
             )

@@ -15,6 +15,7 @@ _ATTRIBUTES = frozenset({
     "grad", "grad_fn", "_version", "data_ptr", "untyped_storage", "storage", "__subclasses__", "_backward_hooks",
     "__globals__", "__code__", "__closure__", "__builtins__", "__annotations__",
     "__doc__", "__abstractmethods__", "__slotnames__", "_abc_impl", "_base", "_is_view", "retains_grad", "output_nr", "is_shared", "is_pinned",
+    "__callback__", "locked", "cache_info",
 })  # fmt: skip
 _UNSEEN = ENVIRONMENT | _ATTRIBUTES | {
     "globals", "locals", "vars", "eval", "exec", "compile", "__import__", "importlib", "inspect", "sys", "os", "gc",

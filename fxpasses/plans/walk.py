@@ -17,7 +17,9 @@ import gc
 import hashlib
 import logging
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,22 +28,13 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.hidden_state import hidden_state
 from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watch import Watch, value_of
 
 _PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type(Ellipsis),
-    type(NotImplemented),
-    range,
-    slice,
-)
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
+)  # fmt: skip
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
 _BUILTIN = (
     types.BuiltinFunctionType,
@@ -52,15 +45,20 @@ _BUILTIN = (
 )
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _FIELD = type(vars(collections.namedtuple("_", ["name"]))["name"])
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.OrderedDict, collections.deque)
+_CONTAINERS = (
+    dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,
+)  # fmt: skip
 _WRAPPERS = (staticmethod, classmethod, property)
+_CACHES = (type(functools.lru_cache(len)), functools.cached_property)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+"""No code that is traced can ask whether they are taken."""
+_REFERENCES = (weakref.ReferenceType, weakref.KeyedRef)
 _NUMBERS = (bool, int, float, complex)
 _BUILTIN_KINDS = (
     *_PLAIN, *_OF_TORCH, *_CONTAINERS, types.FunctionType, types.MethodType, torch.Tensor, torch.nn.Parameter, torch.Size,
 )  # fmt: skip
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__")
 _DECIDE = ("__instancecheck__", "__subclasscheck__", "__subclasshook__")
-_MANAGED_DICT = 1 << 4
 _HEAP_TYPE = 1 << 9
 
 
@@ -200,6 +198,15 @@ class Walk:
             self._inside(".keywords", value.keywords)
             self.watch.attributes(value, ("func", "args", "keywords"))
             self._inside(".__dict__", value.__dict__)
+        elif kind in _CACHES:  # what is traced is the function, and never what it returned before
+            self._say("cache", kind.__name__)
+            self.watch.dictionary(value.__dict__)
+            self._items(value.__dict__)
+        elif kind in _LOCKS:
+            self._say("lock", kind.__name__)
+        elif kind in _REFERENCES:  # to what now lives as long as this walk
+            self._say("weak reference")
+            self._inside("()", value())
         elif kind is types.MappingProxyType:
             self._say("proxy")
             self._inside(".mapping", gc.get_referents(value)[0])
@@ -375,6 +382,9 @@ class Walk:
             self._say("object")
             self._inside(".__class__", kind)
             self.watch.class_of_object(value)
+        if base is collections.defaultdict:
+            self.watch.attributes(value, ("default_factory",))
+            self._inside(".default_factory", value.default_factory)
         if issubclass(kind, dict):
             self._dictionary(value)
         elif base is not object:
@@ -477,15 +487,3 @@ def _plain(value: Any) -> Any:
     if type(value) not in (int, type(None)):
         raise NoPlan("a slice of something else than integers")
     return value
-
-
-@functools.cache
-def hidden_state(kind: type, base: type) -> bool:
-    """Whether objects of a class hold more than their dictionary and slots: what C code put there cannot be seen."""
-    room = base.__basicsize__
-    if kind.__dictoffset__ != base.__dictoffset__ and not kind.__flags__ & _MANAGED_DICT:
-        room += 8
-    if kind.__weakrefoffset__ != base.__weakrefoffset__:
-        room += 8
-    room += 8 * len(copyreg._slotnames(kind))  # type: ignore[attr-defined]
-    return kind.__basicsize__ > room

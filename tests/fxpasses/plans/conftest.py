@@ -24,7 +24,7 @@ for name in sys.argv[2:] or MODELS:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # which sizes it takes for dynamic it remembers over all modules
     model = make()
-    compiled = fxpasses.compile(model, cache=sys.argv[1], regions="always" if name == "repeated" else "off")
+    compiled = fxpasses.compile(model, cache=sys.argv[1], regions="always" if name.startswith("repeated") else "off")
     agree = []
     for batch in batches(name):
         results = []
@@ -32,6 +32,9 @@ for name in sys.argv[2:] or MODELS:
         for call in (compiled, model):
             model.load_state_dict(before)
             given = inputs(batch)
+            leaf = given[0].requires_grad_() if name in ("shared memory", "changed input") else None
+            if leaf is not None:
+                given = (leaf * 1,)
             with torch.set_grad_enabled(name != "inference"):
                 out = call(*given)
             leaves = torch.utils._pytree.tree_leaves(out)
@@ -42,15 +45,18 @@ for name in sys.argv[2:] or MODELS:
                 assert kinds == ["Answer", "Pair", "max"] and list(out) == list(vars(out)), (kinds, list(out), vars(out))
                 tensors = [out.logits, out.rest.second[0].values, out.rest.second[0].indices]
             assert name != "graph break" or out[1] is model.notes
+            assert name != "shared memory" or out[0][0] is given[0]
+            places = [t.untyped_storage().data_ptr() for t in (*tensors, given[0], *model.parameters())]
+            tensors += [torch.tensor([[a == b for a in places] for b in places]), given[0]]
             tensors += [buffer.clone() for buffer in model.buffers()]
             if name != "inference":
-                sum(t.sum() for t in tensors if t.requires_grad).backward()
-                tensors += [p.grad.clone() for p in model.parameters()]
+                sum(t.sin().sum() for t in tensors if t.requires_grad).backward()
+                tensors += [t.grad.clone() for t in (*model.parameters(), leaf) if t is not None]
                 model.zero_grad()
             results.append((type(out).__name__, len(leaves), tensors))
         (kind, count, got), (wanted_kind, wanted_count, wanted) = results
         agree.append(kind == wanted_kind and count == wanted_count and len(got) == len(wanted)
-                     and all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, wanted)))
+                     and all(a.requires_grad == b.requires_grad and torch.allclose(a, b, atol=1e-5) for a, b in zip(got, wanted)))
     stats = fxpasses.stats()
     if stats.plans_written and not os.path.exists(sys.argv[1] + "/" + name + ".fxp"):
         fxpasses.save(compiled, sys.argv[1] + "/" + name + ".fxp")

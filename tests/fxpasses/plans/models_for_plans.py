@@ -5,6 +5,8 @@ import contextvars
 import dataclasses
 import functools
 import os
+import threading
+import weakref
 
 import torch
 from torch import nn
@@ -23,19 +25,60 @@ class Repeated(nn.Module):
         return [x.sum(), {"x": x, "count": 3}], None
 
 
-class View(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-
+class RepeatedSizes(Repeated):
     def forward(self, x):
-        return x * self.weight, x[0]
+        return super().forward(x)[0][1]["x"]
 
 
 class Weighted(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight, self.kind = nn.Parameter(torch.ones(8)), None
+
+
+class SharedMemory(Weighted):
+    """Outputs that are inputs, views of inputs, weights and other outputs."""
+
+    def forward(self, x):
+        y = (x * self.weight).tanh()
+        z = y + 1
+        of_input = x, x.view(-1)[3:], x.t(), x.unfold(1, 2, 1), x.view(torch.int32), x.diagonal()
+        return of_input, self.weight[2:], y[0], y, z[1:].t(), z.unsqueeze(0).expand(2, -1, -1).detach()
+
+
+class SharedSizes(Weighted):
+    def forward(self, x):
+        y = (x * self.weight).tanh()
+        return x.reshape(-1), y.reshape(-1)[1:], y.unfold(1, 2, 1)
+
+
+class ChangedInput(Weighted):
+    def forward(self, x):
+        x.mul_(2)
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return x * self.weight
+
+
+@functools.lru_cache
+def half_of(number):
+    return number / 2
+
+
+class References(Weighted):
+    """A weak reference, as ``LSTM`` has them, caches of functions and a lock."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_weights, self.lock = [weakref.ref(self.weight), None], threading.Lock()
+        self.factors = weakref.WeakValueDictionary({"weight": self.weight})
+
+    @functools.cached_property
+    def text(self):
+        return "unused"
+
+    def forward(self, x):
+        return x * self.of_weights[0]() * half_of(x.shape[-1])
 
 
 class SetsAttribute(Weighted):
@@ -133,7 +176,11 @@ MODELS = {
     "training": lambda: nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 2)),
     "sizes": lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2)),
     "batch norm": lambda: nn.BatchNorm1d(8),
-    "view": View,
+    "shared memory": SharedMemory,
+    "shared sizes": SharedSizes,
+    "changed input": ChangedInput,
+    "references": References,
+    "repeated sizes": RepeatedSizes,
     "attribute": SetsAttribute,
     "object": ChangedObject,
     "results": Results,
@@ -148,4 +195,4 @@ def inputs(batch=4):
 
 def batches(name):
     """The batch sizes of the calls of a model."""
-    return (4, 5, 6, 4) if name == "sizes" else (4, 4, 4)
+    return (4, 5, 6, 4) if name.endswith("sizes") else (4, 4, 4)

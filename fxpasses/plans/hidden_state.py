@@ -1,0 +1,20 @@
+"""Whether objects of a class hold what no walk over them sees."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+
+_MANAGED_DICT = 1 << 4
+
+
+@functools.cache
+def hidden_state(kind: type, base: type) -> bool:
+    """Whether objects of a class hold more than their dictionary and slots: what C code put there cannot be seen."""
+    room = base.__basicsize__
+    if kind.__dictoffset__ != base.__dictoffset__ and not kind.__flags__ & _MANAGED_DICT:
+        room += 8
+    if kind.__weakrefoffset__ != base.__weakrefoffset__:
+        room += 8
+    room += 8 * len(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+    return kind.__basicsize__ > room

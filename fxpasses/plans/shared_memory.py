@@ -1,0 +1,85 @@
+"""What a plan does behind its graphs, as AOTAutograd would: outputs that share memory with inputs or other outputs are made of these,
+and inputs are changed where autograd has to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxpasses.plans._torch_views import viewed, views_of
+
+Graph = Callable[[list[Any]], Sequence[Any]]
+
+
+class Hidden:
+    """A tensor in an output of which autograd is to know nothing."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def hidden_outputs(facts: Mapping[str, Any]) -> list[int]:
+    """The outputs of a graph that are :class:`Hidden` from autograd; args: see :func:`with_shared_memory`."""
+    changed = enumerate(facts["updated"])
+    first = len(facts["updated"])
+    return [i for i, (_, data, _, _) in changed if not data] + [first + i for i, *_ in facts["aliases"]]
+
+
+def with_shared_memory(facts: Mapping[str, Any], run: Graph) -> Graph:
+    """The function that hands out what a graph stands for.
+
+    Args:
+        facts: ``updated``: for each of the first outputs, which input gets it, whether that changes values and metadata, and whether it is a
+            leaf; ``aliases``: number, kind and base of each output that shares memory, whether it requires a gradient, and its views.
+        run: the graph; takes a list, which it empties.
+    """
+    updated, aliases, outputs = facts["updated"], facts["aliases"], facts["outputs"]
+    if not updated and not aliases:
+        return run
+    inputs = sorted({i for i, *_ in updated} | {base for _, kind, base, *_ in aliases if kind != "output"})
+    made = [
+        (*alias[:4], None if alias[4] is None else views_of(alias[4])) for alias in aliases
+    ]  # as each call needs them
+
+    def run_and_share(given: list[Any]) -> Sequence[Any]:
+        of_inputs = {i: given[i] for i in inputs}
+        results = run(given)
+        for (i, *how), value in zip(updated, results, strict=False):
+            _change(of_inputs[i], _shown(value), *how)
+        results = results[len(updated) :]
+        returned = list(results[:outputs])
+        for i, kind, number, requires_grad, views in made:
+            base = _shown(results[number]) if kind == "output" else of_inputs[number]
+            returned[i] = base if kind == "input" else _alias(base, _shown(results[i]), requires_grad, views)
+        return returned
+
+    return run_and_share
+
+
+def _shown(value: Any) -> Any:
+    return value.tensor if isinstance(value, Hidden) else value
+
+
+def _change(tensor: torch.Tensor, value: torch.Tensor, data: bool, metadata: bool, is_leaf: bool) -> None:
+    if metadata:
+        tensor.as_strided_(value.size(), value.stride(), value.storage_offset())
+    if data and is_leaf and tensor.requires_grad:
+        tensor.detach().copy_(value)  # changed where autograd does not look: else it would be an error
+    elif data:
+        tensor.copy_(value)
+
+
+def _alias(
+    base: torch.Tensor, like: torch.Tensor, requires_grad: bool, views: list[Any] | None
+) -> torch.Tensor:
+    if views is None:
+        made = base.as_strided(like.size(), like.stride(), like.storage_offset())
+    else:
+        made = viewed(base, views)
+    if base.requires_grad and not requires_grad:
+        return made.detach()
+    if requires_grad and not base.requires_grad:
+        made.requires_grad_(True)
+    return made
