@@ -68,12 +68,7 @@ def traced_codes() -> list[types.CodeType]:
 
 def foreign_target() -> str:
     """A function in the graph that Dynamo is making, or an operator, that is not torch's own: code that Dynamo did not trace; or ""."""
-    output = InstructionTranslator.current_tx().output
-    inner = [module.graph for module in output.nn_modules.values() if isinstance(module, fx.GraphModule)]
-    for node in itertools.chain(*(graph.nodes for graph in (output.graph, *inner))):
-        target = node.target
-        if node.op != "call_function":
-            continue
+    for target in _targets():
         known = (
             is_operator_of_torch(target)
             if operator_name(target)
@@ -83,6 +78,25 @@ def foreign_target() -> str:
         if not known:
             return str(target)
     return ""
+
+
+def _targets() -> Iterator[Any]:
+    """What the graph that Dynamo is making calls."""
+    output = InstructionTranslator.current_tx().output
+    inner = [module.graph for module in output.nn_modules.values() if isinstance(module, fx.GraphModule)]
+    for node in itertools.chain(*(graph.nodes for graph in (output.graph, *inner))):
+        if node.op == "call_function":
+            yield node.target
+
+
+def codes_in_graph() -> list[types.CodeType]:
+    """The code of the functions of Python in the graph that Dynamo is making: they run while it is traced into operators."""
+    codes: dict[types.CodeType, None] = {}
+    for target in _targets():
+        while isinstance(target, types.FunctionType):
+            codes[target.__code__] = None
+            target = vars(target).get("__wrapped__")
+    return list(codes)
 
 
 _OWN = ("fxpasses", "fake", "compiled_autograd")

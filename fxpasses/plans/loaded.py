@@ -18,7 +18,8 @@ from fxpasses.plans.arguments import SameArguments, described_arguments, without
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import frame_of
 from fxpasses.plans.held_views import HeldViews
-from fxpasses.plans.reads import still_trusted, walk_reads
+from fxpasses.plans.reads import walk_reads
+from fxpasses.plans.replaced import are_named_still, watch_names
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of, load_code, load_library
 from fxpasses.plans.same_tensors import SameTensors
@@ -273,7 +274,7 @@ class Directory:
                 counters.count_refused_plan("a damaged file")
                 continue
             walk = armed.walk.fork()
-            if walk_reads(walk, content["reads"]) != content["read"] or not still_trusted(
+            if walk_reads(walk, content["reads"]) != content["read"] or not are_named_still(
                 content["functions"]
             ):
                 continue
@@ -314,6 +315,7 @@ def loaded(
         native.use(lambda: load_library(native.ENTRY, sections["check"], folder))
     kernels = {n.removeprefix(prefix): data for n, data in sections.items() if n.startswith(prefix)}
     names = load_code(sections["code"], kernels, content["externs"], content["constants"], folder)
+    watch_names(walk, content["functions"])
     plan = Plan(content, names, walk, file)
     for checked in (armed, plan):
         checked.let_hold(names["held_views"])

@@ -18,7 +18,8 @@ from fxpasses.plans.arguments import argument_difference
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
 from fxpasses.plans.loaded import Armed, Plan, loaded
-from fxpasses.plans.reads import still_trusted, walk_reads
+from fxpasses.plans.reads import walk_reads
+from fxpasses.plans.replaced import are_named_still
 from fxpasses.plans.store import read_sections
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.tensor_facts import TENSOR_FACTS
@@ -203,7 +204,7 @@ class _Saved:
                 walk = armed.walk.fork()
                 if walk_reads(walk, content["reads"]) != content["read"]:
                     self._other_reads(content, sections, armed)
-                if not still_trusted(content["functions"]):
+                if not are_named_still(content["functions"]):
                     raise PlanMismatchError(self.path, "functions of torch", "torch's own", "others")
                 plan = loaded(content, sections, None, walk, armed, self.path)
                 if plan.accepts(tensors):

@@ -46,7 +46,7 @@ def _is_trusted(code: types.CodeType) -> bool:
     return file.startswith(_TRUSTED_FOLDERS) and "site-packages" not in file.removeprefix(_TRUSTED_FOLDERS[1])
 
 
-def _is_of_torch(code: types.CodeType) -> bool:
+def is_of_torch(code: types.CodeType) -> bool:
     return os.path.realpath(code.co_filename).startswith(_TRUSTED_FOLDERS[0]) or _is_trusted(code)
 
 
@@ -57,9 +57,9 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
         NoPlan: some of it cannot be listed.
     """
     found: dict[Read, None] = {}
-    by_file = _modules()
+    by_file = loaded_modules()
     for code in codes:
-        if _is_of_torch(code) or _is_of_environ(code):
+        if is_of_torch(code) or _is_of_environ(code):
             if ENVIRONMENT & set(attribute_names(code)) and not _is_of_environ(code):
                 raise NoPlan("functions of torch or Python that read environment variables", code.co_qualname)
             if _OF_STATE & set(attribute_names(code)):
@@ -154,7 +154,7 @@ def _is_of_environ(code: types.CodeType) -> bool:
     )
 
 
-def _modules() -> Mapping[str, list[types.ModuleType]]:
+def loaded_modules() -> Mapping[str, list[types.ModuleType]]:
     """The modules that are loaded, by their files."""
     found: dict[str, list[types.ModuleType]] = collections.defaultdict(list)
     for module in list(sys.modules.values()):
@@ -221,44 +221,17 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
     return ":".join(digests)
 
 
-def trusted_functions(codes: Sequence[types.CodeType]) -> list[tuple[str, str, str]]:
-    """Module, name and digest of traced functions of torch: somebody may have put others in their places."""
-    found, by_file = [], _modules()
-    for code in codes:
-        if _is_of_torch(code):
-            for module in by_file[code.co_filename]:
-                if _code_at(module, code.co_qualname) == code_digest(code):
-                    found.append((module.__name__, code.co_qualname, code_digest(code)))
-    return found
-
-
-def _code_at(module: object, name: str) -> str:
-    for part in name.split("."):
-        module = getattr(module, part, None)
-    module = getattr(module, "__wrapped__", module)
-    code = getattr(module, "__code__", None)
-    return code_digest(code) if code is not None else ""
-
-
-def still_trusted(functions: Sequence[Sequence[str]]) -> bool:
-    """Whether the functions of torch that were traced are those that torch has now; those of modules not loaded are."""
-    return all(
-        module not in sys.modules or _code_at(sys.modules[module], name) == digest
-        for module, name, digest in functions
-    )
-
-
 def check_covered(codes: Sequence[types.CodeType], walk: Walk) -> None:
     """Ask that all traced code was met by the walk.
 
     Raises:
         NoPlan: some was not.
     """
-    by_file = _modules()
+    by_file = loaded_modules()
     for code in codes:
         if code_digest(code) in walk.unseen_codes:
             raise NoPlan("a traced function that holds what cannot be seen into", code.co_qualname)
-        if _is_of_torch(code) or _is_of_environ(code):
+        if is_of_torch(code) or _is_of_environ(code):
             continue
         if code_digest(code) not in walk.codes:
             raise NoPlan("traced code that no object holds", code.co_qualname)

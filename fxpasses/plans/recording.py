@@ -25,7 +25,8 @@ from fxpasses.plans._torch_entry import without_frame_hook
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import calls_graph, described_frame, function_of, resume_functions
 from fxpasses.plans.generated import Module, function_parameters
-from fxpasses.plans.reads import check_covered, reads_of, trusted_functions, walk_reads
+from fxpasses.plans.reads import check_covered, reads_of, walk_reads
+from fxpasses.plans.replaced import check_methods, functions_named_by
 from fxpasses.plans.results import Layout, containers_of
 from fxpasses.plans.store import hash_of, write_sections
 from fxpasses.plans.surroundings import surroundings
@@ -81,6 +82,7 @@ class Recording(Observer, Recorder):
         self._graphs: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._codes: list[Any] = []
+        self._targets: list[Any] = []
         self._changed: list[Any] = []
         self._guarded: list[str] = []
         self._outputs: list[Any] = []
@@ -170,6 +172,7 @@ class Recording(Observer, Recorder):
         if _t.asks_for_order():
             self._refuse("the order of a set")
         self._codes += _t.traced_codes()
+        self._targets += _t.codes_in_graph()
         self._guarded += _t.guarded_places()
         try:
             changed, differs = _t.changed_objects()
@@ -242,6 +245,7 @@ class Recording(Observer, Recorder):
                 raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
             self._content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, self._reads)}
             check_covered(self._codes, walk)
+            check_methods(self._codes)
             if not all(map(walk.has_met, self._changed)):
                 raise NoPlan("a frame that changes an object")  # what it was before is not known
             if any(name in place for name in walk.hashes for place in self._guarded):
@@ -329,7 +333,7 @@ class Recording(Observer, Recorder):
                 self._write_refusal(reason)
             self._done(path, reason)
         self._model, self._walk, self._content, self._reads = None, Walk(), {}, []
-        self._arguments, self._objects, self._outputs, self._codes = [], [], [], []
+        self._arguments, self._objects, self._outputs, self._codes, self._targets = [], [], [], [], []
         self._changed, self._guarded, self._frames, self._resumed = [], [], [], {}
         self._graphs, self._facts = {}, {}
 
@@ -366,7 +370,7 @@ class Recording(Observer, Recorder):
             "facts": facts,
             "asked": asked,
             "reads": [list(read) for read in self._reads],
-            "functions": trusted_functions(self._codes),
+            "functions": functions_named_by([*self._codes, *self._targets]),
             "files": self._files,
             "externs": externs,
             "constants": constants,

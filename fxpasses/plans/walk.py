@@ -29,6 +29,7 @@ from fxpasses.plans import _torch
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
+from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
 from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watch import Watch, value_of
 
@@ -36,20 +37,12 @@ _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
 )  # fmt: skip
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
-_BUILTIN = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-)
-_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _FIELD = type(vars(collections.namedtuple("_", ["name"]))["name"])
 _CONTAINERS = (
     dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,
 )  # fmt: skip
 _WRAPPERS = (staticmethod, classmethod, property)
-_CACHES = (type(functools.lru_cache(len)), functools.cached_property)
+_CACHES = (CACHE, functools.cached_property)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 """No code that is traced can ask whether they are taken."""
 _REFERENCES = (weakref.ReferenceType, weakref.KeyedRef)
@@ -183,9 +176,9 @@ class Walk:
                     "a module that an object holds"
                 )  # of others, each attribute that is read is listed
             self._say("module", value.__name__)
-        elif kind in _BUILTIN:
+        elif kind in BUILTIN:
             self._builtin(value)
-        elif kind in _DESCRIPTORS:
+        elif kind in DESCRIPTORS:
             self._say("descriptor", value.__qualname__)
         elif kind is _FIELD:
             self._say("field of a named tuple", value.__reduce__()[1][0])
@@ -346,6 +339,10 @@ class Walk:
             for name, value in vars(cls).items():
                 if type(value) in _PLAIN and not name.startswith("__"):
                     self._say("attribute", name, repr(value))
+            self._say(
+                "methods",
+                [(name, origin) for name, value in vars(cls).items() if (origin := origin_of(value))],
+            )
             return
         if any(name in vars(cls) for name in _DECIDE):
             raise self._refuse("a class that decides what its instances are")

@@ -228,6 +228,10 @@ CALLS = {
     "an environment variable that is read": lambda x: {"x": x, "around": _variable("ADVERSARY", "abc")},
     "by name": lambda x: {"x": x, "flag": False},
     "an environment variable": lambda x: {"x": x, "around": _variable("TORCHINDUCTOR_FREEZING", "1")},
+    "a function of torch that a layer calls": lambda x: {"x": x, "around": _attribute(nn.functional, "linear", lambda x, w, b=None: x @ w.t())},
+    "a method of tensors": lambda x: {"x": x, "around": _attribute(torch.Tensor, "clamp", lambda x, *limits: x * 2)},
+    "another method of tensors": lambda x: {"x": x, "around": _attribute(torch.Tensor, "sin", torch.Tensor.tanh)},
+    "an operator of tensors": lambda x: {"x": x, "around": _attribute(torch.Tensor, "__add__", lambda x, y: x.sub(y))},
 }  # fmt: skip
 """What is changed in the call."""
 
@@ -260,6 +264,16 @@ def _set(function, value, before):
         yield
     finally:
         function(before)
+
+
+@contextlib.contextmanager
+def _attribute(owner, name, value):
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name) if before is None else setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,42 @@
+"""Where functions come from: what those of torch and Python do counts with their versions, but which of them a name stands for does not."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+import types
+from typing import Any
+
+import torch
+
+BUILTIN = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
+)  # fmt: skip
+DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+CACHE = type(functools.lru_cache(len))
+"""The class of what ``lru_cache`` returns."""
+_HOMES = (os.path.dirname(torch.__file__) + os.sep, sysconfig.get_path("stdlib") + os.sep)
+
+
+def origin_of(value: Any) -> str:
+    """Where a function, a class or a method is defined, and each that it wraps; "" for something else."""
+    found = []
+    while value is not None:
+        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        value = value.fget if isinstance(value, property) else value
+        if isinstance(value, types.FunctionType):
+            code = value.__code__
+            file = code.co_filename.removeprefix(_HOMES[0]).removeprefix(_HOMES[1])
+            found.append(f"{file}:{code.co_firstlineno} {code.co_qualname}")
+        elif isinstance(value, (type, *BUILTIN, *DESCRIPTORS)):
+            found.append(f"{getattr(value, '__module__', '')}: {value.__qualname__}")
+        elif type(value) is not CACHE:
+            break
+        value = getattr(value, "__dict__", {}).get("__wrapped__")
+    return "; ".join(found)
+
+
+def is_of_others(value: Any) -> bool:
+    """Whether it is neither built in nor defined in a file of torch's or Python's own."""
+    return any(os.path.isabs(part.partition(":")[0]) for part in origin_of(value).split("; "))

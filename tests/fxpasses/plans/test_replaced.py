@@ -1,0 +1,109 @@
+"""Functions of torch that somebody replaces: a plan is left aside, in the next call and in the next process."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fxpasses
+from fxpasses.plans.compile import Compiled
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.origin import origin_of
+from fxpasses.plans.replaced import are_named_still, check_methods, functions_named_by, watch_names
+from fxpasses.plans.walk import Walk
+
+REPLACED = {
+    "by a function": lambda: lambda x, *rest: x,
+    "by another of torch": lambda: F.group_norm,
+    "by one that says it is the same": lambda: functools.wraps(F.layer_norm)(lambda x, *rest: x),
+    "by a cache of another": lambda: functools.lru_cache(F.group_norm),
+}
+
+
+@pytest.mark.parametrize("how", REPLACED)
+def test_a_function_that_a_layer_calls(monkeypatch, how):
+    named = functions_named_by([nn.LayerNorm.forward.__code__])
+    assert ("torch.nn.modules.normalization", "F.layer_norm", origin_of(F.layer_norm)) in named
+    walk = Walk()
+    watch_names(walk, named)
+    assert are_named_still(named)
+    assert walk.watch.holds()
+    monkeypatch.setattr(F, "layer_norm", REPLACED[how]())
+    assert not are_named_still(named)
+    assert not walk.watch.holds()
+    monkeypatch.undo()
+    assert are_named_still(named)
+
+
+def test_modules_that_are_not_loaded_have_their_functions():
+    assert are_named_still([("torch.a_module_that_is_not_there", "function", "somewhere:1 function")])
+
+
+def test_methods_of_tensors(monkeypatch):
+    def content():
+        walk = Walk()
+        walk.add("number", 1)  # which looks at the class of all tensors, too
+        assert walk.watch.holds()
+        return walk._lines
+
+    before = content()
+
+    def uses(x):
+        return x.tanh()
+
+    def uses_not(x):
+        return x.cos()
+
+    check_methods([uses.__code__, uses_not.__code__])
+    monkeypatch.setattr(torch.Tensor, "tanh", torch.Tensor.sigmoid, raising=False)
+    assert content() != before
+    walk = Walk()
+    walk.add("number", 1)
+    check_methods([uses.__code__])  # it is torch's own; that it is another one is part of the key
+    monkeypatch.setattr(torch.Tensor, "tanh", lambda x: x)
+    assert not walk.watch.holds()
+    check_methods([uses_not.__code__])
+    with pytest.raises(NoPlan, match="tanh"):
+        check_methods([uses.__code__])
+    monkeypatch.setattr(torch.Tensor, "__add__", lambda x, y: x)
+    with pytest.raises(NoPlan, match="__add__"):
+        check_methods([uses_not.__code__])
+
+
+def _with(owner, name, value):
+    return lambda patch: patch.setattr(owner, name, value, raising=False)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plans")
+    folder.chmod(0o700)
+    compiled = fxpasses.compile(nn.BatchNorm1d(4), cache=folder)
+    compiled(torch.ones(3, 4)).sum().backward()
+    assert compiled.plan_files, compiled.why_no_plan
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _with(torch, "batch_norm", lambda x, *rest: x),  # is called by a function in the graph
+        _with(F, "batch_norm", lambda x, *rest, **more: x),
+        _with(torch.Tensor, "add_", torch.Tensor.sub_),
+        _with(torch.Tensor, "add_", lambda x, y: x),
+        None,
+    ],
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_plan_of_a_layer(plan, monkeypatch, change, is_late):
+    monkeypatch.setattr(Compiled, "_record", lambda self, tensors, *rest: "recorded")
+    compiled = fxpasses.compile(nn.BatchNorm1d(4), cache=plan)
+    if is_late:
+        assert isinstance(compiled(torch.ones(3, 4)), torch.Tensor)
+    if change is not None:
+        change(monkeypatch)
+    result = compiled(torch.ones(3, 4))
+    monkeypatch.undo()
+    assert isinstance(result, str) is (change is not None)
