@@ -242,6 +242,7 @@ class Compiled(Generic[M]):
             for armed in self._armed:
                 if (found := armed.quick_call(args, kwargs)) is not None:
                     return self._of_plan(*found, args, kwargs)
+            armed = None  # type: ignore[assignment] # nobody here keeps what it has seen
             now = state()
             found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed)), None)
         except NoPlan as error:
@@ -329,15 +330,17 @@ class Compiled(Generic[M]):
         known = next((armed for armed in self._armed if armed.is_for(objects)), None)
         if known is not None and known.holds():
             return known
+        is_new = known is None
+        self._armed = [armed for armed in self._armed if armed is not known]
+        del known  # which keeps what the model may have left behind, and refers to weakly
         walk = Walk()
         digest = walk.over(self.model, objects)
-        if known is None and objects:
+        if is_new and objects:
             self._kinds += 1
             if self._kinds > _TRIES:
                 raise NoPlan("arguments that are other objects in each call")
-        others = [armed for armed in self._armed if armed is not known]
         made = Armed(self.model, objects, walk, digest, self._planned)
-        self._armed = [made, *others][:_ARMED]
+        self._armed = [made, *self._armed][:_ARMED]
         return made
 
     def _planned(self, resumed: Callable[..., Any]) -> Compiled[Any]:

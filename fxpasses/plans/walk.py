@@ -82,6 +82,7 @@ class Walk:
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
         self._kept: list[Any] = []
+        self._weak: list[tuple[str, weakref.ReferenceType[Any]]] = []
         self._lines: list[str] = []
         self._path: list[str] = []
         self._in_class = False
@@ -109,6 +110,12 @@ class Walk:
         self._walk(torch.Tensor)
         self._path = [label]
         self._walk(value)
+        for path, reference in self._weak:
+            number = self._numbers.get(id(reference()))
+            if number is None:  # this walk would keep it
+                raise NoPlan("a weak reference to what nothing of the model holds", path)
+            self._say("weak reference", number)
+        self._weak.clear()
         return hashlib.sha256("\n".join(self._lines[start:]).encode()).hexdigest()
 
     def over(self, model: Any, objects: Sequence[Any]) -> list[Any]:
@@ -197,9 +204,10 @@ class Walk:
             self._items(value.__dict__)
         elif kind in _LOCKS:
             self._say("lock", kind.__name__)
-        elif kind in _REFERENCES:  # to what now lives as long as this walk
-            self._say("weak reference")
-            self._inside("()", value())
+        elif kind in _REFERENCES:
+            self._say("weak reference", value() is None)
+            if value() is not None:
+                self._weak.append(("".join(self._path), value))
         elif kind is types.MappingProxyType:
             self._say("proxy")
             self._inside(".mapping", gc.get_referents(value)[0])

@@ -480,6 +480,39 @@ def test_changes_behind_references_and_caches_are_seen(change):
     assert Walk().add("model", model) != before
 
 
+def test_a_weak_reference_keeps_nothing():
+    held, model = nn.Linear(1, 1), nn.Linear(2, 2)
+    model.reference = weakref.ref(held)
+    with pytest.raises(NoPlan, match="nothing of the model holds"):
+        Walk().add("model", model)
+    model.register_module("held", held)  # after the reference, which is met first
+    assert Walk().add("model", model)
+
+
+class _Remembers(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.before = nn.Identity()
+        self.reference = weakref.ref(self.before)
+
+    def forward(self, x):
+        return super().forward(x) + (1 if self.reference() is None else 2)
+
+
+def test_what_a_weak_reference_refers_to_goes(tmp_path):
+    tmp_path.chmod(0o700)
+    model, x = _Remembers(), torch.ones(1, 2)
+    compiled = fxpasses.compile(model, cache=tmp_path)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.allclose(compiled(x), model(x))
+    assert compiled.plan_files, compiled.why_no_plan
+    del model.before
+    with torch.no_grad():
+        assert torch.allclose(compiled(x), nn.Linear.forward(model, x) + 1)
+    assert model.reference() is None
+
+
 def test_a_weak_reference_of_another_class_is_refused():
     model = nn.Linear(2, 2)
     model.reference = type("Reference", (weakref.ref,), {})(model.weight)
