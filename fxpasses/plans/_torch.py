@@ -71,6 +71,11 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
     )
 
 
+ABOUT_HARDWARE = tuple(
+    getattr(torch.cuda, name) for name in ("is_available", "is_initialized", "device_count", "current_device")
+)
+"""Functions whose answers are constants for Dynamo, and others on another machine."""
+
 TRUSTED_MODULES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "typing_extensions"}) - {"__main__"}
 """Top-level modules whose classes count with the version of what they belong to."""
 

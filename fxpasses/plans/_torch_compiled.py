@@ -370,7 +370,7 @@ def plain_facts(metadata: Any, *, autocast: bool) -> dict[str, Any]:
     gradients += [
         info.output_type in _OWN_MEMORY
         and issubclass(info.raw_type, torch.Tensor)
-        and info.requires_grad_for_backward
+        and getattr(info, "requires_grad_for_backward", info.requires_grad)  # 2.11 has the second only
         for info in outputs
     ]
     gradients += [True for _ in of_bases]

@@ -218,6 +218,8 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
             walk.watch.entry(getattr(owner, "__dict__", {}), read[-1])
         value = _resolve(read)
         digests.append("absent" if value is _ABSENT else walk.add(".".join(read), value))
+        if any(value is function for function in _torch.ABOUT_HARDWARE):
+            digests.append(repr(value()))  # type: ignore[operator]
     return ":".join(digests)
 
 

@@ -82,6 +82,6 @@ def check_methods(codes: Sequence[types.CodeType]) -> None:
         NoPlan: somebody has put others there, which are called while graphs are traced.
     """
     named = {name for code in dict.fromkeys(codes) for name in attribute_names(code)}
-    for name, method in vars(torch.Tensor).items():
+    for name, method in (*vars(torch.Tensor).items(), *vars(torch.nn.Parameter).items()):
         if (name in named or name.startswith("__")) and is_of_others(method):
-            raise NoPlan("a method of torch.Tensor that is not torch's own", name)
+            raise NoPlan("a method of tensors that is not torch's own", name)

@@ -45,6 +45,8 @@ _WRAPPERS = (staticmethod, classmethod, property)
 _CACHES = (CACHE, functools.cached_property)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 """No code that is traced can ask whether they are taken."""
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Classes whose methods all code uses."""
 _REFERENCES = (weakref.ReferenceType, weakref.KeyedRef)
 _NUMBERS = (bool, int, float, complex)
 _BUILTIN_KINDS = (
@@ -106,8 +108,9 @@ class Walk:
             NoPlan: it holds something that cannot be seen into.
         """
         start = len(self._lines)
-        self._path = ["torch.Tensor"]
-        self._walk(torch.Tensor)
+        for kind in _TENSORS:
+            self._path = [kind.__name__]
+            self._walk(kind)
         self._path = [label]
         self._walk(value)
         for path, reference in self._weak:

@@ -8,9 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import fxpasses
+from fxpasses.plans import _torch
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.origin import origin_of
+from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still, check_methods, functions_named_by, watch_names
 from fxpasses.plans.walk import Walk
 
@@ -41,7 +43,8 @@ def test_modules_that_are_not_loaded_have_their_functions():
     assert are_named_still([("torch.a_module_that_is_not_there", "function", "somewhere:1 function")])
 
 
-def test_methods_of_tensors(monkeypatch):
+@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
+def test_methods_of_tensors(monkeypatch, kind):
     def content():
         walk = Walk()
         walk.add("number", 1)  # which looks at the class of all tensors, too
@@ -57,19 +60,36 @@ def test_methods_of_tensors(monkeypatch):
         return x.cos()
 
     check_methods([uses.__code__, uses_not.__code__])
-    monkeypatch.setattr(torch.Tensor, "tanh", torch.Tensor.sigmoid, raising=False)
+    monkeypatch.setattr(kind, "tanh", torch.Tensor.sigmoid, raising=False)
     assert content() != before
     walk = Walk()
     walk.add("number", 1)
     check_methods([uses.__code__])  # it is torch's own; that it is another one is part of the key
-    monkeypatch.setattr(torch.Tensor, "tanh", lambda x: x)
+    monkeypatch.setattr(kind, "tanh", lambda x: x)
     assert not walk.watch.holds()
     check_methods([uses_not.__code__])
     with pytest.raises(NoPlan, match="tanh"):
         check_methods([uses.__code__])
-    monkeypatch.setattr(torch.Tensor, "__add__", lambda x, y: x)
+    monkeypatch.setattr(kind, "__add__", lambda x, y: x, raising=False)
     with pytest.raises(NoPlan, match="__add__"):
         check_methods([uses_not.__code__])
+
+
+def test_answers_about_the_hardware(monkeypatch):
+    """Which are constants for Dynamo: another machine answers otherwise."""
+    assert torch.cuda.is_available in _torch.ABOUT_HARDWARE
+    monkeypatch.setattr(_torch, "ABOUT_HARDWARE", (_asked,))
+    before = walk_reads(Walk(), [(__name__, "_asked")])
+    assert walk_reads(Walk(), [(__name__, "_asked")]) == before
+    _ANSWERS[0] = 2
+    assert walk_reads(Walk(), [(__name__, "_asked")]) != before
+
+
+_ANSWERS = [1]
+
+
+def _asked():
+    return _ANSWERS[0]
 
 
 def _with(owner, name, value):
