@@ -39,4 +39,5 @@ def origin_of(value: Any) -> str:
 
 def is_of_others(value: Any) -> bool:
     """Whether it is neither built in nor defined in a file of torch's or Python's own."""
-    return any(os.path.isabs(part.partition(":")[0]) for part in origin_of(value).split("; "))
+    files = [part.partition(":")[0] for part in origin_of(value).split("; ")]
+    return any(os.path.isabs(file) or file.startswith("<") for file in files)  # the latter was typed in

@@ -11,7 +11,7 @@ import fxpasses
 from fxpasses.plans import _torch
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.origin import origin_of
+from fxpasses.plans.origin import is_of_others, origin_of
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still, check_methods, functions_named_by, watch_names
 from fxpasses.plans.walk import Walk
@@ -37,6 +37,22 @@ def test_a_function_that_a_layer_calls(monkeypatch, how):
     assert not walk.watch.holds()
     monkeypatch.undo()
     assert are_named_still(named)
+
+
+def test_functions_of_others():
+    text = {}
+    exec("def typed(x): return x", text)
+    others = text["typed"], REPLACED["by one that says it is the same"](), _asked, property(_asked)
+    assert all(map(is_of_others, others))
+    own = (
+        torch.sigmoid,
+        F.layer_norm,
+        F.linear,
+        torch.Tensor.norm,
+        *vars(torch.Tensor).values(),
+        functools.wraps,
+    )
+    assert not any(map(is_of_others, own))
 
 
 def test_modules_that_are_not_loaded_have_their_functions():
