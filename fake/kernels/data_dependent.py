@@ -35,6 +35,18 @@ def _to_sparse(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
     return NotImplemented
 
 
+@rule("aten::_unique")
+def _unique(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """How many values are different, only the values know.
+
+    Raises:
+        DynamicOutputShapeException: always, unless real kernels may run.
+    """
+    if mode.allow_fallback_kernels:
+        return NotImplemented
+    raise DynamicOutputShapeException(func)
+
+
 @rule("aten::_use_cudnn_ctc_loss.Tensor")
 def _use_cudnn_ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Whether cuDNN computes the loss depends on the lengths' values where the rest does not rule it out (``LossCTC.cpp``).

@@ -132,3 +132,11 @@ def test_which_library_computes_ctc_may_depend_on_lengths(dtype):
                 torch._subclasses.fake_tensor.DataDependentOutputException, match="_use_cudnn_ctc_loss"
             ):
                 torch.ops.aten._use_cudnn_ctc_loss.Tensor(*arguments, 0)
+
+
+def test_how_many_values_differ_is_not_known():
+    with (
+        fake.FakeTensorMode(),
+        pytest.raises(torch._subclasses.fake_tensor.DynamicOutputShapeException, match="_unique"),
+    ):
+        torch.ops.aten._unique.default(torch.empty(3, device="cuda"))
