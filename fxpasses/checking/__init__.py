@@ -4,8 +4,8 @@ One check of a compilation, in its order:
 
 1. ``watch`` keeps the graphs before and after each pass, and waits for the first calls of what is compiled. (``findings`` does the same for one
    rewrite at hand.)
-2. ``calls`` decides on which inputs each rewrite is looked at: real ones and ``inputs`` made of them, ``telling_inputs`` for what a pass changed
-   of a table or constant, ``window_values`` for what is compared inside of a graph.
+2. ``calls`` decides on which inputs each rewrite is looked at: real ones and ``inputs`` made of them, ``critical_values`` for what a pass changed of a table
+   or constant, and for what is compared inside of a graph.
 3. ``interpret`` runs graphs call by call: in their types, in float64, with ``collectives`` as several processes; ``carried`` runs what a pass changed only.
 4. ``windows`` are what a pass changed, cut out of both graphs.
 5. ``values`` compares both sides. Where bits differ, ``same_function`` asks whether they are one function (``computed_constants`` and

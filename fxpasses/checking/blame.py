@@ -204,30 +204,6 @@ def call_to_blame(
     return locate((new or old)[0]) if new or old else None
 
 
-def rewritten_subgraphs(before: fx.GraphModule, after: fx.GraphModule) -> list[set[str]]:
-    """The changes of a pass that claims no sites: connected groups of changed nodes, in order of the graph before."""
-    old, new = changed_nodes(before, after)
-    neighbours: dict[str, set[str]] = {name: set() for name in old | new}
-    for gm, changed in ((before, old), (after, new)):
-        for node in gm.graph.nodes:
-            if node.name in changed and node.op != "output":
-                for value in node.all_input_nodes:
-                    if value.name in neighbours and value.op not in ("placeholder", "get_attr"):
-                        neighbours[node.name].add(value.name)
-                        neighbours[value.name].add(node.name)
-    groups: list[set[str]] = []
-    for name in [n.name for gm in (before, after) for n in gm.graph.nodes if n.name in neighbours]:
-        if any(name in group for group in groups):
-            continue
-        group, pending = {name}, [name]
-        while pending:
-            fresh = neighbours[pending.pop()] - group
-            group |= fresh
-            pending += fresh
-        groups.append(group)
-    return groups
-
-
 def first_difference(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> Location:
     """Locate the first node, in the order of the graph before, that has another value afterwards than rounding explains.
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from fxpasses._torch import disable_current_modes
 from fxpasses.checking.carried import Carried, Step
 from fxpasses.checking.collectives import mark_parameters
+from fxpasses.checking.critical_values import Found, at_critical_values, critical_rows, critical_sizes
 from fxpasses.checking.inputs import (
     Unsupported,
     cloned,
@@ -27,7 +28,6 @@ from fxpasses.checking.inputs import (
     symbol_bindings,
     tangents,
 )
-from fxpasses.checking.telling_inputs import telling_inputs, telling_sizes
 from fxpasses.checking.values import (
     Mismatch,
     Outcome,
@@ -37,7 +37,6 @@ from fxpasses.checking.values import (
     rounds_worse,
     value_names,
 )
-from fxpasses.checking.window_values import Found, at_telling_values
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.samples import EDGES, Family
 from fxpasses.graphs.numbers import computable
@@ -53,11 +52,11 @@ _RANDOM_SAMPLES = 2
 """Random samples in exact arithmetic: these carry the bound on the error."""
 _POWER = 5
 """Power of two by which values are made larger, where results stay finite: beyond the limits of a clamp."""
-_MOST_DOUBLINGS = 30
+_MOST_DOUBLINGS = 48
 _SMALL = -12
 """Power of two at which differences of numbers near one have lost half of their digits."""
-_SPARE = 2
-"""Powers of two that are left to the first overflow: a right rewrite adds parts that may be larger than their sum."""
+_WITHIN = 3 / 5
+"""So far on the way to the first overflow, in powers of two: a right rewrite has products and sums on its way that are larger than its result."""
 _looking = threading.local()
 """Whether a graph is being looked at in this thread: what it calls meanwhile (regions, say) is not."""
 
@@ -208,7 +207,7 @@ class FirstCalls:
                     looked_at.append(rewrite)
                     steps.append(step)
                     if first and rewrite.item is not None and last.rewritten is not None:
-                        found += [(rewrite, at) for at in at_telling_values(last.rewritten)]
+                        found += [(rewrite, at) for at in at_critical_values(last.rewritten)]
             if not first:
                 continue
             for values, where in others:
@@ -280,8 +279,9 @@ class FirstCalls:
             return
         step = Step(rewrite.before, rewrite.after, rewrite.bitwise, None)
         generator = torch.Generator().manual_seed(len(self._seen))
-        for inputs, where in telling_inputs(rewrite.before, rewrite.after, values, generator):
-            self._on([rewrite], [step], inputs, f"made-up inputs of these sizes: {where}")
+        rewriting = Reference(rewrite.before, values, samples=0).rewriting(rewrite.after)
+        for inputs in critical_rows(rewriting, generator):
+            self._on([rewrite], [step], inputs, "made-up inputs of these sizes: rows that a pass changed")
 
     def _in_windows(self, rewrite: Rewrite, found: Found) -> None:
         rewrite = dataclasses.replace(rewrite, before=found.before, after=found.after)
@@ -300,7 +300,7 @@ class FirstCalls:
             return
         until = time.thread_time() + _SWEEP_SECONDS
         first = (
-            [size for one in rewrites for size in telling_sizes(one.before, one.after)]
+            [size for one in rewrites for size in critical_sizes(one.before, one.after)]
             if inputs.bound
             else []
         )
@@ -371,12 +371,12 @@ class _Inputs:
             else:
                 found.append((made_up(values, family, self._generator), family))
         usual = found[0][0]  # random ones
-        powers = [power for power in (_POWER, self._largest_power(usual) - _SPARE) if power >= _POWER]
-        for power in dict.fromkeys([*powers, _SMALL]):
+        largest = int(_WITHIN * self._largest_power(usual))
+        for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):
             found.append((scaled(usual, 2.0**power), f"random, times 2**{power}"))
-        if powers:  # a number that stands for minus infinity is large beside a row of negative ones
-            signs = next(values for values, family in found if family == "signs")
-            found.append((scaled(signs, 2.0 ** powers[-1]), f"signs, times 2**{powers[-1]}"))
+        # A number that stands for minus infinity is large beside a row of negative ones.
+        signs = next(values for values, family in found if family == "signs")
+        found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
         return found
 
     def _largest_power(self, values: list[Any]) -> int:

@@ -100,7 +100,7 @@ def _with_equal_constants(
     before: fx.GraphModule, after: fx.GraphModule
 ) -> tuple[fx.GraphModule, fx.GraphModule, int]:
     """Copies of both graphs that hold what they compute from no input as tensors, where it has the same bits in both; how many these are."""
-    sides = [(copy_graph(gm, constants=True), _fixed_values(gm)) for gm in (before, after)]
+    sides = [(copy_graph(gm, constants=True), fixed_values(gm)) for gm in (before, after)]
     known = list(sides[1][1].values())
     shared: list[Tensor] = []
     for value in sides[0][1].values():
@@ -123,7 +123,7 @@ def _with_equal_constants(
     return sides[0][0], sides[1][0], len(shared)
 
 
-def _fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
+def fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
     """The float values of what depends on no input, by name."""
     free: set[fx.Node] = set()
     for node in gm.graph.nodes:

@@ -19,6 +19,7 @@ from fxpasses.checking.collectives import collectives
 from fxpasses.checking.computed_constants import explained_by_constants
 from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
+from fxpasses.checking.rounding import moved
 from fxpasses.checking.windows import Change, Window, can_be_cut, changes, cut, join_changes, taken_pairs
 from fxpasses.exact import Original, Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK
@@ -32,6 +33,9 @@ _CLEAR = 1e-3
 """Results that differ so much in float64, relative to the largest of their tensor, are another function: nothing exact is asked."""
 JUMP = 1e-5
 """The smallest difference of another branch, relative to the largest of a tensor: an activation is off by less where it goes over to another formula."""
+_MOVES = 2
+_NOISE, _SMALL = 64.0, 1e-6
+"""Results that cancel may differ by so many times what a unit in the last place of the inputs does to them, and by so much of the largest number."""
 _OWN_PRECISION = 8.0
 """Units in the last place by which an operator that does not run in float64 may be off."""
 Relation = Literal["same", "unproved", "other"]
@@ -284,9 +288,11 @@ def differences_in_float64(
         drift = max(drift, _OWN_PRECISION * max(run.coarsest, other.coarsest))
         if mine is None or theirs is None or len(mine) != len(theirs):
             return None
-        scale = 1e-4 * min(max(1.0, *(_largest(v) for v in (*mine, *inputs))), 1e3)
+        size = max(1.0, *(_largest(v) for v in (*mine, *inputs)))
+        scale = 1e-4 * min(size, 1e3)
         found = []
-        for position, a, b in _leaves(mine, theirs):
+        nearby: list[list[Any]] = []
+        for leaf, (position, a, b) in enumerate(_leaves(mine, theirs)):
             if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
                 if isinstance(a, Tensor) or isinstance(b, Tensor) or a != b:
                     found.append(Difference(position, f"{a} became {b}"))
@@ -296,6 +302,9 @@ def differences_in_float64(
             wrong = _wrong_elements(a, b, drift, scale)
             if undefined is not None:
                 wrong &= ~undefined
+            if wrong.any() and least <= DRIFT:
+                nearby = nearby or _nearby(before, inputs, mine)
+                wrong &= ~_is_noise(a, b, [run[leaf] for run in nearby], size)
             if wrong.any():
                 at = tuple(
                     int(i) for i in torch.unravel_index(wrong.flatten().long().argmax().cpu(), a.shape)
@@ -307,6 +316,22 @@ def differences_in_float64(
         if found:
             return found
     return []
+
+
+def _nearby(gm: fx.GraphModule, inputs: Sequence[Any], results: Sequence[Any]) -> list[list[Any]]:
+    """The results of a graph, with those of tuples, for inputs that differ by a unit in the last place of float64."""
+    runs = [ExactRun(gm).results(moved(inputs, seed, torch.float64)) for seed in range(_MOVES)]
+    return [[b for _, _, b in _leaves(results, run)] for run in runs if run is not None]
+
+
+def _is_noise(a: Tensor, b: Tensor, nearby: Sequence[Any], size: float) -> Tensor:
+    """Where results are what float64 leaves of terms that cancel: as far apart as a unit in the last place of the inputs takes them."""
+    if a.is_complex() or not a.is_floating_point():
+        return torch.zeros(a.shape, dtype=torch.bool, device=a.device)
+    runs = [run for run in nearby if isinstance(run, Tensor) and run.shape == a.shape]
+    noise = sum(((run - a).abs().nan_to_num(0.0, 0.0, 0.0) for run in runs), torch.zeros_like(a))
+    apart = (a - b).abs()
+    return (apart <= _NOISE * noise) & (apart <= _SMALL * size)
 
 
 def _leaves(mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[tuple[int, Any, Any]]:

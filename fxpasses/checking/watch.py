@@ -20,7 +20,6 @@ from fxpasses.checking.blame import (
     first_difference,
     guilty_sites,
     partners,
-    rewritten_subgraphs,
 )
 from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
 from fxpasses.checking.inputs import Unsupported, inputs_from_hints, placeholders
@@ -29,6 +28,7 @@ from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.repro import make_repro
 from fxpasses.checking.staged import stage_repro
 from fxpasses.checking.values import Mismatch, Reference
+from fxpasses.checking.windows import changed_nodes, changes
 from fxpasses.compiling.observing import RewriteCheck
 from fxpasses.errors import Location, PassError, StageError, StructureError, ValueMismatchError
 from fxpasses.graphs.rewriting import copy_graph
@@ -284,8 +284,9 @@ class ValueCheck(RewriteCheck):
 
 def _changed_subgraph(rewrite: Rewrite, location: Location) -> str:
     """The changed subgraph that holds the node to blame, for a pass that claims no sites."""
-    groups = rewritten_subgraphs(rewrite.before, rewrite.after)
-    for number, group in enumerate(groups):
-        if location.node in group:
-            return f"subgraph {number + 1} of {len(groups)} that changed ({len(group)} nodes)"
+    before, after = rewrite.before, rewrite.after
+    found = changes(before, after, changed_nodes(before, after))
+    for number, change in enumerate(found):
+        if location.node in change.names:
+            return f"subgraph {number + 1} of {len(found)} that changed ({len(change.names)} nodes)"
     return ""

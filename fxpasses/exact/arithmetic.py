@@ -18,7 +18,7 @@ from fxpasses.exact.constants import residues_of_number
 from fxpasses.exact.fields import LEVELS, Field
 
 _CANCELLED = 1e-9
-"""A sum so much smaller than its terms may be zero: the residues know."""
+"""A sum so much smaller than its terms may be zero, and numbers so near to each other may be equal: the residues know."""
 _LARGEST_DENOMINATOR = 2**20
 _MOST_EXPONENTS = 64
 """Different integers in a tensor of exponents."""
@@ -105,6 +105,14 @@ class Arithmetic:
         return Dual(
             torch.tensor(float(value), dtype=torch.float64), [torch.tensor(r) for r in residues], dtype
         )
+
+    def meant(self, value: Tensor) -> Dual:
+        """A float tensor as the numbers that its elements are meant to be: ``0.1`` is a tenth."""
+        witness = value.double()
+        distinct, at = witness.unique(return_inverse=True)
+        rows = [residues_of_number(self.field, float, number) for number in distinct.tolist()]
+        residues = torch.tensor(rows, dtype=torch.int64).view(-1, LEVELS)[at]
+        return Dual(witness, list(residues.unbind(-1)), value.dtype)
 
     def full(self, size: Sequence[int], value: Operand, dtype: torch.dtype) -> Dual:
         """Make a tensor with one value everywhere.
@@ -312,6 +320,19 @@ class Arithmetic:
         return result
 
     # Choices by the witness
+
+    def compared(self, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+        """The witnesses of two operands, equal where float64 parts them and the residues do not."""
+        a, b = self.dual(a), self.dual(b)
+        near = (a.witness != b.witness) & ((a.witness - b.witness).abs() < _CANCELLED * a.witness.abs())
+        for x, y in zip(a.residues, b.residues, strict=True) if bool(near.any()) else ():
+            near = near & (x == y)
+        return torch.where(near, b.witness, a.witness), b.witness
+
+    def whole(self, a: Operand) -> Tensor:
+        """The witness, an integer where float64 misses one by its rounding."""
+        a = self.dual(a)
+        return self.compared(a, self.encoded(a.witness.round(), a))[0]
 
     def encoded(self, witness: Tensor, like: Operand) -> Dual:
         """What the witness alone decides, such as ``floor``: its value is its meaning."""

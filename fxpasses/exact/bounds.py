@@ -68,17 +68,16 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
         if uses is None or not uses.take(value):
             continue
         low, high = _range(uses, value, sizes)
-        numbers = computable(value)
-        if (low, high) == (int(numbers.min()), int(numbers.max())):
-            continue
-        # The lowest alone may be what it is taken for: -5 and 0 are the same row of five.
-        ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0])])
-        made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
-        made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
+        numbers, made = computable(value), value
+        if (low, high) != (int(numbers.min()), int(numbers.max())):
+            # The lowest alone may be what it is taken for: -5 and 0 are the same row of five.
+            ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0])])
+            made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
+            made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
         made = _with_compared(gm, uses, made, generator)
         is_sorted = value.dim() == 1 and bool((numbers.diff() >= 0).all())
         made = made.sort().values if is_sorted else made
-        if uses.take(made):
+        if not torch.equal(made, value) and uses.take(made):
             found[at], any_index = made, True
     return found if any_index else None
 

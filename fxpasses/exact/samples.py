@@ -19,7 +19,7 @@ from fxpasses.graphs.numbers import computable
 Edge = Literal[
     "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers", "index bounds"
 ]
-Family = Literal["example", "random"] | Edge
+Family = Literal["example", "numbers", "random"] | Edge
 EDGES: tuple[Edge, ...] = get_args(Edge)
 """Families that are no random points: they find faults, and prove nothing."""
 
@@ -39,7 +39,7 @@ def sample_input(example: Tensor, family: Family, generator: torch.Generator, sc
         A float64 tensor for a float one, complex128 for a complex one, else a tensor of the type of the example.
     """
     example = example.detach()
-    if family == "example" or example.numel() == 0:
+    if family in ("example", "numbers") or example.numel() == 0:
         value = example.clone()
         return value.double() * scale if value.is_floating_point() else value
     if example.is_complex():
@@ -132,6 +132,8 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
         rows[1::3] = rows[1::3].abs()
     elif family == "ties":
         value = torch.randint(-3, 4, example.shape, generator=generator) / 2.0 + (2.0 if positive else 0.0)
+        rows = value.view(-1, value.shape[-1] if value.dim() else 1)
+        rows[1::4] = rows[: len(rows) - 1 : 4]  # what is compared may be made of rows: keys, codes, experts
     elif family == "zeros":
         some = -(-value.numel() // 5)
         order = torch.randperm(value.numel(), generator=generator)

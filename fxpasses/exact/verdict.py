@@ -234,6 +234,19 @@ class Original:
             self._look_closer(verdict, after, len(families))
         return verdict
 
+    def at_these(self, after: fx.GraphModule) -> Finding | None:
+        """What is not equal on the inputs themselves, floats taken for the numbers that they are meant to be: ``0.3`` is three tenths.
+
+        Raises:
+            ValueError: this graph does not run on them.
+            UnsupportedCall: a call cannot be evaluated.
+        """
+        try:
+            finding = _Sample(self.run(self.inputs, "numbers", 0), after).finding
+        except _RefusedByBefore as error:
+            raise ValueError(f"the graph before does not run on these inputs: {error}") from error
+        return None if finding is None or finding.comparison.relation == "unproved" else finding
+
     def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
         """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones."""
         samples = (_try(self, after, self.inputs, family, number) for family in _TELLING)
@@ -389,8 +402,7 @@ class _FirstRun:
         for value in inputs:
             if isinstance(value, Tensor):
                 made = sample_input(value, family, generator, scale)
-                is_float = made.is_floating_point()
-                self.inputs.append(self.machine.arithmetic.dual(made, value.dtype) if is_float else made)
+                self.inputs.append(self._dual(made, value.dtype))
             else:
                 self.inputs.append(value)
         self.run = Run(self.machine, gm)
@@ -402,6 +414,12 @@ class _FirstRun:
             isinstance(v, Dual) and not bool(torch.isfinite(v.witness).all()) for v in self.results.values()
         )
         self.scale = _DRIFT_SCALE * min(max(_largest(self.run), 1.0), 1e3)
+
+    def _dual(self, value: Tensor, dtype: torch.dtype) -> Dual | Tensor:
+        if not value.is_floating_point():
+            return value
+        m = self.machine.arithmetic
+        return m.meant(value).as_type(dtype) if self.family == "numbers" else m.dual(value, dtype)
 
     def new_machine(self) -> Machine:
         """A machine that evaluates another graph on this sample."""

@@ -39,8 +39,9 @@ def _mul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
 def _div(m: Arithmetic, op: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Dual:
     if rounding_mode is None:
         return m.div(a, b)
-    a, b = m.dual(a), m.dual(b)
-    return m.encoded(torch.div(a.witness, b.witness, rounding_mode=rounding_mode), m.add(a, b))
+    quotient = m.div(a, b)
+    whole = m.whole(quotient)
+    return m.encoded(whole.floor() if rounding_mode == "floor" else whole.trunc(), quotient)
 
 
 @rule(aten.floor_divide)
@@ -215,8 +216,13 @@ def _threshold_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, threshold: f
     return m.select(m.dual(a).witness <= threshold, 0, grad).as_type(grad.dtype or torch.float32)
 
 
+@rule(*named("lt le gt ge eq ne"))
+def _comparison(m: Arithmetic, op: Any, a: Any, b: Any) -> Tensor:
+    return op.overloadpacket(*m.compared(a, b))  # of two tensors, also where the call has a number
+
+
 def _by_witness(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.encoded(op(a.witness), a)
+    return m.encoded(op(m.whole(a)), a)
 
 
 rule(*named("sign floor ceil trunc sgn"))(_by_witness)
@@ -224,12 +230,15 @@ rule(*named("sign floor ceil trunc sgn"))(_by_witness)
 
 @rule(aten.round)
 def _round(m: Arithmetic, op: Any, a: Dual, decimals: int = 0) -> Any:
-    return m.encoded(a.witness.round(), a) if not decimals else NotImplemented
+    if decimals:
+        return NotImplemented
+    double = m.whole(m.mul(a, 2))  # a half goes to the even integer
+    return m.encoded((double / 2).round(), a)
 
 
 @rule(aten.frac)
 def _frac(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.sub(a, m.encoded(a.witness.trunc(), a))
+    return m.sub(a, m.encoded(m.whole(a).trunc(), a))
 
 
 def _choice(

@@ -217,7 +217,7 @@ def _on_witnesses(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 rule(
     *named(
-        "lt le gt ge eq ne isnan isinf isfinite isneginf isposinf logical_not logical_and logical_or logical_xor argmax argmin argsort "
+        "isnan isinf isfinite isneginf isposinf logical_not logical_and logical_or logical_xor argmax argmin argsort "
         "searchsorted bucketize nonzero any all signbit sym_size sym_numel sym_stride is_nonzero count_nonzero equal"
     )
 )(_on_witnesses)

@@ -256,3 +256,17 @@ def test_an_operator_that_does_not_know_float64_runs_in_its_own_type():
         run = ExactRun(gm)
         run([x])
         assert run.coarsest == torch.finfo(torch.float32).eps
+
+
+def test_what_float64_leaves_of_terms_that_cancel_is_no_difference():
+    x = torch.randn(64) * 2.0**24
+
+    def cancels(x):
+        x = aten.add.Tensor(x, 0.1)
+        return (aten.sub.Tensor(aten.sum.default(x), aten.select.int(aten.cumsum.default(x, 0), 0, 63)),)
+
+    before, after = graph(cancels), graph(lambda x: (aten.mul.Tensor(aten.sum.default(x), 0.0),))
+    other = graph(lambda x: (aten.mul.Tensor(aten.sum.default(x), 1e-14),))
+    names = ["value 0", "value 1"]
+    assert compare(Reference(before, [x], samples=0), after, names) == []
+    assert compare(Reference(before, [x], samples=0), other, names)

@@ -58,3 +58,10 @@ def test_a_part_of_a_graph_may_have_sizes_that_no_input_tells():
     assert with_other_sizes(gm, [torch.ones(4), torch.ones(5)])[0].shape == (5,)
     graph.erase_node(other)
     assert with_other_sizes(gm, [torch.ones(4)]) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (5, 4), (3, 6, 2)])
+def test_ties_hold_equal_rows(generator, shape):
+    rows = sample_input(torch.randn(shape), "ties", generator).view(-1, shape[-1])
+    assert torch.equal(rows[0], rows[1])
+    assert len(rows.unique(dim=0)) > 1 or len(rows) == 2

@@ -368,3 +368,44 @@ def test_an_input_that_is_read_after_it_was_written_to_has_the_new_value():
     assert equivalent(before, after, inputs).kind == "EQUAL"
     output.args = ([after.graph.find_nodes(op="placeholder")[1], *output.args[0][1:]],)
     assert equivalent(before, after, inputs).kind == "DIFFERENT"
+
+
+AT_NUMBERS = {
+    "a scaled comparison": (lambda x: (x * 0.1 > 0.3) * x, lambda x: (x > 3) * x, 3.0),
+    "a sum": (lambda x: (x + 0.1 + 0.2 >= 0.3) * x, lambda x: (x >= 0) * x, 0.0),
+    "integers": (lambda x: (x * 10).floor() / 10, lambda x: (x / 0.1).floor() / 10, 0.3),
+    "a half": (lambda x: (x * 0.1).round(), lambda x: (x / 10).round(), 25.0),
+    "a rounded quotient": (
+        lambda x: torch.div(x, 0.1, rounding_mode="floor"),
+        lambda x: (x * 10).floor(),
+        0.7,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AT_NUMBERS)
+def test_what_is_compared_is_equal_where_it_is_in_real_numbers(name):
+    before, after, at = AT_NUMBERS[name]
+    x = torch.tensor([at, -at, at + 1], dtype=torch.float64)
+    one, other, _ = graphs(before, after, x)
+    assert Original(one, [x]).at_these(other) is None
+
+
+def test_a_comparison_that_takes_equal_numbers_otherwise_is_told():
+    x = torch.tensor([3.0, 1.0], dtype=torch.float64)
+    one, other, _ = graphs(lambda x: (x * 0.1 > 0.3) * x, lambda x: (x >= 3) * x, x)
+    finding = Original(one, [x]).at_these(other)
+    assert finding is not None
+    assert "element [0]: 0 became 3" in str(finding)
+
+
+def test_a_label_to_ignore_is_tried_where_all_others_occur():
+    labels, x = torch.tensor([0, 3, 1, 2]), torch.randn(4, 4)
+
+    def picked(x, labels):
+        at = torch.where(labels != -100, labels, 0)[:, None]
+        return torch.where(labels != -100, x.gather(1, at)[:, 0], 0.0)
+
+    made = at_bounds(make_fx(picked)(x, labels), [x, labels])
+    assert made is not None
+    assert (made[1] == -100).any()

@@ -6,10 +6,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import fxpasses
+from fxpasses.checking.critical_values import at_critical_values, critical_sizes
 from fxpasses.checking.rounding import less_precise
-from fxpasses.checking.telling_inputs import telling_sizes
 from fxpasses.checking.values import Reference, compare, rounds_worse, value_names
-from fxpasses.checking.window_values import at_telling_values
 from fxpasses.graphs.rewriting import copy_graph
 
 aten = torch.ops.aten
@@ -32,7 +31,7 @@ ACTIVATIONS = {
 
 
 def found(before, after, inputs):
-    return list(at_telling_values(Reference(before, inputs).rewriting(after)))
+    return list(at_critical_values(Reference(before, inputs).rewriting(after)))
 
 
 def worse(at):
@@ -156,7 +155,7 @@ def test_sizes_beyond_what_a_pass_changed():
     x = torch.randn(9, 3)
     positions = fxpasses.capture(lambda x: x + torch.arange(9.0)[:, None].clamp(max=128), x).forward
     free = fxpasses.capture(lambda x: x + torch.arange(9.0)[:, None], x).forward
-    assert telling_sizes(positions, free) == [130]
+    assert critical_sizes(positions, free) == [130]
 
 
 def quantized(round):

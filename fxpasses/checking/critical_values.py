@@ -1,0 +1,471 @@
+"""Values that show what few inputs of a graph do, wherever in the graph a pass changed something.
+
+What changed is looked at in its windows. Their inputs are given the numbers that calls there are written with, those of constants, what these add up
+to and multiply to, and numbers between two of them: there ``<`` takes the other side of ``<=``. Whether a window is another function then is decided in
+exact arithmetic, where ``3 * 0.1`` is ``0.3``. Where it rounds otherwise, numbers of which it may lose the digits are tried. What is found has to show in the whole
+graph: an input of a window that the graph computes becomes an input of both graphs, if it may be any number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.computed_constants import fixed_values
+from fxpasses.checking.inputs import Unsupported, cloned
+from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, as_recorded_dtype
+from fxpasses.checking.rounding import less_precise, same_bits, spacing
+from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
+from fxpasses.checking.windows import Change, Window, changed_nodes, cut
+from fxpasses.exact import Original
+from fxpasses.exact.machine import UnsupportedCall
+from fxpasses.exact.samples import sample_input
+from fxpasses.graphs.rewriting import copy_graph, value_of
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_MOST, _MOST_NUMBERS = 1e6, 40
+"""The largest number that a mask is not, and how many are tried."""
+_MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
+"""So many elements they hold for one input, or so many numbers are tried all the same."""
+_MOST_TURNS = 8
+"""Each element of an input takes so many numbers, one after the other, of an input of few elements."""
+_LARGE, _CLOSE = 16.0, 2.0**-8
+"""What activations are far from their middle on, and the distance of numbers of which a difference loses half of its digits."""
+_MOST_CALLS = 6
+"""Calls between an input of a window and one that may be any number."""
+_ROUNDINGS = 64
+"""Units in the last place by which computing a constant otherwise may move it."""
+_BEYOND = {torch.bfloat16: 2**8 + 44, torch.float16: 2**11 + 52}
+"""Sizes at which not all positions are numbers of a type any more."""
+_SIZES = (16, 2048)
+_MOST_SIZES = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """Two graphs, and inputs on which they differ.
+
+    Attributes:
+        before: the graph before, perhaps with other inputs, the last ones.
+        after: the graph after, likewise.
+        inputs: of both.
+        differences: other values that show there; none where digits are lost.
+        where: what the inputs are, in words.
+    """
+
+    before: fx.GraphModule
+    after: fx.GraphModule
+    inputs: list[Any]
+    differences: list[Difference]
+    where: str
+
+
+_WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
+_WRITTEN_WITHOUT = {
+    **dict.fromkeys((aten.hardswish, aten.hardsigmoid), (3.0,)),
+    **dict.fromkeys(_WHOLE, (0.5, 1.0, 1.5, 2.5)),
+}
+"""Numbers that operators have in themselves."""
+_CHOOSING = {
+    *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin),
+    *(aten.sort, aten.topk, aten.median, aten.kthvalue, aten.mode, aten.cummax, aten.cummin),
+    *(aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.adaptive_max_pool2d),
+    *(aten.clamp, aten.clamp_min, aten.clamp_max, aten.hardtanh, aten.fmax, aten.fmin, aten.threshold),
+    *(aten.relu, aten.abs, aten.sign, aten.sgn, aten.leaky_relu, aten.elu, aten.prelu, aten.heaviside),
+    *(prims.fmax, prims.fmin, prims._low_memory_max_pool_with_offsets, *_WRITTEN_WITHOUT),
+}
+_PRODUCTS = {
+    *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.linear, aten.embedding),
+    *(aten._scaled_dot_product_flash_attention_for_cpu, aten._to_copy),
+}
+_KEEPING = {
+    *(aten.view, aten.reshape, aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze),
+    *(aten.clone, aten.alias, aten.detach, aten.slice, aten.select, aten.neg, aten.mul, aten.div),
+    *(aten.as_strided, aten.expand, aten.split, operator.getitem),
+    *(aten._to_copy, prims.convert_element_type, aten._unsafe_view),
+}
+"""Operators that give any numbers when their first argument is any, and the others are numbers."""
+
+
+def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
+    """The differences of two graphs where what a changed call compares is equal, and inputs on which the rewrite may lose digits.
+
+    Args:
+        rewriting: the graphs, and inputs on which they are the same.
+    """
+    seen: set[Hashable] = set()
+    windows = list(rewriting.windows or ())
+    mine, theirs = map(frozenset, rewriting.changed)
+    whole = Window(Change(mine, theirs, ()), rewriting.before, rewriting.after, list(rewriting.inputs))
+    if not windows or rewriting.suspects:  # what the graph does is told by all of it alone
+        windows.append(whole)
+    for narrow in windows:
+        if narrow.kind is not None and narrow.kind in seen:
+            continue
+        seen.add(narrow.kind)
+        if not narrow.inputs:
+            narrow = _with_users(rewriting, narrow)
+        new, is_moved = ([], False) if narrow is whole else _constants(narrow)
+        rounds, chooses = _rounds_otherwise(narrow), narrow is not whole and (_chooses(narrow) or is_moved)
+        if (new and not is_moved) or not (rounds or chooses):
+            continue
+        window = narrow if narrow is whole else _up_to_free_inputs(rewriting, narrow)
+        given = {name: as_float64(value) for name, value in zip(_names(window), window.inputs, strict=True)}
+        # Right, if it is, for values only that are related, where the window alone is another function.
+        is_other = narrow is not whole and rewriting.relation(narrow) == "other"
+        free = _free_inputs(rewriting, given, only_given=is_other)
+        for values in _compared_values(window, given, free, new) if chooses else ():
+            if _is_another_function(window, list({**given, **values}.values())):
+                found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties")
+                if found.differences:
+                    yield found
+        for values, where in _losing_values(given, free) if rounds and not is_other else ():
+            wide = {**given, **values}.values()
+            inputs = [as_recorded_dtype(v, held) for v, held in zip(wide, window.inputs, strict=True)]
+            if any(
+                how.times < math.inf for how in less_precise(window.before, window.after, inputs).values()
+            ):
+                found = _on_the_whole(rewriting, window, values, where)
+                if (
+                    not found.differences
+                ):  # it is the same function, of values that nothing relates any more, too
+                    yield found
+
+
+def _is_another_function(window: Window, inputs: list[Any]) -> bool:
+    if not differences_in_float64(window.before, window.after, inputs, JUMP):
+        return False
+    on_cpu = [value.cpu() if isinstance(value, Tensor) else value for value in inputs]
+    try:
+        return Original(window.before, on_cpu).at_these(window.after) is not None
+    except (ValueError, UnsupportedCall):
+        return True  # the whole graph is asked next
+
+
+def _calls(window: Window) -> list[fx.Node]:
+    return [n for gm in (window.before, window.after) for n in gm.graph.nodes if n.op == "call_function"]
+
+
+def _chooses(window: Window) -> bool:
+    kinds = [
+        value.dtype for value in (*window.inputs, *map(value_of, _calls(window))) if isinstance(value, Tensor)
+    ]
+    return torch.bool in kinds or any(_packet(node) in _CHOOSING for node in _calls(window))
+
+
+def _constants(window: Window) -> tuple[list[Tensor], bool]:
+    """The constants that only one side of a window holds, and whether one is more than another rounding of one of the other side's."""
+    sides = [list(fixed_values(gm).values()) for gm in (window.before, window.after)]
+    new: list[Tensor] = []
+    for mine, theirs in (sides, sides[::-1]):
+        for value in mine:
+            if value.dim() and not any(_are_same(value, other) for other in (*theirs, *new)):
+                new.append(value)
+    pairs = itertools.product(*sides)
+    near = any(a.shape == b.shape and not bool(differs(a, b).any()) for a, b in pairs if a.dim())
+    return new, bool(new) and not near
+
+
+def _are_same(value: Tensor, other: Tensor) -> bool:
+    return value.shape == other.shape and value.dtype == other.dtype and same_bits(value, other)
+
+
+def differs(old: Tensor, new: Tensor) -> Tensor:
+    """Where two values of one shape are others, by more than computing a constant otherwise explains."""
+    unit = spacing(old.double().nan_to_num(), old.dtype)
+    return old.isfinite() & new.isfinite() & ((old.double() - new.double()).abs() > _ROUNDINGS * unit)
+
+
+def _rounds_otherwise(window: Window) -> bool:
+    """Whether both sides compute in float32 or more, and round otherwise."""
+    held = [v.dtype for v in map(value_of, window.before.graph.nodes) if isinstance(v, Tensor)]
+    if any(dtype.is_floating_point and torch.finfo(dtype).bits < 32 for dtype in held):
+        return False
+    try:
+        mine, theirs = (Run(gm)(cloned(window.inputs), 0) for gm in (window.before, window.after))
+    except (Unsupported, *CANNOT_RUN):
+        return False
+    pairs = zip(mine, theirs, strict=True)
+    return any(isinstance(a, Tensor) and a.shape == b.shape and not same_bits(a, b) for a, b in pairs)
+
+
+def _losing_values(given: Mapping[str, Any], free: Sequence[str]) -> Iterator[tuple[dict[str, Tensor], str]]:
+    """Values of the free inputs, all in another way, and what they are."""
+    if not free:
+        return
+    usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}
+    usual = {name: value / value.square().mean().sqrt().clamp(min=1e-30) for name, value in usual.items()}
+    yield {name: _LARGE * value for name, value in usual.items()}, f"with a root mean square of {_LARGE:g}"
+    yield {name: 1 + _CLOSE * value for name, value in usual.items()}, "near one"
+
+
+def _compared_values(
+    window: Window, given: Mapping[str, Any], free: Sequence[str], constants: Sequence[Tensor]
+) -> Iterator[dict[str, Tensor]]:
+    """Values of free inputs of a window, by name, at which what it compares may be equal."""
+    numbers = _numbers(window)
+    for name in free:
+        value = given[name]
+        others = [v for other, v in given.items() if other != name and isinstance(v, Tensor)]
+        held = [v.to(value) for v in (*constants, *others) if v.is_floating_point() and _broadcasts(v, value)]
+        rows = value.numel() // (value.shape[-1] if value.dim() else 1)
+        for known, places in (
+            ([sign * v for v in held for sign in (1, -1)], rows),  # each column has its own
+            ([value.new_full((), number) for number in numbers], value.numel()),
+        ):
+            known = known[: max(_FEWEST_NUMBERS, _MOST_ELEMENTS // value.numel())]
+            at = torch.stack([number.expand(value.shape) for number in known]) if known else value[None][:0]
+            ordered = at.sort(0).values
+            turns = min(_MOST_TURNS, -(-2 * len(known) // places))
+            for candidates, turn in itertools.product((at, (ordered[1:] + ordered[:-1]) / 2), range(turns)):
+                if len(candidates):
+                    yield {name: _in_turn(value, candidates, turn * places)}
+    if free:
+        generator = torch.Generator().manual_seed(len(given))
+        yield {
+            name: sample_input(given[name].cpu(), "ties", generator).to(given[name].device) for name in free
+        }
+
+
+def _numbers(window: Window) -> list[float]:
+    """The numbers that a window is written with, of either sign, and then their quotients, sums and products."""
+    held: dict[float, None] = {0.0: None}
+    for node in _calls(window):
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or _packet(node) in _CHOOSING:
+            written: list[Any] = [*node.args, *node.kwargs.values(), *_WRITTEN_WITHOUT.get(_packet(node), ())]
+            held |= {float(n): None for n in written if type(n) in (int, float) and abs(n) < _MOST}
+    pairs = [(a, b) for a, b in itertools.product(held, held) if a and b]
+    made = [*held, *(a / b for a, b in pairs), *(a + b for a, b in pairs), *(a - b for a, b in pairs)]
+    made += [a * b for a, b in pairs]
+    short = (float(f"{sign * n:.13g}") for n in made for sign in (1, -1))  # not 2.9999999999999996
+    return list(dict.fromkeys(short))[:_MOST_NUMBERS]
+
+
+def _broadcasts(constant: Tensor, value: Tensor) -> bool:
+    pairs = zip(reversed(constant.shape), reversed(value.shape), strict=False)
+    return constant.dim() <= value.dim() and all(size in (1, whole) for size, whole in pairs)
+
+
+def _in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
+    """The elements of several tensors in turn, with those of the value itself between."""
+    flat, others = value.flatten(), candidates.reshape(len(candidates), -1)
+    count, columns = 2 * len(others), value.shape[-1] if value.dim() else 1
+    while math.gcd(count, columns) > 1:  # each column meets all candidates
+        count += 1
+    position = torch.arange(flat.numel(), device=flat.device)
+    turn = (position + start) % count
+    taken = others[(turn // 2).clamp(max=len(others) - 1), position]
+    return torch.where((turn % 2 == 0) & (turn < 2 * len(others)), taken, flat).view(value.shape)
+
+
+def _with_users(rewriting: Rewriting, window: Window) -> Window:
+    """A window of constants alone with the calls that take these, as far as all others take inputs."""
+    nodes = {node.name: node for node in rewriting.before.graph.nodes}
+    change = window.change
+    while True:
+        users = {
+            user.name for old, _ in change.given for user in nodes[old].users if user.op == "call_function"
+        }
+        pairs = tuple((name, name) for name in sorted(users))
+        change = Change(change.before | users, change.after | users, pairs)
+        found = cut(rewriting.before, rewriting.after, change, rewriting.values) if users else None
+        if found is None or found.inputs:
+            return found or window
+
+
+def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
+    """A window that begins at inputs that may be any number, whatever the others are, as far as these are near."""
+    nodes = {node.name: node for node in rewriting.before.graph.nodes}
+    others = {node.name for node in rewriting.after.graph.nodes}
+    for _ in range(_MOST_CALLS):
+        taken = {nodes[name] for name in _names(window)}
+        more = {
+            node.name
+            for node in taken
+            if node.name in others
+            and torch.Tag.pointwise in getattr(node.target, "tags", ())
+            and not (_is_free(node) and all(_is_apart(node, other) for other in taken))
+        }
+        change = window.change
+        wider = Change(change.before | more, change.after | more, change.given)
+        found = cut(rewriting.before, rewriting.after, wider, rewriting.values) if more else None
+        if found is None:
+            break
+        window = found
+    return window
+
+
+def _names(window: Window) -> list[str]:
+    return [node.name for node in window.before.graph.find_nodes(op="placeholder")]
+
+
+def _free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool) -> list[str]:
+    """The inputs of a window that may be any floats, whatever the others are."""
+    nodes = {node.name: node for node in rewriting.before.graph.nodes}
+    others = {node.name for node in rewriting.after.graph.nodes}
+    taken = {nodes[name] for name in given}
+    return [
+        name
+        for name, value in given.items()
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and value.numel()
+        and name in others
+        and (
+            nodes[name].op == "placeholder"
+            or (
+                not only_given
+                and _is_free(nodes[name])
+                and all(_is_apart(nodes[name], other) for other in taken)
+            )
+        )
+    ]
+
+
+def _is_apart(node: fx.Node, other: fx.Node) -> bool:
+    """Whether a value can be any while another one stays as it is, unless that is computed from it."""
+    if node is other:
+        return True
+    mine, theirs = _origin(node), _origin(other)
+    own = {value for value in mine - theirs if value.op == "placeholder" and value is not other}
+    return other not in mine and (node in theirs or bool(own))
+
+
+def _packet(node: fx.Node) -> Any:
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def _is_free(node: fx.Node, calls: int = 32) -> bool:
+    """Whether inputs of the graph can give this value any elements; by so many calls at most."""
+    packet = _packet(node)
+    if node.op == "placeholder" or packet in _PRODUCTS:
+        value = value_of(node)
+        return isinstance(value, Tensor) and value.is_floating_point()
+    if packet in (aten.add, aten.sub):
+        operands = [value for value in node.args[1::-1] if isinstance(value, fx.Node)]
+        return calls > 0 and any(_is_free(value, calls - 1) for value in operands)
+    (given, *others) = node.all_input_nodes or [node]
+    return calls > 0 and packet in _KEEPING and not others and _is_free(given, calls - 1)
+
+
+def _origin(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    queue = list(node.all_input_nodes)
+    while queue:
+        value = queue.pop()
+        if value not in found:
+            found.add(value)
+            queue += value.all_input_nodes
+    return found
+
+
+def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Found:
+    """What both graphs give where inputs of a window have these values."""
+    nodes = rewriting.before.graph.find_nodes(op="placeholder")
+    inputs = [values.get(n.name, value) for n, value in zip(nodes, rewriting.inputs, strict=True)]
+    inside = [name for name in values if name not in {n.name for n in nodes}]
+    before, after = (_from(gm, inside) for gm in (rewriting.before, rewriting.after))
+    inputs += [values[name] for name in inside]
+    found = differences_in_float64(before, after, inputs, JUMP) or []
+    examples = map(value_of, before.graph.find_nodes(op="placeholder"))
+    inputs = [as_recorded_dtype(v, example) for v, example in zip(inputs, examples, strict=True)]
+    calls = window.change.names
+    names = "inputs" if not inside else f"{', '.join(inside)}, taken for inputs,"
+    differences = [Difference(d.position, d.problem, calls) for d in found]
+    return Found(before, after, inputs, differences, f"{names} {where}")
+
+
+def _from(gm: fx.GraphModule, names: Collection[str]) -> fx.GraphModule:
+    """The graph with some of its values taken as further inputs."""
+    if not names:
+        return gm
+    copy = copy_graph(gm)
+    nodes = {node.name: node for node in copy.graph.nodes}
+    *_, last = copy.graph.find_nodes(op="placeholder")
+    for name in names:
+        with copy.graph.inserting_after(last):
+            last = copy.graph.placeholder(f"{name}_given")
+        last.meta = {"val": value_of(nodes[name]), "is_cut": True}
+        nodes[name].replace_all_uses_with(last)
+    copy.recompile()
+    return copy
+
+
+def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
+    """Inputs whose indices are those of rows that a pass changed.
+
+    Args:
+        rewriting: the graphs, and inputs.
+        generator: of random numbers.
+    """
+    indices = [
+        i
+        for i, v in enumerate(rewriting.inputs)
+        if isinstance(v, Tensor) and v.dtype in (torch.int32, torch.int64)
+    ]
+    if not indices:
+        return
+    for mine, theirs in _tables(rewriting):
+        wrong = differs(mine, theirs)
+        for at, dim in itertools.product(indices, range(mine.dim()) if bool(wrong.any()) else ()):
+            rows = wrong.nonzero()[:, dim].cpu()
+            inputs = cloned(rewriting.inputs)
+            if inputs[at].numel():
+                inputs[at].copy_(rows[torch.randint(len(rows), inputs[at].shape, generator=generator)])
+                yield inputs
+
+
+def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
+    """What calls that take integers, too, are given before and after, where it is changed, or made of changed constants alone."""
+    theirs = {node.name: node for node in rewriting.before.graph.nodes}
+    values: list[dict[str, Any]] = []
+    for user in rewriting.after.graph.nodes:
+        other = theirs.get(user.name)
+        kinds = [v.dtype for v in map(value_of, user.all_input_nodes) if isinstance(v, Tensor)]
+        if other is None or other.target != user.target or not {torch.int32, torch.int64} & set(kinds):
+            continue
+        for old, new in zip(other.all_input_nodes, user.all_input_nodes, strict=False):
+            made_of = {node.name for node in (new, *(() if _takes_inputs(new) else _origin(new)))}
+            if old.name not in rewriting.changed[0] and not made_of & rewriting.changed[1]:
+                continue
+            if not values:
+                values = [rewriting.values, _all_values(rewriting.after, rewriting.inputs)]
+            a, b = values[0].get(old.name), values[1].get(new.name)
+            floats = [v for v in (a, b) if isinstance(v, Tensor) and v.is_floating_point() and v.dim()]
+            if len(floats) == 2 and floats[0].shape == floats[1].shape:
+                yield floats[0], floats[1]
+
+
+def _takes_inputs(node: fx.Node) -> bool:
+    return any(value.op == "placeholder" for value in (node, *_origin(node)))
+
+
+def _all_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+    run = Run(gm, keep=True)
+    run(cloned(inputs))
+    return run.values
+
+
+def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
+    """Sizes just beyond a number that a changed call holds, or beyond the integers that a type has to which a pass casts."""
+    found: dict[int, None] = {}
+    for gm, names in zip((before, after), changed_nodes(before, after), strict=True):
+        for node in gm.graph.nodes:
+            if node.name not in names or node.op != "call_function":
+                continue
+            kinds = [
+                v.dtype for v in map(value_of, (node, *node.all_input_nodes[:1])) if isinstance(v, Tensor)
+            ]
+            if gm is after and len(set(kinds)) == 2:
+                found |= {size: None for dtype, size in _BEYOND.items() if kinds[0] is dtype}
+            numbers = [abs(n) for n in node.args if isinstance(n, (int, float)) and math.isfinite(n)]
+            found |= {int(n) + 2: None for n in numbers if _SIZES[0] <= n <= _SIZES[1]}
+    return list(found)[:_MOST_SIZES]
