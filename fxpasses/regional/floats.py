@@ -57,13 +57,14 @@ def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
     for _, node in found:
         if node.users and all(map(_computes, node.users)):
             kept |= _torch.free_symbols(value_of(node))
+    for _, node in found:
+        if not all(map(_may_take_symbolic, node.users)):
+            kept -= _torch.free_symbols(value_of(node))
     stay: list[_Place] = []
     for owner, node in reversed(found):
         value = value_of(node)
         symbols = _torch.free_symbols(value)
-        if _torch.has_unbacked(value) or (
-            symbols and symbols <= kept and all(_may_take_symbolic(user) for user in node.users)
-        ):
+        if _torch.has_unbacked(value) or (symbols and symbols <= kept):
             stay.insert(0, (owner, node))
             continue
         number = float(value)

@@ -184,6 +184,7 @@ READERS = {
     "an operator of a root": lambda x, s: (x * s, torch.full((2,), math.sqrt(s))),
     "a factor": lambda x, s: (x * s, torch.add(x, x, alpha=s)),
     "a number with a factor": lambda x, s: (torch.add(x, s, alpha=2), x.sub(s, alpha=3)),
+    "a sum of floats": lambda x, s: (torch.add(x, x, alpha=s) * (s * 2), s * 2 + s * 3),
     "in place, with a factor": lambda x, s: (x.clone().add_(s, alpha=2),),
 }
 
