@@ -215,11 +215,12 @@ def _settings(
     if calls & set(_CONVOLUTIONS):
         inductor.append({"force_layout_optimization": True})
     if goal != "memory":
-        # The C++ wrapper gains nothing on the CPU, where plans call kernels directly, and has no plan.
-        if cuda and calls & set(_MATMULS):
-            inductor += [{"max_autotune": True}, {"coordinate_descent_tuning": True}]
+        # Not the C++ wrapper: on the CPU plans call kernels directly, on a GPU a CUDA graph does more, and a process died while it
+        # was tried on one. Autotuning comes last, as one candidate of it compiles for a minute.
         if cuda:
-            inductor += [{"cpp_wrapper": True}, {"triton.cudagraphs": True}]
+            inductor.append({"triton.cudagraphs": True})
+        if cuda and calls & set(_MATMULS):
+            inductor += [{"coordinate_descent_tuning": True}, {"max_autotune": True}]
     if options.compiler == "inductor":
         valid = inductor_config.get_config_copy()  # type: ignore[attr-defined]
         found += [

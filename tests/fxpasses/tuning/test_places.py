@@ -1,12 +1,14 @@
 """Passes in some parts of a graph: repeated layers, and what is around them."""
 
+import pytest
 import torch
 
+import fake
 import fxpasses
 from fxpasses.compiling.options import Options
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.tuning.choice import THE_REST, Choice, Step
-from fxpasses.tuning.proposals import Proposals
+from fxpasses.tuning.proposals import Proposals, _settings
 
 aten = torch.ops.aten
 
@@ -85,3 +87,16 @@ def test_a_pass_is_tried_in_each_place_that_it_changes_and_runs_where_it_is_chos
     assert counts == {"default": 0, "doubly_negated": 2, placed[0]: 1, placed[1]: 1}
     step = changed[-1][0].steps[0]
     assert Step.from_data(step.to_data(), lambda text: TWICE) == step
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_options_of_inductor_that_are_tried_depend_on_the_device(device):
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(aten.mm.default, (x, x)))
+    with fake.FakeTensorMode():
+        inputs = [torch.empty(4, 4, device=device)]
+    graphs = {"inference": torch.fx.GraphModule({}, graph)}
+    tried = [value for _, value in _settings(graphs, inputs, Options.parse({}), "time", False)]
+    wanted = [{"triton.cudagraphs": True}, {"coordinate_descent_tuning": True}, {"max_autotune": True}]
+    assert tried == (wanted if device == "cuda" else [])
