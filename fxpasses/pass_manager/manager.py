@@ -2,29 +2,123 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
+import sysconfig
 import time
+import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
+import fake
 from fake.error_text import describe_error, safe_repr
 from fake.seam.fx import new_nodes
 from fxpasses.errors import ContractError, PassError
 from fxpasses.graphs.provenance import failing_node
-from fxpasses.graphs.rewriting import checksum, constants_of, subgraphs
-from fxpasses.pass_manager.contract import Check, GraphKind, Pass
+from fxpasses.graphs.rewriting import PROVENANCE, checksum, constants_of, subgraphs
+from fxpasses.pass_manager.contract import Check, FunctionPass, GraphKind, Pass
 from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning
-from fxpasses.pass_manager.inheritance import inherit_provenance
 from fxpasses.pass_manager.metadata import Difference, refresh
 from fxpasses.pass_manager.ordering import in_order
-from fxpasses.pass_manager.raised import lines_of_pass
 from fxpasses.pass_manager.runs import PassRun, PassRuns, Snapshot
 from fxpasses.pass_manager.sites import Sites, collect_sites
 from fxpasses.pass_manager.structure import Facts, check_structure
+
+_PLACE = ("stack_trace", "nn_module_stack", "fxpasses")
+"""The metadata that say where a node comes from; the rest of its provenance says how it is to be treated."""
+
+
+def inherit_provenance(before: Snapshot, after: Snapshot) -> None:
+    """Give new calls without provenance that of the call that they replace.
+
+    A new call replaces the one that its user had as an argument before. New calls behind it have the same
+    provenance; others have that of their arguments, or else of their users.
+    """
+    new = [entry.node for entry in after.entries if entry.node not in before.by_node and _lacks(entry.node)]
+    if not new:
+        return
+    wanting = set(new)
+    for entry in after.entries:
+        old = before.by_node.get(entry.node)
+        if old is None:
+            continue
+        was, now = _nodes(old.args, old.kwargs), _nodes(entry.args, entry.kwargs)
+        for replaced, node in zip(was, now, strict=False) if len(was) == len(now) else ():
+            if node in wanting and node is not replaced:
+                _take(node, replaced, PROVENANCE if replaced not in after.by_node else _PLACE)
+    for node in reversed(new):
+        _take_first(node, [user for user in node.users if user in wanting], PROVENANCE)
+    for node in new:
+        _take_first(node, node.all_input_nodes, _PLACE)
+    for node in reversed(new):
+        _take_first(node, node.users, _PLACE)
+
+
+def _lacks(node: fx.Node) -> bool:
+    return node.op == "call_function" and not any(key in node.meta for key in _PLACE)
+
+
+def _take_first(node: fx.Node, others: Iterable[fx.Node], keys: tuple[str, ...]) -> None:
+    for other in others:
+        if _lacks(node) and other.op == "call_function":
+            _take(node, other, keys)
+
+
+def _take(node: fx.Node, other: fx.Node, keys: tuple[str, ...]) -> None:
+    if _lacks(node):
+        node.meta.update({key: other.meta[key] for key in keys if key in other.meta})
+
+
+def _nodes(*arguments: Any) -> list[fx.Node]:
+    """The nodes among arguments, in their order, repeated ones too."""
+    found: list[fx.Node] = []
+    map_arg(arguments, found.append)
+    return found
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LIBRARY = os.path.join(_PACKAGE, "passes") + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_OTHERS = tuple(os.path.dirname(package.__file__ or "") + os.sep for package in (torch, fake))
+_MOST_LINES = 6
+
+
+def lines_of_pass(item: Pass, error: BaseException) -> list[str]:
+    """``file:line in function: code`` for the frames of the pass and what it calls, the innermost last.
+
+    Frames of torch and of what runs passes are left out, and the outermost ones where there are more than a few. Where the exception went
+    through none (an ``apply`` that takes other arguments), the line of the pass's definition is given.
+    """
+    found = [
+        f"{frame.filename}:{frame.lineno} in {frame.name}" + (f": {frame.line}" if frame.line else "")
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _is_of_pass(frame.filename)
+    ]
+    if len(found) > _MOST_LINES:
+        left_out = len(found) - _MOST_LINES + 1
+        found = [found[0], f"... {left_out} more", *found[left_out + 1 :]]
+    return found or _definition(item)
+
+
+def _is_of_pass(file: str) -> bool:
+    if file.startswith(_LIBRARY):
+        return True
+    standard = file.startswith(_STANDARD) and "site-packages" not in file
+    return not (standard or file.startswith((_PACKAGE, *_OTHERS, "<frozen")))
+
+
+def _definition(item: Pass) -> list[str]:
+    what = inspect.unwrap(item.function) if isinstance(item, FunctionPass) else type(item).apply
+    code = getattr(what, "__code__", None)
+    return [f"{code.co_filename}:{code.co_firstlineno}, where it is defined"] if code is not None else []
+
 
 log = logging.getLogger(__name__)
 

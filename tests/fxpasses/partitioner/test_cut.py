@@ -6,8 +6,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fxpasses.partitioner.budget import chain_of_cuts
-from fxpasses.partitioner.cut import cut_component, cuts_by_price
+from fxpasses.partitioner.budget import chain_of_cuts, cut_component, cuts_by_price
 from fxpasses.partitioner.flow_graph import BACKWARD, SINK, SOURCE, UNDECIDED, Component, Network, Occurrence
 
 SIZE = 5
