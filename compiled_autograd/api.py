@@ -6,7 +6,7 @@ from typing import Any
 
 from compiled_autograd import _torch
 from compiled_autograd.engine import CapturingEngine
-from compiled_autograd.runtime import late_hooks, queries, saved_hooks
+from compiled_autograd.runtime import late_hooks, queries
 from compiled_autograd.runtime.running import running
 from compiled_autograd.session import traced_hooks
 from compiled_autograd.session.compilers import as_compiler
@@ -25,8 +25,8 @@ LEDGER.add(
         keeps_graph=queries.keeps_graph,
         execution_order=queries.current_graph_task_execution_order,
         will_execute=queries.will_execute,
-        push_saved_hooks=saved_hooks.push,
-        pop_saved_hooks=saved_hooks.pop,
+        push_saved_hooks=queries.push_saved_hooks,
+        pop_saved_hooks=queries.pop_saved_hooks,
         register_hook=late_hooks.register_hook,
         register_post_accumulate_grad_hook=late_hooks.register_post_accumulate_grad_hook,
         register_node_hook=late_hooks.register_node_hook,

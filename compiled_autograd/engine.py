@@ -18,7 +18,7 @@ from compiled_autograd.capture.hook import Capture, GraphCompiler
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError, StrayPassError
 from compiled_autograd.program.graph import CapturedGraph
-from compiled_autograd.runtime import late_hooks, saved_hooks, schedule
+from compiled_autograd.runtime import late_hooks, queries, schedule
 from compiled_autograd.runtime.running import EAGER, LateNodeHook, running
 from compiled_autograd.session.fallback import reason_before, refusal_reason
 from compiled_autograd.session.log import log_capture, log_fallback, log_hit
@@ -190,7 +190,7 @@ class _Pass:
                     position += 1
         finally:
             running.stack.pop()
-            saved_hooks.restore(self.saved_hooks_changes)
+            queries.restore_saved_hooks(self.saved_hooks_changes)
             sessions.tell("capture" if self.captured_now else "hit", graph.record)
         if self.accumulate_grad and not graph.needs_engine:
             return ()

@@ -15,7 +15,6 @@ from fake.seam import missing as _missing  # noqa: F401  (before the first file 
 from fake.seam.lazy import lazy_names
 
 if TYPE_CHECKING:  # and when somebody asks for one of them
-    from fake._torch import extract_tensor_metadata, is_fake, maybe_get_fake_mode, unset_fake_temporarily
     from fake.acceleration import accelerate
     from fake.cache.calls import cache_custom_op
     from fake.errors import (
@@ -40,6 +39,12 @@ if TYPE_CHECKING:  # and when somebody asks for one of them
     from fake.mode import FakeTensorMode, cache_clear, cache_info
     from fake.persistence import disable_disk_cache, enable_disk_cache, save_disk_cache
     from fake.propagate import FakeTensorProp
+    from fake.seam.fake_tensor import (
+        extract_tensor_metadata,
+        is_fake,
+        maybe_get_fake_mode,
+        unset_fake_temporarily,
+    )
     from fake.symbols.contract import Dim, mark_dynamic
     from fake.symbols.explain import Explanation, explain
     from fake.symbols.guards import Guard, Guards, guards_of

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.cache.engine import Engine
 from fake.errors import AccelerateError, UnsupportedTorchVersionError
+from fake.seam import fake_tensor
+from fake.seam.dispatch import OpOverload
+from fake.seam.dynamo import skip_code
 from fake.seam.frames import SKIPPED_FRAMES
 from fake.seam.patches import (
     LEDGER,
@@ -46,7 +48,7 @@ class _Switch:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.depth = 0
-        self.engine = Engine(_t.TorchFakeTensor, _dispatch_by_torch)
+        self.engine = Engine(fake_tensor.FakeTensor, _dispatch_by_torch)
         self.modes: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on(self) -> None:
@@ -91,14 +93,14 @@ class _Switch:
 
 
 def _dispatch_by_torch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    if not isinstance(func, _t.OpOverload):
+    if not isinstance(func, OpOverload):
         return _TORCH_DISPATCH(mode, func, types, args, kwargs)  # torch caches some higher-order operators
     return _TORCH_DISPATCH_IMPL(mode, func, types, args, kwargs)
 
 
-_TORCH_DISPATCH = _t.TorchFakeTensorMode.dispatch
-_TORCH_DISPATCH_IMPL = _t.TorchFakeTensorMode._dispatch_impl
-_TORCH_FROM_REAL = _t.TorchFakeTensorConverter.from_real_tensor
+_TORCH_DISPATCH = fake_tensor.FakeTensorMode.dispatch
+_TORCH_DISPATCH_IMPL = fake_tensor.FakeTensorMode._dispatch_impl
+_TORCH_FROM_REAL = fake_tensor.FakeTensorConverter.from_real_tensor
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -115,12 +117,12 @@ def _mode_dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any
     return handler(self, func, types, args, kwargs)
 
 
-_t.skip_code(_mode_dispatch.__code__)
+skip_code(_mode_dispatch.__code__)
 
 
 def _from_real_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
     made = _TORCH_FROM_REAL(self, *args, **kwargs)
-    if isinstance(made, _t.TorchFakeTensor):
+    if isinstance(made, fake_tensor.FakeTensor):
         forget(made)
     return made
 
@@ -134,8 +136,8 @@ def _leave_values_on_the_class() -> Callable[[], None]:
     """A recipe leaves these attributes out, and its tensors are read after acceleration is off: a backward pass that is
     compiled later, guards, Inductor. So they stay."""
     for name, value in HIDDEN_DEFAULTS.items():
-        if name not in vars(_t.TorchFakeTensor):
-            setattr(_t.TorchFakeTensor, name, value)
+        if name not in vars(fake_tensor.FakeTensor):
+            setattr(fake_tensor.FakeTensor, name, value)
     return lambda: None
 
 
@@ -157,12 +159,12 @@ _OWN_PATCHES = LEDGER.add(
         when=When.COMPILATION,
         lost="the same as without the patches of FakeTensor",
     ),
-    _patch(_t.TorchFakeTensorMode, "_cache_token", None),
-    _patch(_t.TorchFakeTensorMode, "dispatch", _mode_dispatch),
-    _patch(_t.TorchFakeTensorMode, "__torch_dispatch__", _mode_dispatch),
-    _patch(_t.TorchFakeTensor, "__deepcopy__", FakeTensor.__deepcopy__),
-    _patch(_t.TorchFakeTensor, "data", property(DATA.__get__, _set_data)),
-    _patch(_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
+    _patch(fake_tensor.FakeTensorMode, "_cache_token", None),
+    _patch(fake_tensor.FakeTensorMode, "dispatch", _mode_dispatch),
+    _patch(fake_tensor.FakeTensorMode, "__torch_dispatch__", _mode_dispatch),
+    _patch(fake_tensor.FakeTensor, "__deepcopy__", FakeTensor.__deepcopy__),
+    _patch(fake_tensor.FakeTensor, "data", property(DATA.__get__, _set_data)),
+    _patch(fake_tensor.FakeTensorConverter, "from_real_tensor", _from_real_tensor),
 )
 PATCHES: tuple[Entry, ...] = (
     *_OWN_PATCHES,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fake._torch import (
+from fake.seam.dispatch import render_call
+from fake.seam.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
     UnsupportedFakeTensorException,
     UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
-    render_call,
 )
 from fake.seam.missing import MissingTorchNameError
-from fake.symbols._torch import ConstraintViolationError
+from fake.seam.symbolic_shapes import ConstraintViolationError
 
 __all__ = [
     "AccelerateError",

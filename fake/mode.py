@@ -12,15 +12,18 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.cache.engine import Engine
 from fake.cache.key import plain_key
 from fake.cache.subgraphs import CacheView
 from fake.dispatch.steps import dispatch as dispatch_steps
 from fake.kernels import composites, lazy_parameters
+from fake.seam.aot_autograd import config as functorch_config
+from fake.seam.dispatch import TorchDispatchMode, TorchDispatchModeKey
+from fake.seam.dynamo import config as dynamo_config, skip_code
+from fake.seam.fake_tensor import FakeTensorMode as TorchFakeTensorMode, nested_tensor_module
 from fake.seam.frames import SKIPPED_FRAMES
 from fake.seam.patches import LEDGER
-from fake.symbols._torch import LocalSource
+from fake.seam.symbolic_shapes import LocalSource
 from fake.symbols.contract import Dim, Dims, declare_on, parse_dims, symbolic_context as context_of_dims
 from fake.symbols.node import OPERATORS, lean_state
 from fake.tensors import modules
@@ -59,14 +62,14 @@ def cache_clear() -> None:
     ENGINE.clear()
 
 
-class _IncludesTorchsModes(type(_t.TorchFakeTensorMode)):  # type: ignore[misc]
+class _IncludesTorchsModes(type(TorchFakeTensorMode)):  # type: ignore[misc]
     """A fake mode is one whoever wrote it: where this class is put in the place of torch's, torch's own modes pass, too."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, _t.TorchFakeTensorMode)
+        return isinstance(instance, TorchFakeTensorMode)
 
 
-class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
+class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     """A dispatch mode in which tensors have no data.
 
     It derives from torch's class so that Dynamo, AOTAutograd, ``make_fx`` and export accept it; construction,
@@ -112,29 +115,29 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         export: bool = False,
         cache_custom_ops: bool = False,
     ) -> None:
-        _t.TorchDispatchMode.__init__(self)
+        TorchDispatchMode.__init__(self)
         LEDGER.keep(*_KEPT)
         entries = _IN_FORCE if shape_env is None else (*_IN_FORCE, *OPERATORS)
         LEDGER.enter(*entries)
         weakref.finalize(self, LEDGER.leave_from_finalizer, *entries).atexit = False
-        self._mode_key = _t.TorchDispatchModeKey.FAKE
+        self._mode_key = TorchDispatchModeKey.FAKE
         self._thread = threading.local()
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs
         self.cache_custom_ops = cache_custom_ops
-        self.propagate_real_tensors = _t.functorch_config.fake_tensor_propagate_real_tensors
+        self.propagate_real_tensors = functorch_config.fake_tensor_propagate_real_tensors
         self.fake_tensor_converter = FakeTensorConverter(copy_data=self.propagate_real_tensors, export=export)
         self.static_shapes = shape_env is None if static_shapes is None else static_shapes
         self.allow_scalar_outputs = False
-        self._allow_unsafe_data_ptr_access = _t.functorch_config.fake_tensor_allow_unsafe_data_ptr_access
-        self.allow_meta = _t.functorch_config.fake_tensor_allow_meta
+        self._allow_unsafe_data_ptr_access = functorch_config.fake_tensor_allow_unsafe_data_ptr_access
+        self.allow_meta = functorch_config.fake_tensor_allow_meta
         self.shape_env = shape_env
         self._stack_trace = traceback.extract_stack()
         self._stack = None
-        self.nt_tensor_id_initial_count = _t.nested_tensor_module._tensor_id_counter
+        self.nt_tensor_id_initial_count = nested_tensor_module._tensor_id_counter
         self.nt_tensor_id_counter = self.nt_tensor_id_initial_count
-        self.cache_crosscheck_enabled = _t.dynamo_config.fake_tensor_cache_crosscheck_enabled
-        self.cache_enabled = _t.dynamo_config.fake_tensor_cache_enabled and not self.propagate_real_tensors
+        self.cache_crosscheck_enabled = dynamo_config.fake_tensor_cache_crosscheck_enabled
+        self.cache_enabled = dynamo_config.fake_tensor_cache_enabled and not self.propagate_real_tensors
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "in_kernel_invocation":
@@ -152,9 +155,9 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         """Where ``__torch_dispatch__`` looks: the engine's handlers, or a detour around or behind the cache."""
         get = self.__dict__.get
         if not get("cache_enabled", True):
-            handlers: Any = _Detour(_without_cache)
+            handlers: Any = _Detour(ENGINE.uncached)
         elif get("cache_crosscheck_enabled"):
-            handlers = _Detour(_crosscheck)
+            handlers = _Detour(ENGINE.crosscheck)
         else:
             handlers = ENGINE.handlers
         self.__dict__["_handlers"] = handlers
@@ -277,15 +280,8 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
         return dispatch_steps(self, func, types, args, kwargs)
 
-    @classmethod
-    def cache_info(cls) -> Any:
-        """Hits, misses, bypasses by reason and size of the dispatch cache."""
-        return cache_info()
-
-    @classmethod
-    def cache_clear(cls) -> None:
-        """Empty the dispatch cache and reset its counters."""
-        cache_clear()
+    cache_info = staticmethod(cache_info)  # type: ignore[assignment]
+    cache_clear = staticmethod(cache_clear)  # type: ignore[assignment]
 
     def _cache_key(self, *arguments: Any) -> Any:
         """The key of a call, as ``(func, args, kwargs)`` or torch's ``(state, func, args, kwargs)``."""
@@ -310,7 +306,7 @@ _device_of = operator.attrgetter(DEVICE_ATTRIBUTE)
 
 # Set after the class exists: torch wraps a method defined in the body to keep Dynamo out, which costs a microsecond
 # a call; marking the code object has the same effect.
-_t.skip_code(_torch_dispatch.__code__)
+skip_code(_torch_dispatch.__code__)
 FakeTensorMode.__torch_dispatch__ = _torch_dispatch  # type: ignore[method-assign, assignment]
 
 
@@ -324,13 +320,5 @@ class _Detour:
         return self.handler
 
 
-def _crosscheck(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    return ENGINE.crosscheck(mode, func, types, args, kwargs)
-
-
 def _with_torchs_class(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     return disown(ENGINE.uncached(mode, func, types, args, kwargs))
-
-
-def _without_cache(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    return ENGINE.uncached(mode, func, types, args, kwargs)

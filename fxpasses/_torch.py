@@ -269,11 +269,6 @@ def gradients_of_results() -> contextlib.AbstractContextManager[None]:
     return LEDGER.using((_WAITED_FOR, waited_for))
 
 
-def symbol_hints(shape_env: Any) -> dict[Any, Any]:
-    """The value that each symbol had when it was traced, as expressions."""
-    return dict(shape_env.backed_var_to_val)
-
-
 def filter_lowerings(allowed: Callable[[str], bool]) -> contextlib.AbstractContextManager[None]:
     """Let Inductor call the operators of nodes that are not ``allowed`` as they are, instead of lowering them.
 

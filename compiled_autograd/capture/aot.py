@@ -18,7 +18,7 @@ from torch import fx
 
 from compiled_autograd import _torch
 from compiled_autograd.capture.steps import Constant, Inlined, InputValue, Kind, Step, SumValue, Value
-from compiled_autograd.runtime import _torch_aot, aot_functional, functional, validation
+from compiled_autograd.runtime import aot_functional, functional, validation
 from fake.error_text import describe_error
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ _CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.defaul
 
 def is_compiled(ctx: Any) -> bool:
     """Whether ``ctx`` is the context of a function that AOTAutograd made."""
-    return _torch_aot.is_compiled_function(getattr(ctx, "_forward_cls", None))
+    return _torch.is_compiled_function(getattr(ctx, "_forward_cls", None))
 
 
 def reason_to_call(deterministic: bool) -> str | None:
@@ -38,7 +38,7 @@ def reason_to_call(deterministic: bool) -> str | None:
     """
     if torch.is_grad_enabled():
         return "the result is differentiated again"
-    if _torch_aot.autocast_enabled():
+    if _torch.autocast_enabled():
         return "autocast is on in the backward pass"
     if _torch.inside_functorch():
         return "inside a functorch transform"
@@ -119,7 +119,7 @@ def _backward_module(function: Any) -> fx.GraphModule | str:
     """The backward graph of ``function``; reading one that came from a cache takes long, and is done once."""
     module = _modules.get(function)
     if module is None:
-        module = _modules[function] = _torch_aot.backward_module(function)
+        module = _modules[function] = _torch.backward_module(function)
     return module
 
 
@@ -129,7 +129,7 @@ def _obstacle(call: CompiledCall, module: fx.GraphModule) -> str | None:
         return "it has side effects that are ordered by tokens"
     if metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states:
         return "it carries the state of a random number generator"
-    if _torch_aot.draws_from_seed(module):
+    if _torch.draws_from_seed(module):
         return "it draws the forward's random numbers again, from a seed that only compiled code reads"
     if _torch.inside_functorch():
         return "inside a functorch transform"
@@ -196,8 +196,8 @@ def _arguments(call: CompiledCall, saved: list[Any]) -> list[Any]:
         saved = [*saved, *(Value(step, index) for index in range(len(stashed)))]
     stands = [_Gradient(position) for position in range(len(call.grads))]
     with torch.no_grad():
-        ordered = _torch_aot.prologue_arguments(call.function, saved, call.numbers, call.objects, stands)
-    formats = iter(_torch_aot.tangent_formats(call.function.metadata))
+        ordered = _torch.prologue_arguments(call.function, saved, call.numbers, call.objects, stands)
+    formats = iter(_torch.tangent_formats(call.function.metadata))
     return [
         _tangent(call, call.grads[value.position], *next(formats)) if isinstance(value, _Gradient) else value
         for value in ordered

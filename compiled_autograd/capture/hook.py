@@ -17,7 +17,7 @@ from compiled_autograd.capture.aot import CompiledCall, inline, is_compiled
 from compiled_autograd.capture.steps import CapturedNode, Inlined, InputValue, Kind, Step, SumValue, Value
 from compiled_autograd.capture.symbols import SymbolicNode
 from compiled_autograd.errors import RefusedError
-from compiled_autograd.runtime import _torch_aot, aot_functional, functional, validation
+from compiled_autograd.runtime import aot_functional, functional, validation
 from compiled_autograd.runtime.schedule import WalkedNode
 
 
@@ -340,7 +340,7 @@ class GraphCompiler:
         state: InputValue | None,
     ) -> None:
         """Record the backward graph of a compiled function beside the call of it, where that can be."""
-        numbers = [self._value(number) for number in _torch_aot.numbers_of(ctx)]
+        numbers = [self._value(number) for number in _torch.numbers_of(ctx)]
         grads = [self._described_gradient(grad) for grad in inputs]
         found: Inlined | str = "the shape of zeros that flow into it is not known"
         if None not in grads:

@@ -67,26 +67,20 @@ class SymbolicNode:
     def is_bool(self) -> bool:
         return self.kind == "bool"
 
-    def is_nested_int(self) -> bool:
-        return False
-
     def is_symbolic(self) -> bool:
         return True
+
+    has_hint = is_symbolic
 
     def is_constant(self) -> bool:
         return False
 
-    def has_hint(self) -> bool:
-        return True
+    is_nested_int = is_constant
 
     def maybe_as_int(self) -> None:
         return None
 
-    def maybe_as_float(self) -> None:
-        return None
-
-    def maybe_as_bool(self) -> None:
-        return None
+    maybe_as_float = maybe_as_bool = maybe_as_int
 
     def clone(self) -> "SymbolicNode":
         return self
@@ -107,29 +101,18 @@ class SymbolicNode:
         self._specialized(f"{what} of {self} was asked for")
         return self.hint
 
-    def guard_int(self, file: str, line: int) -> int:
+    def int_(self, *_: object) -> int:
         return int(self._concrete("the value"))
 
-    def guard_float(self, file: str, line: int) -> float:
+    def float_(self, *_: object) -> float:
         return float(self._concrete("the value"))
 
-    def guard_bool(self, file: str, line: int) -> bool:
+    def bool_(self, *_: object) -> bool:
         return bool(self._concrete("the truth"))
 
-    guard_size_oblivious = guard_bool
-    guard_or_false = guard_bool
-    guard_or_true = guard_bool
-    expect_true = guard_bool
-    expect_size = guard_bool
-
-    def int_(self) -> int:
-        return int(self._concrete("the value"))
-
-    def float_(self) -> float:
-        return float(self._concrete("the value"))
-
-    def bool_(self) -> bool:
-        return bool(self._concrete("the truth"))
+    # These get the file and the line that ask.
+    guard_int, guard_float, guard_bool = int_, float_, bool_
+    guard_size_oblivious = guard_or_false = guard_or_true = expect_true = expect_size = bool_
 
     def _describe(self) -> str:
         return f"symbolic {self.kind} {self.hint}"

@@ -17,8 +17,8 @@ from torch import fx
 
 from compiled_autograd import _torch
 from compiled_autograd.program.segments import FunctionalSegment
-from compiled_autograd.runtime import _torch_aot
 from compiled_autograd.runtime._torch_nodes import NodeWriter
+from compiled_autograd.runtime.executing import last_uses
 from fake.seam import pytree
 
 _NODE = "_fx_recorded_node"
@@ -267,13 +267,7 @@ def _describe_outputs(
 def _interpret(module: fx.GraphModule, recorder: _Recorder, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Run a segment's module node by node, freeing values after their last use."""
     env: dict[fx.Node, Any] = {}
-    last_use: dict[fx.Node, list[fx.Node]] = {}
-    seen: set[fx.Node] = set()
-    for node in reversed(module.graph.nodes):
-        for used in node.all_input_nodes:
-            if used not in seen:
-                seen.add(used)
-                last_use.setdefault(node, []).append(used)
+    freed = last_uses(list(module.graph.nodes))
     rest = iter(arguments)
     with recorder:
         for node in module.graph.nodes:
@@ -288,11 +282,11 @@ def _interpret(module: fx.GraphModule, recorder: _Recorder, arguments: tuple[Any
                 getattr(args[0], node.target)(*args[1:], **kwargs)
             elif node.op == "get_attr":
                 env[node] = recorder.constant(node.target, getattr(module, node.target))
-            elif isinstance(node.target, _torch_aot.HigherOrderOperator):
+            elif isinstance(node.target, _torch.HigherOrderOperator):
                 env[node] = recorder.higher_order(node.target, args, kwargs)
             else:
                 env[node] = node.target(*args, **kwargs)
             del args, kwargs
-            for used in last_use.get(node, ()):
+            for used in freed.get(node, ()):
                 env.pop(used, None)
     raise AssertionError("a graph has an output node")

@@ -15,19 +15,19 @@ from torch import fx
 from compiled_autograd import _torch
 from compiled_autograd.errors import GraphReloadError, UnboundOperatorError
 
+_OURS = {
+    f"compiled_autograd.runtime.{name}": f"compiled_autograd_runtime_{name}"
+    for name in ("aot_functional", "functional", "validation")
+}
+"""Modules of ours whose functions a graph calls, and what FX calls them."""
 _HEADER = '''"""A captured backward pass, written by compiled_autograd.save_graph; run it with ``forward(...)``."""
 
 import torch
 from math import inf, nan
 from torch import device
-from compiled_autograd.runtime import aot_functional as compiled_autograd_runtime_aot_functional
-from compiled_autograd.runtime import functional as compiled_autograd_runtime_functional
-from compiled_autograd.runtime import validation as compiled_autograd_runtime_validation
 from compiled_autograd.program.persist import operator as autograd_node
-
-'''
+''' + "".join(f"import {module} as {name}\n" for module, name in _OURS.items())
 _OPERATOR = "torch__dynamo_compiled_autograd_ops_"
-_OURS = tuple(f"compiled_autograd_runtime_{name}" for name in ("aot_functional", "functional", "validation"))
 
 
 def operator(name: str) -> Any:
@@ -55,14 +55,19 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
                 str(path), f"{node.name}, a constant of a compiled function, has no place in a file"
             )
     for name, target in sorted(_targets(graph).items()):
-        if name.startswith((_OPERATOR, *_OURS)) or name.split("_")[0] in ("torch", "device", "inf", "nan"):
+        if name.startswith((_OPERATOR, *_OURS.values())) or name.split("_")[0] in (
+            "torch",
+            "device",
+            "inf",
+            "nan",
+        ):
             continue
         if getattr(target, "__module__", None) != "_operator":
             raise GraphReloadError(str(path), f"{name} ({target!r}) cannot be named in a file")
     code = re.sub(rf"\b{_OPERATOR}(\w+)\(", r'autograd_node("\1")(', code)
-    code = re.sub(rf"\b({'|'.join(_OURS)})_(\w+)\(", r"\1.\2(", code)
+    code = re.sub(rf"\b({'|'.join(_OURS.values())})_(\w+)\(", r"\1.\2(", code)
     code = code.replace("def forward(self, ", "def forward(", 1)
-    pathlib.Path(path).write_text(_HEADER + "\n" + code + "\n")
+    pathlib.Path(path).write_text(_HEADER + "\n\n" + code + "\n")
 
 
 def _targets(graph: fx.GraphModule) -> dict[str, Any]:
@@ -73,13 +78,7 @@ def _targets(graph: fx.GraphModule) -> dict[str, Any]:
         and not isinstance(node.target, str)
         and not getattr(node.target, "__module__", "").startswith("torch._ops.")
         and getattr(node.target, "__module__", None)
-        not in (
-            "_operator",
-            "compiled_autograd.runtime.aot_functional",
-            "compiled_autograd.runtime.functional",
-            "compiled_autograd.runtime.validation",
-            "torch._dynamo.compiled_autograd.ops",
-        )
+        not in (*_OURS, "_operator", "torch._dynamo.compiled_autograd.ops")
     }
 
 

@@ -391,21 +391,11 @@ class _Dynamic:
     unproven = False
 
     def __init__(self, segment: _Segment, pattern: ShapePattern) -> None:
-        self.pattern = pattern
+        self.pattern, self.matches = pattern, pattern.matches
         module, self.carried_sizes = dynamic_module(segment.part.module, pattern)
         _torch.steal_list(module, "values")
         self.compiled = _unmarked(segment.compile_part(module))
         log_compile(segment.part.title, "compiled for symbolic sizes")
-
-    def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
-        """Whether a call may run what was compiled: see `ShapePattern.matches`.
-
-        Args:
-            values: a tensor or None for each input of the segment.
-            sizes: the graph's sizes.
-            scalars: the graph's scalars.
-        """
-        return self.pattern.matches(values, sizes, scalars)
 
     def run(self, values: list[Any], sizes: Sequence[int], first: bool = False) -> Sequence[Any]:
         """Run what was compiled.

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiled_autograd.runtime import _torch_aot, functional
+from compiled_autograd import _torch
+from compiled_autograd.runtime import functional
 from compiled_autograd.runtime.running import running
 
 _VIEW, _RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
@@ -48,7 +49,7 @@ def tangent(
             return None
         grad = zeros(*missing)
     if type(grad) is not torch.Tensor or grad.layout is not torch.strided:
-        return _torch_aot.coerce_tangent(grad, memory_format, size, stride)
+        return _torch.coerce_tangent(grad, memory_format, size, stride)
     if memory_format is not None:
         return grad.contiguous(memory_format=memory_format)
     if grad.shape == size and grad.stride() == stride:
@@ -74,7 +75,7 @@ def prologue(ctx: Any, saved: Sequence[Any], grads: Sequence[Any], *, node: int)
     """
     running.enter(node)
     gradients = list(functional.materialize(ctx, grads))
-    return _torch_aot.prologue_arguments(
+    return _torch.prologue_arguments(
         ctx._forward_cls, tuple(saved), ctx.symints, getattr(ctx, "opaque_objects", ()), gradients
     )
 
@@ -130,17 +131,17 @@ def call_backward_with_state(
     tensors += getattr(ctx, "_tensors_no_vc_check", None) or ()
     gradients = list(functional.materialize(ctx, grads))
     objects = getattr(ctx, "opaque_objects", ())
-    arguments = _torch_aot.prologue_arguments(function, tensors, ctx.symints, objects, gradients)
-    module = _torch_aot.backward_module(function)
+    arguments = _torch.prologue_arguments(function, tensors, ctx.symints, objects, gradients)
+    module = _torch.backward_module(function)
     if isinstance(module, str):
         raise RuntimeError(
             f"a compiled function with hooks that torch.compile traced cannot be run: {module}"
         )
-    if _torch_aot.draws_from_seed(module):
+    if _torch.draws_from_seed(module):
         raise RuntimeError(
             "a compiled function with hooks that torch.compile traced draws the forward's random numbers again in its backward "
             "pass, which only Inductor's code can: set torch._inductor.config.fallback_random, or register the hooks outside of it"
         )
-    with _torch_aot.autocast_disabled():
+    with _torch.autocast_disabled():
         results = _OnRealTensors(module).run(*arguments, state)
     return tuple(function._bw_epilogue_fn(list(results)))

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from compiled_autograd.runtime import _torch_nodes
-from compiled_autograd.runtime.collector import collection_paused
+from fake.tracing.collector import collection_paused
 
 _Frame = list[Any]
 _Read = Callable[[_Frame], Any]
@@ -71,7 +71,7 @@ class _Calls:
         self._calls: list[tuple[Any, ...]] = []
         self._loads: list[tuple[Callable[[Any], Sequence[Any]], slice] | None] = []
         nodes = list(module.graph.nodes)
-        freed = _last_uses(nodes)
+        freed = last_uses(nodes)
         for place in range(self._load_elements(nodes), len(nodes) - 1):
             if nodes[place] not in self._slots:
                 self._add(nodes, place, freed.get(nodes[place], ()))
@@ -229,7 +229,7 @@ def _builder(shape: str) -> Callable[..., Any]:
     return eval(f"lambda {', '.join(names)}: {body}")  # type: ignore[no-any-return]
 
 
-def _last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+def last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """Per node, the values that nobody needs after it."""
     last: dict[fx.Node, list[fx.Node]] = {}
     seen: set[fx.Node] = set()

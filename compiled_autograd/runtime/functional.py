@@ -99,10 +99,17 @@ def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int)
     Returns:
         The gradients to go on with.
     """
-    if not running.enter(node, "pre-hook", hook):
+    return _replaced("pre-hook", node, hook, grads)
+
+
+def _replaced(
+    phase: str, node: int, hook: Callable[..., Any], grads: Sequence[Grad], *more: tuple[Grad, ...]
+) -> Sequence[Grad]:
+    """What a hook that is given all of ``grads`` makes of them; None keeps them."""
+    if not running.enter(node, phase, hook):
         return grads
     originals = tuple(grads)
-    results = hook(originals)
+    results = hook(originals, *more)
     if results is None or results is originals:
         return grads
     _check_hook_results(originals, results, hook)
@@ -123,14 +130,7 @@ def call_post_hook(
     Returns:
         The gradients to go on with.
     """
-    if not running.enter(node, "post-hook", hook):
-        return outputs
-    originals = tuple(outputs)
-    results = hook(originals, tuple(inputs))
-    if results is None or results is originals:
-        return outputs
-    _check_hook_results(originals, results, hook)
-    return results
+    return _replaced("post-hook", node, hook, outputs, tuple(inputs))
 
 
 def call_post_accumulate_grad_hook(

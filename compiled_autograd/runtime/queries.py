@@ -71,3 +71,35 @@ def remove_hook(handle: Any) -> None:
         if hook is not None:
             running.hook_removed(hook)
     _torch.remove_hook(handle)
+
+
+def push_saved_hooks(pack: Any, unpack: Any) -> None:
+    """Enter default hooks, noting it in the running pass."""
+    _torch.push_saved_tensors_hooks(pack, unpack)
+    current = running.captured()
+    if current is not None:
+        current.saved_hooks_changes.append(None)
+
+
+def pop_saved_hooks() -> None:
+    """Leave default hooks, noting in the running pass which they were."""
+    current = running.captured()
+    if current is None:
+        _torch.pop_saved_tensors_hooks()
+        return
+    changes = current.saved_hooks_changes
+    if changes and changes[-1] is None:
+        changes.pop()
+    else:
+        changes.append(_torch.top_saved_tensors_hooks(True))
+    _torch.pop_saved_tensors_hooks()
+
+
+def restore_saved_hooks(changes: list[Any]) -> None:
+    """Undo what a pass did to the stack and did not undo itself."""
+    while changes:
+        hooks = changes.pop()
+        if hooks is None:
+            _torch.pop_saved_tensors_hooks()
+        else:
+            _torch.push_saved_tensors_hooks(*hooks)

@@ -15,10 +15,10 @@ from typing import Any
 from compiled_autograd import _torch
 from compiled_autograd.config import config
 from compiled_autograd.errors import StrayPassError
-from compiled_autograd.runtime.collector import collection_paused
 from compiled_autograd.session.fallback import is_beside_another
 from compiled_autograd.session.log import log_of_cpp
 from compiled_autograd.session.session import sessions
+from fake.tracing.collector import collection_paused
 
 
 class Handle:

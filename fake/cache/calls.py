@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.cache.symbolic import SymbolicMetadata
 from fake.errors import CacheCrossCheckError
+from fake.seam.dispatch import OpOverload, library_utils
+from fake.seam.fake_tensor import assert_eq, assert_metadata_eq, in_kernel_invocation_manager
+from fake.seam.pytree import tree_leaves
 
 PURE: set[Any] = set()
 """Operators, not torch's own, whose fake kernels depend on nothing but their arguments."""
@@ -20,7 +22,7 @@ LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 
 def uncacheable_reason(func: Any) -> str | None:
     """Why no call of an operator may be cached, or None."""
-    if not isinstance(func, _t.OpOverload):
+    if not isinstance(func, OpOverload):
         return "higher-order operator"
     tags = func.tags
     if torch.Tag.data_dependent_output in tags:
@@ -55,12 +57,12 @@ def cache_custom_op(op: Any) -> None:
     ...
     ValueError: cache_custom_op: aten::add.Tensor is one of torch's own operators, which are cached as they are
     """
-    if not isinstance(op, _t.OpOverload):
+    if not isinstance(op, OpOverload):
         raise TypeError(
             f"cache_custom_op: op has to be an overload (torch.ops.mylib.op.default), not {type(op).__name__}"
         )
     name = op.name()
-    if _t.library_utils.is_builtin(op):
+    if library_utils.is_builtin(op):
         raise ValueError(
             f"cache_custom_op: {name} is one of torch's own operators, which are cached as they are"
         )
@@ -72,7 +74,7 @@ def cache_custom_op(op: Any) -> None:
 
 def is_mutable(func: Any) -> bool:
     """Whether an operator writes to an argument."""
-    return isinstance(func, _t.OpOverload) and func._schema.is_mutable
+    return isinstance(func, OpOverload) and func._schema.is_mutable
 
 
 def tensors_of(args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -110,7 +112,7 @@ def compare(func: Any, served: Any, expected: Any) -> None:
     Raises:
         CacheCrossCheckError: they differ.
     """
-    ours, theirs = _t.tree_leaves(served), _t.tree_leaves(expected)
+    ours, theirs = tree_leaves(served), tree_leaves(expected)
     if len(ours) != len(theirs):
         raise CacheCrossCheckError(func, f"{len(ours)} outputs, a fresh dispatch gives {len(theirs)}")
     for path, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -125,7 +127,7 @@ def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
             )
         return
     try:
-        _t.assert_metadata_eq(_t.assert_eq, expected, served)
+        assert_metadata_eq(assert_eq, expected, served)
     except AssertionError as difference:
         raise CacheCrossCheckError(func, f"output {path}: {difference}") from difference
 
@@ -140,5 +142,5 @@ def handle_directly(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) ->
         args: positional arguments.
         kwargs: keyword arguments, or None.
     """
-    with _t.in_kernel_invocation_manager(mode):
+    with in_kernel_invocation_manager(mode):
         return func(*args, **(kwargs or {}))

@@ -50,7 +50,7 @@ _ALLOWED = frozenset(
         ),
         ("fake.cache.links", "Linked"),
         ("fake.cache.normalized", "Entry"),
-        ("fake.cache.patterns", "intern_normalized"),
+        ("fake.cache.normalized", "intern_normalized"),
         ("fake.cache.symbolic_recipe", "SymbolicConstant"),
         ("fake.cache.key", "_intern_token"),
         ("fake.tensors.metadata", "intern"),

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from fake import _torch as _t
-from fake.cache._torch import preferred_device_type
 from fake.cache.calls import PURE, compare, handle_directly, is_mutable, renew, tensors_of, uncacheable_reason
 from fake.cache.disk import DiskCache, symbolic_name
 from fake.cache.key import HANDLER, IN_A_FORMULA, compile_key, made_by, plain_key
@@ -26,9 +24,19 @@ from fake.cache.symbolic import as_known_now, is_symbolic_key, metadata_of, symb
 from fake.cache.symbolic_recipe import Stale, symbols_of_recipe
 from fake.cache.symbolic_tables import SymbolicCall, SymbolicTables
 from fake.errors import CacheCrossCheckError
-from fake.kernels._torch import composite_kernel_exists
 from fake.kernels.gradients import FORMULAS, WATCHED
 from fake.kernels.overlaps import pairs_to_watch
+from fake.seam.aot_autograd import preferred_device_type
+from fake.seam.autograd_engine import current_autograd_node
+from fake.seam.dispatch import (
+    OpOverload,
+    active_fake_mode,
+    composite_kernel_exists,
+    fake_kernel_identity,
+    library_utils,
+)
+from fake.seam.dynamo import skip_code
+from fake.seam.fake_tensor import DISPATCH_HANDLE_DIRECTLY, DISPATCH_META_HANDLERS
 from fake.tensors.tensor import Unkeyable, forget
 
 Handler = Callable[[Any, Any, Sequence[type], Any, Any], Any]
@@ -76,10 +84,10 @@ class Engine:
         return handler
 
     def _make_handler(self, func: Any) -> Handler:
-        if func in _t.DISPATCH_META_HANDLERS:
-            answer = _t.DISPATCH_META_HANDLERS[func]
+        if func in DISPATCH_META_HANDLERS:
+            answer = DISPATCH_META_HANDLERS[func]
             return lambda mode, func, types, args, kwargs: answer(args)
-        if func in _t.DISPATCH_HANDLE_DIRECTLY:
+        if func in DISPATCH_HANDLE_DIRECTLY:
             return handle_directly
         if self.is_own and may_be_cached(func):
             return self._make_subgraph_handler(func)
@@ -87,7 +95,7 @@ class Engine:
         if reason is not None:
             miss = self.miss
             return lambda mode, func, types, args, kwargs: miss(mode, func, types, args, kwargs, None, reason)
-        if not _t.library_utils.is_builtin(func):
+        if not library_utils.is_builtin(func):
             return self._make_custom_handler(func)
         return self._compile(func)
 
@@ -99,12 +107,12 @@ class Engine:
         before = ""
         if self.is_own and func in WATCHED:
             before = IN_A_FORMULA
-            names |= {"FORMULAS": FORMULAS, "autograd_node": _t.current_autograd_node}
+            names |= {"FORMULAS": FORMULAS, "autograd_node": current_autograd_node}
         code = HANDLER.format(names=", ".join(names), before=before, key=source)
         make = made_by(code, f"<fake handler of {func}>")
         unseen = self._unseen(table_key(func, self.tensor_class))
         handler: Handler = make(func, table.get, self.store.hit, self.miss, unseen, **names)
-        _t.skip_code(handler.__code__)
+        skip_code(handler.__code__)
         return handler
 
     def _unseen(self, of_operator: tuple[int, int]) -> Callable[..., Any]:
@@ -128,7 +136,7 @@ class Engine:
                 hit()
             return outputs
 
-        _t.skip_code(unseen.__code__)
+        skip_code(unseen.__code__)
         return unseen
 
     def attach_disk(self, disk: DiskCache | None, name: str) -> None:
@@ -140,7 +148,7 @@ class Engine:
     def _fill_from_disk(self, func: Any) -> None:
         if self._disk is None or REPLACEMENTS.any_builtin:
             return
-        if not isinstance(func, _t.OpOverload) or not _t.library_utils.is_builtin(func):
+        if not isinstance(func, OpOverload) or not library_utils.is_builtin(func):
             return
         table = self.store.table(func)
         for key, recipe in self._disk.entries(self._disk_name, func.name()):
@@ -166,7 +174,7 @@ class Engine:
         def key_of(mode: Any, args: Any, kwargs: Any) -> Any:
             if func not in PURE and not getattr(mode, "cache_custom_ops", False):
                 raise Unkeyable("non-builtin")
-            return (_t.fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
+            return (fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
 
         return self._handler_by_key(func, key_of)
 
@@ -224,7 +232,7 @@ class Engine:
             reason: why it cannot, for the counters.
         """
         kwargs = kwargs or {}
-        if not mode.enter_stack and _t.active_fake_mode() is None:
+        if not mode.enter_stack and active_fake_mode() is None:
             # Reached through a tensor, outside the mode: the operator runs again inside it.
             self._checks.has_dispatched = True
             with mode:
@@ -337,7 +345,7 @@ class Engine:
                     recipe = Apart(recipe, pairs)
                     rebuild = build(recipe, self.tensor_class, mark)
             # A graph's identity ends with the process.
-            lasting = recipe if isinstance(func, _t.OpOverload) else None
+            lasting = recipe if isinstance(func, OpOverload) else None
             self.store.insert(func, self.store.table(func), key, rebuild, lasting)
         else:
             try:
@@ -345,7 +353,7 @@ class Engine:
             except Unkeyable as refused:
                 self.store.count_bypass(refused.reason)
                 return
-        if isinstance(func, _t.OpOverload) and composite_kernel_exists(func):
+        if isinstance(func, OpOverload) and composite_kernel_exists(func):
             self.store.count_bypass("CompositeImplicitAutograd")  # the misses are those of its parts
         else:
             self.store.count_miss()
@@ -387,7 +395,7 @@ class Engine:
         Returns:
             The fake outputs.
         """
-        if func in _t.DISPATCH_META_HANDLERS or func in _t.DISPATCH_HANDLE_DIRECTLY:
+        if func in DISPATCH_META_HANDLERS or func in DISPATCH_HANDLE_DIRECTLY:
             return self.handler(func)(mode, func, types, args, kwargs)
         return self.miss(mode, func, types, args, kwargs, None, "cache disabled")
 
@@ -408,7 +416,7 @@ class Engine:
             CacheCrossCheckError: they differ.
         """
         kwargs = kwargs or {}
-        if func in _t.DISPATCH_META_HANDLERS or func in _t.DISPATCH_HANDLE_DIRECTLY:
+        if func in DISPATCH_META_HANDLERS or func in DISPATCH_HANDLE_DIRECTLY:
             return self.handler(func)(mode, func, types, args, kwargs)
         if (
             self._checks.is_running
@@ -427,7 +435,7 @@ class Engine:
     def _fresh(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         self._checks.is_running = True
         try:
-            if mode.enter_stack or _t.active_fake_mode() is not None:
+            if mode.enter_stack or active_fake_mode() is not None:
                 return self.dispatch(mode, func, (), args, kwargs)
             with mode:
                 return func(*args, **kwargs)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fake import _torch as _t
+from fake.seam.symbolic_shapes import guards_are_suppressed, shape_env_changes
 from fake.symbols.node import lean_state
 
 
@@ -133,7 +133,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
         size_oblivious = bool(args[2] if len(args) > 2 else kwargs.get("size_oblivious", False))
         if kwargs.get("forcing_spec"):
             log().refused = "forced specialisation"
-        if _t.guards_are_suppressed():
+        if guards_are_suppressed():
             log().note("look", expr, size_oblivious, answer)
         elif _knowledge(shape_env) != before:  # else facts answer it, as they will for symbols of equal facts
             log().note("evaluate", expr, size_oblivious, answer)
@@ -144,7 +144,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
         answer = methods["guard_or_defer_runtime_assert"](
             *args, **kwargs
         )  # guards by way of ``evaluate_expr``
-        if shape_env.num_deferred_runtime_asserts != deferred or _t.guards_are_suppressed():
+        if shape_env.num_deferred_runtime_asserts != deferred or guards_are_suppressed():
             log().refused = "a runtime assertion"
         return answer
 
@@ -159,7 +159,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
     listeners = {
         "evaluate_expr": evaluate_expr,
         "guard_or_defer_runtime_assert": guard_or_defer_runtime_assert,
-        **{name: refusing(name) for name in _t.shape_env_changes},
+        **{name: refusing(name) for name in shape_env_changes},
     }
     own = shape_env.__dict__
     methods = {name: getattr(shape_env, name) for name in listeners if name not in own}

@@ -14,13 +14,13 @@ from typing import Any
 
 import sympy
 
-from fake import _torch as _t
+from fake.seam.symbolic_shapes import int_oo, sympy_functions
 from fake.tensors.tensor import Unkeyable
 
 Encoded = Any
 """An integer, a symbol ``("s", number)``, a constant ``("true",)``, or ``(function, *arguments)``."""
 
-_functions = _t.sympy_functions
+_functions = sympy_functions
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     cls.__name__: cls
@@ -40,8 +40,8 @@ _COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "And", "Or"))
 _CONSTANTS: dict[Any, Encoded] = {
     sympy.true: ("true",),
     sympy.false: ("false",),
-    _t.int_oo: ("infinity", 1),
-    -_t.int_oo: ("infinity", -1),
+    int_oo: ("infinity", 1),
+    -int_oo: ("infinity", -1),
 }
 _CONSTANT_VALUES = {encoded: value for value, encoded in _CONSTANTS.items()}
 

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch.fx.immutable_collections import immutable_list
 
-from fake import _torch as _t
 from fake.cache.symbolic import metadata_of, token as symbol_token
+from fake.seam import dispatch
+from fake.seam.dispatch import OpOverload
+from fake.seam.symbolic_shapes import HIDDEN_FILES
 from fake.tensors.tensor import FakeTensor, Unkeyable
 
 _PLAIN_TYPES = frozenset(
@@ -75,12 +77,12 @@ def token_of(mode: Any) -> ModeToken:
 def thread_state(mode: Any) -> tuple[Any, ...]:
     """All that an operator may read besides its arguments."""
     return (
-        _t.get_default_dtype(),
-        _t.is_inference_mode_enabled(),
-        _t.is_grad_enabled(),
-        _t.deterministic_algorithms() and (True, _t.deterministic_only_warns()),
-        _t.autocast_state(),
-        _t.is_python_dispatcher_enabled(),
+        torch.get_default_dtype(),
+        torch.is_inference_mode_enabled(),
+        torch.is_grad_enabled(),
+        dispatch.deterministic_algorithms() and (True, dispatch.deterministic_only_warns()),
+        dispatch.autocast_state(),
+        dispatch.is_python_dispatcher_enabled(),
         mode._cache_token or token_of(mode),
     )
 
@@ -110,7 +112,7 @@ def plain_key(
         _append(parts, value, mode, tensor_class)
     if _reads_storage_size(func):
         parts.append(_storage_bytes(args, kwargs))
-    return (*parts, *thread_state(mode), _t.get_default_device())
+    return (*parts, *thread_state(mode), dispatch.get_default_device())
 
 
 def _append(parts: list[Any], value: Any, mode: Any, tensor_class: type) -> None:
@@ -186,7 +188,7 @@ def _storage_bytes(args: Any, kwargs: Any) -> Any:
 
 
 def _reads_storage_size(func: Any) -> bool:
-    return isinstance(func, _t.OpOverload) and func._schema.name in _READS_STORAGE_SIZE
+    return isinstance(func, OpOverload) and func._schema.name in _READS_STORAGE_SIZE
 
 
 _VALUE_KINDS = frozenset(("int", "bool", "str", "float", "Device", "Layout", "MemoryFormat", "ScalarType"))
@@ -308,19 +310,19 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
         "SYMBOLIC": SYMBOLIC,
         "SymInt": torch.SymInt,
         "Unkeyable": Unkeyable,
-        "any_autocast": _t.is_any_autocast_enabled,
-        "autocast": _t.autocast_state,
-        "deterministic": _t.deterministic_algorithms,
-        "get_default_device": _t.get_default_device,
-        "get_default_dtype": _t.get_default_dtype,
+        "any_autocast": dispatch.is_any_autocast_enabled,
+        "autocast": dispatch.autocast_state,
+        "deterministic": dispatch.deterministic_algorithms,
+        "get_default_device": dispatch.get_default_device,
+        "get_default_dtype": torch.get_default_dtype,
         "integers": _integers,
-        "is_grad": _t.is_grad_enabled,
-        "is_inference": _t.is_inference_mode_enabled,
+        "is_grad": torch.is_grad_enabled,
+        "is_inference": torch.is_inference_mode_enabled,
         "metadata_of": metadata_of,
         "numbers": _numbers,
-        "only_warns": _t.deterministic_only_warns,
+        "only_warns": dispatch.deterministic_only_warns,
         "plain_key": plain_key,
-        "python_dispatcher": _t.is_python_dispatcher_enabled,
+        "python_dispatcher": dispatch.is_python_dispatcher_enabled,
         "scalar": _scalar,
         "storage_bytes": _storage_bytes,
         "symbol_token": symbol_token,
@@ -356,7 +358,7 @@ IN_A_FORMULA = """\
 
 def made_by(code: str, file: str) -> Callable[..., Any]:
     """The function ``make`` of some generated code, whose frames are not told to users."""
-    _t.HIDDEN_FILES.add(file)
+    HIDDEN_FILES.add(file)
     namespace: dict[str, Any] = {}
     exec(compile(code, file, "exec"), namespace)
     made: Callable[..., Any] = namespace["make"]

@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.cache.recipe import BUILDERS, Fresh, Mark, Path, Rebuild, Sequence, View, build, follow
 from fake.cache.symbolic import SymbolicMetadata
 from fake.cache.symbolic_recipe import Lifetime, Stale, SymbolicConstant, empty_storage, inference_of
+from fake.seam import proxy_tensor
+from fake.seam.dispatch import variable_functions
+from fake.seam.fake_tensor import FakeTensor as TorchFakeTensor
 from fake.tensors.tensor import Unkeyable, make_fake, plain_of
 
 SIZE, STRIDE, OFFSET, ITSELF = range(4)
@@ -128,7 +130,7 @@ def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
     alike = build(recipe.recipe, tensor_class, mark)
     exact: Rebuild | None = None
     # What torch's own mode makes outside of a trace is an input of one later, in AOTAutograd.
-    always, nodes_matter = tensor_class is _t.TorchFakeTensor, _t.nodes_matter
+    always, nodes_matter = tensor_class is TorchFakeTensor, proxy_tensor.nodes_matter
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         nonlocal exact
@@ -215,7 +217,7 @@ def _maker_of_tensor(
             assert isinstance(recipe, Fresh)
             storage = empty_storage(recipe)
         with inference_of(metadata):
-            element = _t.variable_functions._lazy_clone(storage).as_strided(sizes, strides, start)
+            element = variable_functions._lazy_clone(storage).as_strided(sizes, strides, start)
         return make_fake(element, device, mode, kept, mark, tensor_class)
 
     return make

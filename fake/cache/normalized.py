@@ -12,19 +12,98 @@ user's kernel) is not recorded.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fake import _torch as _t
+import torch
+
 from fake.cache.evaluations import Evaluations
 from fake.cache.expressions import Encoded, decode, encode, evaluate
 from fake.cache.links import Linked
-from fake.cache.patterns import NormalizedMetadata, normalized_metadata, pattern_of
 from fake.cache.recipe import Fresh, Recipe, Sequence, View
 from fake.cache.store import drop_older_half
 from fake.cache.symbolic import SizeToken, SymbolicMetadata, intern_symbolic, state_of, token_of_expression
 from fake.cache.symbolic_recipe import SymbolicConstant
+from fake.seam.symbolic_shapes import guards_are_suppressed, replacements_version
+from fake.tensors.metadata import MetadataTable, TensorMetadata
 from fake.tensors.tensor import Unkeyable
+
+
+class NormalizedMetadata(TensorMetadata):
+    """Metadata with encoded sizes, interned: identity is equality, as everywhere in keys."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (intern_normalized, self.fields())
+
+
+_NORMALIZED = MetadataTable(NormalizedMetadata)
+
+
+def intern_normalized(
+    shape: tuple[Encoded, ...],
+    stride: tuple[Encoded, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Encoded,
+    flags: int,
+) -> NormalizedMetadata:
+    """The one object of the process for these values.
+
+    Args:
+        shape: sizes, each an integer or an encoded expression.
+        stride: strides in elements, likewise.
+        dtype: the tensor's dtype.
+        device: its device.
+        offset: its storage offset in elements, encoded likewise.
+        flags: see ``fake.tensors.metadata``.
+    """
+    found: Any = _NORMALIZED.intern(shape, stride, dtype, device, offset, flags)
+    return found
+
+
+def normalized_metadata(metadata: SymbolicMetadata, number_of: Callable[[Any], int]) -> NormalizedMetadata:
+    """Metadata with its sizes encoded.
+
+    Raises:
+        Unkeyable: an expression has no such form.
+    """
+
+    def encoded(value: Any) -> Encoded:
+        return value if value.__class__ is int else encode(value.expr, number_of)
+
+    return intern_normalized(
+        tuple([encoded(size) for size in metadata.shape]),
+        tuple([encoded(size) for size in metadata.stride]),
+        metadata.dtype,
+        metadata.device,
+        encoded(metadata.offset),
+        metadata.flags,
+    )
+
+
+def pattern_of(owner: SymbolicMetadata | SizeToken) -> tuple[Any, tuple[Any, ...]]:
+    """The pattern of metadata or of a size, and its symbols in the order in which the pattern numbers them.
+
+    Raises:
+        Unkeyable: an expression has no such form.
+    """
+    found = owner.pattern
+    if found is None:
+        numbers: dict[Any, int] = {}
+
+        def number_of(symbol: Any) -> int:
+            return numbers.setdefault(symbol, len(numbers))
+
+        pattern: Any
+        if owner.__class__ is SizeToken:
+            pattern = ("size", encode(owner.expr, number_of))
+        else:
+            pattern = normalized_metadata(owner, number_of)  # type: ignore[arg-type]
+        found = owner.pattern = (pattern, tuple(numbers))
+    return found
 
 
 @dataclass(frozen=True)
@@ -58,7 +137,7 @@ class NormalizedCall:
     """
 
     def __init__(self, key: Any, shape_env: Any) -> None:
-        if shape_env.frozen or _t.guards_are_suppressed():
+        if shape_env.frozen or guards_are_suppressed():
             raise Unkeyable("no guards are recorded")
         if shape_env.prefer_deferred_runtime_asserts_over_guards:
             raise Unkeyable("assertions instead of guards")
@@ -140,17 +219,9 @@ class NormalizedCall:
         return encoded
 
     def _normalized_recipe(self, recipe: Any) -> Any:
-        if isinstance(recipe, Linked):
-            return Linked(self._normalized_recipe(recipe.recipe), recipe.links)
-        if isinstance(recipe, Sequence):
-            return Sequence(recipe.type, tuple([self._normalized_recipe(item) for item in recipe.items]))
-        if isinstance(recipe, SymbolicConstant):
-            return SymbolicConstant(self._faithful(recipe.value.expr))
-        if isinstance(recipe, Fresh):
-            return Fresh(self.normalized_metadata(recipe.metadata), self.encode(recipe.nbytes))
-        if isinstance(recipe, View):
-            return View(self.normalized_metadata(recipe.metadata), recipe.path, recipe.same_dtype)
-        return recipe
+        return _map_recipe(
+            recipe, self.normalized_metadata, self.encode, lambda value: self._faithful(value.expr)
+        )
 
     def fits(self, entry: Entry) -> bool:
         """Whether the expressions of a recorded dispatch have the same values at this call's sizes."""
@@ -187,23 +258,13 @@ class NormalizedCall:
         """The recipe for this call's symbols, once the expressions have been evaluated: that may have replaced some."""
         self._tokens.clear()
         self._replaced = not self.shape_env.replacements.keys().isdisjoint(self.symbols)
-        return self._restore(entry.recipe)
+        return _map_recipe(entry.recipe, self._restore_metadata, self._token, self._known_later)
 
-    def _restore(self, recipe: Any) -> Any:
-        if isinstance(recipe, Linked):
-            return Linked(self._restore(recipe.recipe), recipe.links)
-        if isinstance(recipe, Sequence):
-            return Sequence(recipe.type, tuple([self._restore(item) for item in recipe.items]))
-        if isinstance(recipe, SymbolicConstant):
-            token = self._token(recipe.value)
-            if token.__class__ is int:
-                raise Unkeyable("a size that is known now")
-            return SymbolicConstant(token)
-        if isinstance(recipe, Fresh):
-            return Fresh(self._restore_metadata(recipe.metadata), self._token(recipe.nbytes))
-        if isinstance(recipe, View):
-            return View(self._restore_metadata(recipe.metadata), recipe.path, recipe.same_dtype)
-        return recipe
+    def _known_later(self, encoded: Encoded) -> Any:
+        token = self._token(encoded)
+        if token.__class__ is int:
+            raise Unkeyable("a size that is known now")
+        return token
 
     def _restore_metadata(self, metadata: Any) -> Any:
         if type(metadata) is not NormalizedMetadata:
@@ -231,6 +292,28 @@ class NormalizedCall:
                 token = token_of_expression(expr, self.shape_env, hint if hint.__class__ is int else None)
             self._tokens[encoded] = token
         return token
+
+
+def _map_recipe(recipe: Any, metadata: _Change, size: _Change, constant: _Change) -> Any:
+    """A recipe with other metadata, sizes of storages and symbolic constants; what has none of these is left as it is."""
+
+    def changed(recipe: Any) -> Any:
+        if isinstance(recipe, Linked):
+            return Linked(changed(recipe.recipe), recipe.links)
+        if isinstance(recipe, Sequence):
+            return Sequence(recipe.type, tuple([changed(item) for item in recipe.items]))
+        if isinstance(recipe, SymbolicConstant):
+            return SymbolicConstant(constant(recipe.value))
+        if isinstance(recipe, Fresh):
+            return Fresh(metadata(recipe.metadata), size(recipe.nbytes))
+        if isinstance(recipe, View):
+            return View(metadata(recipe.metadata), recipe.path, recipe.same_dtype)
+        return recipe
+
+    return changed(recipe)
+
+
+_Change = Callable[[Any], Any]
 
 
 def _plain(answer: Any) -> Any:
@@ -290,7 +373,7 @@ def _facts(call: NormalizedCall) -> frozenset:
 def _all_facts(shape_env: Any, state: Any) -> list[tuple[str, Any, Any, frozenset]]:
     """``(kind, expression, value, symbols)`` of every fact, collected again when there are more."""
     version = (
-        _t.replacements_version(shape_env),
+        replacements_version(shape_env),
         shape_env._version_counter,
         len(shape_env.guards),
         len(shape_env.axioms),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
+from fake.seam import dispatch
 from fake.tensors._torch_devices import allow_cuda
 from fake.tensors.metadata import TensorMetadata
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
@@ -111,7 +111,7 @@ def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
         allow_cuda()  # the recipe may come from another process
     interned = metadata.to_keep()
     make_element = _element_maker(recipe)
-    make = _t.make_subclass
+    make = dispatch.make_subclass
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         element = make_element()
@@ -133,17 +133,19 @@ def _element_maker(recipe: Fresh) -> Callable[[], torch.Tensor]:
     """The quickest way to a new meta tensor with the layout and the storage size of a recipe."""
     metadata, nbytes = recipe.metadata, recipe.nbytes
     shape, stride, dtype, offset = metadata.shape, metadata.stride, metadata.dtype, metadata.offset
-    prototype = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
+    prototype = torch.empty_strided(shape, stride, dtype=dtype, device=dispatch.META_DEVICE)
     # Keys say whether the Python dispatcher is on: `clone` is Python then, and ten times slower.
-    if offset == 0 and not _t.is_python_dispatcher_enabled():
+    if offset == 0 and not dispatch.is_python_dispatcher_enabled():
         copy = prototype.clone()
         if copy.stride() == stride and copy.untyped_storage().nbytes() == nbytes:
             return prototype.clone
     if offset == 0 and prototype.untyped_storage().nbytes() == nbytes:
-        return partial(_t.variable_functions.empty_strided, shape, stride, dtype=dtype, device=_t.META_DEVICE)
+        return partial(
+            dispatch.variable_functions.empty_strided, shape, stride, dtype=dtype, device=dispatch.META_DEVICE
+        )
 
     def make_part() -> torch.Tensor:
-        whole = torch.empty((nbytes // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE)
+        whole = torch.empty((nbytes // dtype.itemsize,), dtype=dtype, device=dispatch.META_DEVICE)
         return whole.as_strided(shape, stride, offset)
 
     return make_part
@@ -154,7 +156,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     shape, stride, device, offset = metadata.shape, metadata.stride, metadata.device, metadata.offset
     if not recipe.same_dtype:
         return _build_reinterpreting_view(recipe, tensor_class, mark)
-    make = _t.make_subclass
+    make = dispatch.make_subclass
     if DEVICE_ATTRIBUTE != "_fake_device" or len(recipe.path) != 1 or type(recipe.path[0]) is str:
         path = recipe.path
 
@@ -187,8 +189,8 @@ def _build_reinterpreting_view(recipe: View, tensor_class: type, mark: Mark) -> 
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         base = follow(path, args, kwargs)
-        element = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
-        with _t.disable_torch_dispatch():
+        element = torch.empty((0,), dtype=metadata.dtype, device=dispatch.META_DEVICE)
+        with dispatch.disable_torch_dispatch():
             element.set_(base.untyped_storage(), metadata.offset, metadata.shape, metadata.stride)
         return make_fake(element, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
 
@@ -256,4 +258,4 @@ class Unbuilt:
 
 def mark_of(mode: Any) -> Mark:
     """Returns what the mode wants to happen when the data pointer of a fake tensor is read."""
-    return _t.warn_on_data_ptr if mode._allow_unsafe_data_ptr_access else _t.throw_on_data_ptr
+    return dispatch.warn_on_data_ptr if mode._allow_unsafe_data_ptr_access else dispatch.throw_on_data_ptr

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.cache.recipe import Argument, Constant, Fresh, Mark, Path, Recipe, Sequence, View, build, follow
 from fake.cache.symbolic import metadata_of, token
 from fake.cache.symbolic_recipe import SymbolicConstant
+from fake.seam.dispatch import OpOverload, dispatch_key_set
 from fake.tensors.metadata import TensorMetadata
 from fake.tensors.tensor import Unkeyable, flags_of
 
@@ -98,7 +98,7 @@ class _Recorder:
         if len(paths) == 1:
             return paths[0]
         named: list[Any] = []
-        if not isinstance(self.func, _t.OpOverload):
+        if not isinstance(self.func, OpOverload):
             raise Unkeyable("ambiguous alias")
         for index, argument in enumerate(self.func._schema.arguments):
             alias = argument.alias_info
@@ -140,7 +140,7 @@ def verify(recipe: Recipe, mark: Mark, mode: Any, args: Any, kwargs: Any, output
 
 
 def _compare(made: Any, output: Any) -> None:
-    if _t.dispatch_key_set(made) != _t.dispatch_key_set(output):
+    if dispatch_key_set(made) != dispatch_key_set(output):
         raise Unkeyable("dispatch_key_set mismatch")
     if made.requires_grad != output.requires_grad or flags_of(made) != flags_of(output):
         raise Unkeyable("flags of the output")

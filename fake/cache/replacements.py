@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fake import _torch as _t
 from fake.kernels.registry import when_rules_change
-from fake.seam.dispatch import has_kernel
+from fake.seam.dispatch import OpOverload, builtin_fake_kernels_exist, has_kernel, registered_fake_kernel
 from fake.seam.patches import LEDGER, Patch, When
 
 _BUILTIN = frozenset(("aten", "prim", "prims"))
@@ -47,7 +46,7 @@ class Replacements:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._from_the_start = _t.builtin_fake_kernels_exist()
+        self._from_the_start = builtin_fake_kernels_exist()
         self._known_at_import = weakref.WeakKeyDictionary(
             {library: set(library._op_impls) for library in _libraries() if library.ns == "aten"}
         )
@@ -70,7 +69,7 @@ class Replacements:
 
     def includes(self, func: Any) -> bool:
         """Whether an operator answers with a kernel that was registered over torch's."""
-        if _t.registered_fake_kernel(func) is not None:
+        if registered_fake_kernel(func) is not None:
             return True
         with self._lock:
             return any(func.name() in names for names in self._names.values())
@@ -98,7 +97,7 @@ class Replacements:
         @functools.wraps(impl)
         def watched_impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
             key = dispatch_key or library.dispatch_key or "CompositeImplicitAutograd"
-            name = op_name._name if isinstance(op_name, _t.OpOverload) else op_name
+            name = op_name._name if isinstance(op_name, OpOverload) else op_name
             replaces = isinstance(name, str) and self._decides_answers(library.ns, name, key)
             impl(library, op_name, fn, dispatch_key, **options)
             if replaces:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from fake import _torch as _t
 from fake.cache.recipe import Recipe
+from fake.seam.fake_tensor import DispatchCacheInfo
 
 
 def drop_older_half(tables: Iterable[dict[Any, Any]]) -> int:
@@ -132,4 +132,4 @@ class Store:
     def info(self) -> Any:
         """Hits, misses, bypasses by reason, number of entries (torch's own ``DispatchCacheInfo``)."""
         with self.lock:
-            return _t.DispatchCacheInfo(self.hit_count(), self.misses, dict(self.bypasses), self.size)
+            return DispatchCacheInfo(self.hit_count(), self.misses, dict(self.bypasses), self.size)

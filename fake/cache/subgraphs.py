@@ -12,19 +12,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fake import _torch as _t
-from fake.cache._torch import uncached_higher_order_operators, wrapped_subgraph
 from fake.cache.key import plain_key
 from fake.cache.store import Store
 from fake.cache.symbolic import is_symbolic_key
+from fake.seam.dispatch import (
+    HigherOrderOperator,
+    registered_hop_fake_fns,
+    uncached_higher_order_operators,
+    wrapped_subgraph,
+)
+from fake.seam.proxy_tensor import is_tracing
 from fake.tensors.tensor import Unkeyable
 
 
 def may_be_cached(func: Any) -> bool:
     """Whether an operator that takes functions has a fake implementation that depends on its arguments alone."""
     return (
-        isinstance(func, _t.HigherOrderOperator)
-        and func in _t.registered_hop_fake_fns
+        isinstance(func, HigherOrderOperator)
+        and func in registered_hop_fake_fns
         and func not in uncached_higher_order_operators()
     )
 
@@ -59,7 +64,7 @@ def subgraph_key(func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: typ
 
     arguments = [stand_in(value) for value in args]
     options = {name: stand_in(value) for name, value in (kwargs or {}).items()}
-    key = (*plain_key(func, mode, arguments, options, tensor_class), _t.is_tracing())
+    key = (*plain_key(func, mode, arguments, options, tensor_class), is_tracing())
     if is_symbolic_key(key):
         raise Unkeyable("symbolic shape")
     return key, graphs

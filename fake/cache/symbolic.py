@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
+from fake.seam.symbolic_shapes import HIDDEN_FILES, SymNode, copy_node
 from fake.symbols.node import LeanNode, adopt, lean_state, settle
 from fake.tensors.metadata import TensorMetadata, intern
 from fake.tensors.tensor import SymbolicSizes, Unkeyable, flags_of, static_metadata_of
 
 for _path in Path(__file__).parents[1].rglob("*.py"):
     if _path.parent.name in ("fake", "cache", "dispatch", "symbols", "tensors"):
-        _t.HIDDEN_FILES.add(str(_path))
+        HIDDEN_FILES.add(str(_path))
 
 
 class SizeToken:
@@ -34,14 +34,14 @@ class SizeToken:
         self.node, self.expr, self.shape_env = node, expr, shape_env
         self.symbols = expr.free_symbols if symbols is None else symbols
         self.seen = -1
-        self.pattern: Any = None  # see ``fake.cache.patterns``
+        self.pattern: Any = None  # see ``fake.cache.normalized``
 
     def __repr__(self) -> str:
         return f"SizeToken({self.expr})"
 
     def symbol(self) -> torch.SymInt:
         """A symbolic integer with its own node: sharing nodes would tie sizes together that only happen to agree."""
-        return torch.SymInt(_t.copy_node(self.node))
+        return torch.SymInt(copy_node(self.node))
 
 
 class SymbolicMetadata(TensorMetadata):
@@ -116,7 +116,7 @@ def state_of(shape_env: Any) -> SymbolicState:
     if state is None:
         if shape_env.should_record_events or shape_env._translation_validation_enabled:
             raise Unkeyable("recording shape environment")
-        _t.HIDDEN_FILES.tell_torch()
+        HIDDEN_FILES.tell_torch()
         state = shape_env.__dict__["_fake_dispatch"] = SymbolicState(shape_env)
     return state
 
@@ -134,7 +134,7 @@ def token(value: Any) -> Any:
     if cached is not None and len(cached.shape_env.replacements) == cached.seen:
         return cached
     if type(node) is not LeanNode:
-        if type(node) is not _t.SymNode:
+        if type(node) is not SymNode:
             raise Unkeyable("symbolic shape")
         if node.shape_env is not None and lean_state(node.shape_env).adopts:
             adopt(value)
@@ -149,7 +149,7 @@ def token(value: Any) -> Any:
     found = tokens.get(expr)
     if found is None:
         settle(node, lean_state(shape_env))
-        found = tokens[expr] = SizeToken(_t.copy_node(node), expr, shape_env)
+        found = tokens[expr] = SizeToken(copy_node(node), expr, shape_env)
     node.__dict__["_fake_token"] = found
     return found
 
@@ -179,8 +179,8 @@ def _node_of(expr: Any, shape_env: Any, hint: int) -> Any:
     state = lean_state(shape_env)
     known = state.canonical.get((expr, int, True))
     if known is not None:
-        return _t.copy_node(known)
-    node = _t.SymNode(expr, shape_env, int, hint)
+        return copy_node(known)
+    node = SymNode(expr, shape_env, int, hint)
     if state.adopts:
         node.__class__ = LeanNode
     settle(node, state)

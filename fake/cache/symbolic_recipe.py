@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.cache.recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 from fake.cache.symbolic import SymbolicMetadata, number_of, state_of
+from fake.seam import dispatch
+from fake.seam.dispatch import META_DEVICE, make_subclass, resize_storage, variable_functions
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, Unkeyable, inference_mode, make_fake, plain_of
 
 IS_INFERENCE = 4
@@ -111,7 +112,7 @@ def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
     The tensor keeps ``plain``, to cut views from.
     """
     device, interned = metadata.device, metadata.to_keep()
-    copy, put_on_storage_of, detach = _t.make_subclass, _t.put_on_storage_of, _t.variable_functions.detach
+    copy, put_on_storage_of, detach = make_subclass, dispatch.put_on_storage_of, variable_functions.detach
 
     def make(mode: Any, pattern: torch.Tensor, plain: torch.Tensor) -> Any:
         moved = detach(pattern)
@@ -135,7 +136,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     pattern: Any = None
     storage: Any = None
     is_new = False
-    lazy_clone, copies_are_apart = _t.variable_functions._lazy_clone, _t.copies_are_apart
+    lazy_clone, copies_are_apart = variable_functions._lazy_clone, dispatch.copies_are_apart
     make = _maker(metadata, tensor_class, mark)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
@@ -163,8 +164,8 @@ def empty_storage(recipe: Fresh) -> torch.Tensor:
     The storage is resized to its size in bytes and sizes are written over it as they are: nothing is computed, while
     torch derives the size of a storage from sizes and strides, with an evaluation for each.
     """
-    storage = torch.empty((0,), dtype=recipe.metadata.dtype, device=_t.META_DEVICE)
-    _t.resize_storage(storage, number_of(recipe.nbytes))
+    storage = torch.empty((0,), dtype=recipe.metadata.dtype, device=META_DEVICE)
+    resize_storage(storage, number_of(recipe.nbytes))
     return storage
 
 
@@ -195,7 +196,7 @@ def _pattern(metadata: Any, geometry: tuple[Any, ...]) -> Any:
     if metadata.flags & ~IS_INFERENCE or metadata.dtype.is_complex or type(metadata.offset) is not int:
         return None
     with inference_of(metadata):
-        return torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*geometry)
+        return torch.empty((0,), dtype=metadata.dtype, device=META_DEVICE).as_strided(*geometry)
 
 
 def _ask_ahead(made: torch.Tensor, metadata: Any) -> None:
@@ -230,7 +231,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     pattern: Any = None
     is_new = False
     path = recipe.path
-    copies_are_apart, make = _t.copies_are_apart, _maker(metadata, tensor_class, mark)
+    copies_are_apart, make = dispatch.copies_are_apart, _maker(metadata, tensor_class, mark)
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from fake import _torch as _t
 from fake.cache.evaluations import Evaluations, record_evaluations
 from fake.cache.normalized import NormalizedCall, NormalizedTable
 from fake.cache.recipe import Mark, build
@@ -21,6 +20,13 @@ from fake.cache.replacements import REPLACEMENTS
 from fake.cache.store import drop_older_half
 from fake.cache.symbolic import SymbolicState, state_of, symbols_of_key
 from fake.cache.symbolic_recipe import Stale
+from fake.seam.dispatch import library_utils
+from fake.seam.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    backed_size_oblivious,
+    guards_are_suppressed,
+    replacements_version,
+)
 from fake.symbols.node import lean_state
 from fake.tensors.tensor import Unkeyable
 
@@ -127,7 +133,7 @@ class SymbolicCall:
     """
 
     def __init__(self, tables: SymbolicTables, shape_env: Any, func: Any, key: Any) -> None:
-        if _t.backed_size_oblivious():
+        if backed_size_oblivious():
             raise Unkeyable("backed_size_oblivious")
         self.tables, self.shape_env, self.func, self.key = tables, shape_env, func, key
         self.state = state_of(shape_env)
@@ -158,7 +164,7 @@ class SymbolicCall:
                 return None
             recipe = call.recipe(entry)
             rebuild = build(recipe, self.tables.tensor_class, mark)
-        except (Unkeyable, Stale, _t.GuardOnDataDependentSymNode):
+        except (Unkeyable, Stale, GuardOnDataDependentSymNode):
             return None
         evaluations = partial(call.evaluations, entry)
         log = lean_state(self.shape_env).log
@@ -187,13 +193,13 @@ class SymbolicCall:
         Raises:
             Unkeyable: the environment records no guards now: a later hit would owe them.
         """
-        if _t.guards_are_suppressed() or self.shape_env.frozen:
+        if guards_are_suppressed() or self.shape_env.frozen:
             raise Unkeyable("suppressed guards")
         kept = Kept(rebuild, recipe, lambda: evaluations, self.facts, self.unbacked)
         self.tables.insert(self.state, self.func, self.key, kept)
         if recipe is None or self.normalized is None or REPLACEMENTS.any_builtin:
             return
-        if not _t.library_utils.is_builtin(self.func):
+        if not library_utils.is_builtin(self.func):
             return  # its fake kernel may read anything of the sizes
         try:
             entry = self.normalized.entry(recipe, evaluations)
@@ -206,7 +212,7 @@ def _knowledge_about(shape_env: Any, symbols: tuple[Any, ...]) -> tuple[Any, ...
     """Changes with everything that becomes known in an environment, and with the ranges of some symbols."""
     return (
         shape_env._version_counter,
-        _t.replacements_version(shape_env),
+        replacements_version(shape_env),
         len(shape_env.guards),
         len(shape_env.axioms),
         shape_env.num_deferred_runtime_asserts,

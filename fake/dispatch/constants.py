@@ -11,8 +11,12 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.cache.calls import LIFTS
+from fake.seam.dispatch import OpOverload, get_default_device, no_dispatch
+from fake.seam.fake_tensor import get_schema_info, is_sparse_any, should_allow_numbers_as_tensors
+from fake.seam.fx import normalize_function
+from fake.seam.proxy_tensor import is_tracing
+from fake.seam.pytree import tree_leaves, tree_map_only, tree_unflatten
 
 MAX_ELEMENTS = 1
 """Constants are scalars: larger values would make a trace hold data."""
@@ -26,7 +30,7 @@ def may_be_constant(mode: Any, tensor: torch.Tensor) -> bool:
     """Whether a real tensor is small and plain enough to travel along as a constant."""
     return (
         tensor.numel() <= MAX_ELEMENTS
-        and not _t.is_sparse_any(tensor)
+        and not is_sparse_any(tensor)
         and not mode.is_our_fake(tensor)
         and tensor.device.type != "meta"
     )
@@ -44,8 +48,8 @@ def lift(mode: Any, call: Any) -> Any:
     is_lift = func in LIFTS
     numbers_only = (
         not is_lift
-        and isinstance(func, _t.OpOverload)
-        and _t.should_allow_numbers_as_tensors(func)
+        and isinstance(func, OpOverload)
+        and should_allow_numbers_as_tensors(func)
         and not call.has_symbols
         and not _skips_constants(mode, call)
     )
@@ -53,7 +57,7 @@ def lift(mode: Any, call: Any) -> Any:
         return NotImplemented
     value = func(*call.args, **call.kwargs)
     if type(value) is torch.Tensor and may_be_constant(mode, value):
-        with _t.no_dispatch():  # safe for exactly torch.Tensor, not for wrapper subclasses
+        with no_dispatch():  # safe for exactly torch.Tensor, not for wrapper subclasses
             value = value.clone()
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
     if is_lift and type(call.args[0]) is torch.Tensor:
@@ -64,8 +68,8 @@ def lift(mode: Any, call: Any) -> Any:
 def _schedule(mode: Any, call: Any) -> Any:
     """A short ``linspace`` between numbers on the CPU, outside of traces: its elements are known."""
     steps = call.args[2] if len(call.args) > 2 else call.kwargs["steps"]
-    device = torch.device(call.kwargs.get("device") or _t.get_default_device())
-    if call.has_symbols or steps > SHORT or device.type != "cpu" or _t.is_tracing():
+    device = torch.device(call.kwargs.get("device") or get_default_device())
+    if call.has_symbols or steps > SHORT or device.type != "cpu" or is_tracing():
         return NotImplemented
     value = call.func(*call.args, **call.kwargs)
     return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
@@ -99,7 +103,7 @@ def fold(mode: Any, call: Any) -> Any:
     func = call.func
     if (
         not call.fakes
-        or not isinstance(func, _t.OpOverload)
+        or not isinstance(func, OpOverload)
         or torch.Tag.nondeterministic_seeded in func.tags
         # an in-place view would change the sizes of the value and not those of the fake tensor
         or (torch.Tag.inplace_view in func.tags and func is not _aten.detach_.default)
@@ -110,13 +114,13 @@ def fold(mode: Any, call: Any) -> Any:
     ):
         return NotImplemented
     values = [a.constant if mode.is_our_fake(a) else a for a in call.flat]
-    args, kwargs = _t.tree_unflatten(values, call.spec)
-    with _t.no_dispatch():
+    args, kwargs = tree_unflatten(values, call.spec)
+    with no_dispatch():
         result = func(*args, **kwargs)
-    tensors = [t for t in _t.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
     converter = mode.fake_tensor_converter
     if all(may_be_constant(mode, t) for t in tensors):
-        return _t.tree_map_only(
+        return tree_map_only(
             torch.Tensor, lambda t: converter.from_real_tensor(mode, t, make_constant=True), result
         )
     for tensor in tensors:
@@ -128,10 +132,10 @@ def forget_written(mode: Any, call: Any) -> None:
     """Make constants unknown that the operator writes to."""
     if not any(tensor.constant is not None for tensor in call.fakes):
         return
-    schema = _t.get_schema_info(call.func)
+    schema = get_schema_info(call.func)
     if not schema.is_mutable():
         return
-    normalized: Any = _t.normalize_function(
+    normalized: Any = normalize_function(
         call.func, args=call.args, kwargs=call.kwargs, normalize_to_only_use_kwargs=True
     )
     for name, value in normalized.kwargs.items():

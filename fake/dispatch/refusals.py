@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.cache.replacements import REPLACEMENTS
 from fake.errors import (
     DataDependentOutputException,
@@ -21,12 +20,14 @@ from fake.errors import (
     NonFakeInputError,
     UnsupportedOperatorException,
 )
-from fake.kernels._torch import has_unbacked
 from fake.kernels.checks import check_arguments, has_checks
 from fake.kernels.dtypes import refusal
 from fake.kernels.out_variants import functional_of, out_names
 from fake.kernels.outputs import dtype_name
 from fake.kernels.overlaps import check_overlaps
+from fake.seam.dispatch import OpOverload, library_utils
+from fake.seam.proxy_tensor import is_tracing
+from fake.seam.symbolic_shapes import has_unbacked
 
 _NOT_A_REFUSAL = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
@@ -38,7 +39,7 @@ def refuse_dtypes(mode: Any, call: Any) -> None:
     Raises:
         RuntimeError, NotImplementedError, IndexError, TypeError, ValueError: as eager.
     """
-    if _t.is_tracing() or not isinstance(call.func, _t.OpOverload) or REPLACEMENTS.includes(call.func):
+    if is_tracing() or not isinstance(call.func, OpOverload) or REPLACEMENTS.includes(call.func):
         return
     error = refusal(call.func, call.args, call.kwargs)
     if error is None and call.func._schema.is_mutable:
@@ -69,7 +70,7 @@ def refuse_arguments(mode: Any, call: Any) -> None:
         RuntimeError, IndexError: as eager.
     """
     func = call.func
-    if not isinstance(func, _t.OpOverload) or REPLACEMENTS.includes(func):
+    if not isinstance(func, OpOverload) or REPLACEMENTS.includes(func):
         return
     if any(t.layout is not torch.strided or t.is_nested or t.is_quantized for t in call.fakes):
         return
@@ -127,7 +128,7 @@ def refuse_in_place(mode: Any, call: Any, dispatch: Callable[..., Any]) -> None:
         RuntimeError: as eager; or what the functional form raises.
     """
     func = call.func
-    if call.has_symbols or not isinstance(func, _t.OpOverload) or not func._schema.is_mutable:
+    if call.has_symbols or not isinstance(func, OpOverload) or not func._schema.is_mutable:
         return
     functional = functional_of_in_place(func)
     if functional is None or any(
@@ -161,7 +162,7 @@ def as_in_eager(func: Any) -> Iterator[None]:
     except (NonFakeInputError, MixedFakeModesError):
         raise
     except (AssertionError, KeyError) as error:
-        if isinstance(func, _t.OpOverload) and _t.library_utils.is_builtin(func):
+        if isinstance(func, OpOverload) and library_utils.is_builtin(func):
             raise RuntimeError(f"{func}: {error}") from error
         raise
     except ValueError as error:

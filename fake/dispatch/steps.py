@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t, kernels
+from fake import kernels
 from fake.cache.evaluations import hints_do_not_matter, refuse
 from fake.cache.replacements import REPLACEMENTS
 from fake.dispatch.constants import fold, forget_written, lift
@@ -37,6 +37,23 @@ from fake.kernels.checks.numbers import real_numbers
 from fake.kernels.composites import in_inference_mode
 from fake.kernels.gradients import WATCHED, strides_in_eager
 from fake.kernels.structured import structured
+from fake.seam import fake_tensor
+from fake.seam.autograd_engine import current_autograd_node
+from fake.seam.dispatch import (
+    HigherOrderOperator,
+    OpOverload,
+    decomposition_table,
+    library_fake_impl,
+    library_utils,
+    meta_table,
+    registered_fake_kernel as kernel_of_register_fake,
+    registered_hop_fake_fns,
+    render_call,
+)
+from fake.seam.dynamo import custom_ops_profiles
+from fake.seam.proxy_tensor import is_tracing_graph
+from fake.seam.pytree import tree_flatten, tree_unflatten
+from fake.seam.symbolic_shapes import TorchShapeEnv as ShapeEnv
 from fake.tensors._torch_devices import allow_cuda
 from fake.tensors.tensor import adopt
 
@@ -85,8 +102,8 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         DataDependentOutputException, DynamicOutputShapeException: the answer depends on values.
         UnsupportedOperatorException: no kernel, rule or decomposition is known.
     """
-    flat, spec = _t.tree_flatten((args, kwargs))
-    if _t.check_for_subclass(flat):
+    flat, spec = tree_flatten((args, kwargs))
+    if fake_tensor.check_for_subclass(flat):
         return NotImplemented
     if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
         allow_cuda()  # autograd's nodes ask for the guard where nobody can catch an error
@@ -98,7 +115,7 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if mode.propagate_real_tensors:
         result = higher_order(mode, call)
         if result is NotImplemented:
-            result = _t.TorchFakeTensorMode._dispatch_impl(mode, func, types, args, kwargs)
+            result = fake_tensor.FakeTensorMode._dispatch_impl(mode, func, types, args, kwargs)
         return adopt(result)
     with mode.one_level_deeper() as call.is_outermost:
         for step in STEPS if call.is_outermost else INNER_STEPS:
@@ -110,7 +127,7 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 def convert_inputs(mode: Any, call: Call) -> None:
     """Real tensors become fake if the mode allows it; then whatever can be evaluated is."""
-    allowed = _t.fake_tensor_tls.allow_non_fake_inputs_override
+    allowed = fake_tensor.fake_tensor_tls.allow_non_fake_inputs_override
     allowed = mode.allow_non_fake_inputs if allowed is None else allowed
     fakes = []
     for index, value in enumerate(call.flat):
@@ -120,17 +137,17 @@ def convert_inputs(mode: Any, call: Call) -> None:
             value = call.flat[index] = _convert(mode, call, value, allowed)
         fakes.append(value)
     call.fakes = fakes
-    call.args, call.kwargs = _t.tree_unflatten(call.flat, call.spec)
+    call.args, call.kwargs = tree_unflatten(call.flat, call.spec)
 
 
 def _convert(mode: Any, call: Call, value: torch.Tensor, allowed: bool) -> Any:
     if torch.Tag.inplace_view in getattr(call.func, "tags", ()):
         raise AssertionError(
             "Can't call metadata mutating ops on non-Fake Tensor inputs. "
-            f"Found in {_t.render_call(call.func, call.args, call.kwargs)}"
+            f"Found in {render_call(call.func, call.args, call.kwargs)}"
         )
     if not allowed:
-        if isinstance(value, _t.TorchFakeTensor) and value.fake_mode is not mode:
+        if isinstance(value, fake_tensor.FakeTensor) and value.fake_mode is not mode:
             raise MixedFakeModesError(call.func, mode, value.fake_mode)
         raise NonFakeInputError(call.func, call.args, call.kwargs, value)
     return mode.fake_tensor_converter.from_real_tensor(mode, value)
@@ -138,23 +155,23 @@ def _convert(mode: Any, call: Call, value: torch.Tensor, allowed: bool) -> Any:
 
 def make_numbers_real(mode: Any, call: Call) -> None:
     """Numbers that eager converts to a real dtype, or truncates: torch's Python versions refuse them."""
-    if any(type(value) in (complex, float) for value in call.flat) and isinstance(call.func, _t.OpOverload):
+    if any(type(value) in (complex, float) for value in call.flat) and isinstance(call.func, OpOverload):
         call.args, call.kwargs = real_numbers(call.func, call.args, call.kwargs)
-        call.flat, call.spec = _t.tree_flatten((call.args, call.kwargs))
+        call.flat, call.spec = tree_flatten((call.args, call.kwargs))
 
 
 def higher_order(mode: Any, call: Call) -> Any:
     """Control flow, checkpointing and other operators that take functions."""
     func = call.func
-    if func in _t.registered_hop_fake_fns:
+    if func in registered_hop_fake_fns:
         shape_env = mode.shape_env
         with mode, nullcontext() if shape_env is None else shape_env.ignore_fresh_unbacked_symbols():
-            return _t.registered_hop_fake_fns[func](*call.args, **call.kwargs)
-    rule = getattr(func, "python_key_table", {}).get(_t.TorchFakeTensorMode)
+            return registered_hop_fake_fns[func](*call.args, **call.kwargs)
+    rule = getattr(func, "python_key_table", {}).get(fake_tensor.FakeTensorMode)
     if rule is not None:
         with mode.making_torchs_tensors(call.fakes), _some_shape_env(mode, func):
             return rule(mode, *call.args, **call.kwargs)
-    if isinstance(func, _t.HigherOrderOperator):
+    if isinstance(func, HigherOrderOperator):
         raise UnsupportedOperatorException(func)  # type: ignore[arg-type]
     return NotImplemented
 
@@ -165,7 +182,7 @@ def _some_shape_env(mode: Any, func: Any) -> Iterator[None]:
     if mode.shape_env is not None or func.name() not in ("while_loop", "while_loop_stack_output"):
         yield
         return
-    mode.shape_env = _t.ShapeEnv()
+    mode.shape_env = ShapeEnv()
     try:
         yield
     finally:
@@ -174,8 +191,8 @@ def _some_shape_env(mode: Any, func: Any) -> Iterator[None]:
 
 def strides_of_gradient(mode: Any, call: Call) -> Any:
     """Where one of autograd's formulas goes another way for tensors without data, the strides that it ends with in eager."""
-    node = _t.current_autograd_node() if call.func in WATCHED else None
-    if node is None or _t.is_tracing_graph():
+    node = current_autograd_node() if call.func in WATCHED else None
+    if node is None or is_tracing_graph():
         return NotImplemented
     result = dispatch(mode, call.func, (), call.args, call.kwargs)
     strides = strides_in_eager(mode, call.func, node, call.args, result)
@@ -233,15 +250,15 @@ def symbolic_fast_rule(mode: Any, call: Call) -> Any:
     """Pointwise operators on symbolic sizes: torch's rule that guards less than a decomposition."""
     if not call.has_symbols or REPLACEMENTS.includes(call.func):
         return NotImplemented
-    rule = _t.fake_impls.get_fast_op_impls().get(call.func)
+    rule = fake_tensor.fake_impls.get_fast_op_impls().get(call.func)
     return NotImplemented if rule is None else rule(mode, *call.args, **call.kwargs)
 
 
 def composite_in_inference_mode(mode: Any, call: Call) -> Any:
     """Composite operators, which reach the mode only there: their C++ code, with views that require gradients."""
-    if not _t.is_inference_mode_enabled() or call.has_symbols or REPLACEMENTS.includes(call.func):
+    if not torch.is_inference_mode_enabled() or call.has_symbols or REPLACEMENTS.includes(call.func):
         return NotImplemented
-    if not isinstance(call.func, _t.OpOverload) or call.func.namespace != "aten":
+    if not isinstance(call.func, OpOverload) or call.func.namespace != "aten":
         return NotImplemented
     with as_in_eager(call.func), mode.still_outermost(call.is_outermost):
         return in_inference_mode(mode, call.func, call.args, call.kwargs)
@@ -250,17 +267,20 @@ def composite_in_inference_mode(mode: Any, call: Call) -> Any:
 def decomposition(mode: Any, call: Call) -> Any:
     """torch's decompositions, for operators without a Python meta kernel; then composite operators."""
     func = call.func
-    if func in _t.meta_table or mode.cpp_meta_supports_symint(func):
+    if func in meta_table or mode.cpp_meta_supports_symint(func):
         return NotImplemented
     if call.has_symbols and func in getattr(mode, "_unbacked_special_fake_handling_ops", ()):
         return NotImplemented
-    table = _t.decomposition_table
+    table = decomposition_table
     if (
         func in table
         and not REPLACEMENTS.includes(func)
         and (
             call.has_symbols
-            or (_t.torch_decomp_decompositions(func) and not any(_t.is_sparse_any(t) for t in call.fakes))
+            or (
+                fake_tensor.torch_decomp_decompositions(func)
+                and not any(fake_tensor.is_sparse_any(t) for t in call.fakes)
+            )
         )
     ):
         with mode, as_in_eager(func):
@@ -280,13 +300,13 @@ def prim_kernel(mode: Any, call: Call) -> Any:
 
 def _may_read_hints(mode: Any, call: Call) -> None:
     """What a user's kernel does with symbolic sizes holds for these symbols only."""
-    if call.has_symbols and mode.shape_env is not None and not _t.library_utils.is_builtin(call.func):
+    if call.has_symbols and mode.shape_env is not None and not library_utils.is_builtin(call.func):
         refuse(mode.shape_env, "a kernel that may read hints")
 
 
 def operator_profile(mode: Any, call: Call) -> Any:
     """Profiles that draft export collected from real runs."""
-    profiles: Any = _t.custom_ops_profiles()
+    profiles: Any = custom_ops_profiles()
     if profiles is None or call.func not in profiles.data:
         return NotImplemented
     _may_read_hints(mode, call)
@@ -295,18 +315,18 @@ def operator_profile(mode: Any, call: Call) -> Any:
 
 def registered_fake_kernel(mode: Any, call: Call) -> Any:
     """What the author of an operator registered with ``register_fake``."""
-    kernel: Any = _t.registered_fake_kernel(call.func)
+    kernel: Any = kernel_of_register_fake(call.func)
     if kernel is None:
         return NotImplemented
     _may_read_hints(mode, call)
-    context = _t.library_fake_impl.FakeImplCtx(mode, call.func)
-    with _t.library_fake_impl.set_ctx_getter(lambda: context), mode:
+    context = library_fake_impl.FakeImplCtx(mode, call.func)
+    with library_fake_impl.set_ctx_getter(lambda: context), mode:
         return kernel(*call.args, **call.kwargs)
 
 
 def special_rule(mode: Any, call: Call) -> Any:
     """torch's rules: constructors, moves between devices, data-dependent operators, indexing, copies."""
-    for applies, rule in _t.fake_impls.op_implementations_checks:
+    for applies, rule in fake_tensor.fake_impls.op_implementations_checks:
         if applies(call.func):
             with as_in_eager(call.func), saying_what_to_do(call.func):
                 result = rule(mode, call.func, *call.args, **call.kwargs)
@@ -318,10 +338,10 @@ def special_rule(mode: Any, call: Call) -> Any:
 def meta_kernel(mode: Any, call: Call) -> Any:
     """Run the operator on the meta device, then say on which device the outputs are."""
     func = call.func
-    if not _t.fake_impls.has_meta(func):
+    if not fake_tensor.fake_impls.has_meta(func):
         return _without_meta_kernel(mode, call, None)
     try:
-        with _t.in_kernel_invocation_manager(mode), as_in_eager(func):
+        with fake_tensor.in_kernel_invocation_manager(mode), as_in_eager(func):
             result = func(*call.args, **call.kwargs)
     except NotImplementedError as missing:
         return _without_meta_kernel(mode, call, missing)
@@ -333,18 +353,18 @@ def meta_kernel(mode: Any, call: Call) -> Any:
 def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> Any:
     """Operators that return nothing, or their ``out=``, need no kernel; others run for real, if that was asked for."""
     func = call.func
-    if _t.library_utils.is_builtin(func) and not func._schema.returns:
+    if library_utils.is_builtin(func) and not func._schema.returns:
         return (
             None  # it writes to its arguments, whose metadata it leaves alone: fused optimizers, assertions
         )
-    if _t.library_utils.can_generate_trivial_fake_impl(func):
-        return _t.library_utils.generate_trivial_fake_impl(func, *call.args, **call.kwargs)
-    if not mode.allow_fallback_kernels and not call.has_symbols and _t.fallback_is_possible(func):
+    if library_utils.can_generate_trivial_fake_impl(func):
+        return library_utils.generate_trivial_fake_impl(func, *call.args, **call.kwargs)
+    if not mode.allow_fallback_kernels and not call.has_symbols and fake_tensor.fallback_is_possible(func):
         raise FallbackNotAllowedError(func)
     if call.has_symbols or not mode.can_run_unsafe_fallback(func):
         raise UnsupportedOperatorException(func)
     error = error or UnsupportedOperatorException(func)
-    return _t.run_fallback_kernel(mode, func, call.flat, call.spec, error)
+    return fake_tensor.run_fallback_kernel(mode, func, call.flat, call.spec, error)
 
 
 def _before_others(change: Callable[[Any, Call], None]) -> Step:

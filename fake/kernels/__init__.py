@@ -10,7 +10,6 @@ True
 
 from pathlib import Path
 
-from fake._torch import HIDDEN_FILES
 from fake.kernels import (  # noqa: F401  (they register their rules)
     attention,
     composites,
@@ -37,6 +36,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     without_meta,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules, takes_sparse
+from fake.seam.symbolic_shapes import HIDDEN_FILES
 
 __all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse"]
 

@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import (
+from fake.kernels.checks import check_arguments
+from fake.kernels.out_variants import check_out, out_names, resize_out
+from fake.kernels.outputs import is_symbolic
+from fake.seam.dispatch import (
     BELOW_PYTHON_SNAPSHOT,
     COMPOSITE,
     PYTHON_SNAPSHOT,
     OpOverload,
+    check,
     composite_kernel_exists,
-    is_tracing,
     no_dispatch,
     views_are_noted,
 )
-from fake.kernels.checks import check_arguments
-from fake.kernels.out_variants import check_out, out_names, resize_out
-from fake.kernels.outputs import is_symbolic
-from fake.seam.dispatch import check
 from fake.seam.patches import LEDGER, Edit, When
+from fake.seam.proxy_tensor import is_tracing
 
 aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.seam.fake_tensor import torchs_answer
 
 
 @rule("aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate")

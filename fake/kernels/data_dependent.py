@@ -6,14 +6,8 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    OpOverload,
-    torchs_answer,
-)
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.seam.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, torchs_answer
 
 
 @rule(

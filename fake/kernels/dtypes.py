@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload, no_dispatch
 from fake.kernels.outputs import dtype_name
 from fake.kernels.trials import Kind, Trial, attempt, key_of, trial_of
+from fake.seam.dispatch import OpOverload, no_dispatch
 
 _SPEAKS_OF_TYPES = re.compile(
     r"not implemented for|dtype|scalar ?type|data ?type|types?\b|tensors? as indices|complex|bool|floating|integ|"

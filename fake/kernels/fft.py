@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false
 from fake.kernels.outputs import contiguous_strides, fresh
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.seam.symbolic_shapes import guard_or_false
 
 
 def partition(items: list[int], first_kind: Callable[[int], bool]) -> list[int]:

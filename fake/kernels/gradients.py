@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, autograd_node_type, saved_tensor
 from fake.kernels.outputs import contiguous_strides
+from fake.seam.autograd_engine import autograd_node_type, saved_tensor
+from fake.seam.dispatch import OpOverload
+from fake.seam.fake_tensor import FakeTensorMode
 
 _aten = torch.ops.aten
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.checks.registry import bind
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import check
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,12 +22,8 @@ def _grouped_mm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwar
     Sizes: (rows, k) x (groups, k, n) to (rows, n); (groups, m, k) x (k, columns) to (m, columns);
     (m, k) x (k, n) to (groups, m, n), the groups being parts of k; (groups, m, k) x (groups, k, n) to (groups, m, n).
     """
-    bound: dict[str, Any] = dict(
-        zip(("self", "mat2", "offs", "bias", "out_dtype"), args, strict=False), **kwargs
-    )
-    left: Any = bound["self"]
-    right: Any = bound["mat2"]
-    offsets: Any = bound.get("offs")
+    bound = bind(func, args, kwargs)
+    left, right, offsets = bound["self"], bound["mat2"], bound["offs"]
     for name, matrix in (("mat_a", left), ("mat_b", right)):
         check(
             matrix.dtype in _DTYPES,
@@ -60,7 +56,7 @@ def _grouped_mm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwar
     else:
         check(left.size(0) == right.size(0), lambda: "batched dimension has to match")
         sizes = [left.size(0), left.size(1), right.size(-1)]
-    dtype = bound.get("out_dtype") or left.dtype
+    dtype = bound["out_dtype"] or left.dtype
     alignment = _ALIGNMENT // dtype.itemsize
     row = (sizes[-1] + alignment - 1) // alignment * alignment
     strides = [sizes[1] * row, row, 1][-len(sizes) :]

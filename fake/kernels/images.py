@@ -6,18 +6,13 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import (
-    FakeTensorMode,
-    OpOverload,
-    conv_backend,
-    hint,
-    suggest_memory_format,
-    torchs_answer,
-)
+from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import all_dense, fresh, in_format_of, is_symbolic
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.kernels.structured import structured
-from fake.seam.dispatch import check
+from fake.seam.dispatch import check, conv_backend, suggest_memory_format
+from fake.seam.fake_tensor import torchs_answer
+from fake.seam.symbolic_shapes import hint
 
 
 @rule("aten::convolution")
@@ -27,9 +22,7 @@ def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
     A size that the padding makes negative is refused by both, and so is an empty result by torch's own kernels for the
     CPU, which eager takes for single images and for float64.
     """
-    given = {
-        argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
-    } | kwargs
+    given = bind(func, args, kwargs)
     if not given["transposed"] or not all_dense(args, kwargs):
         return NotImplemented
     source, weight = given["input"], given["weight"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from fake.kernels._torch import active_fake_mode
+from fake.seam.dispatch import active_fake_mode
 from fake.seam.patches import LEDGER, Patch, When
 
 #: Classes by the identity of what they derive from: an engine's class may claim to equal torch's.

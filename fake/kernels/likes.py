@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, is_dense, torchs_answer
 from fake.kernels.outputs import all_dense, fresh, is_symbolic
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam import pytree
+from fake.seam.dispatch import is_dense
+from fake.seam.fake_tensor import torchs_answer
 
 
 @rule(

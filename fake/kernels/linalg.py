@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.out_variants import resize_out
 from fake.kernels.outputs import column_major_strides, fresh, is_symbolic
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
 from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.seam.fake_tensor import torchs_answer
 
 _NO_REDUCTION = 0
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, suggest_memory_format, torchs_answer
 from fake.kernels.outputs import fresh, in_format_of, is_symbolic, row_major
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.seam.dispatch import suggest_memory_format
+from fake.seam.fake_tensor import torchs_answer
 
 aten = torch.ops.aten
 

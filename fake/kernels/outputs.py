@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, guard_or_false, hint, suggest_memory_format
 from fake.seam import pytree
+from fake.seam.dispatch import suggest_memory_format
+from fake.seam.fake_tensor import FakeTensorMode
+from fake.seam.symbolic_shapes import guard_or_false, hint
 
 Size = Sequence[Any]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload
 from fake.kernels.checks import extent
 from fake.kernels.trials import SLACK, Kind, Trial, attempt, trial_of
+from fake.seam.dispatch import OpOverload
 
 Path = tuple[Any, ...]
 

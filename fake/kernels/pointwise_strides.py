@@ -11,16 +11,11 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import (
-    FakeTensorMode,
-    OpOverload,
-    in_kernel_invocation_manager,
-    structured_meta,
-    torchs_answer,
-)
 from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import hinted, row_major, with_layout
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.seam.dispatch import structured_meta
+from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer
 
 aten = torch.ops.aten
 

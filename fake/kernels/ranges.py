@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import check
 
 

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.seam.dispatch import OpOverload
+from fake.seam.fake_tensor import FakeTensorMode
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.seam.fake_tensor import torchs_answer
 
 _GRU_WORKSPACE = 5
 """What the backward pass of a fused GRU cell reads: so many numbers for each of the hidden state (``RNN.cu``)."""

@@ -9,16 +9,11 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import (
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    OpOverload,
-    in_kernel_invocation_manager,
-)
 from fake.kernels.outputs import all_dense, fresh
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check
+from fake.seam.fake_tensor import DynamicOutputShapeException, in_kernel_invocation_manager
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 _RETURNS_INDICES = ("amax", "amin")

@@ -12,20 +12,16 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import (
+from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule, rule_when
+from fake.seam import pytree
+from fake.seam.dispatch import (
     ELEMENTWISE_TYPE_PROMOTION_KIND,
-    FakeTensorMode,
-    OpOverload,
     elementwise_dtypes,
     hides_structured_meta,
-    in_kernel_invocation_manager,
     structured_meta,
-    torchs_answer,
-    wrap,
 )
-from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
-from fake.kernels.registry import Args, Kwargs, rule, rule_when
-from fake.seam import pytree
+from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer, wrap
 
 
 def _is_functional_structured(func: OpOverload) -> bool:

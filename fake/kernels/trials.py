@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload, in_eager
+from fake.seam.dispatch import OpOverload, in_eager
 
 _SMALL_TENSORS, _SMALL_NUMBER, _SMALL_SIZE = 1024, 64, 8
 SLACK = 16

@@ -10,23 +10,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import sympy
 import torch
 
-from fake.kernels._torch import (
-    FakeTensorMode,
-    OpOverload,
-    exact_quotient,
-    has_unbacked,
-    hint,
-    in_kernel_invocation_manager,
-    statically_known_true,
-    torchs_answer,
-    wrap,
-)
 from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import all_dense, contiguous_strides, is_symbolic
-from fake.kernels.registry import Args, Kwargs, rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import check
+from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer, wrap
+from fake.seam.symbolic_shapes import Mod, has_unbacked, hint, statically_known_true
+from fake.symbols.expr import without_common_factor
 
 
 @rule("aten::view", "aten::_unsafe_view")
@@ -125,4 +118,22 @@ def _inferred(self: torch.Tensor, shape: list[Any]) -> list[Any]:
     (dim,) = inferred
     known = math.prod(size for other, size in enumerate(shape) if other != dim)
     check(known != 0, lambda: problem)
-    return [*shape[:dim], exact_quotient(elements, known, problem), *shape[dim + 1 :]]
+    return [*shape[:dim], _exact_quotient(elements, known, problem), *shape[dim + 1 :]]
+
+
+def _exact_quotient(number: Any, divisor: Any, problem: str) -> Any:
+    """``number // divisor``, guarded to have no remainder.
+
+    The guard is put without factors that both have in common: later divisions can then use it.
+    """
+    nodes = [n.node for n in (number, divisor) if isinstance(n, torch.SymInt)]
+    if not nodes:
+        check(number % divisor == 0, lambda: problem)
+        return number // divisor
+    shape_env = nodes[0].shape_env
+    base, by = (n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n) for n in (number, divisor))
+    positive = {s for s in (base * by).free_symbols if shape_env.bound_sympy(s).lower >= 1}
+    base, by = without_common_factor(base, by, positive.__contains__)
+    if not shape_env.evaluate_expr(sympy.Eq(Mod(base, by), 0)):
+        raise RuntimeError(problem)
+    return number // divisor

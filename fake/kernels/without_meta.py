@@ -10,13 +10,10 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import check
-
-Arguments = tuple[Any, ...]
-Named = dict[str, Any]
 
 
 def _like(mode: FakeTensorMode, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -31,7 +28,7 @@ def _like(mode: FakeTensorMode, tensor: torch.Tensor, **options: Any) -> torch.T
     "aten::_masked_softmax",
     "aten::glu_jvp",
 )
-def _like_first(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _like_first(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A tensor like the first argument, in the order of its strides."""
     return _like(mode, args[0])
 
@@ -68,7 +65,7 @@ _ROW_MAJOR_LIKE = {
 
 
 @rule(*_ROW_MAJOR_LIKE)
-def _row_major_like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _row_major_like(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A row-major tensor like an argument."""
     return _like(mode, args[_ROW_MAJOR_LIKE[func.name()]], memory_format=torch.contiguous_format)
 
@@ -78,7 +75,7 @@ def _row_major_like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwa
     "aten::fake_quantize_per_tensor_affine_cachemask",
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
 )
-def _like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The quantized values, and where they were in range."""
     return _like(mode, args[0]), _like(mode, args[0], dtype=torch.bool)
 
@@ -87,14 +84,14 @@ def _like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwa
     "aten::_fake_quantize_learnable_per_tensor_affine_backward",
     "aten::_fake_quantize_learnable_per_channel_affine_backward",
 )
-def _gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Gradients of the input, and of a scale and a zero point: one of them, or one for each channel."""
     grad, shape = _like(mode, args[1]), (1,) if "per_tensor" in func.name() else args[2].shape
     return grad, *(fresh(mode, shape, None, dtype=grad.dtype, device=grad.device) for _ in range(2))
 
 
 @rule("aten::_aminmax", "aten::batch_norm_update_stats")
-def _two(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _two(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The least and the greatest element, or mean and variance of each channel."""
     self = args[0]
     shape = () if func.name() == "aten::_aminmax" else (self.shape[1],)
@@ -102,14 +99,14 @@ def _two(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named)
 
 
 @rule("aten::_compute_linear_combination")
-def _linear_combination(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _linear_combination(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Sums along the first dimension, one for each row of coefficients."""
     self, coefficients = args
     return fresh(mode, (coefficients.shape[0], *self.shape[1:]), None, dtype=self.dtype, device=self.device)
 
 
 @rule("aten::_ctc_loss")
-def _ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A loss for each sequence, and the table of the forward recursion: as wide as the longest target, with blanks."""
     log_probs, targets, input_lengths, target_lengths = args[:4]
     check(log_probs.numel() > 0, lambda: f"{func.name()}: log_probs tensor must not be empty")
@@ -147,11 +144,9 @@ def _ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: N
     "aten::slow_conv_dilated3d",
     "aten::slow_conv_transpose3d",
 )
-def _convolution(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The result of ``convolution`` for these arguments, row-major."""
-    named: Named = {a.name: a.default_value for a in func._schema.arguments}
-    named.update(zip(named, args, strict=False))
-    named.update(kwargs)
+    named = bind(func, args, kwargs)
     self, dims = named["self"], len(named["kernel_size"])
     with mode:
         result = torch.ops.aten.convolution.default(

@@ -9,7 +9,6 @@ kernel from a real one. See ``docs/custom-ops.md``.
 from torch.library import triton_op, wrap_triton
 
 from fake.library import errors
-from fake.library._torch import EffectType, is_opaque_type, register_opaque_type
 from fake.library.custom_op import CustomOpDef, custom_op, destroy
 from fake.library.library import Library, define, fallthrough_kernel, impl, scoped_library
 from fake.library.opcheck import OpCheckError, generate_opcheck_tests, opcheck
@@ -38,6 +37,7 @@ from fake.library.register import (
 )
 from fake.library.registry import registry
 from fake.library.schema import infer_schema
+from fake.seam.library import EffectType, is_opaque_type, register_opaque_type
 
 __all__ = [
     "CustomOpDef",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
+from fake.seam import library as _torch
 
 #: Class decorator: an ``autograd.Function`` that takes and returns lists of tensors. torch's own.
 supports_tensorlist = _torch.supports_tensorlist

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fake.library import _torch
+from fake.seam import library as _torch
 
 
 class _Missing:

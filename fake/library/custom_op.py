@@ -25,14 +25,14 @@ from typing import Any, overload
 
 import torch
 
-from fake.library import _torch
+from fake.library.arguments import ArgumentLayout, needs_layout
 from fake.library.errors import DuplicateOpError, OpReplacedWarning, SchemaError
-from fake.library.layout import ArgumentLayout, needs_layout
 from fake.library.location import warn_user
 from fake.library.op_def import CustomOpDef, DeviceTypes
 from fake.library.registry import registry
 from fake.library.schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
 from fake.library.signatures import check_kernel
+from fake.seam import library as _torch
 
 Tags = torch.Tag | Sequence[torch.Tag] | None
 

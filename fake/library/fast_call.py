@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.autograd import make_function
 from fake.library.call_arguments import (
     INT_MAX,
@@ -43,6 +42,7 @@ from fake.library.call_arguments import (
 from fake.library.errors import OutputAliasError
 from fake.library.returns import check_result
 from fake.library.schema import mutated_arguments
+from fake.seam import library as _torch
 
 _NOTHING = (lambda *_: False, None)
 _EACH_OF_THE_FIRST = 64
@@ -183,7 +183,7 @@ class FastCall:
             "_exclude": _torch.local_exclude_set,
             "_frame_hook": _torch.eval_frame_callback,
             "_function_mode": _torch.torch_function_mode_enabled,
-            "_grad_enabled": _torch.is_grad_enabled,
+            "_grad_enabled": torch.is_grad_enabled,
             "_include": _torch.local_include_set,
             "_kernels": self._kernels,
             "_last": _NOTHING,

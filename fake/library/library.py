@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
 from fake.library.location import call_at, user_location
 from fake.library.registry import registry
 from fake.library.signatures import check_kernel, check_torch_dispatch
+from fake.seam import library as _torch
 
 fallthrough_kernel = _torch.fallthrough_kernel
 

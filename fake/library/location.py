@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fake.library import _torch
+from fake.seam import library as _torch
 
 #: Code that registers for somebody else. ``contextlib`` calls the body of `scoped_library`.
 _NOT_THE_USERS = (str(Path(__file__).parent), *_torch.REGISTRATION_FILES, contextlib.__file__)

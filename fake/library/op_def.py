@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
+from fake.library.arguments import ArgumentLayout
 from fake.library.autograd import non_differentiable_kernel
 from fake.library.call_arguments import argument_type
 from fake.library.errors import OpDestroyedError, RegistrationError
 from fake.library.fast_call import FastCall
-from fake.library.layout import ArgumentLayout
 from fake.library.location import call_at, user_location
 from fake.library.registry import Registered, registry
 from fake.library.returns import checked_fake_kernel, checked_kernel
 from fake.library.signatures import (
-    SignatureSchema,
+    as_schema,
     check_backward,
     check_kernel,
     check_setup_context,
@@ -27,6 +26,7 @@ from fake.library.signatures import (
     fill_missing_defaults,
     signature_of,
 )
+from fake.seam import library as _torch
 
 DeviceTypes = str | Sequence[str] | None
 
@@ -286,7 +286,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         if self.layout is None:
             check_kernel(self.qualname, role, fn, self.schema)
             return fill_missing_defaults(fn, self.schema)
-        check_kernel(self.qualname, role, fn, SignatureSchema(self.layout.signature))
+        check_kernel(self.qualname, role, fn, as_schema(self.layout.signature))
         return self.layout.adapt_kernel(fn)
 
     def _restoring_dtypes(self, setup_context: Callable[..., Any]) -> Callable[..., Any]:

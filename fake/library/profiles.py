@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.errors import ProfileError
 from fake.library.library import Library
 from fake.library.register import get_ctx
+from fake.seam import library as _torch
 
 OpProfile: Any = _torch.fake_profile.OpProfile  # declared for a single argument
 TensorMetadata = _torch.fake_profile.TensorMetadata

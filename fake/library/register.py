@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.errors import MissingContextError, UnknownOpError
 from fake.library.library import impl, library_for
 from fake.library.location import call_at, user_location, warn_user
 from fake.library.signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
+from fake.seam import library as _torch
 
 OpLike = Any
 

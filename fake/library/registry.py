@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from fake.library import _torch
+from fake.seam import library as _torch
 
 
 class Registered(Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.errors import ReservedNamespaceError, SchemaError, UnsupportedAnnotationError
+from fake.seam import library as _torch
 
 #: Whether a schema (text or object) neither mutates nor aliases and returns something.
 is_functional_schema = _torch.is_functional_schema

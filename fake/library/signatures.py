@@ -23,6 +23,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from inspect import Parameter
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from fake.library.errors import SignatureError, SignatureWarning
@@ -300,22 +301,16 @@ def check_torch_dispatch(op: str, fn: Callable[..., Any]) -> None:
     _check_positional(op, "torch_dispatch rule", fn, ["mode", "func", "types", "args", "kwargs"])
 
 
-class SignatureSchema:
+def as_schema(signature: inspect.Signature) -> Any:
     """An author's signature in the shape of a schema, for the signature checks."""
 
-    class _Argument:
-        def __init__(self, parameter: Any) -> None:
-            self.name = parameter.name
-            self.kwarg_only = parameter.kind is parameter.KEYWORD_ONLY
-            self._default = parameter.default
-            self._empty = parameter.empty
+    def argument(p: Parameter) -> Any:
+        has_default = p.default is not p.empty
+        return SimpleNamespace(
+            name=p.name,
+            kwarg_only=p.kind is p.KEYWORD_ONLY,
+            default_value=p.default,
+            has_default_value=lambda: has_default,
+        )
 
-        def has_default_value(self) -> bool:
-            return self._default is not self._empty
-
-        @property
-        def default_value(self) -> Any:
-            return self._default
-
-    def __init__(self, signature: inspect.Signature) -> None:
-        self.arguments = [self._Argument(p) for p in signature.parameters.values()]
+    return SimpleNamespace(arguments=[argument(p) for p in signature.parameters.values()])

@@ -2,19 +2,200 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
-from fake import _torch as _t
-from fake.mode import FakeTensorMode
-from fake.propagate.tape import NotOnTape, Tape
-from fake.tensors.tensor import FakeTensor
+from fake.cache.key import thread_state
+from fake.cache.replacements import REPLACEMENTS
+from fake.cache.symbolic import metadata_of
+from fake.mode import ENGINE, FakeTensorMode
+from fake.seam.dispatch import DispatchKey, OpOverload, dispatch_modes_active, has_kernel, has_symbols
+from fake.seam.fake_tensor import FakeTensorProp as TorchFakeTensorProp, unset_fake_temporarily
+from fake.seam.pytree import tree_leaves
+from fake.tensors.tensor import FakeTensor, Unkeyable, is_made_here
+
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
-class FakeTensorProp(_t.TorchFakeTensorProp):
+class NotOnTape(Exception):
+    """The graph does something that only running it node by node can answer."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """One node as it was when its value was computed."""
+
+    node: Node
+    target: Any
+    args: Any
+    kwargs: Any
+    value: Any
+
+
+class Tape:
+    """The last run over one graph in one mode."""
+
+    def __init__(self) -> None:
+        self.records: list[_Record] = []
+        self.state: Any = None
+        self.inputs: tuple[Any, ...] = ()
+        self.unusable = False
+
+    def run(self, graph: Graph, mode: Any, inputs: tuple[Any, ...]) -> Any:
+        """Bring all values up to date; returns the value of the output node.
+
+        Args:
+            graph: the graph, which may have changed since the last run.
+            mode: the mode that the values belong to.
+            inputs: one value per placeholder, in order.
+
+        Raises:
+            NotOnTape: the graph cannot be run from a tape.
+        """
+        if self.unusable:
+            raise NotOnTape
+        state = (REPLACEMENTS.generation, *thread_state(mode))
+        if state == self.state and self._is_current(graph, inputs):
+            return self.records[-1].value
+        known = {record.node: record for record in self.records} if state == self.state else {}
+        self.records = _Walk(graph, mode, inputs, known).run()
+        self.state, self.inputs = state, inputs
+        return self.records[-1].value
+
+    def _is_current(self, graph: Graph, inputs: tuple[Any, ...]) -> bool:
+        """Whether graph and inputs are the very objects of the last run, and its values are still in place."""
+        records = self.records
+        if len(records) != len(graph.nodes) or len(inputs) != len(self.inputs):
+            return False
+        for now, before in zip(inputs, self.inputs, strict=True):
+            if now is not before:
+                return False
+        for node, record in zip(graph.nodes, records, strict=True):
+            if (
+                node is not record.node
+                or node.target is not record.target
+                or node._args is not record.args
+                or node._kwargs is not record.kwargs
+                or (node.meta.get("val") is not record.value and node.op != "output")
+            ):
+                return False
+        return True
+
+
+class _Walk:
+    """One pass over a graph that recomputes what differs from the records of the last one."""
+
+    def __init__(self, graph: Graph, mode: Any, inputs: tuple[Any, ...], known: dict[Node, _Record]) -> None:
+        self.graph, self.mode, self.known = graph, mode, known
+        self.inputs = iter(inputs)
+        self.values: dict[Node, Any] = {}
+        self.stale: set[Node] = set()
+        """Nodes whose value is another object than last time."""
+
+    def run(self) -> list[_Record]:
+        # Handlers run with the mode entered and off the stack, as the dispatcher calls them.
+        with self.mode, unset_fake_temporarily():
+            return [self._visit(node) for node in self.graph.nodes]
+
+    def _visit(self, node: Node) -> _Record:
+        value = self._value_of(node)
+        if value is not _MISSING_INPUT:
+            self.values[node] = value
+        if node.op != "output":
+            node.meta["val"] = value
+        return _Record(node, node.target, node._args, node._kwargs, value)
+
+    def _value_of(self, node: Node) -> Any:
+        before = self.known.get(node)
+        if node.op == "placeholder":
+            value = next(self.inputs, _MISSING_INPUT)
+            if value is _MISSING_INPUT:
+                value = node.args[0] if node.args else None
+            return self._keep(node, before, value)
+        if node.op == "output":
+            return torch.fx.node.map_arg(node.args[0], self.values.__getitem__)
+        if node.op != "call_function":
+            raise NotOnTape
+        if before is not None and self._unchanged(node, before):
+            return before.value
+        return self._keep(node, before, self._compute(node))
+
+    def _unchanged(self, node: Node, before: _Record) -> bool:
+        return (
+            node.target is before.target
+            and node._args is before.args
+            and node._kwargs is before.kwargs
+            and not any(used in self.stale for used in node._input_nodes)
+        )
+
+    def _keep(self, node: Node, before: _Record | None, value: Any) -> Any:
+        """The old object, if the new one is the same to everything below: then nothing below has changed."""
+        if before is not None and before.value is value:
+            return value
+        if (
+            before is not None
+            and node.op == "call_function"
+            and self._interchangeable(node, before.value, value)
+        ):
+            return before.value
+        self.stale.add(node)
+        return value
+
+    def _interchangeable(self, node: Node, old: Any, new: Any) -> bool:
+        """Whether a recomputed value is a fresh tensor like the old one (a view must follow its new base)."""
+        if not is_made_here(type(old)) or not is_made_here(type(new)):
+            return False
+        try:
+            same = (old._interned or metadata_of(old)) is (new._interned or metadata_of(new))
+        except Unkeyable:
+            return False
+        storage = new.untyped_storage()
+        if not same or old.untyped_storage().nbytes() != storage.nbytes():
+            return False
+        used = tree_leaves([self.values[n] for n in node._input_nodes])
+        return all(t.untyped_storage()._cdata != storage._cdata for t in used if isinstance(t, torch.Tensor))
+
+    def _compute(self, node: Node) -> Any:
+        target = node.target
+        args: Any = torch.fx.node.map_arg(node.args, self.values.__getitem__)
+        kwargs: Any = torch.fx.node.map_arg(node.kwargs, self.values.__getitem__)
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if not isinstance(target, OpOverload) or target._schema.is_mutable:
+            raise NotOnTape
+        return _checked(_call(target, self.mode, args, kwargs))
+
+
+def _call(target: Any, mode: Any, args: Any, kwargs: Any) -> Any:
+    """Through the handler where nothing above the mode would see the call, else through the dispatcher."""
+    if has_kernel(target.name(), _COMPOSITE) or any(
+        isinstance(a, torch.Tensor) and a.is_complex() for a in args
+    ):
+        with mode:
+            return target(*args, **kwargs)
+    return ENGINE.handler(target)(mode, target, (), tuple(args), kwargs)
+
+
+def _checked(value: Any) -> Any:
+    """The value of a node, if the tape can hold it."""
+    for item in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(item, torch.Tensor):
+            if has_symbols(item) or item.requires_grad:
+                raise NotOnTape
+        elif isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise NotOnTape
+    return value
+
+
+_MISSING_INPUT = object()
+
+
+class FakeTensorProp(TorchFakeTensorProp):
     """Propagates fake tensors through a graph, and on later runs only through what changed.
 
     Args:
@@ -58,7 +239,7 @@ class FakeTensorProp(_t.TorchFakeTensorProp):
         mode = self._mode
         if type(self) is not FakeTensorProp or type(mode) is not FakeTensorMode or not mode.cache_enabled:
             return False
-        if mode.propagate_real_tensors or mode.cache_crosscheck_enabled or _t.dispatch_modes_active():
+        if mode.propagate_real_tensors or mode.cache_crosscheck_enabled or dispatch_modes_active():
             return False
         if not torch.is_grad_enabled():
             return not any(_is_special(a, mode) for a in args)

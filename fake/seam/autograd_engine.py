@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._C import _current_autograd_node as current_autograd_node
@@ -15,3 +16,18 @@ top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 def keeps_graph() -> bool:
     """``retain_graph`` of the pass that runs: a captured pass puts its own answer into torch."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def autograd_node_type(name: str) -> type | None:
+    """The type of the nodes of one of autograd's formulas, such as ``"MaxBackward1"``; ``None`` if this torch has none."""
+    found: type | None = getattr(torch._C._functions, name, None)
+    return found
+
+
+def saved_tensor(node: Any, name: str) -> torch.Tensor | None:
+    """What a node saved for its formula, without running hooks: ``None`` if a hook packed it."""
+    saved = getattr(node, f"_raw_saved_{name}", None)
+    if saved is None or saved.unpack_hook is not None:
+        return None
+    data = saved.data
+    return data if isinstance(data, torch.Tensor) else None

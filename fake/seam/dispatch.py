@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch._C import (
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
     DispatchKey,
     DispatchKeySet,
+    TensorBase,
+    _AutoDispatchBelowAutograd as BelowAutograd,
     _DisableAutocast as DisableAutocast,
+    _dispatch_dump as dispatch_table,
     _dispatch_has_kernel_for_dispatch_key as has_kernel,
     _dispatch_keys as dispatch_keys,
     _dispatch_tls_is_dispatch_key_excluded as is_key_excluded,
@@ -18,6 +28,7 @@ from torch._C import (
     _len_torch_function_stack as function_mode_depth,
     _set_grad_enabled as set_grad_enabled,
     _TorchDispatchModeKey as TorchDispatchModeKey,
+    _VariableFunctions as variable_functions,
 )
 from torch._C._functorch import (
     get_dynamic_layer_stack_depth,
@@ -26,7 +37,16 @@ from torch._C._functorch import (
 )
 from torch._decomp import decomposition_table, meta_table
 from torch._dispatch.python import enable_python_dispatcher
+from torch._higher_order_ops import utils as higher_order_utils
+from torch._library import fake_impl as library_fake_impl, simple_registry, utils as library_utils
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    elementwise_dtypes,
+    is_non_overlapping_and_dense_or_false as is_dense,
+    suggest_memory_format,
+)
+from torch._utils import render_call
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes as disable_current_modes
 
@@ -34,6 +54,36 @@ collectives = torch.ops._c10d_functional
 """The operators of functional collectives."""
 check = torch._check
 """``check(condition, message)``: raises eager's ``RuntimeError`` where a condition does not hold."""
+
+META_DEVICE = torch.device("meta")
+registered_hop_fake_fns = higher_order_utils.registered_hop_fake_fns
+
+make_subclass = torch.Tensor._make_subclass
+serialization_state = torch.serialization._serialization_tls
+has_compatible_data = torch._has_compatible_shallow_copy_type
+throw_on_data_ptr = torch._C._set_throw_on_mutable_data_ptr
+warn_on_data_ptr = torch._C._set_warn_deprecated_on_mutable_data_ptr
+dispatch_key_set = torch._C._dispatch_key_set
+disable_torch_dispatch = torch._C._DisableTorchDispatch
+put_on_storage_of = torch._functionalize_unsafe_set
+"""``put_on_storage_of(tensor, other)``: nothing but the storage is changed, the sizes above all are not looked at."""
+copies_are_apart = functools.partial(is_key_excluded, DispatchKey.ADInplaceOrView)
+"""Whether ``detach`` gives a tensor that counts its own changes, as it does in the dispatch of an operator to a mode."""
+resize_storage = torch.ops.inductor.resize_storage_bytes_.default
+"""Gives a tensor a storage of so many bytes, which may be symbolic."""
+ensure_cuda_device_guard: Any = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+meta_in_tls = torch._C._meta_in_tls_dispatch_include
+PYTHON_KEY = DispatchKey.Python
+META_KEY = DispatchKey.Meta
+
+# What the dispatch of an operator may read from the thread: all of it is part of a cache key.
+get_default_device = torch._C._get_default_device
+deterministic_algorithms = torch._C._get_deterministic_algorithms
+deterministic_only_warns = torch._C._get_deterministic_algorithms_warn_only
+
+_FAKE_KEY = TorchDispatchModeKey.FAKE
+_PYTHON_DISPATCHER = DispatchKey.PythonDispatcher
+_AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 
 def onednn_linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -46,3 +96,139 @@ def onednn_linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     """
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(a, weight, bias, "none", [], "")
     return result
+
+
+def active_fake_mode() -> object | None:
+    """The fake-tensor mode on the dispatch stack, torch's or ours."""
+    return get_dispatch_mode(_FAKE_KEY)
+
+
+def is_python_dispatcher_enabled() -> bool:
+    """Whether ``enable_python_dispatcher`` is on: it changes which decompositions run."""
+    return is_key_included(_PYTHON_DISPATCHER)
+
+
+def autocast_state() -> object:
+    """False, or which devices cast to which dtype in this thread."""
+    if not is_any_autocast_enabled():
+        return False
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in _AUTOCAST_DEVICES
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    )
+
+
+def registered_fake_kernel(func: OpOverload) -> object | None:
+    """What ``torch.library.register_fake`` holds for an operator now, or None."""
+    return simple_registry.singleton.find(func.name()).fake_impl.kernel
+
+
+def fake_kernel_identity(func: OpOverload) -> object:
+    """What changes when an operator's fake kernel is registered again."""
+    kernel: object = registered_fake_kernel(func)
+    return getattr(kernel, "func", kernel)
+
+
+def has_symbols(tensor: torch.Tensor) -> bool:
+    """Whether a size, stride or offset of a tensor is symbolic."""
+    return tensor._has_symbolic_sizes_strides
+
+
+def builtin_fake_kernels_exist() -> bool:
+    """Whether ``register_fake`` was called for an operator of torch's own."""
+    entries = list(simple_registry.singleton._data.items())
+    return any(name.startswith("aten::") and entry.fake_impl.kernel is not None for name, entry in entries)
+
+
+def dispatch_modes_active() -> bool:
+    """Whether any dispatch mode of the user is on this thread (fake modes are looked at separately)."""
+    return dispatch_mode_depth() > (active_fake_mode() is not None)
+
+
+def is_plain_meta(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an unwrapped meta tensor, safe to keep as the storage of a fake one."""
+    if type(tensor) is not torch.Tensor:
+        return False
+    keys = dispatch_keys(tensor)
+    return keys.has(META_KEY) and not keys.has(PYTHON_KEY)
+
+
+# --- what rules for operators ask -----------------------------------------------------------------
+#: The dispatch key of kernels that are made of other operators, autograd included.
+COMPOSITE = DispatchKey.CompositeImplicitAutograd
+
+#: The highest dispatch key that tensor subclasses and dispatch modes have, and real tensors outside of modes have not.
+PYTHON_SNAPSHOT = DispatchKey.PythonTLSSnapshot.name
+BELOW_PYTHON_SNAPSHOT = torch._C._dispatch_keyset_full_after(DispatchKey.PythonTLSSnapshot)
+
+_VIEWS_KEY = DispatchKey.ADInplaceOrView
+_STRUCTURED_KEY = DispatchKey.CompositeExplicitAutogradNonFunctional
+
+
+@functools.cache
+def hides_structured_meta(func: OpOverload) -> bool:
+    """Whether a Python registration hides ``func``'s structured C++ meta function.
+
+    A structured operator shares one C++ meta function between all its backends: what it says is what eager does.
+    torch registers Python versions over many of them, because the C++ ones cannot take symbolic sizes.
+    """
+    dump = dispatch_table(func.name())
+    return "Meta (inactive)" in dump and _STRUCTURED_KEY.name in dump
+
+
+def structured_meta(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run ``func``'s structured C++ meta function, hidden or not.
+
+    The dispatcher keeps it reachable in one place: the composite kernel that runs the meta function, allocates the
+    outputs that it asks for, and calls the out variant. On meta tensors nothing is computed.
+    """
+    return func._op_dk(_STRUCTURED_KEY, *args, **kwargs)
+
+
+def composite_kernel_exists(func: OpOverload) -> bool:
+    """Whether an operator is made of others in C++, autograd and views included."""
+    return has_kernel(func.name(), COMPOSITE.name) and not has_kernel(func.name(), _VIEWS_KEY.name)
+
+
+@contextlib.contextmanager
+def in_eager() -> Iterator[None]:
+    """Real kernels for real tensors: no mode sees a call, autograd does not record it and autocast does not change it."""
+    with no_dispatch(), DisableTorchFunction(), BelowAutograd(), DisableAutocast():
+        yield
+
+
+@contextlib.contextmanager
+def views_are_noted() -> Iterator[None]:
+    """Inside, views know what they are views of, even where a dispatch mode has taken over."""
+    excluded = is_key_excluded(_VIEWS_KEY)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS_KEY, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS_KEY, excluded)
+
+
+def conv_backend(input: torch.Tensor, weight: torch.Tensor, given: Mapping[str, Any]) -> Any:
+    """The library that eager would compute a convolution with.
+
+    Args:
+        input: the images.
+        weight: the filters.
+        given: the other arguments by name.
+    """
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    return torch._C._select_conv_backend(input, weight, None, *(given[name] for name in names), None)
+
+
+# --- what the cache and tracers ask ---------------------------------------------------------------
+def uncached_higher_order_operators() -> set[Any]:
+    """Higher-order operators whose fake implementation is not to be cached, as their authors said."""
+    return getattr(higher_order_utils, "hops_that_skip_faketensor_cache", set())
+
+
+def wrapped_subgraph(value: object) -> Any:
+    """The graph inside a callable that torch puts around a subgraph, or None."""
+    wrapper = getattr(higher_order_utils, "SubgraphCallableWrapper", None)
+    wrapper = wrapper or getattr(higher_order_utils, "FunctionalizeCtxWrapper", None)
+    return value.subgraph if wrapper is not None and isinstance(value, wrapper) else None  # type: ignore[attr-defined]

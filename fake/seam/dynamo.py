@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import CodeType
+from typing import Any
 
+import torch
 from torch._dynamo import config, convert_frame
 from torch._dynamo.backends import registry
-from torch._dynamo.eval_frame import reset_code
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.eval_frame import reset_code, skip_code
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context
@@ -20,3 +24,12 @@ def code_that_compiles() -> CodeType | None:
         return InstructionTranslator.current_tx().f_code  # type: ignore[no-any-return]
     except AttributeError:
         return None
+
+
+def custom_ops_profiles() -> object | None:
+    """The operator profiles that draft export collected, if it is running."""
+    return getattr(config, "_custom_ops_profile", None)
+
+
+compile_session: Any = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
+"""Sets what ``torch.compiler.is_compiling()`` answers; versions without it have no flag that asks for it."""

@@ -2,17 +2,103 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.nested._internal.nested_tensor as nested_tensor_module
 from torch import (
     _from_functional_tensor as from_functional_tensor,
     _is_functional_tensor as is_functional_tensor,
 )
+from torch._subclasses import fake_impls, fake_tensor as torch_fake, functional_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
+    DispatchCacheInfo,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorConverter,
     FakeTensorMode,
+    MetadataMismatchError,
+    UnsupportedFakeTensorException,
+    UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
+    extract_tensor_metadata,
+    get_schema_info,
     in_kernel_invocation_manager,
+    is_fake,
+    maybe_get_fake_mode,
+    run_fallback_kernel,
+    should_allow_numbers_as_tensors,
+    torch_decomp_decompositions,
     unset_fake_temporarily,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.meta_utils import assert_eq, assert_metadata_eq, is_sparse_any
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from fake.seam.dispatch import OpOverload, decomposition_table, meta_table
+from fake.seam.pytree import tree_leaves, tree_map
+
+DISPATCH_META_HANDLERS = torch_fake._DISPATCH_META_HANDLERS
+DISPATCH_HANDLE_DIRECTLY = torch_fake._DISPATCH_HANDLE_DIRECTLY
+check_for_subclass = torch_fake._check_for_subclass
+fake_tensor_tls = torch_fake.fake_tensor_tls
+is_plain_tensor = torch_fake._is_plain_tensor
+
+
+def fallback_is_possible(func: OpOverload) -> bool:
+    """Whether a mode that allows it may run the operator's real kernel on zeros: only operators that torch tests."""
+    return func.namespace in FakeTensorMode._can_run_unsafe_fallback_allowed_namespaces
+
+
+def torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """What torch's own engine answers for ``func`` on symbolic sizes, as fake tensors of ``mode``.
+
+    The same order of preference as torch's ``_dispatch_impl``: fast path, decomposition, operator
+    implementation, meta kernel. Operators inside a decomposition go through ``mode`` again.
+
+    Args:
+        mode: the mode of the fake tensors.
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    fast = fake_impls.get_fast_op_impls().get(func)
+    if fast is not None:
+        return fast(mode, *args, **kwargs)
+    if func not in meta_table and not mode.cpp_meta_supports_symint(func) and func in decomposition_table:
+        with mode:
+            return decomposition_table[func](*args, **kwargs)
+    for answers, implementation in fake_impls.op_implementations_checks:
+        if answers(func):
+            result = implementation(mode, func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+    with in_kernel_invocation_manager(mode):
+        result = func(*args, **kwargs)
+    return wrap(mode, func, args, kwargs, result)
+
+
+def wrap(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any, result: Any) -> Any:
+    """Plain meta tensors as fake tensors on the device that the arguments decide; the rest as it is.
+
+    Args:
+        mode: the mode of the fake tensors.
+        func: the operator that was called.
+        args: its positional arguments.
+        kwargs: its keyword arguments; a ``device`` among them decides.
+        result: what is wrapped.
+    """
+    device = kwargs.get("device") or common_device(func, tree_leaves((args, kwargs)))
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or mode.is_our_fake(leaf):
+            return leaf
+        return mode.fake_tensor_converter.from_meta_and_device(mode, leaf, device)
+
+    return tree_map(one, result)
+
+
+def common_device(func: OpOverload, flat_args: list[Any]) -> torch.device:
+    """The device of ``func``'s results, or torch's error if its arguments' devices do not mix."""
+    return FakeTensor._find_common_device(func, flat_args)[0]

@@ -9,7 +9,9 @@ from typing import Any
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.effects import has_effects
+from torch.fx import graph as fx_graph
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx.operator_schemas import normalize_function
 
 
 @contextlib.contextmanager

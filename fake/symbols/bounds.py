@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 from fake.symbols.ranges import Facts
 
 

@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from fake.errors import ContractError, ContractInputError, ContractViolationError, Violation
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 from fake.symbols.enumeration import holds_for_all
 from fake.symbols.explain import location_text
 from fake.symbols.guards import minimal_relations, responsible

@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 from sympy.core.intfunc import ilcm
 
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 from fake.symbols.expr import normalize, without_common_factor
 
 _ROUNDS = 4

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import sympy
 
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 
 _MOST_SIZES = 4096
 _MOST_REMAINDERS = 64

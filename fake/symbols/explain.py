@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import sympy
 import torch
 
 from fake.notebook import as_html
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 from fake.symbols.guards import Guard, Guards, guards_of
 from fake.symbols.reasons import Location, Reason, note_graph
 
@@ -57,39 +56,27 @@ def location_text(where: Location | None) -> str:
     return f", {where} in {where.function}" + (f": {where.code}" if where.code else "")
 
 
-class Explanation(Sequence[ExplainedGuard]):
+class Explanation(tuple[ExplainedGuard, ...]):
     """The result of :func:`explain`: a sequence of :class:`ExplainedGuard` that prints as a report."""
 
-    def __init__(self, guards: Sequence[ExplainedGuard]) -> None:
-        self._guards = tuple(guards)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._guards[index]
-
-    def __len__(self) -> int:
-        return len(self._guards)
-
-    def __iter__(self) -> Iterator[ExplainedGuard]:
-        return iter(self._guards)
+    __slots__ = ()
 
     def __str__(self) -> str:
-        if not self._guards:
+        if not self:
             return "No guards: the graph is right for all sizes that its inputs may have."
-        count = len(self._guards)
+        count = len(self)
         head = f"{count} guard{'s' if count > 1 else ''} decide{'s' if count == 1 else ''} whether the graph may be used again:"
-        return "\n".join([head, *(f"{number}. {guard}" for number, guard in enumerate(self._guards, 1))])
+        return "\n".join([head, *(f"{number}. {guard}" for number, guard in enumerate(self, 1))])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = [
-            (g.expression, g.why, g.operator or "the program", g.where or "", g.avoid) for g in self._guards
-        ]
+        rows = [(g.expression, g.why, g.operator or "the program", g.where or "", g.avoid) for g in self]
         return as_html(str(self).partition("\n")[0], ("guard", "why", "asked by", "where", "avoid"), rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The same as plain data."""
-        return [asdict(guard) for guard in self._guards]
+        return [asdict(guard) for guard in self]
 
 
 def explain(guards: Guards | Any, *, graph: torch.fx.Graph | None = None) -> Explanation:

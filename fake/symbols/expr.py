@@ -18,7 +18,7 @@ from typing import Any
 import sympy
 from sympy.logic.boolalg import And, BooleanFalse, BooleanTrue, Not, Or
 
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 
 ONE = sympy.S.One
 """The atom of a form's constant."""

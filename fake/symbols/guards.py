@@ -15,12 +15,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import sympy
 
 from fake.errors import ShapeEnvError
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 from fake.symbols.bounds import Range, raised, undecided
 from fake.symbols.divisors import without_divisions
 from fake.symbols.expr import normalize
@@ -73,53 +73,35 @@ class CompiledGuards:
         return self.function(*inputs)
 
 
-class Guards(Sequence[Guard]):
+class Guards(tuple[Guard, ...]):
     """The minimal guards of an environment at one moment.
 
     Attributes:
+        shape_env: the environment that they are of.
         statics: sizes, strides and offsets that were constants from the start: they have to match, but nobody
             specialized them.
     """
 
-    def __init__(
-        self, shape_env: Any, guards: Sequence[Guard], statics: Sequence[Guard], terms: Terms
-    ) -> None:
-        self._shape_env = shape_env
-        self._guards = tuple(guards)
-        self.statics = tuple(statics)
-        self._terms = terms
-
-    @overload
-    def __getitem__(self, index: int) -> Guard: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Guard, ...]: ...
-    def __getitem__(self, index: int | slice) -> Guard | tuple[Guard, ...]:
-        return self._guards[index]
-
-    def __len__(self) -> int:
-        return len(self._guards)
+    shape_env: Any
+    statics: tuple[Guard, ...]
+    _terms: Terms
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self._guards)) or "no guards"
+        return "\n".join(map(str, self)) or "no guards"
 
     def text(self, condition: sympy.Basic) -> str:
         """A condition in the user's terms, as it was when it was asked: no symbol replaced by another."""
         return self._terms.doprint(condition)
 
-    @property
-    def shape_env(self) -> Any:
-        """The environment that they are of."""
-        return self._shape_env
-
     def compile(self, *, static: bool = True) -> CompiledGuards:
         """One Python function of the inputs that checks all guards (and, with ``static``, all constant sizes)."""
         # Ranges first: what is checked after them may divide by what they keep from being zero.
-        guards = sorted(self._guards, key=lambda guard: guard.kind != "range")
+        guards = sorted(self, key=lambda guard: guard.kind != "range")
         checks = [*(self.statics if static else ()), *guards]
-        properties = properties_of(self._shape_env)
+        properties = properties_of(self.shape_env)
         inputs = tuple(dict.fromkeys(p.root for p in properties))
         names = argument_names(inputs)
-        texts, needed = _bindings(self._shape_env, properties)
+        texts, needed = _bindings(self.shape_env, properties)
         local: dict[sympy.Basic, str] = {symbol: f"_{symbol.name}" for symbol in texts}
         used = set().union(
             *(g.condition.free_symbols for g in checks),
@@ -155,7 +137,7 @@ class Guards(Sequence[Guard]):
                     for reason in guard.reasons
                 ],
             }
-            for guard in self._guards
+            for guard in self
         ]
 
 
@@ -208,12 +190,15 @@ def guards_of(shape_env: Any) -> Guards:
     ties, statics = _ties(shape_env, properties, bound, terms, reasons)
     minimal, ranges = _minimal(shape_env, list(shape_env.guards), _ranges(shape_env, bound))
     relations, merged = made_strict(minimal)
-    found = [
-        *ties,
-        *(_relation(c, [guard, merged.get(c, guard)], terms, reasons) for c, guard in relations.items()),
-        *(_range(shape_env, bounds, terms, reasons) for bounds in ranges),
-    ]
-    return Guards(shape_env, found, statics, Terms({**texts, **originals}))
+    found = Guards(
+        (
+            *ties,
+            *(_relation(c, [guard, merged.get(c, guard)], terms, reasons) for c, guard in relations.items()),
+            *(_range(shape_env, bounds, terms, reasons) for bounds in ranges),
+        )
+    )
+    found.shape_env, found.statics, found._terms = shape_env, tuple(statics), Terms({**texts, **originals})
+    return found
 
 
 def _ties(

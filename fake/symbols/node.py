@@ -17,6 +17,7 @@ symbolic arithmetic; no answer is remembered about unbacked symbols.
 
 from __future__ import annotations
 
+import copy
 import operator
 import sys
 from collections.abc import Callable
@@ -24,16 +25,97 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
+from fake.seam import symbolic_shapes
 from fake.seam.patches import LEDGER
+from fake.seam.proxy_tensor import arithmetic_watchers, symbolic_arithmetic_is_watched
 from fake.symbols import operators
-from fake.symbols.state import Integers, LeanState, has_no_value_now, lean_state
+
+# Called by C++ without arguments, ten thousand times a step: a method of a constant needs no Python frame.
+_nothing: Callable[[], None] = [].clear
+
+
+class Integers(dict[int, Any]):
+    """The nodes of integer constants, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, number: int) -> Any:
+        node = self[number] = self._make(number)
+        return node
+
+
+class Replacements(dict[Any, Any]):
+    """The replaced symbols of an environment; a new one ends the answers that depend on there being none."""
+
+    def __init__(self, replacements: dict[Any, Any]) -> None:
+        super().__init__(replacements)
+        self.valueless: list[dict[str, Any]] = []
+
+    def __setitem__(self, symbol: Any, expression: Any) -> None:
+        super().__setitem__(symbol, expression)
+        while self.valueless:
+            self.valueless.pop().pop("maybe_as_int", None)
+
+    def __deepcopy__(self, memo: dict) -> dict[Any, Any]:
+        return copy.deepcopy(dict(self), memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (dict, (dict(self),))
+
+
+class LeanState:
+    """The memory of lean nodes for one shape environment (it lives on the environment and goes with it).
+
+    Attributes:
+        adopts: whether nodes that torch makes for the environment become lean when they are met.
+        integers: the nodes of integer constants; None until one was made.
+        truths: the nodes of true and false.
+        log: whoever wants to know which remembered answers are used, or None (see ``fake.cache.evaluations``).
+    """
+
+    __slots__ = ("adopts", "canonical", "integers", "log", "truths")
+
+    def __init__(self) -> None:
+        self.adopts = False
+        self.canonical: dict[Any, Any] = {}
+        self.integers: Integers | None = None
+        self.truths: dict[bool, Any] = {}
+        self.log: Any = None
+
+    def __deepcopy__(self, memo: dict) -> LeanState:
+        return LeanState()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (LeanState, ())
+
+
+def lean_state(shape_env: Any) -> LeanState:
+    """The state of a shape environment, made at its first use."""
+    try:
+        return shape_env._fake_lean
+    except AttributeError:
+        symbolic_shapes.HIDDEN_FILES.tell_torch()
+        state = shape_env._fake_lean = LeanState()
+        shape_env.replacements = Replacements(shape_env.replacements)
+        return state
+
+
+def has_no_value_now(node: Any) -> None:
+    """Let a canonical node say that it is no plain number, until a symbol is replaced."""
+    replacements = node.shape_env.replacements
+    if replacements.__class__ is Replacements:
+        own = node.__dict__
+        own["maybe_as_int"] = _nothing
+        replacements.valueless.append(own)
+
 
 _BINARY = (
     "add", "sub", "mul", "mod", "gt", "lt", "le", "ge", "sym_min", "sym_max", "int_floordiv", "and_", "or_",
     "eq", "ne",
 )  # fmt: skip
-SymNode, ShapeEnv = _t.SymNode, _t.ShapeEnv
+SymNode, ShapeEnv = symbolic_shapes.SymNode, symbolic_shapes.TorchShapeEnv
 
 
 def _canonical_of(node: Any, state: LeanState) -> Any:
@@ -71,7 +153,7 @@ def _has_no_memory(shape_env: Any) -> bool:
 
 def _nothing_is_remembered(shape_env: Any) -> bool:
     """Whether, besides, somebody watches the arithmetic."""
-    return _has_no_memory(shape_env) or _t.symbolic_arithmetic_is_watched()
+    return _has_no_memory(shape_env) or symbolic_arithmetic_is_watched()
 
 
 def _keep(result: Any, asked: Any, state: LeanState) -> Any:
@@ -86,7 +168,7 @@ def _keep(result: Any, asked: Any, state: LeanState) -> Any:
 
 
 def _binary(name: str, original: Callable) -> Callable:
-    get_mode, proxies, modes_before, logs = _t.arithmetic_watchers
+    get_mode, proxies, modes_before, logs = arithmetic_watchers
     new, memory = object.__new__, f"_{name}_results"
     recall = operator.attrgetter(memory)
 
@@ -142,8 +224,8 @@ def _may_remember(node: Any) -> bool:
     return (
         node._hint.__class__ in (bool, int, float)
         and not shape_env.frozen  # guards are not recorded, and what is known may be withdrawn
-        and not _t.guards_are_suppressed()
-        and not _t.backed_size_oblivious()
+        and not symbolic_shapes.guards_are_suppressed()
+        and not symbolic_shapes.backed_size_oblivious()
         and node.expr.free_symbols <= shape_env.backed_var_to_val.keys()
     )
 
@@ -212,7 +294,7 @@ def _wrap_bool(original: Callable) -> Callable:
 
 
 def _maybe_as_int(original: Callable) -> Callable:
-    version_of = _t.replacements_version
+    version_of = symbolic_shapes.replacements_version
 
     def maybe_as_int(self: Any) -> int | None:
         own, shape_env = self.__dict__, self.shape_env
@@ -236,7 +318,7 @@ def _maybe_as_int(original: Callable) -> Callable:
 def _expr(original: property) -> property:
     read = original.fget
     assert read is not None
-    version_of = _t.replacements_version
+    version_of = symbolic_shapes.replacements_version
 
     def expr(self: Any) -> Any:
         """The expression with replacements: looked at again only if one of its own symbols was replaced."""
@@ -318,7 +400,11 @@ LeanNode: Any = type(
             for name in ("is_int", "is_bool", "is_float", "clone", "constant_int")
             if name in vars(SymNode)
         },
-        **{name: _also_lean(method) for name, method in vars(SymNode).items() if name in _t.magic_methods},
+        **{
+            name: _also_lean(method)
+            for name, method in vars(SymNode).items()
+            if name in symbolic_shapes.magic_methods
+        },
         **lean_methods(),
         "hint": _hint(vars(SymNode)["hint"]),
         "__doc__": "torch's node of a symbolic number with the repeated work remembered.",

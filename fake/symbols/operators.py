@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.seam.patches import Patch, When
+from fake.seam.proxy_tensor import arithmetic_watchers
 
 _DUNDERS = {
     **{f"__{name}__": name for name in ("add", "sub", "mul", "mod", "eq", "ne", "lt", "gt", "le", "ge")},
@@ -25,7 +25,7 @@ _NUMBERS = {int: torch.SymInt, bool: torch.SymBool, float: torch.SymFloat}
 
 def _operator(method: str, original: Callable, classes: tuple[Any, ...], *, reflected: bool) -> Callable:
     """``a + b``: from what is remembered if it can be, else through the node, else as torch does it."""
-    get_mode, proxies, modes_before, logs = _t.arithmetic_watchers
+    get_mode, proxies, modes_before, logs = arithmetic_watchers
     symbolic, numbers = torch.SymInt, _NUMBERS
     new: Callable[..., Any] = object.__new__
     recall = attrgetter(f"_canonical._{method}_{'reflected' if reflected else 'results'}")

@@ -7,25 +7,32 @@ from typing import Any
 import sympy
 import torch
 
-from fake import _torch as _t
-from fake.seam.fake_tensor import is_functional_tensor
+from fake.seam.dispatch import has_symbols
+from fake.seam.fake_tensor import FunctionalTensor, is_functional_tensor
 from fake.seam.patches import LEDGER, Patch, When, always
-from fake.symbols._torch import is_traced, torchs_build_proxy, trace_two
+from fake.seam.proxy_tensor import (
+    is_traced,
+    make_symbolic_functional,
+    proxy_tensor,
+    torchs_build_proxy,
+    trace_two,
+)
+from fake.seam.symbolic_shapes import SymNode
 from fake.symbols.node import lean_methods
 
-_FUNCTIONAL_NEW = _t.FunctionalTensor.__new__
+_FUNCTIONAL_NEW = FunctionalTensor.__new__
 
 
 def _functional_new(cls: type, elem: Any, mode: Any) -> Any:
     """FunctionalTensor's constructor; with the storage size given, torch asks a symbolic tensor fewer questions."""
     if (
-        not _t.has_symbols(elem)
+        not has_symbols(elem)
         or torch.is_inference_mode_enabled()
         or not is_functional_tensor(elem)
         or elem.layout is not torch.strided
     ):
         return _FUNCTIONAL_NEW(cls, elem, mode)
-    return _t.make_symbolic_functional(cls, elem)
+    return make_symbolic_functional(cls, elem)
 
 
 def _build_proxy(tracer: Any, expr: Any, out: Any = None) -> Any:
@@ -45,17 +52,11 @@ _LOST = "time: symbolic sizes are computed and compared anew each time they occu
 
 PATCHES = LEDGER.add(
     *(
-        Patch(_t.SymNode, name, always(value), adds=True, when=When.COMPILATION, lost=_LOST)
+        Patch(SymNode, name, always(value), adds=True, when=When.COMPILATION, lost=_LOST)
         for name, value in lean_methods().items()
     ),
     Patch(
-        _t.FunctionalTensor,
-        "__new__",
-        always(staticmethod(_functional_new)),
-        when=When.COMPILATION,
-        lost=_LOST,
+        FunctionalTensor, "__new__", always(staticmethod(_functional_new)), when=When.COMPILATION, lost=_LOST
     ),
-    Patch(
-        _t.proxy_tensor, "_build_proxy_for_sym_expr", always(_build_proxy), when=When.COMPILATION, lost=_LOST
-    ),
+    Patch(proxy_tensor, "_build_proxy_for_sym_expr", always(_build_proxy), when=When.COMPILATION, lost=_LOST),
 )

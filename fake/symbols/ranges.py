@@ -14,7 +14,7 @@ from math import lcm
 
 import sympy
 
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 from fake.symbols.expr import (
     ONE,
     Conjunction,

@@ -20,7 +20,7 @@ from typing import Any
 import sympy
 import torch
 
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 
 _OWN_DIRECTORIES = tuple(
     str(Path(__file__).resolve().parents[2] / package) + os.sep

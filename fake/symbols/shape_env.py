@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from fake.errors import ContractViolationError, ShapeEnvError, UnsupportedTorchVersionError
+from fake.seam import symbolic_shapes as _t
 from fake.seam.patches import LEDGER, SUPPORTED_VERSIONS, Edit, Patch, When, always, is_known_version
-from fake.symbols import _torch as _t
 from fake.symbols.contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
 from fake.symbols.explain import Explanation, explain
 from fake.symbols.guards import CompiledGuards, Guards, guards_of, minimal_guards

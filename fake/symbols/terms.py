@@ -11,7 +11,7 @@ import sympy
 import torch
 from sympy.printing.precedence import PRECEDENCE
 
-from fake.symbols import _torch as _t
+from fake.seam import symbolic_shapes as _t
 
 _LOCAL = re.compile(r"\b[LG]\['(\w+)'\]")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from fake import _torch as _t
+from fake.seam.dispatch import ensure_cuda_device_guard
 from fake.seam.patches import LEDGER, Edit, When
 
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -74,7 +74,7 @@ PATCHES = LEDGER.add(
 
 def _registry() -> ctypes.Array[ctypes.c_void_p] | None:
     libraries = list((Path(torch.__file__).parent / "lib").glob("libc10.*"))
-    if not libraries or _t.ensure_cuda_device_guard is None:
+    if not libraries or ensure_cuda_device_guard is None:
         return None
     try:
         return (ctypes.c_void_p * (_CUDA + 1)).in_dll(ctypes.CDLL(str(libraries[0])), _REGISTRY)
@@ -89,6 +89,6 @@ def _register(registry: ctypes.Array[ctypes.c_void_p]) -> None:
     methods = (ctypes.c_void_p * _METHODS)(*(address for _ in range(_METHODS)))
     guard = ctypes.c_void_p(ctypes.addressof(methods))
     registry[_CUDA] = ctypes.addressof(guard)  # type: ignore[call-overload]
-    _t.ensure_cuda_device_guard()
+    ensure_cuda_device_guard()
     if registry[_CUDA] == ctypes.addressof(guard):  # type: ignore[comparison-overlap]
         registry[_CUDA] = None  # type: ignore[call-overload]

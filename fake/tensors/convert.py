@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
 from fake.errors import UnsupportedFakeTensorException
+from fake.seam import fake_tensor
+from fake.seam.dispatch import DisableTorchFunctionSubclass, TensorBase, has_storage, has_symbols, no_dispatch
+from fake.seam.guards import TracingContext
+from fake.seam.symbolic_shapes import CallMethodItemSource, DimDynamic, FloatTensorSource, RandomValueSource
 from fake.symbols.node import adopt as adopt_symbol
 from fake.tensors.tensor import FakeTensor, forget
 
 _ITEM_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.float64)
 
 
-class FakeTensorConverter(_t.TorchFakeTensorConverter):
+class FakeTensorConverter(fake_tensor.FakeTensorConverter):
     """Converts tensors to fake ones of a mode, each once.
 
     Two tensors that share a storage become two fake tensors that share one; parameters stay parameters, ``.grad`` is
@@ -58,7 +61,7 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
         made: list[Any] = []
 
         def make(make_meta: Callable[[], torch.Tensor], device: torch.device) -> Any:
-            with _t.no_dispatch():
+            with no_dispatch():
                 fake = FakeTensor(fake_mode, make_meta(), device, constant=constant)
             forget(fake)  # the meta converter may put it on another storage, and take views of it then
             made.append(fake)
@@ -75,11 +78,11 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
         if out is NotImplemented:
             raise UnsupportedFakeTensorException("meta converter nyi")
         for fake in made:
-            if _t.has_symbols(fake):
+            if has_symbols(fake):
                 for number in (*fake.shape, *fake.stride(), fake.storage_offset()):
                     adopt_symbol(number)
             forget(fake)  # the meta converter sets strides and conjugate bits after it made them
-        if made and not _t.has_symbols(out):
+        if made and not has_symbols(out):
             _grow_storage(t, out)
         _copy_grad_dtype(t, out)
         if source is not None and shape_env is not None and not self.export:
@@ -126,7 +129,7 @@ def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tup
     Returns:
         The source and the symbolic context; those given where Dynamo has not seen the tensor.
     """
-    tracing = _t.TracingContext.try_get()
+    tracing = TracingContext.try_get()
     if tracing is not None and t in tracing.tensor_to_context:
         symbolic_context = tracing.tensor_to_context[t]
         source = symbolic_context.tensor_source
@@ -135,7 +138,7 @@ def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tup
 
 def _grow_storage(real: torch.Tensor, fake: torch.Tensor) -> None:
     """A storage that is larger than its tensor (a loaded slice, say) is so for the fake tensor, too."""
-    if type(real) not in (torch.Tensor, torch.nn.Parameter) or not _t.has_storage(real):
+    if type(real) not in (torch.Tensor, torch.nn.Parameter) or not has_storage(real):
         return  # sparse, or in the middle of a function transform
     size, storage = real.untyped_storage().nbytes(), fake.untyped_storage()
     if size > storage.nbytes():
@@ -145,7 +148,7 @@ def _grow_storage(real: torch.Tensor, fake: torch.Tensor) -> None:
 def _copy_grad_dtype(t: torch.Tensor, out: Any) -> None:
     if not hasattr(torch.Tensor, "grad_dtype"):
         return
-    inner = _t.from_functional_tensor(t.elem) if isinstance(t, _t.FunctionalTensor) else t
+    inner = fake_tensor.from_functional_tensor(t.elem) if isinstance(t, fake_tensor.FunctionalTensor) else t
     if inner.requires_grad and inner.is_leaf and inner.grad_dtype != inner.dtype and out.is_leaf:
         out.grad_dtype = inner.grad_dtype
 
@@ -153,20 +156,20 @@ def _copy_grad_dtype(t: torch.Tensor, out: Any) -> None:
 def _remember_item(t: torch.Tensor, out: Any, source: Any, symbolic_context: Any, shape_env: Any) -> None:
     """``item()`` of a scalar input is a symbol with a known source. Only float64 is exact as a Python float."""
     if (
-        not _t.is_plain_tensor(t)
+        not fake_tensor.is_plain_tensor(t)
         or t.dim() != 0
         or t.device.type != "cpu"
         or t.dtype not in _ITEM_DTYPES
-        or isinstance(source, _t.RandomValueSource)
+        or isinstance(source, RandomValueSource)
     ):
         return
-    with _t.no_dispatch():
+    with no_dispatch():
         value = t.item()
     if math.isnan(value) or math.isinf(value):
         return
-    item_source = source.base if isinstance(source, _t.FloatTensorSource) else _t.CallMethodItemSource(source)
+    item_source = source.base if isinstance(source, FloatTensorSource) else CallMethodItemSource(source)
     symbol = shape_env.create_unspecified_symbol(
-        value, source=item_source, dynamic_dim=_t.DimDynamic.DYNAMIC, symbolic_context=symbolic_context
+        value, source=item_source, dynamic_dim=DimDynamic.DYNAMIC, symbolic_context=symbolic_context
     )
     if t.dtype == torch.int64:
         out.item_memo = shape_env.create_symintnode(symbol, hint=value, source=item_source)
@@ -190,12 +193,12 @@ class FakeCopyMode(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _t.TensorBase.clone:  # how a Parameter copies itself
+        if func is TensorBase.clone:  # how a Parameter copies itself
             return func(self.fake_mode.from_tensor(args[0], static_shapes=True), **kwargs)
         if func is torch.Tensor.__deepcopy__:
             tensor, memo = args
             if id(tensor) not in memo:
                 memo[id(tensor)] = self.fake_mode.from_tensor(tensor, static_shapes=True)
             return memo[id(tensor)]
-        with _t.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)

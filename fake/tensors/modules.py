@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
+from fake.seam.dispatch import has_compatible_data
 from fake.seam.patches import LEDGER, Patch, When
 
 Conversion = Callable[[torch.Tensor], torch.Tensor]
@@ -63,7 +63,7 @@ def _replace_data(tensor: torch.Tensor, made: torch.Tensor) -> bool:
     """Give ``tensor`` other data in place, if its kind of tensor can hold them and nobody asked for new objects."""
     if torch.__future__.get_overwrite_module_params_on_conversion():
         return False
-    if not _t.has_compatible_data(tensor, made):
+    if not has_compatible_data(tensor, made):
         return False
     tensor.data = made
     return True

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from fake import _torch as _t
+from fake.seam import dispatch
+from fake.seam.fake_tensor import FakeTensor as TorchFakeTensor, FakeTensorMode as TorchFakeTensorMode
+from fake.seam.pytree import arg_tree_leaves
 from fake.tensors.metadata import TensorMetadata, intern
 
 _MEMOS = tuple(
@@ -47,28 +49,28 @@ class SymbolicSizes(Unkeyable):
     """The tensor has symbolic sizes: its metadata lives on a shape environment."""
 
 
-class _EqualsTorchsClass(type(_t.TorchFakeTensor)):  # type: ignore[misc]
+class _EqualsTorchsClass(type(TorchFakeTensor)):  # type: ignore[misc]
     """Makes ``type(x) in (torch.Tensor, ..., torch's FakeTensor)`` true for our tensors.
 
     Dynamo, functionalization and ``make_fx`` look the exact type up in tuples and dictionaries; isinstance would do.
     """
 
     def __eq__(cls, other: object) -> bool:
-        return other is cls or other is _t.TorchFakeTensor
+        return other is cls or other is TorchFakeTensor
 
     def __hash__(cls) -> int:
-        return hash(_t.TorchFakeTensor)
+        return hash(TorchFakeTensor)
 
     def __instancecheck__(cls, instance: object) -> bool:
         """The same for isinstance: a fake tensor is one whoever's mode made it."""
-        return isinstance(instance, _t.TorchFakeTensor)
+        return isinstance(instance, TorchFakeTensor)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         """The same for issubclass, which torch's own tensors ask about each other."""
-        return issubclass(subclass, _t.TorchFakeTensor)
+        return issubclass(subclass, TorchFakeTensor)
 
 
-class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
+class FakeTensor(TorchFakeTensor, metaclass=_EqualsTorchsClass):
     """A tensor without data, made by :class:`fake.FakeTensorMode`.
 
     It derives from torch's class so that Dynamo, AOTAutograd, Inductor and export accept it. Construction is
@@ -94,19 +96,19 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> FakeTensor:
         mode = args[0] if args else kwargs.get("fake_mode")
-        if isinstance(mode, _t.TorchFakeTensorMode) and not hasattr(mode, "dispatch_outside"):
+        if isinstance(mode, TorchFakeTensorMode) and not hasattr(mode, "dispatch_outside"):
             # This class was put in the place of torch's, whose rules then make tensors of torch's modes by its name.
-            return _t.TorchFakeTensor.__new__(_t.TorchFakeTensor, *args, **kwargs)  # type: ignore[return-value]
-        self: Any = _t.TorchFakeTensor.__new__(cls, *args, **kwargs)
+            return TorchFakeTensor.__new__(TorchFakeTensor, *args, **kwargs)  # type: ignore[return-value]
+        self: Any = TorchFakeTensor.__new__(cls, *args, **kwargs)
         element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
-        if element is not None and _t.is_plain_meta(element):
+        if element is not None and dispatch.is_plain_meta(element):
             self._plain = element
         return self
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The device it stands for; ``meta`` while a meta kernel runs."""
-        return _t.META_DEVICE if _t.meta_in_tls() else self.fake_device
+        return dispatch.META_DEVICE if dispatch.meta_in_tls() else self.fake_device
 
     @device.setter
     def device(self, _: torch.device) -> None:
@@ -121,7 +123,7 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     def data(self, value: torch.Tensor) -> None:
         forget(self)
         DATA.__set__(self, value)
-        if isinstance(value, _t.TorchFakeTensor):
+        if isinstance(value, TorchFakeTensor):
             setattr(self, DEVICE_ATTRIBUTE, value.fake_device)
 
     @classmethod
@@ -131,19 +133,19 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
         """An operator on fake tensors while no fake mode is active: it runs in the tensors' own mode."""
         if func is _DEVICE:
             return args[0].device
-        if _t.active_fake_mode() is not None:
+        if dispatch.active_fake_mode() is not None:
             return NotImplemented  # the mode has declined: let the next subclass try
         for arg in args:  # usually the first one is
             if is_made_here(type(arg)):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
-        for arg in _t.arg_tree_leaves(*args, **(kwargs or {})):
+        for arg in arg_tree_leaves(*args, **(kwargs or {})):
             if is_made_here(type(arg)):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
         return NotImplemented
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """``torch.save`` under ``torch.serialization.skip_data(materialize_fake_tensors=True)`` takes it without its state."""
-        if getattr(_t.serialization_state, "materialize_fake_tensors", False):
+        if getattr(dispatch.serialization_state, "materialize_fake_tensors", False):
             return self._reduce_ex_internal(protocol)  # type: ignore[attr-defined]
         return super().__reduce_ex__(protocol)
 
@@ -161,7 +163,7 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
             self._plain, self.constant = hidden, known
         forget(copied)
         if known is not None:
-            with _t.no_dispatch():
+            with dispatch.no_dispatch():
                 copied.constant = known.clone()
             self.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copied)
         return copied
@@ -173,7 +175,7 @@ is_made_here = functools.partial(type.__subclasscheck__, FakeTensor)
 for _name, _value in HIDDEN_DEFAULTS.items():
     setattr(FakeTensor, _name, _value)
 
-DATA = _t.TensorBase.__dict__["data"]
+DATA = dispatch.TensorBase.__dict__["data"]
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -190,7 +192,7 @@ def make_fake(
     Args:
         mark: makes access to the data pointer raise or warn, as the mode wants it.
     """
-    made: Any = _t.make_subclass(
+    made: Any = dispatch.make_subclass(
         tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device
     )
     mark(made)
@@ -203,13 +205,13 @@ def make_fake(
 
 # 2.11 keeps the device in ``fake_device``; later releases normalise it in a property over ``_fake_device``.
 DEVICE_ATTRIBUTE = (
-    "_fake_device" if isinstance(vars(_t.TorchFakeTensor).get("fake_device"), property) else "fake_device"
+    "_fake_device" if isinstance(vars(TorchFakeTensor).get("fake_device"), property) else "fake_device"
 )
 
 
 def adopt(value: Any, tensor_class: type = FakeTensor) -> Any:
     """Give torch's own fake tensors (made by its rules, called as a library) our class, in place."""
-    if type(value) is _t.TorchFakeTensor:
+    if type(value) is TorchFakeTensor:
         value.__class__ = tensor_class
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -223,7 +225,7 @@ def disown(value: Any) -> Any:
     if kind is FakeTensor:
         for name, default in HIDDEN_DEFAULTS.items():
             value.__dict__.setdefault(name, default)
-        object.__setattr__(value, "__class__", _t.TorchFakeTensor)
+        object.__setattr__(value, "__class__", TorchFakeTensor)
     elif isinstance(value, (list, tuple)):
         for item in value:
             disown(item)
@@ -272,8 +274,8 @@ def plain_of(tensor: Any) -> torch.Tensor:
     """A plain meta tensor over the storage of a fake one (its sizes may differ; views set their own)."""
     plain = tensor._plain
     if plain is None:
-        with _t.disable_torch_dispatch(), inference_mode(tensor.is_inference()):
-            plain = torch.empty((0,), dtype=tensor.dtype, device=_t.META_DEVICE)
+        with dispatch.disable_torch_dispatch(), inference_mode(tensor.is_inference()):
+            plain = torch.empty((0,), dtype=tensor.dtype, device=dispatch.META_DEVICE)
             plain.set_(tensor.untyped_storage(), 0, (0,), (1,))  # of symbolic sizes it would ask much
         tensor._plain = plain
     return plain
@@ -281,4 +283,4 @@ def plain_of(tensor: Any) -> torch.Tensor:
 
 def inference_mode(wanted: bool) -> AbstractContextManager[Any]:
     """Returns the context in which tensors are made as inference tensors, or as none."""
-    return nullcontext() if wanted == _t.is_inference_mode_enabled() else torch.inference_mode(wanted)
+    return nullcontext() if wanted == torch.is_inference_mode_enabled() else torch.inference_mode(wanted)

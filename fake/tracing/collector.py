@@ -12,6 +12,7 @@ It is postponed until it is due by the number of younger collections again.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 
@@ -61,3 +62,26 @@ itself freezes a few hundred that are never freed, and does so again at the next
         lost="time: the collector looks again and again at what a compilation makes and keeps",
     )
 )
+
+
+def _pause() -> Callable[[], None]:
+    if not gc.isenabled():
+        return lambda: None
+    gc.disable()
+    return gc.enable
+
+
+(_PAUSE,) = LEDGER.add(
+    Edit(
+        "Python's garbage collector: paused",
+        _pause,
+        when=When.CAPTURE,
+        versions=None,
+        lost="time: the capture of a long backward pass takes time that grows with the square of its length",
+    )
+)
+
+
+def collection_paused() -> contextlib.AbstractContextManager[None]:
+    """No garbage collection inside the block: for work that makes many objects that stay, and runs no user code."""
+    return LEDGER.in_force(_PAUSE)

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fake.tracing import _torch
+from fake.seam.dynamo import compile_lock, compile_session
 
-one_at_a_time = _torch.compile_lock
+one_at_a_time = compile_lock
 """The lock alone, which a thread may take again: around what a compilation sets or has made."""
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
     """Compile in this block: no other thread does meanwhile, and torch knows that something is compiled."""
-    with one_at_a_time, _torch.compile_session():
+    with one_at_a_time, compile_session():
         yield

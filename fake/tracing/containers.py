@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fake.seam import pytree
+from fake.seam.fake_tensor import functional_tensor
+from fake.seam.fx import fx_graph
 from fake.seam.patches import LEDGER, Patch, When
-from fake.tracing import _torch as _t
 
 
 def _is_left_to_torch(kind: type) -> bool:
@@ -88,6 +89,6 @@ PATCHES = LEDGER.add(
             when=When.COMPILATION,
             lost="time: a class is looked up for each argument of each operator, and a description made of each tuple",
         )
-        for module in (_t.functional_tensor, _t.fx_graph)
+        for module in (functional_tensor, fx_graph)
     )
 )

@@ -9,18 +9,19 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from fake.seam.aot_autograd import graph_compile
+from fake.seam.logging import structured_log_is_on
 from fake.seam.patches import LEDGER, Patch, When
-from fake.tracing import _torch as _t
 
 
 def text_is_read(config: Any) -> bool:
     """Whether someone reads the text of a graph: a log, or an entry of AOTAutograd's cache."""
     return (
         config.cache_info is not None
-        or _t.structured_log_is_on()
+        or structured_log_is_on()
         or any(
             log.isEnabledFor(logging.INFO)
-            for log in (_t.graph_compile.aot_joint_log, _t.graph_compile.aot_graphs_log)
+            for log in (graph_compile.aot_joint_log, graph_compile.aot_graphs_log)
         )
     )
 
@@ -38,7 +39,7 @@ def _unless_nobody_reads(original: Callable[..., Any]) -> Callable[..., Any]:
 PATCHES = LEDGER.add(
     *(
         Patch(
-            _t.graph_compile,
+            graph_compile,
             name,
             _unless_nobody_reads,
             when=When.COMPILATION,

@@ -10,7 +10,8 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from fxpasses._torch import shape_env_of, symbol_hints
+from fake.seam.symbolic_shapes import hints_of
+from fxpasses._torch import shape_env_of
 from fxpasses.exact.samples import Family, sample_input
 from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
@@ -187,7 +188,7 @@ def other_sizes(
     env = shape_env_of([value_of(node) for node in inputs])
     if env is None or not real:
         return
-    fixed = symbol_hints(env)
+    fixed = dict(hints_of(env))
     seen = {tuple(real.values())}
     alone = [{symbol: size} for size in (*first, *_SIZES) for symbol in real]
     together = [dict.fromkeys(real, size) for size in _SIZES]
@@ -275,7 +276,7 @@ def _size(size: Any, bound: Bindings) -> int:
     if isinstance(size, int):
         return size
     env = size.node.shape_env
-    value = _replaced(env.replace(size.node.expr), {**symbol_hints(env), **bound})
+    value = _replaced(env.replace(size.node.expr), {**hints_of(env), **bound})
     if not value.is_number:
         raise Unsupported(f"a size that depends on data: {size}")
     return int(value)

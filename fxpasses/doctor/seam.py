@@ -46,7 +46,7 @@ class Use:
 
     @property
     def location(self) -> str:
-        """File and line: ``fake/_torch.py:120``."""
+        """File and line: ``fake/seam/dispatch.py:120``."""
         return f"{self.file}:{self.line}"
 
 

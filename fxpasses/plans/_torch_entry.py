@@ -12,7 +12,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.external_utils import wrap_inline
 
-from fake._torch import skip_code
+from fake.seam.dynamo import skip_code
 from fake.seam.patches import Patch, When
 from fxpasses.dynamo._torch import backend_of
 from fxpasses.plans._torch import CALLS_OF_MODULES

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from fake.seam.dynamo import get_metrics_context
+from fake.seam.symbolic_shapes import hints_of
 
 
 def source_of(placeholder: fx.Node) -> str:
@@ -78,8 +79,7 @@ def compile_options(compiled: Any) -> Mapping[str, Any] | None:
 
 def symbols_of(shape_env: Any) -> list[dict[str, str]]:
     """The symbols of a shape environment, with their ranges and the sizes that were seen."""
-    hints = getattr(shape_env, "backed_var_to_val", None)
-    hints = getattr(shape_env, "var_to_val", {}) if hints is None else hints
+    hints = hints_of(shape_env)
     return [
         {"name": str(symbol), "range": f"{bounds.lower}..{bounds.upper}", "hint": str(hints.get(symbol, ""))}
         for symbol, bounds in shape_env.var_to_range.items()

@@ -7,7 +7,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import fake
-from fake import FakeTensorMode, _torch as private
+from fake import FakeTensorMode
+from fake.seam import dispatch, proxy_tensor
 from tests.fake.support import dynamic
 
 
@@ -15,7 +16,7 @@ from tests.fake.support import dynamic
 def copied(request, monkeypatch):
     """Whether outputs are copies of patterns, or made as where copies would count changes together."""
     if not request.param:
-        monkeypatch.setattr(private, "copies_are_apart", lambda: False)
+        monkeypatch.setattr(dispatch, "copies_are_apart", lambda: False)
     FakeTensorMode.cache_clear()
     yield request.param
     FakeTensorMode.cache_clear()
@@ -42,7 +43,7 @@ def described(tensors):
             str(tuple(t.shape)), str(t.stride()), str(t.storage_offset()), t.dtype, t.device, t.requires_grad,
             str(t.untyped_storage().nbytes()), storages.setdefault(t.untyped_storage()._cdata, len(storages)),
             t.is_inference() or t._version, t.is_contiguous(), str(t.numel()), t.is_inference(), t.is_conj(), t.is_neg(),
-            t._is_view(), str(private.dispatch_key_set(t)),
+            t._is_view(), str(dispatch.dispatch_key_set(t)),
         )
         for t in tensors
     ]  # fmt: skip
@@ -177,8 +178,8 @@ def test_called_outside_of_a_dispatch():
 
 def test_nodes_matter_in_a_trace_and_under_functionalization_only(monkeypatch):
     FakeTensorMode.cache_clear()
-    matter, answers = private.nodes_matter, []
-    monkeypatch.setattr(private, "nodes_matter", lambda: answers.append(matter()) or answers[-1])
+    matter, answers = proxy_tensor.nodes_matter, []
+    monkeypatch.setattr(proxy_tensor, "nodes_matter", lambda: answers.append(matter()) or answers[-1])
     x = dynamic(FakeTensorMode(shape_env=ShapeEnv()), torch.ones(3, 5))
     for _ in range(3):
         x.exp()

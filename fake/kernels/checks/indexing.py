@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload
-from fake.kernels.checks.registry import check_for, extent, refuse, wrapped_dim
+from fake.kernels.checks.registry import OpOverload, check_for, extent, refuse, wrapped_dim
 from fake.kernels.outputs import is_symbolic
 
 

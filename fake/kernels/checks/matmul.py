@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload
-from fake.kernels.checks.registry import check_for, is_refused, refuse
+from fake.kernels.checks.registry import OpOverload, check_for, is_refused, refuse
 from fake.kernels.outputs import is_symbolic
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload, no_dispatch
-from fake.kernels.checks.registry import check_for, is_refused, refuse
+from fake.kernels.checks.registry import OpOverload, check_for, is_refused, refuse
 from fake.kernels.dtypes import result_type
+from fake.seam.dispatch import no_dispatch
 
 #: Numbers that eager converts to the dtype of the result, by operator: whatever the size, or only if there are elements.
 _CONVERTED = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload, suggest_memory_format
-from fake.kernels.checks.registry import check_for, is_refused, refuse
+from fake.kernels.checks.registry import OpOverload, check_for, is_refused, refuse
+from fake.seam.dispatch import suggest_memory_format
 
 
 @check_for("binary_cross_entropy", "binary_cross_entropy_with_logits")

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from fake.kernels._torch import OpOverload, no_dispatch
+from fake.seam.dispatch import OpOverload, no_dispatch
 
 Check = Callable[[OpOverload, dict[str, Any]], None]
 

@@ -6,11 +6,11 @@ One check a file: `schema`, `autograd_registration`, `fake_kernel`, `fake_variat
 
 from typing import Any
 
-from fake.library import _torch
 from fake.library.errors import OpCheckError
 from fake.library.opcheck.generate import generate_opcheck_tests, torchs_generator
 from fake.library.opcheck.result import CheckFailure, Evidence, Passed, Verdict
 from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, opcheck
+from fake.seam import library as _torch
 
 __all__ = [
     "ALL_TEST_UTILS",

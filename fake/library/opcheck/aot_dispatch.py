@@ -5,21 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from fake.error_text import error_text
-from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt
-from fake.library.opcheck.result import CheckFailure
-
-STATIC = "test_aot_dispatch_static"
-DYNAMIC = "test_aot_dispatch_dynamic"
+from fake.library.opcheck.result import Fault
+from fake.seam import library as _torch
 
 
-def _check(name: str, op: Any, call: Call, *, dynamic: bool) -> str:
+def check(op: Any, call: Call, *, dynamic: bool) -> str:
+    """Compare AOTAutograd with eager.
+
+    Args:
+        op: the overload that is checked.
+        call: the sample.
+        dynamic: with symbolic sizes, instead of sizes as constants.
+
+    Raises:
+        Fault: the two disagree, or tracing fails.
+    """
     try:
-        _torch.torch_aot_check(op, call.args, call.kwargs, dynamic=dynamic, **call.tolerances)
+        _torch.optest("safe_aot_autograd_check")(
+            op, call.args, call.kwargs, dynamic=dynamic, **call.tolerances
+        )
     except Exception as error:
-        raise CheckFailure(
-            name, _torch.op_overload_name(op), error_text(error), fix=_fix(op, call, error_text(error))
-        ) from error
+        raise Fault(error_text(error), fix=_fix(op, call, error_text(error))) from error
     return ""
 
 
@@ -39,13 +46,3 @@ def _fix(op: Any, call: Call, said: str) -> str:
         "the operator runs, but cannot be traced: it needs a fake kernel that is exact (see test_faketensor), and "
         "setup_context and the backward formula that do not read data"
     )
-
-
-def check_static(op: Any, call: Call) -> str:
-    """Compare AOTAutograd with eager, with sizes as constants; a CheckFailure says where they disagree or tracing fails."""
-    return _check(STATIC, op, call, dynamic=False)
-
-
-def check_dynamic(op: Any, call: Call) -> str:
-    """Compare AOTAutograd with eager, with symbolic sizes; a CheckFailure says where they disagree or tracing fails."""
-    return _check(DYNAMIC, op, call, dynamic=True)

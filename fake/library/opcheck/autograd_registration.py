@@ -5,25 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from fake.error_text import error_text
-from fake.library import _torch
 from fake.library.opcheck.inputs import Call
-from fake.library.opcheck.result import CheckFailure
-
-NAME = "test_autograd_registration"
+from fake.library.opcheck.result import Fault
+from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
     """If inputs require a gradient: outputs must get it from a kernel behind an Autograd key.
 
     Raises:
-        CheckFailure: the operator has no such kernel, or hides its autograd below the dispatcher's.
+        Fault: the operator has no such kernel, or hides its autograd below the dispatcher's.
     """
     try:
-        _torch.torch_autograd_registration_check(op, call.copy().args, call.copy().kwargs)
+        _torch.optest("safe_autograd_registration_check")(op, call.copy().args, call.copy().kwargs)
     except Exception as error:
-        raise CheckFailure(
-            NAME,
-            _torch.op_overload_name(op),
+        raise Fault(
             error_text(error),
             fix="register the formula with register_autograd; do not call autograd.Function inside a device kernel",
         ) from error

@@ -7,19 +7,17 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.opcheck.comparison import run_fake
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors
-from fake.library.opcheck.result import CheckFailure, Evidence
-
-NAME = "test_fake_device"
+from fake.library.opcheck.result import Evidence, Fault
+from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
     """Where the Python kernel for all devices runs on meta tensors and stays there, the fake kernel must stay, too.
 
     Raises:
-        CheckFailure: the fake kernel's outputs are on another device.
+        Fault: the fake kernel's outputs are on another device.
     """
     kernel = _torch.kernel_for_all_devices(op)
     if kernel is None or not call.tensors:
@@ -34,9 +32,7 @@ def check(op: Any, call: Call) -> str:
         return "the kernel needs data"
     for index, output in enumerate(flat_tensors(fake)):
         if output.device.type != "meta":
-            raise CheckFailure(
-                NAME,
-                _torch.op_overload_name(op),
+            raise Fault(
                 f"the fake kernel puts output {index} on {output.device}, wherever the inputs are",
                 evidence=(
                     Evidence(f"output {index}", "the inputs' device, as the kernel", str(output.device)),

@@ -5,35 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from fake.error_text import error_text
-from fake.library import _torch
 from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
 from fake.library.opcheck.inputs import Call, flat_tensors
-from fake.library.opcheck.result import CheckFailure, Evidence
-
-NAME = "test_faketensor"
+from fake.library.opcheck.result import Evidence, Fault
+from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
     """Compare sizes, strides, dtypes, devices and the number of outputs; then torch's cross-reference mode.
 
     Raises:
-        CheckFailure: there is no fake kernel, it fails, or it says something else than the real one does.
+        Fault: there is no fake kernel, it fails, or it says something else than the real one does.
     """
-    name = _torch.op_overload_name(op)
     evidence: tuple[Evidence, ...] = ()
     real = run_real(op, call.detached())
     fake = try_fake(op, call.detached())
     if real.error is None and fake.error is None:
         evidence = tuple(compare(call, real.value, fake.value))
     try:
-        _torch.torch_fake_check(op, call.copy().args, call.copy().kwargs)
+        _torch.optest("safe_fake_check")(op, call.copy().args, call.copy().kwargs)
     except Exception as error:
-        raise CheckFailure(
-            NAME, name, error_text(error), evidence=evidence, fix=_fix(real.error, fake.error, evidence, call)
+        raise Fault(
+            error_text(error), evidence=evidence, fix=_fix(real.error, fake.error, evidence, call)
         ) from error
     if evidence:
         problem = f"the fake kernel is wrong about {evidence[0].where}"
-        raise CheckFailure(NAME, name, problem, evidence=evidence, fix=fix_for(evidence[0], call))
+        raise Fault(problem, evidence=evidence, fix=fix_for(evidence[0], call))
     return "" if flat_tensors(real.value.value) else "no tensor outputs"
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fake.error_text import describe_error
-from fake.library import _torch
 from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
 from fake.library.opcheck.inputs import Call
-from fake.library.opcheck.result import CheckFailure, Evidence
+from fake.library.opcheck.result import Evidence, Fault
 from fake.library.opcheck.sizes import SizePlan, plan_sizes
 from fake.library.opcheck.variations import (
     code_constants,
@@ -22,29 +21,23 @@ from fake.library.opcheck.variations import (
     with_defaults,
     with_equal_lists,
 )
+from fake.seam import library as _torch
 
-NAME = "test_fake_variations"
 
-
-def check(op: Any, call: Call) -> str:
+def check(op: Any, call: Call, *, layouts: bool = True) -> str:
     """Other sizes, values, numbers, lists, storage offsets, strides and dtypes.
 
     Inputs that the real kernel refuses say nothing and are skipped; the note names the sizes that it keeps fixed.
 
+    Args:
+        op: the overload that is checked.
+        call: the sample.
+        layouts: False leaves out strides and dtypes, and keeps index tensors in the shape of what they index where they have
+            that shape in the sample: what operators of other libraries are held to by default.
+
     Raises:
-        CheckFailure: the real kernel accepts a variation, and the fake one fails or answers something else.
+        Fault: the real kernel accepts a variation, and the fake one fails or answers something else.
     """
-    return _check(op, call, layouts=True)
-
-
-def check_sizes(op: Any, call: Call) -> str:
-    """As `check`, without strides and dtypes, and with index tensors in the shape of what they index where they have
-    that shape in the sample: what operators of other libraries are held to by default.
-    """
-    return _check(op, call, layouts=False)
-
-
-def _check(op: Any, call: Call, *, layouts: bool) -> str:
     if try_fake(op, call.detached()).error is not None:
         return "no fake kernel that works on the sample"
     if not _torch.is_defined_in_python(op):
@@ -89,9 +82,7 @@ def _try_all(op: Any, variations: Iterator[Call]) -> str:
             evidence = [Evidence("fake kernel", "an answer", said, inputs, "error")]
         ran += 1
         if evidence:
-            raise CheckFailure(
-                NAME,
-                _torch.op_overload_name(op),
+            raise Fault(
                 f"the fake kernel is right for the sample but wrong with {variation.label}",
                 evidence=tuple(evidence),
                 fix=fix_for(evidence[0], variation),

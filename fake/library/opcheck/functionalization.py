@@ -7,24 +7,21 @@ from typing import Any
 import torch
 
 from fake.error_text import error_text
-from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
-from fake.library.opcheck.result import CheckFailure, Evidence
-
-NAME = "test_functionalization"
+from fake.library.opcheck.result import Evidence, Fault
+from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
     """A mutating operator, functionalized, must leave the same values in its arguments and outputs.
 
     Raises:
-        CheckFailure: functionalization refuses the schema or changes the result.
+        Fault: functionalization refuses the schema or changes the result.
     """
     if not op._schema.is_mutable:
         return "nothing to do: the operator mutates nothing"
     detached = call.detached()
     eager, graph = detached.copy(), detached.copy()
-    name = _torch.op_overload_name(op)
     expected = attempt(lambda *a, **k: op(*eager.args, **eager.kwargs), Call((), {}))
     if expected.error is not None:
         raise expected.error
@@ -33,9 +30,7 @@ def check(op: Any, call: Call) -> str:
             torch.manual_seed(0)
             result = _torch.run_functionalized(op, graph.args, graph.kwargs)
     except Exception as error:
-        raise CheckFailure(
-            NAME,
-            name,
+        raise Fault(
             error_text(error),
             fix="mark mutated arguments as Tensor(a!) and return fresh tensors or nothing: an output that aliases an "
             "argument cannot be functionalized",
@@ -50,9 +45,7 @@ def check(op: Any, call: Call) -> str:
         if not torch.allclose(a, b, equal_nan=True, **call.tolerances)
     )
     if wrong:
-        raise CheckFailure(
-            NAME,
-            name,
+        raise Fault(
             f"after functionalization {wrong[0].where} has other values than in eager",
             evidence=wrong,
             fix="list every argument that the kernel writes to in mutates_args",

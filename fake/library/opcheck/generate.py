@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fake.library import _torch
 from fake.library.errors import OpCheckError
 from fake.library.opcheck.inputs import Call
-from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, is_abstract
+from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, is_abstract, run_check
+from fake.seam import library as _torch
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def _tester(name: str) -> Callable[..., None]:
     def run(op: Any, args: Any, kwargs: Any, *, copy_inputs: bool = True) -> None:
         call = Call(tuple(args), dict(kwargs))
         if not is_abstract(call):
-            ALL_TEST_UTILS[name](op, call)
+            run_check(name, op, call)
 
     return run
 

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from fake.error_text import describe_error
-from fake.library import _torch
 from fake.library.opcheck.derivatives import Comparison, compare_formula, differentiable, in_double, jittered
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, is_order, named_tensors, restride
-from fake.library.opcheck.result import CheckFailure, Evidence, describe_tensor
+from fake.library.opcheck.result import Evidence, Fault, describe_tensor
 from fake.library.opcheck.sizes import plan_sizes
 from fake.library.opcheck.variations import code_constants, number_variations, with_defaults
-
-NAME = "test_gradients"
+from fake.seam import library as _torch
 
 Gradients = dict[str, torch.Tensor | None]
 
@@ -44,7 +42,7 @@ def check(op: Any, call: Call) -> str:
     Where the sample requires no gradient and there is a formula, all inputs that can require one.
 
     Raises:
-        CheckFailure: something disagrees.
+        Fault: something disagrees.
     """
     tolerances = call.tolerances
     if not any(t.requires_grad for t in call.tensors):
@@ -148,9 +146,7 @@ def _check_types(op: Any, call: Call) -> None:
         found = _wrong_in(op, call, dtype)
         # Where a maximum is chosen, or a value rounded, fewer digits may choose another one: beside it they do not.
         if found and _wrong_in(op, jittered(call), dtype):
-            raise CheckFailure(
-                NAME,
-                _torch.op_overload_name(op),
+            raise Fault(
                 f"the backward formula is another one in {dtype}",
                 evidence=found,
                 fix="use one formula for all types of floating point, or correct the kernel for this one",
@@ -229,7 +225,7 @@ def _check_values(op: Any, call: Call, claimed: bool) -> list[str]:
             moved = {c.name: c for c in reversed(compare_formula(op, jittered(double)) or []) if _bad(c)}
             if not moved and variation.kind != "value" and any(c.verdict == "undecided" for c in doubtful):
                 notes["the operator's values do not decide the gradient of " + doubtful[0].name] = None
-            _raise_wrong(op, variation, [moved[c.name] for c in doubtful if c.name in moved], claimed)
+            _raise_wrong(variation, [moved[c.name] for c in doubtful if c.name in moved], claimed)
         compared += 1
         for one in found:
             if one.verdict == "straight-through":
@@ -243,7 +239,7 @@ def _bad(comparison: Comparison) -> bool:
     return comparison.verdict in ("wrong", "no formula")
 
 
-def _raise_wrong(op: Any, call: Call, wrong: list[Comparison], claimed: bool) -> None:
+def _raise_wrong(call: Call, wrong: list[Comparison], claimed: bool) -> None:
     if not claimed:
         wrong = [c for c in wrong if c.verdict != "no formula"]
     if not wrong:
@@ -267,9 +263,7 @@ def _raise_wrong(op: Any, call: Call, wrong: list[Comparison], claimed: bool) ->
             "correct the backward formula, or what setup_context saves for it; for a surrogate gradient that differs on "
             "purpose, leave test_gradients out of test_utils"
         )
-    raise CheckFailure(
-        NAME,
-        _torch.op_overload_name(op),
+    raise Fault(
         f"the backward formula's gradient of {wrong[0].name} is not the derivative{with_}",
         evidence=evidence,
         fix=fix,
@@ -280,17 +274,17 @@ def _raise_wrong(op: Any, call: Call, wrong: list[Comparison], claimed: bool) ->
 def _check_layouts(op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]) -> None:
     for label, kind in _LAYOUTS.items():
         found = _gradients(op, call, lambda g, kind=kind: restride(g, kind), ones=False)  # type: ignore[misc]
-        _compare(op, call, reference, found, label, tolerances, _LAYOUT_FIX)
+        _compare(call, reference, found, label, tolerances, _LAYOUT_FIX)
     constant = _gradients(op, call, lambda g: g, ones=True)
     expanded = _gradients(op, call, lambda g: g.new_ones(()).expand(g.shape), ones=True)
     if not isinstance(constant, str):
         label = "an expanded gradient (as .sum() makes)"
-        _compare(op, call, constant, expanded, label, tolerances, _LAYOUT_FIX)
+        _compare(call, constant, expanded, label, tolerances, _LAYOUT_FIX)
     for label, kind in (("transposed inputs", "column-major"), ("inputs with gaps", "with gaps")):
         changed = call.map(lambda t, kind=kind: restride(t, kind).requires_grad_(t.requires_grad), label)  # type: ignore[misc]
         found = _gradients(op, changed, lambda g: g, ones=False)
         if not isinstance(found, str):  # a kernel may refuse inputs that are not contiguous
-            _compare(op, call, reference, found, label, tolerances, _INPUT_FIX)
+            _compare(call, reference, found, label, tolerances, _INPUT_FIX)
 
 
 def _check_linear(op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]) -> None:
@@ -300,7 +294,7 @@ def _check_linear(op: Any, call: Call, reference: Gradients, tolerances: Mapping
         found = _gradients(op, call, lambda g, factor=factor: g * factor, ones=False)  # type: ignore[misc]
         if not isinstance(found, str):
             found = {name: g if g is None else g / factor for name, g in found.items()}
-        _compare(op, call, reference, found, label, tolerances, _LINEAR_FIX)
+        _compare(call, reference, found, label, tolerances, _LINEAR_FIX)
 
 
 def _check_each_input_alone(
@@ -316,7 +310,7 @@ def _check_each_input_alone(
         expected = {n: g for n, g in reference.items() if n in names}
         label = f"a gradient required by {' and '.join(sorted(names))} only"
         fix = "return one gradient for each argument, in their order, whatever ctx.needs_input_grad says"
-        _compare(op, call, expected, found, label, tolerances, fix)
+        _compare(call, expected, found, label, tolerances, fix)
 
 
 def _check_state(op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]) -> None:
@@ -331,7 +325,7 @@ def _check_state(op: Any, call: Call, reference: Gradients, tolerances: Mapping[
     found = _gradients(op, call, lambda g: g, ones=False, between=between)
     label = "another call of the operator between forward and backward"
     fix = "keep what the formula needs on ctx, not in variables that outlive the call"
-    _compare(op, call, reference, found, label, tolerances, fix)
+    _compare(call, reference, found, label, tolerances, fix)
 
 
 def _gradients(
@@ -384,7 +378,6 @@ def _difference(left: Gradients, right: Gradients, tolerances: Mapping[str, floa
 
 
 def _compare(
-    op: Any,
     call: Call,
     reference: Gradients,
     actual: Gradients | str,
@@ -397,10 +390,4 @@ def _compare(
     else:
         evidence = _difference(reference, actual, tolerances)
     if evidence:
-        raise CheckFailure(
-            NAME,
-            _torch.op_overload_name(op),
-            f"the backward formula is wrong with {label}",
-            evidence=evidence,
-            fix=fix,
-        )
+        raise Fault(f"the backward formula is wrong with {label}", evidence=evidence, fix=fix)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.opcheck.result import describe_tensor
+from fake.seam import library as _torch
 
 pytree = _torch.pytree
 

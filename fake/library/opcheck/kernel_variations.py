@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors
 from fake.library.opcheck.memory import OWN_MEMORY_FIX, compare_memory, same_values
-from fake.library.opcheck.result import CheckFailure, Evidence
+from fake.library.opcheck.result import Evidence, Fault
 from fake.library.opcheck.sizes import plan_sizes
 from fake.library.opcheck.variations import (
     dtype_variations,
@@ -20,8 +19,7 @@ from fake.library.opcheck.variations import (
     value_variations,
     with_defaults,
 )
-
-NAME = "test_kernel_variations"
+from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
@@ -30,7 +28,7 @@ def check(op: Any, call: Call) -> str:
     Only for operators that Python defines: another kernel may read past the end of inputs that it does not expect.
 
     Raises:
-        CheckFailure: the kernel does something for a variation that its schema does not say, returns memory that it
+        Fault: the kernel does something for a variation that its schema does not say, returns memory that it
             returned before, or returns other values for the same values in other strides.
     """
     tolerances = call.tolerances
@@ -52,13 +50,7 @@ def check(op: Any, call: Call) -> str:
             continue
         ran += 1
         if problem.text:
-            raise CheckFailure(
-                NAME,
-                _torch.op_overload_name(op),
-                f"{problem.text}, with {variation.label}",
-                evidence=problem.evidence,
-                fix=problem.fix,
-            )
+            raise Fault(f"{problem.text}, with {variation.label}", evidence=problem.evidence, fix=problem.fix)
     offset = next(v for v in value_variations(call) if v.kind == "layout")
     for variation in (offset, *layouts):
         _check_values(op, variation, tolerances)
@@ -74,9 +66,7 @@ def _check_results_apart(op: Any, call: Call) -> None:
     held = {_torch.storage_of(t) for t in flat_tensors(first.value) if t.numel()} - {None}
     for index, output in enumerate(flat_tensors(second.value)):
         if output.numel() and _torch.storage_of(output) in held:
-            raise CheckFailure(
-                NAME,
-                _torch.op_overload_name(op),
+            raise Fault(
                 f"two calls returned the same memory as output {index}",
                 evidence=(Evidence(f"output {index}", "new memory", "memory that an earlier call returned"),),
                 fix=OWN_MEMORY_FIX,
@@ -104,9 +94,7 @@ def _check_values(op: Any, call: Call, tolerances: Mapping[str, float]) -> None:
             return
         if mine.shape == theirs.shape and not same_values(mine, theirs, tolerances):
             where = f"output {index}" if index < count else f"argument {call.tensor_names()[index - count]}"
-            raise CheckFailure(
-                NAME,
-                _torch.op_overload_name(op),
+            raise Fault(
                 f"the kernel computes other values with {call.label}",
                 evidence=(
                     Evidence(

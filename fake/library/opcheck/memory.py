@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 from fake.library.opcheck.result import Evidence
+from fake.seam import library as _torch
 
 _ALIAS_FIX = "return a clone instead of the argument, the other output, or a view of it"
 OWN_MEMORY_FIX = "return a tensor of its own: a clone of what the kernel keeps between calls"

@@ -43,6 +43,14 @@ class Evidence:
         return "\n".join([*lines, f"  with     {self.inputs}"] if self.inputs else lines)
 
 
+class Fault(Exception):
+    """Raised by a check that finds one: what `CheckFailure` says besides the names of check and operator."""
+
+    def __init__(self, problem: str, *, evidence: tuple[Evidence, ...] = (), fix: str) -> None:
+        super().__init__(problem)
+        self.problem, self.evidence, self.fix = problem, evidence, fix
+
+
 class CheckFailure(OpCheckError):
     """A check failed.
 

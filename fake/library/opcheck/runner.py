@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.errors import LibraryError, UnknownOpError
 from fake.library.op_def import CustomOpDef
 from fake.library.opcheck import (
@@ -25,39 +25,63 @@ from fake.library.opcheck import (
     vmap,
 )
 from fake.library.opcheck.inputs import Call
-from fake.library.opcheck.result import CheckFailure, Passed, Verdict
+from fake.library.opcheck.result import CheckFailure, Fault, Passed, Verdict
+from fake.seam import library as _torch
 
-Check = Callable[[Any, Call], str]
-"""Gets the overload and the sample; returns what was not tried and why, and raises `CheckFailure`."""
+Check = Callable[..., str]
+"""Gets the overload and the sample; returns what was not tried and why, and raises `Fault`."""
 
 #: Every check by name, in the order in which they run.
 ALL_TEST_UTILS: dict[str, Check] = {
-    schema.NAME: schema.check,
-    autograd_registration.NAME: autograd_registration.check,
-    fake_kernel.NAME: fake_kernel.check,
-    fake_variations.NAME: fake_variations.check,
-    fake_device.NAME: fake_device.check,
-    kernel_variations.NAME: kernel_variations.check,
-    uninitialized.NAME: uninitialized.check,
-    functionalization.NAME: functionalization.check,
-    aot_dispatch.STATIC: aot_dispatch.check_static,
-    aot_dispatch.DYNAMIC: aot_dispatch.check_dynamic,
-    gradients.NAME: gradients.check,
-    vmap.NAME: vmap.check,
+    "test_schema": schema.check,
+    "test_autograd_registration": autograd_registration.check,
+    "test_faketensor": fake_kernel.check,
+    "test_fake_variations": fake_variations.check,
+    "test_fake_device": fake_device.check,
+    "test_kernel_variations": kernel_variations.check,
+    "test_uninitialized_memory": uninitialized.check,
+    "test_functionalization": functionalization.check,
+    "test_aot_dispatch_static": functools.partial(aot_dispatch.check, dynamic=False),
+    "test_aot_dispatch_dynamic": functools.partial(aot_dispatch.check, dynamic=True),
+    "test_gradients": gradients.check,
+    "test_vmap": vmap.check,
 }
 #: What is reported by default: torch's four.
-DEFAULT_TEST_UTILS = (schema.NAME, autograd_registration.NAME, fake_kernel.NAME, aot_dispatch.DYNAMIC)
-#: What runs by default besides, and is reported only where it fails.
-_BESIDES = (
-    fake_variations.NAME,
-    fake_device.NAME,
-    kernel_variations.NAME,
-    uninitialized.NAME,
-    gradients.NAME,
-    vmap.NAME,
+DEFAULT_TEST_UTILS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
 )
 #: Those that operators of other libraries are not held to.
-_STRICT = (fake_device.NAME, kernel_variations.NAME)
+_STRICT = ("test_fake_device", "test_kernel_variations")
+#: What runs by default besides, and is reported only where it fails.
+_BESIDES = ("test_fake_variations", *_STRICT, "test_uninitialized_memory", "test_gradients", "test_vmap")
+
+
+def run_check(name: str, op: Any, call: Call, **options: Any) -> str:
+    """Run one check.
+
+    Args:
+        name: which.
+        op: the overload that is checked.
+        call: the sample.
+        options: of the check.
+
+    Returns:
+        What was not tried and why.
+
+    Raises:
+        CheckFailure: it finds a fault.
+    """
+    try:
+        return ALL_TEST_UTILS[name](op, call, **options)
+    except Fault as found:
+        fault = found
+    operator = _torch.op_overload_name(op)
+    failure = CheckFailure(name, operator, fault.problem, evidence=fault.evidence, fix=fault.fix)
+    failure.__context__ = fault.__cause__  # as where torch raises
+    raise failure from fault.__cause__
 
 
 class _CheckNamesError(LibraryError, ValueError):
@@ -164,10 +188,8 @@ def opcheck(
         if name in besides and (not verdict.ok or (name in _STRICT and not strict)):
             continue  # the first fault explains the others
         try:
-            check = ALL_TEST_UTILS[name]
-            if name in besides and name == fake_variations.NAME and not strict:
-                check = fake_variations.check_sizes
-            note = check(overload, call)
+            loose = name in besides and name == "test_fake_variations" and not strict
+            note = run_check(name, overload, call, **({"layouts": False} if loose else {}))
         except CheckFailure as failure:
             if raise_exception:
                 raise

@@ -5,31 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from fake.error_text import error_text
-from fake.library import _torch
 from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.memory import compare_memory
-from fake.library.opcheck.result import CheckFailure
-
-NAME = "test_schema"
+from fake.library.opcheck.result import Fault
+from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
     """Run the kernel and compare what it did to its arguments with the schema; then torch's SchemaCheckMode.
 
     Raises:
-        CheckFailure: an argument is written to or shares memory with an output, or two outputs share memory, and the
+        Fault: an argument is written to or shares memory with an output, or two outputs share memory, and the
             schema does not say so; or the kernel refuses the sample.
     """
-    name = _torch.op_overload_name(op)
     found = compare_memory(op, call.detached())
     try:
-        _torch.torch_schema_check(op, call.copy().args, call.copy().kwargs)
+        _torch.optest("safe_schema_check")(op, call.copy().args, call.copy().kwargs)
     except Exception as error:
         if found is None:
             fix = "give a sample that the operator accepts: the kernel raised this error"
-            raise CheckFailure(NAME, name, error_text(error), fix=fix) from error
+            raise Fault(error_text(error), fix=fix) from error
         fix = found.fix or "make the schema say what the kernel does"
-        raise CheckFailure(NAME, name, error_text(error), evidence=found.evidence, fix=fix) from error
+        raise Fault(error_text(error), evidence=found.evidence, fix=fix) from error
     if found is not None and found.text:
-        raise CheckFailure(NAME, name, found.text, evidence=found.evidence, fix=found.fix)
+        raise Fault(found.text, evidence=found.evidence, fix=found.fix)
     return ""

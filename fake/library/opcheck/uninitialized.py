@@ -6,13 +6,11 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors
-from fake.library.opcheck.result import CheckFailure, Evidence
+from fake.library.opcheck.result import Evidence, Fault
 from fake.library.opcheck.sizes import plan_sizes
+from fake.seam import library as _torch
 from fake.seam.dispatch import TorchDispatchMode
-
-NAME = "test_uninitialized_memory"
 
 _ALLOCATORS = frozenset(
     getattr(torch.ops.aten, name)
@@ -51,7 +49,7 @@ def check(op: Any, call: Call) -> str:
     Sees memory that the kernel allocates through torch from Python (``torch.empty``), not a C++ kernel's own.
 
     Raises:
-        CheckFailure: an output depends on the pattern.
+        Fault: an output depends on the pattern.
     """
     if "empty" in _torch.op_overload_name(op):
         return "an allocator itself"
@@ -103,9 +101,7 @@ def _check_call(op: Any, key: str, call: Call) -> str:
         if not _same(a, b)
     )
     if wrong:
-        raise CheckFailure(
-            NAME,
-            _torch.op_overload_name(op),
+        raise Fault(
             f"{wrong[0].where} depends on uninitialised memory{with_}",
             evidence=wrong,
             fix="write every element of the output, or allocate it with zeros instead of empty",

@@ -66,38 +66,30 @@ def value_variations(call: Call) -> Iterator[Call]:
     def reversed_values(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.flatten().flip(0).reshape(tensor.shape)
 
-    def floating(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        def changed(tensor: torch.Tensor) -> torch.Tensor:
-            number = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
-            return change(tensor) if number and tensor.layout is torch.strided else tensor
+    def of_integers(tensor: torch.Tensor) -> bool:
+        return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
-        return changed
-
-    def whole(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        def changed(tensor: torch.Tensor) -> torch.Tensor:
-            other = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
-            return (
-                tensor
-                if other or tensor.layout is not torch.strided or not tensor.numel()
-                else change(tensor)
-            )
-
-        return changed
-
-    one_index = whole(lambda t: torch.full_like(t, int(t.flatten()[0])))
+    def same_index(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(tensor, int(tensor.flatten()[0]))
 
     yield call.map(lambda t: restride(t, "with a storage offset"), "inputs with a storage offset", "layout")
-    for label, change in (
-        ("all values zero", floating(torch.zeros_like)),
-        ("all values one", floating(torch.ones_like)),
-        ("values reversed", floating(reversed_values)),
-        ("values negated", floating(lambda t: t if t.dtype is torch.bool else -t)),
-        ("large values", floating(lambda t: t if t.dtype is torch.bool else 100 * t)),
-        ("all indices the same", one_index),
-        ("all integers zero", whole(torch.zeros_like)),
-        ("integers reversed", whole(reversed_values)),
-    ):
-        yield call.map(change, label, "value")
+    changes: tuple[tuple[str, bool, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+        ("all values zero", False, torch.zeros_like),
+        ("all values one", False, torch.ones_like),
+        ("values reversed", False, reversed_values),
+        ("values negated", False, lambda t: t if t.dtype is torch.bool else -t),
+        ("large values", False, lambda t: t if t.dtype is torch.bool else 100 * t),
+        ("all indices the same", True, same_index),
+        ("all integers zero", True, torch.zeros_like),
+        ("integers reversed", True, reversed_values),
+    )
+    for label, integers, change in changes:
+        changed = {
+            id(t): change(t)
+            for t in call.tensors
+            if t.layout is torch.strided and of_integers(t) is integers and (t.numel() or not integers)
+        }
+        yield call.map(lambda t, changed=changed: changed.get(id(t), t), label, "value")  # type: ignore[misc]
     if any(t.dtype is torch.bool for t in call.tensors):
         yield call.map(lambda t: ~t if t.dtype is torch.bool else t, "masks inverted", "value")
 

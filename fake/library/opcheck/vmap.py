@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors
 from fake.library.opcheck.memory import same_values
-from fake.library.opcheck.result import CheckFailure, Evidence
+from fake.library.opcheck.result import Evidence, Fault
+from fake.seam import library as _torch
 
-NAME = "test_vmap"
 _BATCH = 3
 
 
@@ -19,7 +18,7 @@ def check(op: Any, call: Call) -> str:
     """``torch.vmap`` with every tensor batched, and with each alone, in the first and in the last dimension.
 
     Raises:
-        CheckFailure: it gives other values than the operator called for each element of the batch.
+        Fault: it gives other values than the operator called for each element of the batch.
     """
     if not _torch.has_vmap_rule(op):
         return "no vmap rule"
@@ -64,9 +63,7 @@ def _compare(op: Any, call: Call, batched: list[torch.Tensor], dim: int, label: 
         if not same_values(mine, theirs, call.tolerances)
     )
     if said:
-        raise CheckFailure(
-            NAME,
-            _torch.op_overload_name(op),
+        raise Fault(
             f"the vmap rule is wrong with {label}",
             evidence=said,
             fix="in_dims names the batched dimension of each argument (None where it has none): move it with movedim, "

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.probe.parameters import literal, signature_for
+from fake.seam import library as _torch
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.signatures import signature_of
+from fake.seam import library as _torch
 
 
 def signature_for(op: Callable[..., Any]) -> inspect.Signature | None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.errors import ProbeError
 from fake.library.probe import helpers
 from fake.library.probe.facts import Facts, bind, facts_of
 from fake.library.probe.parameters import fill_defaults, literal, signature_text
 from fake.library.register import get_ctx, register_fake
+from fake.seam import library as _torch
 
 _HELPERS = {name: getattr(helpers, name) for name in helpers.__all__}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fake.library import _torch
 from fake.library.opcheck.inputs import flat_tensors, refill, restride
+from fake.seam import library as _torch
 
 pytree = _torch.pytree
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -153,13 +153,8 @@ def _flags(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
             yield f"flag {place}", _replace_leaf(sample, place, not leaf)
 
 
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return tensor.to(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
-
-
 def _layouts(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
-    yield "layout: channels last", change_tensors(sample, _channels_last)
+    yield "layout: channels last", change_tensors(sample, partial(restride, kind="channels last"))
     for kind in ("column-major", "with gaps"):
         change = partial(restride, kind=kind)
         yield f"layout: {kind}", change_tensors(sample, change)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch._dynamo.backends.registry import lookup_backend
 
 import fake
-from fake.symbols._torch import TorchShapeEnv
+from fake.seam.symbolic_shapes import TorchShapeEnv
 
 
 def tiles(x: torch.Tensor) -> torch.Tensor:

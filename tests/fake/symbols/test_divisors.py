@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import fake
-from fake.symbols._torch import FloorDiv, Max, Mod
+from fake.seam.symbolic_shapes import FloorDiv, Max, Mod
 from fake.symbols.divisors import without_divisions
 
 A, B = sympy.symbols("a b", integer=True, positive=True)

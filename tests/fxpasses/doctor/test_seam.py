@@ -13,7 +13,7 @@ from fxpasses.doctor.seam import uses_in
 
 ABSENT = {
     "2.13": {
-        "fake/library/_torch.py: torch._library.opaque_object.register_custom_class",
+        "fake/seam/library.py: torch._library.opaque_object.register_custom_class",
         "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
         "fxpasses/plans/_torch_compiled.py: torch._dynamo.variables.sets.BaseSetVariable",
     },

@@ -1,7 +1,4 @@
-"""Every private torch name that `fake.library` relies on, and every difference between torch versions.
-
-Nothing else in `fake.library` imports a name that starts with an underscore from torch.
-"""
+"""``torch._library``: custom operators, their schemas and registrations, and torch's own checks of them."""
 
 from __future__ import annotations
 
@@ -28,13 +25,23 @@ from torch._library.custom_ops import (
 )
 from torch._library.effects import EffectType
 from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, tuple_to_list
-from torch._library.simple_registry import singleton as simple_registry
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, is_symbolic
 
-from fake._torch import library_fake_impl as _fake_impl, library_utils as _utils
 from fake.error_text import error_text
 from fake.seam import pytree
-from fake.seam.dispatch import OpOverload, OpOverloadPacket
+from fake.seam.dispatch import (
+    BelowAutograd,
+    DispatchKey,
+    DispatchKeySet,
+    OpOverload,
+    OpOverloadPacket,
+    dispatch_keys,
+    dispatch_table,
+    has_kernel,
+    library_fake_impl,
+    library_utils as _utils,
+    simple_registry,
+)
 from fake.seam.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -45,13 +52,11 @@ from fake.seam.fake_tensor import (
 from fake.seam.guards import TensorGuards
 
 # --- the dispatcher's state -------------------------------------------------------------------------
-dispatch_keys = _C._dispatch_keys
 local_include_set = _C._dispatch_tls_local_include_set
 local_exclude_set = _C._dispatch_tls_local_exclude_set
 torch_function_mode_enabled = _C._is_torch_function_mode_enabled
 profiler_enabled = _C._autograd._profiler_enabled
 eval_frame_callback = _eval_frame.get_eval_frame_callback
-BelowAutograd = _C._AutoDispatchBelowAutograd
 
 
 def tensors_like(*tensors: torch.Tensor) -> Callable[..., bool]:
@@ -76,7 +81,6 @@ BelowMutation = (
 any_output_is_alias = _C._any_output_is_alias_to_input_or_output
 increment_version = _C._increment_version
 after_autograd_keyset = _C._after_autograd_keyset
-is_grad_enabled = _C.is_grad_enabled
 #: Names of all kernels that Python code registered through any ``torch.library.Library``.
 python_registrations: set[str] = torch_library._impls  # type: ignore[attr-defined]
 #: Files (or beginnings of their names) of torch's code that registers for its callers.
@@ -106,7 +110,6 @@ is_functional_schema = _utils.is_functional_schema
 has_kwarg_only_tensors = _utils.has_kwarg_only_tensors
 is_tensorlist_like_type = _utils.is_tensorlist_like_type
 fill_defaults = _utils.fill_defaults
-dispatch_table = _C._dispatch_dump
 has_computed_kernel_for_key = _C._dispatch_has_computed_kernel_for_dispatch_key
 key_for_device = _C._dispatch_key_for_device
 scoped_library = torch_library._scoped_library  # type: ignore[attr-defined]
@@ -137,7 +140,7 @@ def is_view_schema(schema: Any) -> bool:
 
 def set_source_of_fake(qualname: str, function: Callable[..., Any]) -> None:
     """Record where ``function`` is written as the place of the operator's fake kernel, for error messages."""
-    kernel = simple_registry.find(qualname).fake_impl.kernel
+    kernel = simple_registry.singleton.find(qualname).fake_impl.kernel
     code = getattr(function, "__code__", None)
     if kernel is not None and code is not None:
         kernel.source = f"{code.co_filename}:{code.co_firstlineno}"
@@ -145,7 +148,7 @@ def set_source_of_fake(qualname: str, function: Callable[..., Any]) -> None:
 
 def fake_kernel_context() -> Any:
     """The context of the fake kernel that runs now, or None outside of one."""
-    return _fake_impl.global_ctx_getter()
+    return library_fake_impl.global_ctx_getter()
 
 
 def replace_library(op: TorchCustomOpDef, library: Any) -> None:
@@ -194,22 +197,6 @@ def optest(name: str) -> Any:
     return getattr(_optests() if hasattr(_optests(), name) else aot_autograd, name)
 
 
-def torch_schema_check(op: OpOverload, args: Any, kwargs: Any) -> None:
-    _optests().safe_schema_check(op, args, kwargs)
-
-
-def torch_autograd_registration_check(op: OpOverload, args: Any, kwargs: Any) -> None:
-    _optests().safe_autograd_registration_check(op, args, kwargs)
-
-
-def torch_fake_check(op: OpOverload, args: Any, kwargs: Any) -> None:
-    _optests().safe_fake_check(op, args, kwargs)
-
-
-def torch_aot_check(op: OpOverload, args: Any, kwargs: Any, **options: Any) -> None:
-    _optests().safe_aot_autograd_check(op, args, kwargs, **options)
-
-
 def resolve_overload(packet: OpOverloadPacket) -> OpOverload:
     """The one overload of a packet; raises RuntimeError where there are several."""
     return _optests().resolve_unique_overload_or_throw(packet)
@@ -227,12 +214,25 @@ def backend_key_of(args: Any, kwargs: Any) -> str | None:
 
 
 def call_at_key(op: OpOverload, key: str, args: Any, kwargs: Any) -> Any:
-    """Call the kernel behind one dispatch key."""
-    return op.redispatch(_C.DispatchKeySet(getattr(_C.DispatchKey, key)), *args, **kwargs)
+    """Call the kernel behind one dispatch key.
+
+    Args:
+        op: the operator.
+        key: the name of the key.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+    return op.redispatch(DispatchKeySet(getattr(DispatchKey, key)), *args, **kwargs)
 
 
 def run_functionalized(op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Call ``op`` through AOTAutograd's functionalization with a compiler that changes nothing."""
+    """Call an operator through AOTAutograd's functionalization with a compiler that changes nothing.
+
+    Args:
+        op: the operator.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -307,9 +307,7 @@ def has_autograd_formula(op: OpOverload) -> bool:
     if custom is not None:
         return custom._backward_fn is not None
     name = op_overload_name(op)
-    return any(
-        _C._dispatch_has_kernel_for_dispatch_key(name, k) for k in ("Autograd", "AutogradCPU", "AutogradCUDA")
-    )
+    return any(has_kernel(name, k) for k in ("Autograd", "AutogradCPU", "AutogradCUDA"))
 
 
 # --- opaque arguments ------------------------------------------------------------------------------
