@@ -240,11 +240,14 @@ def test_every_rule_has_a_case() -> None:
     # "view" gives torch's answer with fewer guards: tests/fake/symbols/test_exactness.py; "grouped_mm" has a file of
     # its own, as have those of "without_meta" and of sparse tensors ("addmm", "compressed"); "split" (torch's answer in one step: test_in_torchs_place.py), "max_pool" (no images),
     # "round_decimals" (too many), "batches", "pixel_unshuffle", "pow_by_number", "shift_by_number", "masked_fill" and "rot90" are in
-    # test_edges.py, "where" is in tests/fake/test_refusals.py; for the others see below.
+    # test_edges.py, "where" is in tests/fake/test_refusals.py; kernels of a GPU ("efficient_attention_backward", "fused_gru_cell", "svd", "unique" and those
+    # of CTC) are in test_cuda_without_cuda.py and the tests marked gpu; for the others see below.
     assert untested == {
         "addmm",
         "batches",
         "compressed",
+        "efficient_attention_backward",
+        "fused_gru_cell",
         "grouped_mm",
         "masked_fill",
         "max_pool",
@@ -254,8 +257,12 @@ def test_every_rule_has_a_case() -> None:
         "round_decimals",
         "shift_by_number",
         "split",
+        "svd",
         "to_sparse",
+        "unique",
         "unique_consecutive",
+        "use_cudnn_ctc_loss",
+        "use_miopen_ctc_loss",
         "view",
         "where",
         "index",
