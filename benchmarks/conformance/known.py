@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.conformance.report import Case
 
-__all__ = ["KNOWN_ON_CUDA", "KNOWN_SYMBOLIC", "is_known"]
+__all__ = ["KNOWN_BEFORE_2_13", "KNOWN_COPIES", "KNOWN_ON_CUDA", "KNOWN_SYMBOLIC", "is_known"]
 
 _DISPATCHER = (
     "the Python dispatcher decomposes constant_pad_nd or view_as_real above autograd, so gradients differ"
@@ -21,6 +21,9 @@ KNOWN_SYMBOLIC: dict[str, str] = {
     "op:istft": _DISPATCHER,
 }
 
+
+#: Operators whose result is the argument itself in eager, and a copy where the Python dispatcher decomposes them.
+KNOWN_COPIES: dict[str, str] = {"op:nn.functional.dropout": "with nothing to drop, its decomposition copies"}
 
 _UNFLATTENED = (
     "parameters of fake layers are not moved into one buffer, as cuDNN's are: there is no memory to move"
@@ -53,6 +56,8 @@ def is_known(case: Case, device: str = "cpu") -> bool:
     name = case.label.split()[0]
     if (device == "cuda" and name in KNOWN_ON_CUDA) or (_IS_OLD and name in KNOWN_BEFORE_2_13):
         return True
+    if case.symbolic and name in KNOWN_COPIES:
+        return "shares" in case.outcome.detail
     if not case.symbolic or not case.table.startswith("backward"):
         return False
     return name in KNOWN_SYMBOLIC and ": stride " in case.outcome.detail

@@ -131,6 +131,11 @@ def test_known_findings_are_only_what_they_say():
     assert not is_known(Case("op:fft.fft float32 sample 0", "forward", "given", True, outcome))
     assert not is_known(Case("op:fft.fft float32 sample 0", "backward", "given", False, outcome))
     assert is_known(Case("op:fft.fft float32 sample 0", "backward", "given", True, outcome))
+    assert not is_known(Case("module:nn.LSTM float32 sample 0", "forward", "given", False, outcome))
+    assert is_known(Case("module:nn.LSTM float32 sample 0", "forward", "given", False, outcome), "cuda")
+    copied = Outcome(Verdict.MISMATCH, "result 0: shares 0 in eager, 1 in fake; shape (5,)")
+    assert is_known(Case("op:nn.functional.dropout float32 sample 0", "forward", "given", True, copied))
+    assert not is_known(Case("op:nn.functional.dropout float32 sample 0", "forward", "given", False, copied))
     assert not is_known(Case("op:add float32 sample 0", "backward", "given", False, outcome))
 
 
