@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.computed_constants import fixed_values
+from fxpasses.checking.free_values import is_apart, is_free, origin, packet, with_sources, within
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, as_recorded_dtype
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
@@ -26,6 +26,7 @@ from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differe
 from fxpasses.checking.windows import Change, Window, changed_nodes, cut
 from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall
+from fxpasses.exact.ranges import Range, ranges
 from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.rewriting import copy_graph, value_of
 
@@ -82,17 +83,6 @@ _CHOOSING = {
     *(aten.relu, aten.abs, aten.sign, aten.sgn, aten.leaky_relu, aten.elu, aten.prelu, aten.heaviside),
     *(prims.fmax, prims.fmin, prims._low_memory_max_pool_with_offsets, *_WRITTEN_WITHOUT),
 }
-_PRODUCTS = {
-    *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.linear, aten.embedding),
-    *(aten._scaled_dot_product_flash_attention_for_cpu, aten._to_copy),
-}
-_KEEPING = {
-    *(aten.view, aten.reshape, aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze),
-    *(aten.clone, aten.alias, aten.detach, aten.slice, aten.select, aten.neg, aten.mul, aten.div),
-    *(aten.as_strided, aten.expand, aten.split, operator.getitem),
-    *(aten._to_copy, prims.convert_element_type, aten._unsafe_view),
-}
-"""Operators that give any numbers when their first argument is any, and the others are numbers."""
 
 
 def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
@@ -102,6 +92,7 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
         rewriting: the graphs, and inputs on which they are the same.
     """
     seen: set[Hashable] = set()
+    known: dict[str, Range] | None = None
     windows = list(rewriting.windows or ())
     mine, theirs = map(frozenset, rewriting.changed)
     whole = Window(Change(mine, theirs, ()), rewriting.before, rewriting.after, list(rewriting.inputs))
@@ -122,12 +113,15 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
         # Right, if it is, for values only that are related, where the window alone is another function.
         is_other = narrow is not whole and rewriting.relation(narrow) == "other"
         free = _free_inputs(rewriting, given, only_given=is_other)
+        known = ranges(rewriting.before) if known is None else known
         for values in _compared_values(window, given, free, new) if chooses else ():
+            values = within(values, known)
             if _is_another_function(window, list({**given, **values}.values())):
                 found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties")
                 if found.differences:
                     yield found
         for values, where in _losing_values(given, free) if rounds and not is_other else ():
+            values = within(values, known)
             wide = {**given, **values}.values()
             inputs = [as_recorded_dtype(v, held) for v, held in zip(wide, window.inputs, strict=True)]
             if any(
@@ -158,7 +152,7 @@ def _chooses(window: Window) -> bool:
     kinds = [
         value.dtype for value in (*window.inputs, *map(value_of, _calls(window))) if isinstance(value, Tensor)
     ]
-    return torch.bool in kinds or any(_packet(node) in _CHOOSING for node in _calls(window))
+    return torch.bool in kinds or any(packet(node) in _CHOOSING for node in _calls(window))
 
 
 def _constants(window: Window) -> tuple[list[Tensor], bool]:
@@ -239,8 +233,8 @@ def _numbers(window: Window) -> list[float]:
     """The numbers that a window is written with, of either sign, and then their quotients, sums and products."""
     held: dict[float, None] = {0.0: None}
     for node in _calls(window):
-        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or _packet(node) in _CHOOSING:
-            written: list[Any] = [*node.args, *node.kwargs.values(), *_WRITTEN_WITHOUT.get(_packet(node), ())]
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or packet(node) in _CHOOSING:
+            written: list[Any] = [*node.args, *node.kwargs.values(), *_WRITTEN_WITHOUT.get(packet(node), ())]
             held |= {float(n): None for n in written if type(n) in (int, float) and abs(n) < _MOST}
     pairs = [(a, b) for a, b in itertools.product(held, held) if a and b]
     made = [*held, *(a / b for a, b in pairs), *(a + b for a, b in pairs), *(a - b for a, b in pairs)]
@@ -292,7 +286,7 @@ def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
             for node in taken
             if node.name in others
             and torch.Tag.pointwise in getattr(node.target, "tags", ())
-            and not (_is_free(node) and all(_is_apart(node, other) for other in taken))
+            and not (is_free(node) and all(is_apart(node, other) for other in taken))
         }
         change = window.change
         wider = Change(change.before | more, change.after | more, change.given)
@@ -323,52 +317,16 @@ def _free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: boo
             nodes[name].op == "placeholder"
             or (
                 not only_given
-                and _is_free(nodes[name])
-                and all(_is_apart(nodes[name], other) for other in taken)
+                and is_free(nodes[name])
+                and all(is_apart(nodes[name], other) for other in taken)
             )
         )
     ]
 
 
-def _is_apart(node: fx.Node, other: fx.Node) -> bool:
-    """Whether a value can be any while another one stays as it is, unless that is computed from it."""
-    if node is other:
-        return True
-    mine, theirs = _origin(node), _origin(other)
-    own = {value for value in mine - theirs if value.op == "placeholder" and value is not other}
-    return other not in mine and (node in theirs or bool(own))
-
-
-def _packet(node: fx.Node) -> Any:
-    return getattr(node.target, "overloadpacket", node.target)
-
-
-def _is_free(node: fx.Node, calls: int = 32) -> bool:
-    """Whether inputs of the graph can give this value any elements; by so many calls at most."""
-    packet = _packet(node)
-    if node.op == "placeholder" or packet in _PRODUCTS:
-        value = value_of(node)
-        return isinstance(value, Tensor) and value.is_floating_point()
-    if packet in (aten.add, aten.sub):
-        operands = [value for value in node.args[1::-1] if isinstance(value, fx.Node)]
-        return calls > 0 and any(_is_free(value, calls - 1) for value in operands)
-    (given, *others) = node.all_input_nodes or [node]
-    return calls > 0 and packet in _KEEPING and not others and _is_free(given, calls - 1)
-
-
-def _origin(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    queue = list(node.all_input_nodes)
-    while queue:
-        value = queue.pop()
-        if value not in found:
-            found.add(value)
-            queue += value.all_input_nodes
-    return found
-
-
 def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Found:
     """What both graphs give where inputs of a window have these values."""
+    values = with_sources(rewriting.before, values)
     nodes = rewriting.before.graph.find_nodes(op="placeholder")
     inputs = [values.get(n.name, value) for n, value in zip(nodes, rewriting.inputs, strict=True)]
     inside = [name for name in values if name not in {n.name for n in nodes}]
@@ -433,7 +391,7 @@ def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
         if other is None or other.target != user.target or not {torch.int32, torch.int64} & set(kinds):
             continue
         for old, new in zip(other.all_input_nodes, user.all_input_nodes, strict=False):
-            made_of = {node.name for node in (new, *(() if _takes_inputs(new) else _origin(new)))}
+            made_of = {node.name for node in (new, *(() if _takes_inputs(new) else origin(new)))}
             if old.name not in rewriting.changed[0] and not made_of & rewriting.changed[1]:
                 continue
             if not values:
@@ -445,7 +403,7 @@ def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _takes_inputs(node: fx.Node) -> bool:
-    return any(value.op == "placeholder" for value in (node, *_origin(node)))
+    return any(value.op == "placeholder" for value in (node, *origin(node)))
 
 
 def _all_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:

@@ -27,6 +27,11 @@ ACTIVATIONS = {
     "relu6": functional.relu6,
     "shrinkage": lambda x: functional.hardshrink(x, 0.3),
     "maximum": lambda x: torch.maximum(x, x.detach().roll(1)),
+    "a ratio": lambda x: x.exp().clamp(0.8, 1.2),
+    "a gate": lambda x: x.sigmoid().clamp(0.1, 0.9) * x,
+    "a bounded logit": lambda x: (x.tanh() * 3).clamp(-0.5, 0.7),
+    "a square": lambda x: x.square().clamp(0.1, 0.9),
+    "a length": lambda x: (x.square() + 0.01).sqrt().clamp(0.3, 0.9),
 }
 
 
@@ -57,6 +62,22 @@ def test_a_comparison_that_takes_the_other_side(name):
 
 RIGHT = {
     "what is positive": (lambda x, w: (x @ w).exp().relu(), lambda x, w: (x @ w).exp()),
+    "what is at most one": (
+        lambda x, w: (x @ w - (x @ w).amax(-1, keepdim=True)).exp().clamp(-1, 1),
+        lambda x, w: (x @ w - (x @ w).amax(-1, keepdim=True)).exp(),
+    ),
+    "a bound of what an exponential is of": (
+        lambda x, w: torch.where((h := x @ w) < 0, h.exp().clamp_max(1), h),
+        lambda x, w: torch.where((h := x @ w) < 0, h.exp(), h),
+    ),
+    "between two bounds": (
+        lambda x, w: (x @ w).sigmoid().clamp(0, 1) + (x @ w).tanh().clamp(-1, 1),
+        lambda x, w: (x @ w).sigmoid() + (x @ w).tanh(),
+    ),
+    "a logarithm of a number": (
+        lambda x, w: ((x @ w).exp() > 1.5) * x.sum(),
+        lambda x, w: ((x @ w) > 0.4054651081081644) * x.sum(),
+    ),
     "a sum of exponentials": (
         lambda x, w: x.exp().sum(-1).clamp_min(1e-9) + w.sum(),
         lambda x, w: x.exp().sum(-1) + w.sum(),
