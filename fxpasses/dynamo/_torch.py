@@ -5,6 +5,7 @@ Replay needs the descriptions of guards as plain comparisons that torch has had 
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import itertools
@@ -12,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch._dynamo import guards
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import TypeSource, is_from_source
 from torch._dynamo.utils import set_example_value
-from torch._dynamo.variables import base as variable_bases
+from torch._dynamo.variables import base as variable_bases, builtin, object_protocol
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import TupleVariable
@@ -50,8 +51,16 @@ VariableTracker = variable_bases.VariableTracker
 _CHILD = re.compile(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]")
 _COMPARISONS: Mapping[str, Any] = getattr(guards, "GUARD_VALUE_DISPATCH", {})
 
-CAN_REPLAY = bool(_COMPARISONS) and hasattr(variable_builder, "handle_traced_output")
-"""Whether this version of torch says of its guards how a value is compared with what it was."""
+_SAME = "vt_identity_compare"
+CAN_REPLAY = (
+    bool(_COMPARISONS)
+    and hasattr(variable_builder, "handle_traced_output")
+    and hasattr(VariableTracker, "get_real_python_backed_value")
+    and hasattr(object_protocol, "generic_hash_impl")
+    and all(hasattr(module, _SAME) for module in (builtin, object_protocol))
+)
+"""Whether this version of torch says of its guards how a value is compared with what it was, and asks in known places whether two
+objects are one."""
 
 
 Unsupported = torch._dynamo.exc.Unsupported
@@ -116,7 +125,8 @@ def backend_of(given: Any) -> tuple[Any, Mapping[str, Any]]:
 
 def watch_tracing(
     module_called: Callable[[Callable[..., Any], Any, Any, Any, Any], Any],
-    mutated: Callable[[Any, Any], None],
+    mutated: Callable[[Any, Any, bool], None],
+    identified: Callable[[Any], None],
 ) -> AbstractContextManager[None]:
     """While this is open, Dynamo calls modules and mutates objects through us.
 
@@ -125,37 +135,82 @@ def watch_tracing(
     Args:
         module_called: in the place of ``UnspecializedNNModuleVariable.call_function(self, tx, args, kwargs)``, which is
             given first.
-        mutated: told of every mutation of an object that is older than the trace, before it is made, with Dynamo's graph.
+        mutated: told of every mutation before it is made: Dynamo's graph, the object, and whether what is put there may be an object
+            that can be changed itself.
+        identified: told of an object when a trace depends on which one it is, for which Dynamo has no guard: a comparison by
+            ``is``, a lookup by hash.
     """
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         return module_called(_CALLS.torchs, self, tx, args, kwargs)
 
-    def tell(effects: Any, item: Any) -> None:
-        if type(item.mutation_type).__name__.endswith("Existing"):
-            mutated(effects.output_graph_weakref(), item)
-
     def mutates(self: Any, item: Any) -> Any:
-        tell(self, item)
+        mutated(self.output_graph_weakref(), item, True)
         return _MUTATIONS.torchs(self, item)
 
-    def stores_attr(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-        tell(self, item)
-        return _STORES.torchs(self, item, *args, **kwargs)
+    def stores_attr(self: Any, item: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        mutated(self.output_graph_weakref(), item, type(value) is not ConstantVariable)
+        return _STORES.torchs(self, item, name, value, *args, **kwargs)
 
-    return LEDGER.using((_CALLS, call_function), (_MUTATIONS, mutates), (_STORES, stores_attr))
+    def compares(left: Any, right: Any) -> Any:
+        if not _is_guarded_by_value(left) and not _is_guarded_by_value(right):
+            identified(left)
+            identified(right)
+        return _COMPARES.torchs(left, right)
+
+    def hashes(tx: Any, key: Any) -> Any:
+        # The elements of a tuple are asked for themselves.
+        if type(key) is not TupleVariable and not _is_guarded_by_value(key):
+            identified(key)
+        return _HASHES.torchs(tx, key)
+
+    return LEDGER.using(
+        (_CALLS, call_function),
+        (_MUTATIONS, mutates),
+        (_STORES, stores_attr),
+        (_COMPARES, compares),
+        (_COMPARES_TOO, compares),
+        (_HASHES, hashes),
+    )
 
 
-_CALLS, _MUTATIONS, _STORES = LEDGER.add(
+_CALLS, _MUTATIONS, _STORES, _COMPARES, _COMPARES_TOO, _HASHES = LEDGER.add(
     *(
         ThreadPatch(owner, name, when=When.COMPILATION, lost="time: Dynamo traces every repeated module anew")
         for owner, name in (
             (UnspecializedNNModuleVariable, "call_function"),
             (SideEffects, "mutation"),
             (SideEffects, "store_attr"),
+            (object_protocol, _SAME),
+            (builtin, _SAME),
+            (object_protocol, "generic_hash_impl"),
         )
     )
 )
+
+
+def _is_guarded_by_value(variable: Any) -> bool:
+    """Whether Dynamo guards what this is: numbers, strings and members of an enumeration by value, classes and functions by identity."""
+    value = variable.get_real_python_backed_value()
+    return isinstance(value, _GUARDED_BY_VALUE)
+
+
+_GUARDED_BY_VALUE = (
+    bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type,
+    FunctionType, BuiltinFunctionType,
+)  # fmt: skip
+
+
+def is_older(variable: Any) -> bool:
+    """Whether an object that can be changed was there before the trace."""
+    return type(variable.mutation_type).__name__.endswith("Existing")
+
+
+def is_reached(output: Any, changed: Any, variable: Any) -> bool:
+    """Whether an object can be reached from one of those that were changed."""
+    found = []
+    VariableTracker.visit(lambda v: found.append(v is variable), changed, side_effects=output.side_effects)
+    return any(found)
 
 
 def plain_module(variable: Any) -> bool:

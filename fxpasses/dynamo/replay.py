@@ -47,6 +47,12 @@ class Replay:
     _traces: dict[type, list[Trace]] = field(default_factory=dict)
     _changed: list[Any] = field(default_factory=list)
     """Sources of objects that the traced program has changed so far; None for one without."""
+    _holders: list[Any] = field(default_factory=list)
+    """Dynamo's variables for those that may hold an object which the traced program made."""
+    _unguarded: int = 0
+    """How often something happened that no guard tells of: a change of such an object, a question which object one is."""
+    _calls: list[Any] = field(default_factory=list)
+    """Sources of the modules that are being traced."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -54,22 +60,33 @@ class Replay:
         if not _torch.CAN_REPLAY:
             yield
             return
-        with _torch.watch_tracing(self._call, self._on_mutation):
+        with _torch.watch_tracing(self._call, self._on_mutation, self._on_identity):
             yield
         counters.count("copied_calls", self.copied)
         log.debug("%d calls of modules traced, %d copied", self.traced, self.copied)
 
     def _begin(self, output: Any) -> None:
         if output is not self._output:  # Dynamo began, or began again
-            self._output, self._traces, self._changed = output, {}, []
+            self._output, self._traces, self._changed, self._holders = output, {}, [], []
             self.copied = self.traced = 0
 
-    def _on_mutation(self, output: Any, item: Any) -> None:
+    def _on_mutation(self, output: Any, item: Any, may_hold: bool) -> None:
         self._begin(output)
-        # Traces until now read what was there before; later ones read what is there now, all of them the same. Only
-        # what is reached through the module of a call is another object for another module.
-        self._changed.append(item.source)
-        self._traces.clear()
+        if _torch.is_older(item):
+            # Traces until now read what was there before; later ones read what is there now, all of them the same. Only
+            # what is reached through the module of a call is another object for another module.
+            self._changed.append(item.source)
+            if may_hold and not any(item is holder for holder in self._holders):
+                self._holders.append(item)
+            self._traces.clear()
+        elif self._holders and _torch.is_reached(output, self._holders, item):
+            self._unguarded += 1
+            self._traces.clear()
+
+    def _on_identity(self, variable: Any) -> None:
+        # An object that is not reached through the module of a call is the same one for another module.
+        if variable.source and any(_torch.derives_from(variable.source, called) for called in self._calls):
+            self._unguarded += 1
 
     def _is_changed(self, module: Any) -> bool:
         return any(source is None or _torch.derives_from(source, module.source) for source in self._changed)
@@ -97,10 +114,14 @@ class Replay:
             if copied is not None:
                 self.copied += 1
                 return copied
-        last, before = _last(tx), (state, _torch.made_so_far(tx), len(self._changed))
-        result = trace(module, tx, args, kwargs)
+        last, before = _last(tx), (state, _torch.made_so_far(tx), len(self._changed), self._unguarded)
+        self._calls.append(module.source)
+        try:
+            result = trace(module, tx, args, kwargs)
+        finally:
+            self._calls.pop()
         self.traced += 1
-        after = (_torch.global_state(tx), _torch.made_so_far(tx), len(self._changed))
+        after = (_torch.global_state(tx), _torch.made_so_far(tx), len(self._changed), self._unguarded)
         if before == after and tx.output is self._output:
             made = Trace(leaves, state, _after(tx, last), result)
             if found is not None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,8 @@ class Plan:
     """The calls that read a Python number from such an input, with the sources of the numbers."""
     in_order: list[Any]
     """Sources of dictionaries whose order of keys counts: guards find the items there by index."""
+    names: Mapping[Any, Set[str]]
+    """The attributes that the objects have of their own: Dynamo has no guard for a look into ``__dict__``."""
 
 
 class Unknown(Exception):
@@ -294,7 +296,11 @@ def _plan(trace: Trace, tx: Any) -> Plan:
         guard for guard, _, _ in compared if _torch.is_from_class(guard.originating_source, modules)
     }
     in_order = [source for source in _torch.read_in_order(tx) if is_under(source)]
-    return Plan(compared, of_classes, same, captured, numbers, in_order)
+    looked_into = {
+        guard.originating_source for guard, _, _ in compared if guard.create_fn_name() == "TYPE_MATCH"
+    }
+    names = {source: set(getattr(read(source), "__dict__", ())) for source in looked_into}
+    return Plan(compared, of_classes, same, captured, numbers, in_order, names)
 
 
 def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
@@ -311,6 +317,8 @@ def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
         if not comparison.eval_fn(value, expected):
             log.debug("a call is traced: %s of %s differs", guard.create_fn_name(), guard.name)
             return False
+    if any(getattr(read(moved(s)), "__dict__", {}).keys() != names for s, names in plan.names.items()):
+        return False
     if any(read(moved(g.originating_source)) is not read(moved(other)) for g, other in plan.same_objects):
         return False
     # What the trace asked about a number has the same answers for the same number.
