@@ -19,13 +19,12 @@ from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVari
 from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
-from torch.utils._sympy.printers import PythonPrinter
 
 from fake.seam.aot_autograd import OutputType, config as _functorch_config
 from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config, counters as _dynamo_counters
 from fake.seam.guards import TracingContext
 from fake.seam.patches import LEDGER, Edit, When
-from fake.seam.symbolic_shapes import TensorPropertySource
+from fake.seam.symbolic_shapes import PythonPrinter, TensorPropertySource
 from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
 from fxpasses.plans._torch import TRUSTED_MODULES, is_operator_of_torch, operator_name

@@ -181,10 +181,6 @@ def by_a_lambda():
     return fxpasses.graph_pass(lambda gm: gm.graph.nothing, name="of_a_lambda"), "<lambda>"
 
 
-def by_other_arguments():
-    return fxpasses.graph_pass(lambda gm, more: True, name="takes_more"), "where it is defined"
-
-
 def by_recursion():
     def again(depth):
         return 1 // depth + again(depth - 1)
@@ -192,7 +188,7 @@ def by_recursion():
     return fxpasses.graph_pass(lambda gm: again(20), name="recursive"), "more"
 
 
-RAISING = [by_a_nested_helper, by_a_guard, by_a_lambda, by_other_arguments, by_recursion]
+RAISING = [by_a_nested_helper, by_a_guard, by_a_lambda, by_recursion]
 
 
 @pytest.mark.parametrize("make", RAISING)

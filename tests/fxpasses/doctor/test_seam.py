@@ -15,12 +15,8 @@ ABSENT = {
     "2.13": {
         "fake/seam/library.py: torch._library.opaque_object.register_custom_class",
         "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
-        "fxpasses/plans/_torch_compiled.py: torch._dynamo.variables.sets.BaseSetVariable",
     },
-    "2.14": {
-        "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
-        "fxpasses/plans/_torch_compiled.py: torch._dynamo.variables.sets.BaseSetVariable",
-    },
+    "2.14": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},
     "2.15": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},
 }
 """What the seam asks for before it uses it, because these releases do not have it."""
