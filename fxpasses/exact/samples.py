@@ -17,7 +17,15 @@ from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.numbers import computable
 
 Edge = Literal[
-    "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers", "index bounds"
+    "ties",
+    "rows",
+    "not a number",
+    "infinity",
+    "zeros",
+    "all zero",
+    "signs",
+    "extreme integers",
+    "index bounds",
 ]
 Family = Literal["example", "numbers", "random"] | Edge
 EDGES: tuple[Edge, ...] = get_args(Edge)
@@ -134,6 +142,8 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
         value = torch.randint(-3, 4, example.shape, generator=generator) / 2.0 + (2.0 if positive else 0.0)
         rows = value.view(-1, value.shape[-1] if value.dim() else 1)
         rows[1::4] = rows[: len(rows) - 1 : 4]  # what is compared may be made of rows: keys, codes, experts
+    elif family == "all zero":  # so are rows that sums and products make of it, their norms and variances
+        value = torch.zeros_like(value)
     elif family == "zeros":
         some = -(-value.numel() // 5)
         order = torch.randperm(value.numel(), generator=generator)

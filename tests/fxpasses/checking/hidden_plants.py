@@ -27,6 +27,16 @@ def forgets_the_limit(gm: fx.GraphModule) -> bool:
     return changed
 
 
+@fxpasses.graph_pass
+def forgets_the_least_divisor(gm: fx.GraphModule) -> bool:
+    """Takes away the least number of a divisor: only a row that is zero inside of the model shows it."""
+    divisors = [node for node in calls(gm, aten.clamp_min.default) if node.args[1] == 1e-12]
+    for node in divisors:
+        node.replace_all_uses_with(node.args[0])
+        gm.graph.erase_node(node)
+    return bool(divisors)
+
+
 @fxpasses.graph_pass(graphs=["backward"])
 def exchanges_saved_values(gm: fx.GraphModule) -> bool:
     """Exchanges the weights of two norms: both are ones at first."""

@@ -31,6 +31,16 @@ class Norms(nn.Module):
         return self.second(self.first(x).sin() * 3)
 
 
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        pooled = self.norm(x + self.last(x)).view(-1, 2, 8).mean(1)
+        return nn.functional.normalize(pooled, dim=-1)
+
+
 class Lookup(nn.Module):
     def __init__(self):
         super().__init__()
@@ -71,6 +81,7 @@ def run(model, inputs, *passes, directory, backward=True):
 
 CASES = {
     "forgets_the_limit": (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU6()), lambda: torch.randn(3, 4)),
+    "forgets_the_least_divisor": (Embedded, lambda: torch.randn(6, 8)),
     "exchanges_saved_values": (Norms, lambda: torch.randn(3, 8, requires_grad=True)),
     "forgets_the_last_row": (Lookup, lambda: torch.arange(5)),
     "forgets_nan": (lambda: lambda x: x.cos().sin() + (x - x)[0], lambda: torch.randn(6, 2)),
@@ -89,7 +100,7 @@ def test_a_hidden_fault_is_found_and_shown(name, tmp_path):
         run(model, [x], item, directory=tmp_path, backward=isinstance(model, nn.Module))
     error = caught.value
     assert error.pass_name == name
-    assert error.repro_calls <= (5 if "inside" in name else 3)
+    assert error.repro_calls <= (6 if "divisor" in name else 5 if "inside" in name else 3)
     status, output, errors = in_this_process(error.repro)
     assert status == 1, errors
     assert f"pass '{name}' is wrong" in output
