@@ -38,8 +38,8 @@ _MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
 """So many elements they hold for one input, or so many numbers are tried all the same."""
 _MOST_TURNS = 8
 """Each element of an input takes so many numbers, one after the other, of an input of few elements."""
-_LARGE, _CLOSE = 16.0, 2.0**-8
-"""What activations are far from their middle on, and the distance of numbers of which a difference loses half of its digits."""
+_LARGE, _CLOSE = 16.0, 1 / 3
+"""What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds."""
 _MOST_CALLS = 6
 """Calls between an input of a window and one that may be any number."""
 _ROUNDINGS = 64
@@ -120,7 +120,7 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
                 found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties")
                 if found.differences:
                     yield found
-        for values, where in _losing_values(given, free) if rounds and not is_other else ():
+        for values, where in _losing_values(window, given, free) if rounds and not is_other else ():
             values = within(values, known)
             wide = {**given, **values}.values()
             inputs = [as_recorded_dtype(v, held) for v, held in zip(wide, window.inputs, strict=True)]
@@ -179,10 +179,7 @@ def differs(old: Tensor, new: Tensor) -> Tensor:
 
 
 def _rounds_otherwise(window: Window) -> bool:
-    """Whether both sides compute in float32 or more, and round otherwise."""
-    held = [v.dtype for v in map(value_of, window.before.graph.nodes) if isinstance(v, Tensor)]
-    if any(dtype.is_floating_point and torch.finfo(dtype).bits < 32 for dtype in held):
-        return False
+    """Whether both sides round otherwise."""
     try:
         mine, theirs = (Run(gm)(cloned(window.inputs), 0) for gm in (window.before, window.after))
     except (Unsupported, *CANNOT_RUN):
@@ -191,14 +188,24 @@ def _rounds_otherwise(window: Window) -> bool:
     return any(isinstance(a, Tensor) and a.shape == b.shape and not same_bits(a, b) for a, b in pairs)
 
 
-def _losing_values(given: Mapping[str, Any], free: Sequence[str]) -> Iterator[tuple[dict[str, Tensor], str]]:
+def _losing_values(
+    window: Window, given: Mapping[str, Any], free: Sequence[str]
+) -> Iterator[tuple[dict[str, Tensor], str]]:
     """Values of the free inputs, all in another way, and what they are."""
     if not free:
         return
     usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}
     usual = {name: value / value.square().mean().sqrt().clamp(min=1e-30) for name, value in usual.items()}
-    yield {name: _LARGE * value for name, value in usual.items()}, f"with a root mean square of {_LARGE:g}"
-    yield {name: 1 + _CLOSE * value for name, value in usual.items()}, "near one"
+    held = {v.dtype for v in (*window.inputs, *map(value_of, _calls(window))) if isinstance(v, Tensor)}
+    kinds = [torch.finfo(dtype) for dtype in held if dtype.is_floating_point]
+    if all(kind.bits >= 32 for kind in kinds):  # few digits are few there whatever is done
+        yield (
+            {name: _LARGE * value for name, value in usual.items()},
+            f"with a root mean square of {_LARGE:g}",
+        )
+    for digits in sorted({kind.eps for kind in kinds}):
+        close = 2.0 ** math.floor(_CLOSE * math.log2(digits))
+        yield {name: 1 + close * value for name, value in usual.items()}, "near one"
 
 
 def _compared_values(

@@ -73,6 +73,9 @@ def _inverse(node: fx.Node) -> Callable[[Tensor], Tensor] | None:
     """What gives the argument of a call of one argument, of its result."""
     if packet(node) is aten.pow and node.args[1:] != (2,):
         return None
+    number = node.args[1] if len(node.args) > 1 else None
+    if packet(node) is aten.mul and isinstance(number, (int, float)) and number:
+        return lambda value: value / number
     return _INVERSES.get(packet(node))
 
 

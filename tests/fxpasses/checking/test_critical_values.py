@@ -130,10 +130,16 @@ LOSING = {
 }
 
 
-@pytest.mark.parametrize("name", LOSING)
-def test_digits_that_few_inputs_lose(name):
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in LOSING),
+        *(("a distance", dtype) for dtype in (torch.bfloat16, torch.float16)),
+    ],
+)
+def test_digits_that_few_inputs_lose(name, dtype):
     torch.manual_seed(0)
-    inputs = [torch.randn(16, 6), torch.randn(6, 6)]
+    inputs = [torch.randn(16, 6, dtype=dtype), torch.randn(6, 6, dtype=dtype)]
     before, after = (make_fx(f)(*inputs) for f in LOSING[name])
 
     def is_worse(before, after):
@@ -152,6 +158,7 @@ def test_integers_that_a_type_does_not_have():
 
 
 def test_flags_that_rounding_turns_over():
+    torch.manual_seed(0)
     x, w = torch.randn(64, 40), torch.randn(40, 40)
     before = fxpasses.capture(lambda x, w: x @ w > 5.3, x, w).forward
     parts = fxpasses.capture(lambda x, w: x[:, 20:] @ w[20:] + x[:, :20] @ w[:20] > 5.3, x, w).forward
