@@ -159,8 +159,7 @@ def watch_tracing(
         return _COMPARES.torchs(left, right)
 
     def hashes(tx: Any, key: Any) -> Any:
-        # The elements of a tuple are asked for themselves.
-        if type(key) is not TupleVariable and not _is_guarded_by_value(key):
+        if not _is_guarded_by_value(key):
             identified(key)
         return _HASHES.torchs(tx, key)
 
@@ -190,9 +189,12 @@ _CALLS, _MUTATIONS, _STORES, _COMPARES, _COMPARES_TOO, _HASHES = LEDGER.add(
 
 
 def _is_guarded_by_value(variable: Any) -> bool:
-    """Whether Dynamo guards what this is: numbers, strings and members of an enumeration by value, classes and functions by identity."""
-    value = variable.get_real_python_backed_value()
-    return isinstance(value, _GUARDED_BY_VALUE)
+    """Whether Dynamo guards what this is: numbers, strings and members of an enumeration by value, classes and functions by
+    identity, tuples by their elements.
+    """
+    if isinstance(variable, TupleVariable):
+        return all(map(_is_guarded_by_value, variable.items))
+    return isinstance(variable.get_real_python_backed_value(), _GUARDED_BY_VALUE)
 
 
 _GUARDED_BY_VALUE = (
