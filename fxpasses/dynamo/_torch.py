@@ -194,6 +194,8 @@ def _is_guarded_by_value(variable: Any) -> bool:
     """
     if isinstance(variable, TupleVariable):
         return all(map(_is_guarded_by_value, variable.items))
+    if hasattr(type(variable), "set_items"):
+        return False  # and who asks a set for all its items asks for their order, which no plan can keep
     return isinstance(variable.get_real_python_backed_value(), _GUARDED_BY_VALUE)
 
 
