@@ -38,7 +38,7 @@ KNOWN_ON_CUDA: dict[str, str] = {
 }
 
 _IS_OLD = torch.__version__.startswith(("2.11", "2.12"))
-_OLD = "torch before 2.13 differs on a CPU as well"
+_OLD = "torch's own functions were others: fft on a GPU, the rest on a CPU as well"
 
 #: The same where torch is older than 2.13, on any device.
 KNOWN_BEFORE_2_13: dict[str, str] = dict.fromkeys(
