@@ -21,6 +21,8 @@ from torch._C import (
     _dispatch_keys as dispatch_keys,
     _dispatch_tls_is_dispatch_key_excluded as is_key_excluded,
     _dispatch_tls_is_dispatch_key_included as is_key_included,
+    _dispatch_tls_local_exclude_set as local_exclude_set,
+    _dispatch_tls_local_include_set as local_include_set,
     _get_dispatch_mode as get_dispatch_mode,
     _has_storage as has_storage,
     _is_any_autocast_enabled as is_any_autocast_enabled,

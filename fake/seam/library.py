@@ -40,6 +40,8 @@ from fake.seam.dispatch import (
     has_kernel,
     library_fake_impl,
     library_utils as _utils,
+    local_exclude_set,
+    local_include_set,
     simple_registry,
 )
 from fake.seam.fake_tensor import (
@@ -52,8 +54,6 @@ from fake.seam.fake_tensor import (
 from fake.seam.guards import TensorGuards
 
 # --- the dispatcher's state -------------------------------------------------------------------------
-local_include_set = _C._dispatch_tls_local_include_set
-local_exclude_set = _C._dispatch_tls_local_exclude_set
 torch_function_mode_enabled = _C._is_torch_function_mode_enabled
 profiler_enabled = _C._autograd._profiler_enabled
 eval_frame_callback = _eval_frame.get_eval_frame_callback

@@ -41,7 +41,7 @@ from fake.seam.dispatch import (
     get_dynamic_layer_stack_depth,
     is_functorch_wrapped_tensor,
 )
-from fake.seam.dynamo import TensorVariable, builder as variable_builder, config, convert_frame
+from fake.seam.dynamo import GuardBuilder, TensorVariable, builder as variable_builder, config, convert_frame
 from fake.seam.guards import Guard
 from fake.seam.patches import LEDGER, Patch, ThreadPatch, When
 from fake.seam.pytree import tree_map
@@ -340,15 +340,15 @@ def guard_mesh(tx: Any, source: Any) -> bool:
 
     To the code, equal meshes are the same one. That they are one object would be a comparison in Python for each.
     """
-    if not hasattr(guards.GuardBuilder, "OPAQUE_OBJ_GUARD_FN_MATCH"):
+    if not hasattr(GuardBuilder, "OPAQUE_OBJ_GUARD_FN_MATCH"):
         return False
-    tx.output.guards.add(source.make_guard(guards.GuardBuilder.OPAQUE_OBJ_GUARD_FN_MATCH))
+    tx.output.guards.add(source.make_guard(GuardBuilder.OPAQUE_OBJ_GUARD_FN_MATCH))
     return True
 
 
 def guard_constant(tx: Any, source: Any) -> None:
     """Have the graph used only while there is the number at a source that is there now."""
-    tx.output.guards.add(source.make_guard(guards.GuardBuilder.CONSTANT_MATCH))
+    tx.output.guards.add(source.make_guard(GuardBuilder.CONSTANT_MATCH))
 
 
 @contextmanager

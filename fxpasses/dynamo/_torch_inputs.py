@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.side_effects import AttributeMutationNew
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.builder import GraphArg, is_dynamic_source
@@ -24,7 +23,7 @@ from torch.utils.weak import TensorWeakRef
 
 from fake.seam.dispatch import dispatch_keys, enable_python_dispatcher
 from fake.seam.dtensor import is_dtensor, local_of
-from fake.seam.dynamo import TensorVariable
+from fake.seam.dynamo import GuardBuilder, TensorVariable
 from fake.seam.guards import Guard, TracingContext
 
 

@@ -25,6 +25,7 @@ from fake.seam.dispatch import (
     peek_interpreter_stack,
 )
 from fake.seam.fake_tensor import is_functional_tensor
+from fake.seam.guards import TensorGuards
 from fxpasses.plans import native
 
 nn_kernels = torch._C._nn
@@ -145,7 +146,7 @@ def is_in_transform(tensor: torch.Tensor) -> bool:
 def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
     """A check in C++ that tensors have the metadata of these."""
     sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-    return _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
 
 
 class TensorLayout(NamedTuple):

@@ -29,13 +29,15 @@ from fake.seam.dispatch import (
     enable_python_dispatcher,
     get_dynamic_layer_stack_depth,
     is_functorch_wrapped_tensor,
+    local_exclude_set,
+    local_include_set,
     set_grad_enabled,
 )
 from fake.seam.fake_tensor import FakeTensor, FunctionalTensor, FunctionalTensorMode, from_functional_tensor
 from fake.seam.fx import detect_fake_mode
 from fake.seam.guards import TracingContext, tracing
 from fake.seam.inductor import config as inductor_config
-from fake.seam.symbolic_shapes import Max, SymT, symbol_is_type
+from fake.seam.symbolic_shapes import Max, SymT, hints_of, symbol_is_type
 from fxpasses._torch import wrapper_arguments
 from fxpasses.regional._torch_dtensor import local_of
 
@@ -67,11 +69,11 @@ _LAZY = [DispatchKeySet(key) for key in (DispatchKey.Conjugate, DispatchKey.Nega
 def as_outside_of_modes() -> Any:
     """A context in which operators resolve lazy conjugates and negatives: under a dispatch mode (AOTAutograd's check of custom
     operators in the first call, a user's own) a kernel in Python runs without, and takes ``x.conj()`` for ``x``."""
-    left_out = torch._C._dispatch_tls_local_exclude_set()
+    left_out = local_exclude_set()
     if not left_out.has(DispatchKey.Conjugate):
         return contextlib.nullcontext()
     kept = functools.reduce(operator.sub, _LAZY, left_out)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept)
+    return torch._C._ForceDispatchKeyGuard(local_include_set(), kept)
 
 
 def context_calls() -> tuple[Any, Any, Any]:
@@ -197,7 +199,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 def symbol_facts(shape_env: Any, symbol: sympy.Symbol) -> tuple[str, str]:
     """The size that a symbol stands for at compile time, and the range it was given: all that guards depend on."""
-    return str(backed_values(shape_env).get(symbol)), str(shape_env.var_to_range.get(symbol))
+    return str(hints_of(shape_env).get(symbol)), str(shape_env.var_to_range.get(symbol))
 
 
 @contextlib.contextmanager
@@ -253,6 +255,16 @@ def mark_as_dynamo_graph(gm: fx.GraphModule) -> None:
         node._dynamo_source = None  # type: ignore[attr-defined]
 
 
+def copy_dynamo_attributes(old: fx.GraphModule, new: fx.GraphModule) -> None:
+    """Copy Dynamo's attributes of its graph for AOTAutograd: where inputs and parameters come from."""
+    for name, value in vars(old).items():
+        if name.startswith(("_param_name", "dynamo_", "_backend_id", "compile_subgraph_reason")):
+            object.__setattr__(new, name, value)
+    for a, b in zip(old.graph.nodes, new.graph.nodes, strict=True):
+        if hasattr(a, "_dynamo_source"):
+            b._dynamo_source = a._dynamo_source
+
+
 def may_contain_regions() -> str:
     """Why settings of this process rule regions out, or ""."""
     if wrapper_arguments():
@@ -283,12 +295,6 @@ def trying_out(fake_mode: Any) -> Iterator[None]:
             yield
         finally:  # it may fail inside of a vmap
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-
-
-def backed_values(shape_env: Any) -> Mapping[Any, Any]:
-    """The hint of each symbol of a shape environment."""
-    values = getattr(shape_env, "backed_var_to_val", None)
-    return shape_env.var_to_val if values is None else values
 
 
 def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:

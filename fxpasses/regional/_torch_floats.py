@@ -9,20 +9,19 @@ from typing import Any
 from torch._dynamo.symbolic_convert import TensorifyState
 
 from fake.seam.dynamo import TensorifyScalarRestartAnalysis
-from fake.seam.symbolic_shapes import SymT, symbol_is_type
-from fxpasses.regional._torch import backed_values
+from fake.seam.symbolic_shapes import SymT, hints_of, symbol_is_type
 
 
 def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
     """Tell AOTAutograd that no float of a graph is left for it to make a tensor or a number of, but those in ``kept``."""
-    for symbol in backed_values(shape_env):
+    for symbol in hints_of(shape_env):
         if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
             TensorifyState.specialize(str(symbol))
 
 
 def trace_again_with_constants(shape_env: Any) -> None:
     """Send Dynamo back to trace with all floats as constants, which are no inputs then; nothing when it did."""
-    floats = [str(s) for s in backed_values(shape_env) if symbol_is_type(s, SymT.FLOAT)]
+    floats = [str(s) for s in hints_of(shape_env) if symbol_is_type(s, SymT.FLOAT)]
     left = [name for name in floats if not TensorifyState.should_specialize(name)]
     for name in left:
         TensorifyState.specialize(name)

@@ -70,6 +70,7 @@ class KeptGraphs(EagerCompiler):
     def forward(
         self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
     ) -> Callable[..., Any]:
+        """Keep a forward graph, in the place of others. Args: those of :meth:`Compiler.forward`."""
         self.graphs = {"forward": _without_views(copy_graph(gm).graph)}
         return super().forward(gm, inputs, inference=inference, visible=visible)
 

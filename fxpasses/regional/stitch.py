@@ -125,7 +125,7 @@ def _with_gathers(
     if not groups:
         return gm, []
     work = copy_graph(gm)
-    _keep_dynamo_attributes(gm, work)
+    _torch.copy_dynamo_attributes(gm, work)
     moved = _moved(found, gm, work)
     symbols = _symbols(work)
     traced: list[tuple[list[Subgraph], RegionGraph, CompiledRegion]] = []
@@ -176,7 +176,7 @@ def _replaced(
     if not found.taken:
         return RegionalizedGraph(gm, make_report(gm, found, {}, refused))
     work = copy_graph(gm)
-    _keep_dynamo_attributes(gm, work)
+    _torch.copy_dynamo_attributes(gm, work)
     moved = _moved(found, gm, work)
     symbols = _symbols(work)
     compiled: dict[int, tuple[RegionGraph, CompiledRegion]] = {}
@@ -240,7 +240,7 @@ def _inside_checkpoints(
             work = copy_graph(gm) if work is gm else work
             work.set_submodule(name, inner.gm)
     if work is not done.gm:
-        _keep_dynamo_attributes(gm, work)
+        _torch.copy_dynamo_attributes(gm, work)
     return RegionalizedGraph(work, report, regions)
 
 
@@ -269,16 +269,6 @@ def _compile(
     if same not in known:
         known[same] = compile(region_graph)
     return region_graph, known[same]
-
-
-def _keep_dynamo_attributes(old: fx.GraphModule, new: fx.GraphModule) -> None:
-    """Copy Dynamo's attributes of its graph for AOTAutograd: where inputs and parameters come from."""
-    for name, value in vars(old).items():
-        if name.startswith(("_param_name", "dynamo_", "_backend_id", "compile_subgraph_reason")):
-            object.__setattr__(new, name, value)
-    for a, b in zip(old.graph.nodes, new.graph.nodes, strict=True):
-        if hasattr(a, "_dynamo_source"):
-            b._dynamo_source = a._dynamo_source
 
 
 def _moved(found: Search, old: fx.GraphModule, new: fx.GraphModule) -> Search:
