@@ -17,6 +17,7 @@ from fxpasses.distributed import _torch
 from fxpasses.errors import OptionsError, RankMismatchError
 from fxpasses.ranks import here
 from fxpasses.ranks.here import HERE, job_store
+from fxpasses.ranks.process import Process
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,13 @@ class Answering:
             Answering.ensure()
 
     @staticmethod
-    def has_left(rank: int) -> bool:
-        """Whether the process of a rank has come to its end. One that was killed has not said so."""
-        return bool(job_store().check([here.left(rank)]))
+    def end_of(rank: int) -> str:
+        """How the process of a rank came to its end, in words: it has said so, or was killed on this machine; ``""`` if it runs, as far as is known."""
+        store, key = job_store(), here.process(rank)
+        if store.check([here.left(rank)]):
+            return "has ended"
+        killed = store.check([key]) and Process(*json.loads(store.get(key))).has_ended()
+        return "was killed, or crashed" if killed else ""
 
     @staticmethod
     def ask(rank: int, key: str = "", call: int = 0) -> dict[str, Any] | None:
@@ -136,14 +141,15 @@ def note_absent_ranks(error: RuntimeError, key: str, ranks: Sequence[int]) -> No
         :_MOST_ASKED
     ]:
         try:
-            state = Answering.ask(rank)
+            end = Answering.end_of(rank)
+            state = None if end else Answering.ask(rank)
         except dist.DistError:
             error.add_note(
                 "The job's key-value store is gone: the process that keeps it (rank 0, unless torchrun does) has ended."
             )
             return
         if state is None:
-            error.add_note(f"Rank {rank} does not answer: it has ended or hangs.")
+            error.add_note(f"Rank {rank} {end or 'does not answer: it has ended or hangs'}.")
         elif (calls := state["calls"].get(key, 0)) != HERE.calls[key]:
             where = f"inside of the {state['running']}" if state["running"] else "outside of all of them"
             error.add_note(

@@ -60,6 +60,12 @@ def _published(rank: int) -> Any:
     return _torch.PrefixStore(f"fxpasses/decided/{rank}", job_store())
 
 
+_COMPILED_NOTHING = (
+    " It did not have to compile where this rank did: look for what differs between the ranks "
+    "(sizes of inputs, graph breaks, branches on the rank)."
+)
+
+
 class _Leader:
     """The rank whose decision is awaited."""
 
@@ -73,6 +79,8 @@ class _Leader:
         while not came(self._store, digest, ASK_AFTER):
             if self._store.check([self._at_my_place]) and not self._store.check([digest]):
                 raise self._other(json.loads(self._store.get(self._at_my_place)))
+            if end := Answering.end_of(self._rank):
+                raise self._missing(end, "")
             state, now = Answering.ask(self._rank), time.monotonic()
             heard = now if state is not None else heard
             if state is not None and state["running"] and state["seconds"] > STUCK_AFTER:
@@ -83,11 +91,11 @@ class _Leader:
                 raise self._missing(f"was waited for during {job_store().timeout}")
         return json.loads(self._store.get(digest))
 
-    def _missing(self, why: str) -> RankMismatchError:
+    def _missing(self, why: str, what_then: str = _COMPILED_NOTHING) -> RankMismatchError:
         own = dist.get_rank()
         return RankMismatchError(
-            f"rank {own} compiles {self._code} and waits for what rank {self._rank} decides to save (ranks='agree'); rank {self._rank} {why}. "
-            "It did not have to compile where this rank did: look for what differs between the ranks (sizes of inputs, graph breaks, branches on the rank).",
+            f"rank {own} compiles {self._code} and waits for what rank {self._rank} decides to save (ranks='agree'); "
+            f"rank {self._rank} {why}.{what_then}",
             (self._rank,),
         )
 

@@ -194,8 +194,8 @@ class Gate:
                     return self._open()
                 continue
             for rank in missing[:_ASKED_AT_ONCE]:
-                if Answering.has_left(rank):
-                    return self._give_up(rank, offer, f"has ended. {_DIFFERS}")
+                if end := Answering.end_of(rank):
+                    return self._give_up(rank, offer, f"has ended. {_DIFFERS}" if end == "has ended" else end)
                 state = Answering.ask(rank, self.key, self.number)
                 if state is not None:
                     heard[rank] = time.monotonic()

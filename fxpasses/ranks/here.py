@@ -19,6 +19,8 @@ import time
 from collections import Counter
 from typing import Any
 
+from fxpasses.ranks.process import Process
+
 log = logging.getLogger(__name__)
 
 _LEAVING_SECONDS = 5.0
@@ -153,6 +155,7 @@ def _start(rank: int) -> threading.Thread | None:
     """Begin to answer; where the store cannot be waited at from a second thread, nobody answers."""
     try:
         store = job_store().clone()
+        store.set(process(rank), json.dumps(dataclasses.astuple(Process.own())))
     except RuntimeError as error:
         log.info("this rank does not answer other ranks: %s", error)
         return None
@@ -203,6 +206,11 @@ def _answer(store: Any, rank: int) -> None:
 def left(rank: int) -> str:
     """The key that a rank leaves at the store when its process comes to its end."""
     return f"fxpasses/left/{rank}"
+
+
+def process(rank: int) -> str:
+    """The key under which a rank leaves at the store which process it is."""
+    return f"fxpasses/process/{rank}"
 
 
 def answer_from_the_first_group() -> None:

@@ -2,14 +2,15 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 
-def job(script, *arguments, processes=2):
-    """The outcomes that each process of a job prints as JSON; one that ends with a signal or an error fails."""
+def job(script, *arguments, processes=2, killed=()):
+    """The outcomes that the processes of a job print as JSON; one that ends with a signal or an error fails, but for ranks that kill themselves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -26,9 +27,10 @@ def job(script, *arguments, processes=2):
         for rank in range(processes)
     ]
     try:
-        outcomes = [json.loads(rank.communicate(timeout=240)[0].splitlines()[-1]) for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0] * processes
-        return outcomes
+        printed = [rank.communicate(timeout=540)[0] for rank in ranks]
+        codes = [-signal.SIGKILL if rank in killed else 0 for rank in range(processes)]
+        assert [rank.returncode for rank in ranks] == codes
+        return [json.loads(text.splitlines()[-1]) for rank, text in enumerate(printed) if rank not in killed]
     finally:
         for rank in ranks:
             rank.kill()

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fxpasses.distributed import answering, gate
-from fxpasses.errors import OptionsError
+from fxpasses.distributed import answering, decision, gate
+from fxpasses.errors import OptionsError, RankMismatchError
 from fxpasses.ranks import here
 from tests.fxpasses.distributed.processes import job
 
@@ -126,9 +126,7 @@ def test_a_symbolic_size_that_differs_in_one_call_is_named(outcomes, case, sizes
 def test_a_rank_that_runs_the_graph_that_it_has_is_named(outcomes):
     """Rank 0 is inside of it; the other one would wait for it for ever."""
     stayed, alone = (rank["alone"] for rank in outcomes)
-    assert stayed["notes"] == [
-        "Rank 1 does not answer: it has ended or hangs."
-    ]  # gloo's error knows no ranks
+    assert stayed["notes"] == ["Rank 1 has ended."]  # gloo's error knows no ranks
     assert alone["ranks"] == [0, 1]
     assert "1 in the inference graph of frame 0 on rank 0, 2 in the inference graph" in alone["error"]
 
@@ -160,6 +158,27 @@ def test_a_rank_answers_before_it_compiles(monkeypatch):
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     assert introduced == [1]
+
+
+def test_a_rank_that_is_killed_while_it_compiles_is_named_at_once():
+    """It does not say that it ends: the operating system does, long before ``SILENT_AFTER``."""
+    (outcome,) = job("killed.py", killed=(1,))
+    assert outcome["ranks"] == [1]
+    assert outcome["error"].endswith("rank 1 does not come: it was killed, or crashed")
+
+
+def test_a_rank_that_decides_for_others_and_was_killed_is_named(monkeypatch):
+    monkeypatch.setattr(decision, "_published", lambda rank: None)
+    monkeypatch.setattr(decision, "came", lambda *args: False)
+    monkeypatch.setattr(decision.Answering, "end_of", lambda rank: "was killed")
+    monkeypatch.setattr(decision.dist, "get_rank", lambda: 1)
+    leader = decision._Leader(0, "frame 0", 1, [])
+    leader._store = SimpleNamespace(check=lambda keys: False)
+    with pytest.raises(
+        RankMismatchError, match=r"waits for what rank 0 decides.*rank 0 was killed"
+    ) as caught:
+        leader.decision("a graph")
+    assert caught.value.ranks == (0,)
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "nan", "inf", "0"])
