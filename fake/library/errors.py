@@ -23,7 +23,6 @@ __all__ = [
     "ProfileError",
     "RegistrationError",
     "ReservedNamespaceError",
-    "SamplesError",
     "SchemaError",
     "SignatureError",
     "SignatureWarning",
@@ -145,10 +144,6 @@ class ProfileError(LibraryError, RuntimeError):
 
 class OpCheckError(LibraryError, RuntimeError):
     """`opcheck` found a fault, or cannot do what it was asked for."""
-
-
-class SamplesError(LibraryError, ValueError):
-    """The sample calls that a command was given cannot be read, or there are none."""
 
 
 class ProbeError(LibraryError, RuntimeError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from fxpasses.commands.named import add_operator, read_operator
 from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
-from fxpasses.commands.samples import add_operator, read_operator
 
 HELP = "check a custom operator's registrations on sample calls"
 

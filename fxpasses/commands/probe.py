@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fxpasses.commands.named import add_operator, read_operator
 from fxpasses.commands.outcome import Outcome, UsageError, positive, working
-from fxpasses.commands.samples import add_operator, read_operator
 
 HELP = "derive the fake kernel of a custom operator from sample calls"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fxpasses.commands.check import model_named, object_named
+from fxpasses.commands.named import model_named, object_named
 from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
 
 HELP = "prove that a pass is right, by match site"

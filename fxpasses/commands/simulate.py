@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fxpasses.commands.check import function_named
+from fxpasses.commands.named import function_named
 from fxpasses.commands.outcome import Outcome, UsageError, positive, working
 
 HELP = "simulate a training step on many devices"

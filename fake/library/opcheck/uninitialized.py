@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors
+from fake.library.opcheck.memory import same_bits
 from fake.library.opcheck.result import Evidence, Fault
 from fake.library.opcheck.sizes import plan_sizes
 from fake.seam import library as _torch
@@ -87,7 +88,7 @@ def _check_call(op: Any, key: str, call: Call) -> str:
     first, again, other = run(1.25), run(1.25), run(-3.5)
     if first is None or again is None or other is None or not first[1]:
         return "allocates nothing through torch"
-    if any(not _same(a, b) for a, b in zip(first[0], again[0], strict=True)):
+    if any(not same_bits(a, b) for a, b in zip(first[0], again[0], strict=True)):
         return "not deterministic"
     with_ = "" if call.label == "the sample" else f" with {call.label}"
     wrong = tuple(
@@ -98,7 +99,7 @@ def _check_call(op: Any, key: str, call: Call) -> str:
             call.describe(),
         )
         for index, (a, b) in enumerate(zip(first[0], other[0], strict=True))
-        if not _same(a, b)
+        if not same_bits(a, b)
     )
     if wrong:
         raise Fault(
@@ -107,9 +108,3 @@ def _check_call(op: Any, key: str, call: Call) -> str:
             fix="write every element of the output, or allocate it with zeros instead of empty",
         )
     return ""
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    if left.shape != right.shape or left.layout is not torch.strided:
-        return left.shape == right.shape
-    return torch.equal(torch.nan_to_num(left), torch.nan_to_num(right)) if left.numel() else True

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from fake.library.errors import ProbeError
+from fake.library.opcheck.inputs import Call
 from fake.library.probe.derive import derive
 from fake.library.probe.experiments import Laboratory, Observation
 from fake.library.probe.facts import Facts, TensorFact, optional_parameters, parameter_names
+from fake.library.probe.helpers import row_major
 from fake.library.probe.isolation import can_isolate
 from fake.library.probe.parameters import fill_defaults, signature_for
 from fake.library.probe.rule import FakeRule, UndecidedError, call_text
@@ -64,12 +66,7 @@ def _resized(facts: Facts) -> Iterator[Facts]:
     def change(value: Any, old: int) -> Any:
         if isinstance(value, TensorFact) and old in value.shape and value.is_contiguous():
             shape = tuple(_OTHER_SIZE if size == old else size for size in value.shape)
-            strides: list[int] = []
-            step = 1
-            for size in reversed(shape):
-                strides.insert(0, step)
-                step *= size
-            return replace(value, shape=shape, strides=tuple(strides))
+            return replace(value, shape=shape, strides=row_major(shape))
         return [change(v, old) for v in value] if isinstance(value, list) else value
 
     for old in sorted(sizes):
@@ -114,16 +111,16 @@ def probe(
     >>> rule(torch.empty(5, 6, device="meta"), torch.empty(6, 7, device="meta")).shape
     torch.Size([5, 7])
     """
-    calls = normalize_samples(samples)
+    pairs = normalize_samples(samples)
     name = op._qualname if isinstance(op, _torch.TorchCustomOpDef) else getattr(op, "__name__", str(op))
     if isinstance(op, _torch.OpOverload):
         name = _torch.op_overload_name(op)
     if budget < 0:
         raise ProbeError(f"{name}: the budget is {budget} calls; it must be at least 0", op=name)
-    if not calls:
+    if not pairs:
         raise ProbeError(f"{name}: probe needs at least one sample call", op=name)
     names, signature = parameter_names(op), signature_for(op)
-    calls = [fill_defaults(signature, args, kwargs) for args, kwargs in calls]
+    calls = [Call(*fill_defaults(signature, args, kwargs)) for args, kwargs in pairs]
     laboratory = Laboratory(op, names, budget, isolate=can_isolate() if isolate is None else isolate)
     accepted = [call for call in calls if laboratory.study(call)]
     crashes = [f"the kernel {reason}: {call_text(facts)}" for facts, reason in laboratory.crashes]

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import flat_tensors
+from fake.library.opcheck.inputs import Call, flat_tensors
+from fake.library.opcheck.memory import same_bits
 from fake.library.probe.facts import Facts, OutputFact, bind, describe_outputs, facts_of
 from fake.library.probe.isolation import Crash, run_isolated
-from fake.library.probe.variations import DATA_CHANGES, Arguments, change_tensors, copy_arguments, variations
+from fake.library.probe.variations import DATA_CHANGES, changed, variations
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,12 @@ class Observation:
     Attributes:
         outputs: None where the result is not made of strided tensors.
         sample: whether it is a sample rather than a variation.
-        label: how it varies its sample.
         writes: an argument that the call wrote to, or None.
     """
 
     facts: Facts
     outputs: tuple[OutputFact, ...] | None
     sample: bool
-    label: str
     writes: str | None = None
 
 
@@ -55,15 +54,13 @@ class Laboratory:
     crashes: list[tuple[Facts, str]] = field(default_factory=list)
     container: type | None = None
 
-    def study(self, sample: Arguments) -> bool:
+    def study(self, sample: Call) -> bool:
         """Run a sample and its variations; returns whether the sample itself ran."""
-        sample = change_tensors(sample, lambda t: t.detach())
+        sample = changed(sample, torch.Tensor.detach)
 
         def steps(first: int) -> Iterator[tuple[Observation, type | None] | None]:
-            for number, (label, arguments) in enumerate(
-                itertools.islice(self._plan(sample), first, None), first
-            ):
-                found = self._observe(label, arguments)
+            for number, call in enumerate(itertools.islice(self._plan(sample), first, None), first):
+                found = self._observe(call)
                 yield found
                 if number == 0 and found is None:
                     return
@@ -71,8 +68,8 @@ class Laboratory:
         accepted = False
         for number, found in enumerate(run_isolated(steps) if self.isolate else steps(0)):
             if isinstance(found, Crash):
-                _, arguments = next(itertools.islice(self._plan(sample), number, None))
-                self.crashes.append((facts_of(bind(self.names, *arguments)), found.reason))
+                call = next(itertools.islice(self._plan(sample), number, None))
+                self.crashes.append((facts_of(bind(self.names, call.args, call.kwargs)), found.reason))
                 if number == 0:
                     break
             elif found is not None:
@@ -82,44 +79,42 @@ class Laboratory:
                     accepted, self.container = True, container
         return accepted
 
-    def _plan(self, sample: Arguments) -> Iterator[tuple[str, Arguments]]:
-        yield "sample", sample
+    def _plan(self, sample: Call) -> Iterator[Call]:
+        yield sample
         yield from itertools.islice(variations(sample), self.budget)
 
-    def _observe(self, label: str, arguments: Arguments) -> tuple[Observation, type | None] | None:
-        found = self._run(arguments, label)
-        if found is None:
-            return None
+    def _observe(self, call: Call) -> tuple[Observation, type | None] | None:
+        found = self._run(call)
+        if found is None or call.kind not in ("", "size", "flag"):
+            return found
         observation, container = found
-        if label.startswith(("sample", "size", "flag")):
-            observation = self._run_with_other_data(arguments, observation)
-        return observation, container
+        return self._run_with_other_data(call, observation), container
 
-    def _run(self, arguments: Arguments, label: str) -> tuple[Observation, type | None] | None:
-        args, kwargs = copy_arguments(arguments)
-        bound = bind(self.names, args, kwargs)
+    def _run(self, call: Call) -> tuple[Observation, type | None] | None:
+        copied = call.copy()
+        bound = bind(self.names, copied.args, copied.kwargs)
         before = [(name, leaf, leaf.clone()) for name, value in bound.items() for leaf in flat_tensors(value)]
         try:
             facts = facts_of(bound)
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                result = self.op(*args, **kwargs)
+                result = self.op(*copied.args, **copied.kwargs)
         except Exception:  # noqa: BLE001  refused inputs say nothing about the outputs
             return None
         container = list if isinstance(result, list) else tuple if isinstance(result, tuple) else None
-        sample, outputs = label == "sample", describe_outputs(result, bound)
+        sample, outputs = not call.kind, describe_outputs(result, bound)
         for name, leaf, copy in before:
-            if leaf.layout is torch.strided and leaf.shape == copy.shape and not _equal(leaf, copy):
-                return Observation(facts, outputs, sample, label, name), container
-        return Observation(facts, outputs, sample, label), container
+            if not same_bits(leaf, copy):
+                return Observation(facts, outputs, sample, name), container
+        return Observation(facts, outputs, sample), container
 
-    def _run_with_other_data(self, arguments: Arguments, first: Observation) -> Observation:
+    def _run_with_other_data(self, call: Call, first: Observation) -> Observation:
         """Sizes that change with the data become None."""
         outputs = first.outputs
         for change in DATA_CHANGES:
             if outputs is None:
                 break
-            found = self._run(change_tensors(arguments, change), "data")
+            found = self._run(changed(call, change, "value"))
             others = None if found is None else found[0].outputs
             if others is None or len(others) != len(outputs):
                 continue
@@ -133,7 +128,3 @@ class Laboratory:
                 merged.append(mine)
             outputs = tuple(merged)
         return replace(first, outputs=outputs)
-
-
-def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return bool(((left == right) | (left != left)).all())

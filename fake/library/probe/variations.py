@@ -5,15 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import flat_tensors, refill, restride
-from fake.seam import library as _torch
+from fake.library.opcheck.inputs import Call, refill, restride
 
-pytree = _torch.pytree
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[torch.Tensor], torch.Tensor]
 _PRIMES = (5, 7, 11, 13, 17, 19)
 _DTYPES = (
@@ -27,41 +23,25 @@ _DTYPES = (
 )
 
 
-def change_tensors(arguments: Arguments, change: Change, only: torch.Tensor | None = None) -> Arguments:
-    """The arguments with every strided tensor (or ``only`` one) changed; what cannot be changed stays.
+def changed(call: Call, change: Change, kind: str = "", only: torch.Tensor | None = None) -> Call:
+    """The call with every strided tensor (or ``only`` one) changed; what cannot be changed stays.
 
     Args:
-        arguments: positional and keyword arguments.
+        call: the call.
         change: gives the tensor that replaces one; a failure leaves it as it is.
+        kind: the kind of variation.
         only: the tensor that is changed; None for all.
     """
-    done: dict[int, torch.Tensor] = {}
 
-    def once(tensor: torch.Tensor) -> torch.Tensor:
+    def one(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided or (only is not None and tensor is not only):
             return tensor
-        if id(tensor) not in done:
-            try:
-                done[id(tensor)] = change(tensor)
-            except (RuntimeError, NotImplementedError):
-                done[id(tensor)] = tensor  # a dtype that can do little
-        return done[id(tensor)]
+        try:
+            return change(tensor)
+        except (RuntimeError, NotImplementedError):
+            return tensor  # a dtype that can do little
 
-    args, kwargs = pytree.tree_map_only(torch.Tensor, once, arguments)
-    return tuple(args), kwargs
-
-
-def copy_arguments(arguments: Arguments) -> Arguments:
-    """The same values and strides in fresh memory."""
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_contiguous():
-            return tensor.clone()
-        if tensor.numel() == 0 or 0 in tensor.stride():
-            return tensor.detach()
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
-
-    return change_tensors(arguments, copy)
+    return call.map(one, kind=kind)
 
 
 def _reversed(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,20 +58,20 @@ def _alternating(tensor: torch.Tensor) -> torch.Tensor:
 DATA_CHANGES: tuple[Change, ...] = (torch.zeros_like, torch.ones_like, _reversed, _alternating)
 
 
-def variations(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """``(label, arguments)``, taking turns between the kinds, so that a small budget has some of each."""
+def variations(sample: Call) -> Iterator[Call]:
+    """Calls of all kinds, in turn, so that a small budget has some of each."""
     kinds = (_sizes, _flags, _numbers, _layouts, _shapes, _dtypes, _ranks)
     for turn in itertools.zip_longest(*(kind(sample) for kind in kinds)):
         yield from (variation for variation in turn if variation is not None)
 
 
-def _several(sample: Arguments, count: int) -> list[torch.Tensor]:
+def _several(sample: Call, count: int) -> list[torch.Tensor]:
     """The first tensors of a call that has more than one."""
-    tensors = [t for t in flat_tensors(sample) if t.layout is torch.strided]
+    tensors = [t for t in sample.tensors if t.layout is torch.strided]
     return tensors[:count] if len(tensors) > 1 else []
 
 
-def _resize(sample: Arguments, change: Callable[[tuple[int, int], int], int]) -> Arguments:
+def _resize(sample: Call, change: Callable[[tuple[int, int], int], int]) -> Call:
     """Every tensor with ``change((tensor number, dimension), size)`` as sizes."""
     count = itertools.count()
 
@@ -100,7 +80,7 @@ def _resize(sample: Arguments, change: Callable[[tuple[int, int], int], int]) ->
         shape = [change((number, i), s) for i, s in enumerate(tensor.shape)]
         return tensor if shape == list(tensor.shape) else refill(tensor, shape)
 
-    return change_tensors(sample, one)
+    return changed(sample, one, "size")
 
 
 def _rename(old: int, new: int, place: tuple[int, int], size: int) -> int:
@@ -111,81 +91,68 @@ def _set(where: tuple[int, int], new: int, place: tuple[int, int], size: int) ->
     return new if place == where else size
 
 
-def _sizes(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
-    tensors = [t for t in flat_tensors(sample) if t.layout is torch.strided]
+def _sizes(sample: Call) -> Iterator[Call]:
+    tensors = [t for t in sample.tensors if t.layout is torch.strided]
     distinct = sorted({s for t in tensors for s in t.shape})
     larger = {s: s + _PRIMES[i % len(_PRIMES)] for i, s in enumerate(distinct)}
     if distinct:
-        yield "size: all", _resize(sample, lambda place, size: larger[size])
-        yield "size: doubled", _resize(sample, lambda place, size: 2 * size)
+        yield _resize(sample, lambda place, size: larger[size])
+        yield _resize(sample, lambda place, size: 2 * size)
     for size in distinct:
         for new in (larger[size], size + 1, 1, 0):
             if new != size:
-                yield f"size {size} to {new}", _resize(sample, partial(_rename, size, new))
+                yield _resize(sample, partial(_rename, size, new))
     places = [(n, i) for n, t in enumerate(tensors) for i in range(t.dim())][:10]
     for place in places:
         for new in (6, 1, 3):
-            yield f"size of {place}", _resize(sample, partial(_set, place, new))
+            yield _resize(sample, partial(_set, place, new))
 
 
-def _replace_leaf(arguments: Arguments, place: int, value: Any) -> Arguments:
-    leaves, spec = pytree.tree_flatten(arguments)
-    leaves[place] = value
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
-    return tuple(args), kwargs
-
-
-def _numbers(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
-    leaves, _ = pytree.tree_flatten(sample)
-    for place, leaf in enumerate(leaves):
+def _numbers(sample: Call) -> Iterator[Call]:
+    for place, leaf in enumerate(sample.leaves):
         if isinstance(leaf, bool) or not isinstance(leaf, (int, float)):
             continue
         changes = (leaf + 1, leaf - 1, 0, -1, 1, 2) if isinstance(leaf, int) else (leaf * 0.5, leaf + 1.0)
         for value in dict.fromkeys(changes):
             if value != leaf:
-                yield f"number {place}", _replace_leaf(sample, place, value)
+                yield sample.replace_leaves({place: value}, kind="number")
 
 
-def _flags(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
-    leaves, _ = pytree.tree_flatten(sample)
-    for place, leaf in enumerate(leaves):
+def _flags(sample: Call) -> Iterator[Call]:
+    for place, leaf in enumerate(sample.leaves):
         if isinstance(leaf, bool):
-            yield f"flag {place}", _replace_leaf(sample, place, not leaf)
+            yield sample.replace_leaves({place: not leaf}, kind="flag")
 
 
-def _layouts(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
-    yield "layout: channels last", change_tensors(sample, partial(restride, kind="channels last"))
+def _layouts(sample: Call) -> Iterator[Call]:
+    yield changed(sample, partial(restride, kind="channels last"), "layout")
     for kind in ("column-major", "with gaps"):
         change = partial(restride, kind=kind)
-        yield f"layout: {kind}", change_tensors(sample, change)
+        yield changed(sample, change, "layout")
         for tensor in _several(sample, 3):
-            yield f"layout: {kind}", change_tensors(sample, change, only=tensor)
+            yield changed(sample, change, "layout", only=tensor)
 
 
-def _dtypes(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
+def _dtypes(sample: Call) -> Iterator[Call]:
     def cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     for dtype in _DTYPES:
-        yield f"dtype {dtype}", change_tensors(sample, partial(cast, dtype))
+        yield changed(sample, partial(cast, dtype), "dtype")
         for tensor in _several(sample, 2):
-            yield f"dtype {dtype}", change_tensors(sample, partial(torch.Tensor.to, dtype=dtype), only=tensor)
+            yield changed(sample, partial(torch.Tensor.to, dtype=dtype), "dtype", only=tensor)
 
 
-def _shapes(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
+def _shapes(sample: Call) -> Iterator[Call]:
     """Tensors that take the shape of another, or fewer or more broadcast dimensions."""
     tensors = _several(sample, 4)
     for one, other in itertools.permutations(tensors, 2):
         if one.shape != other.shape:
-            changed = change_tensors(sample, partial(refill, shape=list(other.shape)), only=one)
-            yield "shape of another", changed
+            yield changed(sample, partial(refill, shape=list(other.shape)), "shape", only=one)
     for one in tensors:
-        yield "shape: leading 1", change_tensors(sample, lambda t: t.unsqueeze(0), only=one)
-        yield (
-            "shape: two leading",
-            change_tensors(sample, lambda t: t.expand(4, 3, *t.shape).contiguous(), only=one),
-        )
-        yield "shape: scalar", change_tensors(sample, partial(refill, shape=[]), only=one)
+        yield changed(sample, lambda t: t.unsqueeze(0), "shape", only=one)
+        yield changed(sample, lambda t: t.expand(4, 3, *t.shape).contiguous(), "shape", only=one)
+        yield changed(sample, partial(refill, shape=[]), "shape", only=one)
 
 
 def _one_more(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,9 +163,7 @@ def _one_less(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[0].clone() if tensor.dim() and tensor.shape[0] else tensor
 
 
-def _ranks(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
-    yield "rank: one more", change_tensors(sample, _one_more)
-    yield "rank: one less", change_tensors(sample, _one_less)
-    for tensor in _several(sample, 3):
-        yield "rank: one more", change_tensors(sample, _one_more, only=tensor)
-        yield "rank: one less", change_tensors(sample, _one_less, only=tensor)
+def _ranks(sample: Call) -> Iterator[Call]:
+    for only in (None, *_several(sample, 3)):
+        yield changed(sample, _one_more, "rank", only)
+        yield changed(sample, _one_less, "rank", only)

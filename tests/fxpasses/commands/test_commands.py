@@ -52,16 +52,27 @@ def test_opcheck_and_probe(operator, capsys):
     assert json.loads(told(["probe", *operator, "--json"], capsys))["decided"]
 
 
+def test_an_operator_of_a_file(tmp_path, capsys):
+    file = tmp_path / "operators.py"
+    file.write_text(MODULE.replace("double", "twice") + "samples = [(torch.ones(3),)]\n")
+    assert "1 of 1 samples passed" in told(["opcheck", f"{file}:twice", "--samples", str(file)], capsys)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text", "message"),
     [
+        (
+            ["twice"],
+            "samples = [(1,)]",
+            "expected FILE.py:OPERATOR, MODULE:OPERATOR or namespace::name, got 'twice'",
+        ),
         (["ns::op"], "samples = []", "holds no call"),
         (["ns::op"], "samples = 3", "holds no call"),
         (["ns::op"], "import torch\nsamples = [torch.ones(2)]", "not a tuple of arguments"),
         (["ns::op"], "pass", "must define `samples`"),
         (["aten::sinn"], "samples = [(1,)]", "there is no operator"),
         (["no_such_module:op"], "samples = [(1,)]", "there is no module"),
-        (["torch:sinn"], "samples = [(1,)]", "did you mean sin"),
+        (["torch:sinn"], "samples = [(1,)]", "did you mean 'sin'"),
         (["aten::sin"], None, "there is no file"),
         (["json:loads"], "samples = [(1,)]", "must be instance of torch._ops.OpOverload"),
     ],

@@ -1,0 +1,162 @@
+"""What commands are told by name: objects in files and modules, and operators with a file of sample calls."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import inspect
+import sys
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fxpasses.commands.outcome import UsageError
+from fxpasses.errors import did_you_mean
+
+Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
+"""Positional and keyword arguments of each call."""
+
+
+def model_named(text: str) -> tuple[Any, tuple[Any, ...]]:
+    """The model and inputs that the function named returns. Raises: UsageError: where there is no such function, or it returns something else."""
+    make = function_named(text)
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"{text}: {error}; it is called without arguments, and returns a model and its inputs"
+        ) from error
+    except ValueError:  # of a builtin, which has no signature
+        pass
+    made = make()
+    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
+        kinds = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else ""
+        raise UsageError(
+            f"{make.__name__}() returned {f'({kinds})' if kinds else type(made).__name__}; "
+            "it has to return a pair: the model, and a tuple of its inputs"
+        )
+    return made[0], made[1] if isinstance(made[1], tuple) else (made[1],)
+
+
+def function_named(text: str) -> Any:
+    """The function that ``MODULE:NAME`` or ``FILE.py:NAME`` names. Raises: UsageError: where there is no such function."""
+    found = object_named(text, "function")
+    if not callable(found):
+        source, _, name = text.rpartition(":")
+        raise UsageError(f"{source!r} has no function {name!r}")
+    return found
+
+
+def object_named(text: str, what: str) -> Any:
+    """What ``MODULE:NAME`` or ``FILE.py:NAME`` names. Raises: UsageError: where there is no such thing."""
+    source, _, name = text.rpartition(":")
+    if not source or not name:
+        expected = what.upper()
+        raise UsageError(f"expected FILE.py:{expected} or MODULE:{expected}, got {text!r}")
+    found: Any = _module_in(source) if source.endswith(".py") else _module_called(source, name)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{source!r} has no {what} {name!r}{did_you_mean(part, dir(found))}")
+        found = getattr(found, part)
+    return found
+
+
+def _module_called(source: str, name: str) -> types.ModuleType:
+    if source.startswith(".") or importlib.util.find_spec(source.partition(".")[0]) is None:
+        meant = f"; for the file, write {source}.py:{name}" if Path(f"{source}.py").is_file() else ""
+        raise UsageError(f"there is no module {source!r}{meant}")
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        if error.name is None or not source.startswith(error.name):
+            raise  # the module itself imports something that is not there
+        raise UsageError(f"there is no module {error.name!r}") from error
+
+
+def _module_in(file: str) -> types.ModuleType:
+    """The module of a file that is no import's; under its name Dynamo finds the globals of functions that it cuts in two."""
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"there is no file {file!r}")
+    name = f"_fxpasses_{path.stem}"
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = file
+    try:
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
+    except SyntaxError as error:
+        if error.filename is not None:
+            raise  # it says where
+        raise UsageError(f"{file!r} is not Python: {error}") from error
+    return module
+
+
+def add_operator(parser: argparse.ArgumentParser) -> None:
+    """Declare the operator and ``--samples``."""
+    parser.add_argument(
+        "op",
+        help="MODULE:OPERATOR or FILE.py:OPERATOR, or namespace::name of an operator that the samples file imports",
+    )
+    parser.add_argument("--samples", required=True, metavar="FILE", help="Python file that defines `samples`")
+
+
+def read_operator(arguments: argparse.Namespace) -> tuple[Any, Calls]:
+    """The operator and its sample calls.
+
+    Raises:
+        UsageError: when either is not there.
+    """
+    from fake.library.errors import UnknownOpError
+    from fake.library.opcheck.runner import resolve
+
+    samples = _samples_in(arguments.samples)
+    if ":" not in arguments.op:
+        expected = "FILE.py:OPERATOR, MODULE:OPERATOR or namespace::name"
+        raise UsageError(f"expected {expected}, got {arguments.op!r}")
+    op = _registered(arguments.op) if "::" in arguments.op else object_named(arguments.op, "operator")
+    try:
+        resolve(op)
+    except (UnknownOpError, RuntimeError) as error:
+        raise UsageError(str(error)) from error
+    return op, samples
+
+
+def _registered(name: str) -> Any:
+    """The operator ``namespace::name`` or ``namespace::name.overload``."""
+    import torch
+
+    namespace, _, operator = name.partition("::")
+    packet, _, overload = operator.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError as error:
+        raise UsageError(
+            f"there is no operator {name}; import what defines it in the samples file"
+        ) from error
+
+
+_SAMPLES = "a list of argument tuples or (args, kwargs) pairs, or a function that returns one"
+
+
+def _samples_in(file: str) -> Calls:
+    """The sample calls of a Python file: its ``samples``, a list (or a function that returns one) of argument tuples or
+    ``(args, kwargs)`` pairs."""
+    content = vars(_module_in(file))
+    if "samples" not in content:
+        raise UsageError(f"{file} must define `samples`, {_SAMPLES}")
+    found = content["samples"]() if callable(content["samples"]) else content["samples"]
+    found = list(found) if isinstance(found, Iterable) and not isinstance(found, (str, bytes)) else None
+    if not found:
+        raise UsageError(f"{file}: `samples` holds no call; it must be {_SAMPLES}")
+    calls: Calls = []
+    for number, sample in enumerate(found):
+        if not isinstance(sample, (tuple, list)):
+            raise UsageError(
+                f"{file}: sample {number} is a {type(sample).__name__}, not a tuple of arguments; write (x,) for one"
+            )
+        if len(sample) == 2 and isinstance(sample[0], (tuple, list)) and isinstance(sample[1], dict):
+            calls.append((tuple(sample[0]), dict(sample[1])))
+        else:
+            calls.append((tuple(sample), {}))
+    return calls
