@@ -16,6 +16,7 @@ from fake.seam.lazy import lazy_names
 
 if TYPE_CHECKING:  # and when somebody asks for one of them
     from fake.acceleration import accelerate
+    from fake.arguments import ArgumentTypeError
     from fake.cache.calls import cache_custom_op
     from fake.errors import (
         AccelerateError,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # and when somebody asks for one of them
 
 __all__ = [
     "AccelerateError",
+    "ArgumentTypeError",
     "CacheCrossCheckError",
     "ContractError",
     "ContractInputError",

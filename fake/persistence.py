@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fake import acceleration, mode
+from fake.arguments import check_type
 from fake.cache.disk import DiskCache, DiskCacheWarning, add_entries
 from fake.cache.replacements import REPLACEMENTS
 
@@ -76,7 +77,9 @@ def enable_disk_cache(directory: str | os.PathLike[str]) -> None:
 
     Raises:
         OSError: the directory cannot be made.
+        ArgumentTypeError: ``directory`` is no path.
     """
+    check_type("enable_disk_cache", "directory", directory, (str, os.PathLike), "the path of a directory")
     _PERSISTENCE.enable(directory)
 
 

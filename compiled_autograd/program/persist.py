@@ -5,6 +5,7 @@ nodes exist in a process only once a backward pass with such a node was captured
 """
 
 import importlib.util
+import os
 import pathlib
 import re
 from typing import Any
@@ -14,6 +15,7 @@ from torch import fx
 
 from compiled_autograd import _torch
 from compiled_autograd.errors import GraphReloadError, UnboundOperatorError
+from fake.arguments import check_type
 
 _OURS = {
     f"compiled_autograd.runtime.{name}": f"compiled_autograd_runtime_{name}"
@@ -47,7 +49,12 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
 
     Raises:
         GraphReloadError: if the graph calls something that has no name outside this process, or holds constants.
+        ArgumentTypeError: ``graph`` is no graph, or ``path`` no path.
     """
+    check_type(
+        "save_graph", "graph", graph, fx.GraphModule, "a captured graph, such as explain(...).graphs[0]"
+    )
+    check_type("save_graph", "path", path, (str, os.PathLike), "the path of a file")
     code = graph.code.strip()
     for node in graph.graph.nodes:
         if node.op == "get_attr":
@@ -98,7 +105,9 @@ def load_graph(path: str | pathlib.Path) -> torch.nn.Module:
 
     Raises:
         GraphReloadError: if the file is not there, is not Python, or defines no ``forward``.
+        ArgumentTypeError: ``path`` is no path.
     """
+    check_type("load_graph", "path", path, (str, os.PathLike), "the path of a file that save_graph wrote")
     spec = importlib.util.spec_from_file_location("compiled_autograd_reloaded", path)
     if spec is None or spec.loader is None:
         raise GraphReloadError(str(path), "not a Python file")

@@ -9,6 +9,7 @@ from torch import fx
 from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.stats import CaptureRecord, FallbackRecord
+from fake.arguments import check_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,9 @@ def explain(fn: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: 
 
     Graphs run as captured, without a compiler. A graph that was captured before is reported as a hit.
 
+    Raises:
+        ArgumentTypeError: ``fn`` cannot be called.
+
     >>> import torch
     >>> from compiled_autograd import explain
     >>> x = torch.ones(3, requires_grad=True)
@@ -79,6 +83,7 @@ def explain(fn: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: 
     >>> len(report.passes), len(report.graphs), report.fallbacks
     (1, 1, ())
     """
+    check_type("explain", "fn", fn, callable, "a function that calls backward, and its arguments after it")
     passes: list[PassRecord] = []
     captures: list[CaptureRecord] = []
     fallbacks: list[FallbackRecord] = []

@@ -25,12 +25,21 @@ from typing import Any, overload
 
 import torch
 
+from fake.library.argument_checks import dispatch_key, names_of_devices, tags_of
 from fake.library.arguments import ArgumentLayout, needs_layout
-from fake.library.errors import DuplicateOpError, OpReplacedWarning, SchemaError
+from fake.library.errors import DuplicateOpError, OpReplacedWarning, SchemaError, UnknownOpError
 from fake.library.location import warn_user
 from fake.library.op_def import CustomOpDef, DeviceTypes
 from fake.library.registry import registry
-from fake.library.schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
+from fake.library.schema import (
+    check_nameless,
+    check_namespace,
+    infer_schema,
+    mutated_arguments,
+    names_of_mutated,
+    parse,
+    split_qualname,
+)
 from fake.library.signatures import check_kernel
 from fake.seam import library as _torch
 
@@ -92,38 +101,36 @@ def custom_op(
         SchemaError: a bad name, schema or ``mutates_args`` (with its subclasses for reserved namespaces and
             unsupported annotations). Nothing has been defined by then.
         SignatureError: ``fn`` cannot be called the way ``schema`` says.
+        RegistrationError: a bad device type. Nothing has been defined by then, either.
         NotImplementedError: a tensor argument is keyword-only (the autograd engine cannot see it).
         DuplicateOpError: an operator of that name was defined by other means.
     """
 
+    namespace, _ = split_qualname(name)
+    check_namespace(namespace)
+    mutated = names_of_mutated(mutates_args, name)
+    if not isinstance(differentiable, bool):
+        raise SchemaError(f"{name}: differentiable is {differentiable!r}; pass True or False", op=name)
+
     def wrap(fn: Callable[..., Any]) -> CustomOpDef:
-        return _make(name, fn, mutates_args, device_types, schema, tags, differentiable)
+        return _make(name, fn, mutated, device_types, schema, tags, differentiable)
 
     return wrap if fn is None else wrap(fn)
-
-
-def _normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
-    if tags is None:
-        return ()
-    return (tags,) if isinstance(tags, torch.Tag) else tuple(dict.fromkeys(tags))
 
 
 def _make(
     qualname: str,
     fn: Callable[..., Any],
-    mutates_args: str | Iterable[str],
+    mutates_args: str | tuple[str, ...],
     device_types: DeviceTypes,
     schema: str | None,
     tags: Tags,
     differentiable: bool,
 ) -> CustomOpDef:
     namespace, name = split_qualname(qualname)
-    check_namespace(namespace)
-    if not isinstance(mutates_args, str):
-        mutates_args = tuple(mutates_args)
-    elif mutates_args != "unknown":
-        infer_schema(fn, mutates_args=mutates_args)  # says what is wrong
-    normalized = _normalize_tags(tags)
+    normalized = tags_of(qualname, tags)
+    for device_type in [] if device_types is None else names_of_devices(qualname, device_types):
+        dispatch_key(qualname, device_type)
     layout = None
     if schema is None:
         if needs_layout(fn):
@@ -132,6 +139,8 @@ def _make(
         else:
             schema_text = infer_schema(fn, mutates_args=mutates_args, tags=normalized)
     else:
+        if not str(schema).startswith("("):
+            check_nameless(schema, f"custom_op({qualname!r}, schema=...)", qualname)
         schema_text = schema
     parsed = parse(f"{qualname}{schema_text}", op=qualname)
     if schema is not None:
@@ -178,5 +187,10 @@ def destroy(op: CustomOpDef | str) -> bool:
 
     Raises:
         OpDestroyedError: never from here, but from later calls of the object.
+        UnknownOpError: ``op`` is neither an operator object nor a name.
     """
+    if not isinstance(op, CustomOpDef | str):
+        raise UnknownOpError(
+            f"destroy: {op!r} is no operator; pass what custom_op returned, or its name, 'ns::name'"
+        )
     return registry.destroy(op if isinstance(op, str) else op.qualname)

@@ -7,22 +7,22 @@ function registered vanish), and kernels are checked against the schema.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from fake.library.argument_checks import dispatch_key as dispatch_key_of, names_of_devices
 from fake.library.errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
 from fake.library.location import call_at, user_location
 from fake.library.registry import registry
+from fake.library.schema import check_nameless
 from fake.library.signatures import check_kernel, check_torch_dispatch
 from fake.seam import library as _torch
 
 fallthrough_kernel = _torch.fallthrough_kernel
 
-_NAMELESS_SCHEMA = re.compile(r"\(.*\) -> .*")
 #: Kernels for these keys see the operator's own arguments, so their signature can be checked.
 _CHECKED_KEYS = (
     "CPU",
@@ -44,7 +44,7 @@ class Library(torch.library.Library):
         dispatch_key: the key of kernels registered without one.
 
     Raises:
-        ValueError: another kind, or a reserved namespace (`ReservedNamespaceError`).
+        ValueError: another kind, a reserved namespace (`ReservedNamespaceError`), or one that is no text (`SchemaError`).
 
     >>> lib = Library("doc_library", "DEF")
     >>> lib.define("double(Tensor x) -> Tensor")
@@ -56,6 +56,8 @@ class Library(torch.library.Library):
     """
 
     def __init__(self, ns: str, kind: str, dispatch_key: str = "") -> None:
+        if not isinstance(ns, str):
+            raise SchemaError(f"Library: ns is {ns!r}; pass the name of a namespace, such as 'mylib'")
         if ns == "prim" and kind in ("DEF", "FRAGMENT"):
             raise ReservedNamespaceError(ns)
         call_at(user_location(), super().__init__, ns, kind, dispatch_key)
@@ -70,8 +72,13 @@ class Library(torch.library.Library):
 
         Raises:
             DuplicateOpError: it is defined already.
+            SchemaError: ``schema`` is no text.
             RuntimeError: the schema cannot be parsed, or ``alias_analysis`` is unknown.
         """
+        if not isinstance(schema, str):
+            raise SchemaError(
+                f"define: schema is {schema!r}; pass a text, such as 'name(Tensor x) -> Tensor'"
+            )
         try:
             name = super().define(schema, alias_analysis, tags=tags)
         except RuntimeError as error:
@@ -193,12 +200,7 @@ def define(
 
         return wrap
     namespace, name = _split(qualname, "define")
-    if not _NAMELESS_SCHEMA.fullmatch(schema):
-        raise SchemaError(
-            f'define(qualname, schema, ...): expected schema to look like e.g. "(Tensor x) -> Tensor" but got '
-            f'"{schema}"',
-            op=qualname,
-        )
+    check_nameless(schema, "define(qualname, schema, ...)", qualname)
     library_for(namespace, lib).define(name + schema, tags=tags)
     return None
 
@@ -234,7 +236,7 @@ def impl(
     Raises:
         UnknownOpError: ``qualname`` is not of that form.
         SignatureError: the kernel cannot be called with the operator's arguments.
-        RuntimeError: an unknown device type.
+        RegistrationError: an unknown device type (a ``RuntimeError``).
     """
     if isinstance(qualname, torch.library.Library):
         library, name, key = qualname, types, func or dispatch_key
@@ -244,8 +246,9 @@ def impl(
             return fn
 
         return wrap
-    names = (types,) if isinstance(types, str) else tuple(types)
-    keys = dict.fromkeys(_dispatch_key(name) for name in names)
+    keys = dict.fromkeys(
+        dispatch_key_of(str(qualname), name) for name in names_of_devices(str(qualname), types)
+    )
     namespace, _ = _split(qualname, "impl")
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,11 +258,3 @@ def impl(
         return fn
 
     return register if func is None else register(func)
-
-
-def _dispatch_key(name: str) -> str:
-    if _torch.parse_dispatch_key(name):
-        return name
-    if name == "default":
-        return "CompositeExplicitAutograd"
-    return _torch.key_for_device(name)

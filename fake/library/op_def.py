@@ -8,6 +8,13 @@ from typing import Any
 
 import torch
 
+from fake.library.argument_checks import (
+    check_cast,
+    check_dispatch_class,
+    check_effect,
+    dispatch_key,
+    names_of_devices,
+)
 from fake.library.arguments import ArgumentLayout
 from fake.library.autograd import non_differentiable_kernel
 from fake.library.call_arguments import argument_type
@@ -167,15 +174,17 @@ class CustomOpDef(_torch.TorchCustomOpDef):
 
         Raises:
             SignatureError: ``fn`` cannot be called with the operator's arguments.
+            RegistrationError: ``device_types`` is something else.
             ValueError: the operator has no tensor argument and no ``device`` argument to choose a kernel by.
         """
+
+        types = [None] if device_types is None else self._device_types(device_types)
 
         def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
             kernel = self._adapt(fn, "kernel")
             if len(self.schema.returns) > 1:
                 kernel = checked_kernel(self.qualname, self.schema, kernel)
             super(CustomOpDef, self).register_kernel(device_types, kernel)
-            types = [device_types] if device_types is None or isinstance(device_types, str) else device_types
             for device_type in types:
                 self._kernels[device_type] = kernel
             self.fast_call.refresh()
@@ -254,7 +263,9 @@ class CustomOpDef(_torch.TorchCustomOpDef):
 
         Raises:
             SignatureError: it does not take these five.
+            RegistrationError: ``torch_dispatch_class`` is no class.
         """
+        check_dispatch_class(self.qualname, torch_dispatch_class)
 
         def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
             check_torch_dispatch(self.qualname, fn)
@@ -268,10 +279,21 @@ class CustomOpDef(_torch.TorchCustomOpDef):
 
         Raises:
             ValueError: the device type is unknown or has no autocast.
+            RegistrationError: ``cast_inputs`` is no floating-point type.
         """
+        check_cast(self.qualname, cast_inputs)
         kernel = super().register_autocast(device_type, cast_inputs)
         self.fast_call.refresh()
         return kernel
+
+    def register_effect(self, effect: Any) -> None:
+        """Say that the operator has side effects (``EffectType.ORDERED``), or None.
+
+        Raises:
+            RegistrationError: ``effect`` is neither.
+        """
+        check_effect(self.qualname, effect)
+        super().register_effect(effect)
 
     @contextmanager
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Iterator[None]:
@@ -280,6 +302,12 @@ class CustomOpDef(_torch.TorchCustomOpDef):
             self.fast_call.refresh()
             yield
         self.fast_call.refresh()
+
+    def _device_types(self, given: Any) -> list[str]:
+        names = names_of_devices(self.qualname, given)
+        for name in names:
+            dispatch_key(self.qualname, name)
+        return names
 
     # --- how functions are wrapped -----------------------------------------------------------------
     def _adapt(self, fn: Callable[..., Any], role: str) -> Callable[..., Any]:

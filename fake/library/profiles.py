@@ -13,7 +13,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,8 +26,6 @@ from fake.seam import library as _torch
 
 OpProfile: Any = _torch.fake_profile.OpProfile  # declared for a single argument
 TensorMetadata = _torch.fake_profile.TensorMetadata
-generate_yaml_from_profiles = _torch.fake_profile.generate_yaml_from_profiles
-save_op_profiles = _torch.fake_profile.save_op_profiles
 
 Profiles = Mapping[str, "set[OpProfile]"]
 
@@ -49,6 +47,28 @@ def record_profile(op: Callable[..., Any], *args: Any, **kwargs: Any) -> OpProfi
             f"{op}: only operators that return tensors have a profile, got {type(result).__name__}"
         )
     return OpProfile(inputs, output)
+
+
+def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
+    """Profiles as YAML text, which `read_profiles_from_yaml` reads.
+
+    Raises:
+        ProfileError: ``op_profiles`` is no dictionary of names with their profiles.
+    """
+    _check("generate_yaml_from_profiles", op_profiles)
+    text: str = _torch.fake_profile.generate_yaml_from_profiles(dict(op_profiles))
+    return text
+
+
+def save_op_profiles(op_profiles: Profiles, f: Any) -> None:
+    """Write profiles to a path or a binary stream, which `load_op_profiles` reads.
+
+    Raises:
+        ProfileError: ``op_profiles`` is no dictionary of names with their profiles.
+        ValueError: ``f`` is neither a path nor a stream.
+    """
+    _check("save_op_profiles", op_profiles)
+    _torch.fake_profile.save_op_profiles(dict(op_profiles), f)
 
 
 def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
@@ -75,7 +95,11 @@ def _read(read: Callable[[Any], Any], given: Any) -> dict[str, set[OpProfile]]:
         return read(given)
     except RuntimeError as error:
         raise ProfileError(str(error)) from error
-    except (KeyError, TypeError) as error:
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:  # YAML reads a text, or what it can read like a file
         raise ProfileError(
             "This is not a file of operator profiles: it has no torch_version and operators."
         ) from error
@@ -119,6 +143,20 @@ def _fake_kernel(op_name: str, profiles: set[OpProfile]) -> Callable[..., Any]:
     return fake_kernel
 
 
+def _is_entry(name: Any, profiles: Any) -> bool:
+    if not isinstance(name, str) or not isinstance(profiles, Set):
+        return False
+    return name.count(".") in (1, 2) and all(isinstance(profile, OpProfile) for profile in profiles)
+
+
+def _check(call: str, op_profiles: Any) -> None:
+    if not isinstance(op_profiles, Mapping) or not all(_is_entry(*entry) for entry in op_profiles.items()):
+        raise ProfileError(
+            f"{call}: op_profiles is no dictionary of profiles, as read_profiles_from_yaml returns it: "
+            "{'mylib.op.default': {OpProfile(...)}}"
+        )
+
+
 @contextmanager
 def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[Library]]:
     """Inside the block, operators answer fake calls from their profiles; afterwards as before.
@@ -126,7 +164,11 @@ def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[Library
     The keys are names as in ``torch.ops``: ``"mylib.op.default"``. Ranks, dtypes and devices are taken from the
     profile and every size is a new unknown, which is why this is called unsafe: an operator whose output rank depends
     on more than the inputs' ranks gets wrong answers.
+
+    Raises:
+        ProfileError: ``op_profiles`` is no dictionary of names with their profiles.
     """
+    _check("unsafe_generate_fake_kernels", op_profiles)
     libraries: list[Library] = []
     restore: list[tuple[Any, Any]] = []
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fake.library.argument_checks import check_cast, check_dispatch_class, check_effect
 from fake.library.errors import MissingContextError, UnknownOpError
 from fake.library.library import impl, library_for
 from fake.library.location import call_at, user_location, warn_user
@@ -197,8 +198,10 @@ def register_torch_dispatch(
     Raises:
         UnknownOpError: ``op`` is no operator.
         SignatureError: ``func`` does not take these five arguments.
+        RegistrationError: ``torch_dispatch_class`` is no class.
     """
     custom, name = _resolve(op, "register_torch_dispatch")
+    check_dispatch_class(name, torch_dispatch_class)
     if custom is not None:
         return custom.register_torch_dispatch(torch_dispatch_class, func)
     namespace, op_name = _torch.parse_namespace(name)
@@ -224,9 +227,11 @@ def register_autocast(
 
     Raises:
         UnknownOpError: ``op`` is no operator.
+        RegistrationError: ``cast_inputs`` is no floating-point type.
         ValueError: the device type is unknown or has no autocast.
     """
     custom, name = _resolve(op, "register_autocast")
+    check_cast(name, cast_inputs)
     if custom is not None:
         return custom.register_autocast(device_type, cast_inputs)
     namespace, _ = _torch.parse_namespace(name)
@@ -243,8 +248,10 @@ def register_effect(op: OpLike, effect: Any, *, lib: torch.library.Library | Non
 
     Raises:
         UnknownOpError: ``op`` is no operator.
+        RegistrationError: ``effect`` is neither.
     """
     custom, name = _resolve(op, "register_effect")
+    check_effect(name, effect)
     if custom is not None:
         custom.register_effect(effect)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ tuple_to_list = _torch.tuple_to_list
 
 #: Namespaces in which nobody but torch may define operators.
 RESERVED_NAMESPACES = frozenset({"aten", "at", "prim", "prims", "pytorch", "torch"})
+
+
+_NAMELESS_SCHEMA = re.compile(r"\(.*\) -> .*", re.DOTALL)
 
 
 def annotation_text(annotation: object) -> str:
@@ -61,15 +65,12 @@ def infer_schema(
     >>> infer_schema(scale, op_name="scale")
     'scale(Tensor x, float by=2.0) -> Tensor'
     """
-    if isinstance(mutates_args, str) and mutates_args != "unknown":
+    if not hasattr(prototype_function, "__globals__"):
         raise SchemaError(
-            f"mutates_args is the string {mutates_args!r}; it must either be a sequence of the names of the arguments "
-            f"that are mutated, for example [{mutates_args!r}], or the string 'unknown'.",
+            f"{prototype_function!r} is no function with annotations; wrap it: def fn(x: Tensor) -> Tensor: ...",
             op=op_name,
         )
-    if not isinstance(mutates_args, str):
-        mutates_args = tuple(mutates_args)
-    keywords: dict[str, Any] = {"mutates_args": mutates_args, "op_name": op_name}
+    keywords: dict[str, Any] = {"mutates_args": names_of_mutated(mutates_args, op_name), "op_name": op_name}
     if _torch.INPLACE_TAG is not None and tags:
         keywords["tags"] = tags
     try:
@@ -93,14 +94,46 @@ def split_qualname(qualname: str) -> tuple[str, str]:
     Raises:
         SchemaError: it does not look like that.
     """
-    parts = qualname.split("::")
+    parts = qualname.split("::") if isinstance(qualname, str) else []
     if len(parts) != 2 or not all(parts):
         raise SchemaError(
             f"{qualname!r} is not the name of an operator: expected a namespace, '::' and a name, "
             "for example 'mylib::my_op'.",
-            op=qualname,
+            op=str(qualname),
         )
     return parts[0], parts[1]
+
+
+def names_of_mutated(mutates_args: Any, op: str | None) -> str | tuple[str, ...]:
+    """``mutates_args`` as a tuple, or the word ``"unknown"``.
+
+    Raises:
+        SchemaError: it is something else.
+    """
+    if isinstance(mutates_args, str):
+        if mutates_args == "unknown":
+            return mutates_args
+        raise SchemaError(
+            f"mutates_args is the string {mutates_args!r}; it must either be a sequence of the names of the arguments "
+            f"that are mutated, for example [{mutates_args!r}], or the string 'unknown'.",
+            op=op,
+        )
+    names = tuple(mutates_args) if isinstance(mutates_args, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise SchemaError(
+            f"mutates_args is {mutates_args!r}; it must either be a sequence of the names of the arguments that are "
+            "mutated, () for none, or the string 'unknown'.",
+            op=op,
+        )
+    return names
+
+
+def check_nameless(schema: Any, call: str, op: str) -> None:
+    """Raise `SchemaError` unless a schema is a text without an operator's name."""
+    if not isinstance(schema, str) or not _NAMELESS_SCHEMA.fullmatch(schema):
+        raise SchemaError(
+            f'{call}: expected schema to look like e.g. "(Tensor x) -> Tensor" but got "{schema}"', op=op
+        )
 
 
 def check_namespace(namespace: str) -> None:

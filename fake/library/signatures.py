@@ -76,6 +76,9 @@ class _Parameters:
 
 
 def _parameters(op: str, role: str, fn: Callable[..., Any], expected: str) -> _Parameters | None:
+    if not callable(fn):
+        problem = f"{fn!r} is no function"
+        raise SignatureError(op, role, problem, expected=expected, actual=type(fn).__name__)
     signature = signature_of(fn)
     return None if signature is None else _Parameters(op, role, signature, expected)
 

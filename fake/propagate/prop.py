@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fake.arguments import check_type
 from fake.cache.key import thread_state
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.symbolic import metadata_of
 from fake.mode import ENGINE, FakeTensorMode
 from fake.seam.dispatch import DispatchKey, OpOverload, dispatch_modes_active, has_kernel, has_symbols
-from fake.seam.fake_tensor import FakeTensorProp as TorchFakeTensorProp, unset_fake_temporarily
+from fake.seam.fake_tensor import (
+    FakeTensorMode as TorchFakeTensorMode,
+    FakeTensorProp as TorchFakeTensorProp,
+    unset_fake_temporarily,
+)
 from fake.seam.pytree import tree_leaves
 from fake.tensors.tensor import FakeTensor, Unkeyable, is_made_here
 
@@ -216,6 +221,10 @@ class FakeTensorProp(TorchFakeTensorProp):
     """
 
     def __init__(self, module: GraphModule, mode: Any = None) -> None:
+        check_type("FakeTensorProp", "module", module, GraphModule, "a torch.fx.GraphModule")
+        check_type(
+            "FakeTensorProp", "mode", mode, (TorchFakeTensorMode, type(None)), "a FakeTensorMode, or None"
+        )
         super().__init__(module, FakeTensorMode() if mode is None else mode)
 
     def propagate_dont_convert_inputs(self, *args: object) -> Any:

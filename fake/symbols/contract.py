@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 import torch
 
+from fake.arguments import check_type
 from fake.errors import ContractError, ContractInputError, ContractViolationError, Violation
 from fake.seam import symbolic_shapes as _t
 from fake.symbols.enumeration import holds_for_all
@@ -111,6 +112,10 @@ class Contract:
     """
 
     def __init__(self, by_input: Mapping[str, Dims] | None = None) -> None:
+        if not isinstance(by_input, Mapping | None):
+            raise ContractError(
+                "contracts", "contracts", f"must map names of inputs to their dims, it is {by_input!r}"
+            )
         self.by_input: dict[str, dict[int, Dim | str]] = {
             name: dict(parse_dims(dims, name)) for name, dims in (by_input or {}).items()
         }
@@ -175,10 +180,12 @@ def mark_dynamic(tensor: torch.Tensor, dims: Dims) -> None:
     Raises:
         ContractError: wrong ``dims``.
         ContractInputError: the tensor itself does not keep to the contract.
+        ArgumentTypeError: ``tensor`` is no tensor.
 
     >>> import fake
     >>> fake.mark_dynamic(torch.zeros(8, 4), {0: fake.Dim("batch", max=64)})
     """
+    check_type("mark_dynamic", "tensor", tensor, torch.Tensor, "a tensor")
     parsed = parse_dims(dims, "mark_dynamic", tensor.dim())
     _refuse_wrong_sizes(tensor.shape, parsed, "the tensor")
     setattr(tensor, _MARK, dict(parsed))

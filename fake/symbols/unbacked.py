@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 
+from fake.arguments import check_type
 from fake.seam import symbolic_shapes as _t
 from fake.symbols.reasons import Reason, reasons_of
 
@@ -33,8 +34,14 @@ class SizeFacts:
     divisors: tuple[int, ...]
 
 
+_ENVIRONMENT = "a ShapeEnv, such as mode.shape_env"
+
+
 def facts_of(number: int | torch.SymInt) -> SizeFacts:
     """Returns the facts about a symbolic integer.
+
+    Raises:
+        ArgumentTypeError: ``number`` is no integer.
 
     >>> import fake
     >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
@@ -44,6 +51,7 @@ def facts_of(number: int | torch.SymInt) -> SizeFacts:
     >>> facts.unbacked, facts.min, facts.max, facts.size_like
     (True, 0, 12, True)
     """
+    check_type("facts_of", "number", number, (int, torch.SymInt), "an integer, such as a size of a tensor")
     if not _t.is_symbolic(number):
         value = int(number)
         return SizeFacts(sympy.Integer(value), False, value, value, value >= 0, ())
@@ -85,7 +93,12 @@ class RuntimeAssertion:
 
 
 def runtime_assertions(shape_env: Any) -> list[RuntimeAssertion]:
-    """The runtime assertions of an environment that its ranges do not prove, in the order in which they arose."""
+    """The runtime assertions of an environment that its ranges do not prove, in the order in which they arose.
+
+    Raises:
+        ArgumentTypeError: ``shape_env`` is no environment.
+    """
+    check_type("runtime_assertions", "shape_env", shape_env, _t.TorchShapeEnv, _ENVIRONMENT)
     # torch keeps a canonical form of what was asked.
     reasons = {
         _t.canonicalize_bool_expr(r.condition): r for r in reasons_of(shape_env) if r.kind == "assertion"
@@ -106,6 +119,12 @@ def insert_runtime_assertions(
         graph_module: the graph; changed in place, and recompiled.
         shape_env: the environment.
         name: the graph's name, for the log.
+
+    Raises:
+        ArgumentTypeError: ``graph_module`` is no graph, or ``shape_env`` no environment.
     """
+    wanted = "a torch.fx.GraphModule"
+    check_type("insert_runtime_assertions", "graph_module", graph_module, torch.fx.GraphModule, wanted)
+    check_type("insert_runtime_assertions", "shape_env", shape_env, _t.TorchShapeEnv, _ENVIRONMENT)
     _t.insert_deferred_runtime_asserts(graph_module, shape_env, name)
     graph_module.recompile()

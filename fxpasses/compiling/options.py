@@ -29,7 +29,7 @@ Ranks = Literal["check", "agree", "off"]
 class Options:
     """Options of one ``torch.compile(..., backend="fxpasses")``.
 
-    Each field is a key of the ``options`` dictionary. :meth:`parse` checks names, types and values.
+    Each field is a key of the ``options`` dictionary. Types and values are checked when one is made, names by :meth:`parse`.
 
     Attributes:
         passes: the passes to run: :class:`~fxpasses.Pass` objects, or names of available passes with their options
@@ -84,6 +84,10 @@ class Options:
     ranks: Ranks = "check"
     cache: str = "auto"
 
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+
     @classmethod
     def names(cls) -> list[str]:
         """The valid keys, in the order in which they are documented."""
@@ -112,8 +116,7 @@ class Options:
                 raise OptionsError(str(name), value, valid=cls.names(), problem=problem)
         if mode is not None:
             given.setdefault("mode", mode)
-        checked = {name: _CHECKS[name](name, value) for name, value in given.items()}
-        parsed = cls(**checked)
+        parsed = cls(**given)
         added = tuple(item for item in active_passes() if item not in parsed.passes)
         return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
 
@@ -188,7 +191,7 @@ def _check_choice(choices: tuple[str, ...]) -> Any:
 def _check_inductor(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise OptionsError(name, value, "a dictionary of Inductor options")
-    valid = _inductor_options()
+    valid = _inductor_options() if value else {}  # which are not asked for: Inductor is not imported for that
     checked = {}
     for key, setting in value.items():
         key = str(key).replace("-", "_")
@@ -213,8 +216,10 @@ def _has_type_of(setting: Any, default: Any) -> bool:
 
 
 def _check_mode(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
     modes = inductor_mode_options()
-    if value is not None and value not in modes:
+    if value not in modes:
         if isinstance(value, str):
             raise OptionsError(name, value, valid=modes, problem=unknown_name("mode", value, modes))
         raise OptionsError.for_choice(name, value, modes)

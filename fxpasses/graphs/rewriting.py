@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from fake.arguments import check_type
 from fake.seam.dispatch import disable_current_modes, enable_python_dispatcher
 from fake.seam.fake_tensor import FakeTensor
 from fake.seam.fx import LazyGraphModule, detect_fake_mode, size_hint
@@ -63,7 +64,12 @@ def insert_call(
 
     Raises:
         ValueError: for a symbolic size that no input holds.
+        ArgumentTypeError: ``graph`` is no graph, ``target`` cannot be called, ``args`` is no tuple, or ``like`` is no node.
     """
+    check_type("insert_call", "graph", graph, fx.Graph, "a torch.fx.Graph, such as gm.graph")
+    check_type("insert_call", "target", target, callable, "an overload such as torch.ops.aten.relu.default")
+    check_type("insert_call", "args", args, (tuple, list), "a tuple of arguments")
+    check_type("insert_call", "like", like, fx.Node, "the node whose provenance the new one gets")
     args, named = _sizes_as_inputs(graph, (args, dict(kwargs or {})))
     node = graph.call_function(target, args, named)
     node.meta.update({key: like.meta[key] for key in PROVENANCE if key in like.meta})

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from fake.arguments import check_type
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.budget import chain_of_cuts, cut_without_price
 from fxpasses.partitioner.classify import JointGraph, read_joint_graph
@@ -64,8 +65,13 @@ def partition(
     Raises:
         PartitionOptionError: the budget is not between 0 and 1, or regions ask for different ones.
         PartitionError: a value can be neither saved nor recomputed.
+        ArgumentTypeError: ``joint`` is no graph, or ``num_fwd_outputs`` no integer.
     """
     check_budget("memory_budget", memory_budget)
+    check_type("partition", "joint", joint, fx.GraphModule, "the joint graph, a torch.fx.GraphModule")
+    check_type(
+        "partition", "num_fwd_outputs", num_fwd_outputs, int, "how many outputs are the forward pass's"
+    )
     if aot_kwargs:
         log.debug("not used: %s", sorted(aot_kwargs))
     clock = _Clock()

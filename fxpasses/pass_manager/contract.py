@@ -200,18 +200,27 @@ class FunctionPass(Pass):
         return f"{self} ({where})"
 
 
+def _name(function: Callable[..., bool]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def _with_options(function: Callable[..., bool]) -> type[FunctionPass]:
     """The class of passes whose fields are the function's parameters with a default."""
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # a type that is imported for type checkers only; an object that is called
         hints = {}
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:  # what C defines, without a signature that can be read
+        raise ContractError(
+            f"graph_pass: what {function!r} takes cannot be told; wrap it: lambda gm: ..."
+        ) from error
     try:
         signature.bind("the graph")
     except TypeError as error:
         raise ContractError(
-            f"graph_pass: {function.__name__}{signature} cannot be called with the graph alone: {error}; "
+            f"graph_pass: {_name(function)}{signature} cannot be called with the graph alone: {error}; "
             "further parameters need a default"
         ) from error
     options = [
@@ -270,7 +279,7 @@ def graph_pass(
         raise ContractError(f"graph_pass: name is {name!r}, not a text that a pass can be asked for by")
 
     def make(function: Callable[..., bool]) -> FunctionPass:
-        return _with_options(function)(name or function.__name__, contract, function)
+        return _with_options(function)(name or _name(function), contract, function)
 
     return make if function is None else make(function)
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from torch import fx
 
+from fake.arguments import check_type
 from fxpasses.errors import PatternError
 from fxpasses.pass_manager.contract import Contract, GraphKind, Metadata, Numerics, Pass
 from fxpasses.patterns.pattern_tracing import ExampleTensor, TracedPattern
@@ -69,6 +70,7 @@ def replace_pattern(
 
     Raises:
         PatternError: the functions cannot be traced, or do not fit each other.
+        ArgumentTypeError: ``gm`` is no graph.
 
     >>> import torch
     >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -78,6 +80,8 @@ def replace_pattern(
     >>> [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
     ['aten.mul.Tensor', 'aten.relu.default']
     """
+    check_type("replace_pattern", "gm", gm, fx.GraphModule, "a torch.fx.GraphModule")
+    _check("replace_pattern", pattern, replacement, inputs, where)
     traced = TracedPattern(pattern, replacement, tuple(inputs))
     replacer = Replacer(gm, traced, where)
     count = replacer.run()
@@ -161,9 +165,7 @@ def pattern_pass(
         PatternError: the functions cannot be traced, or do not fit each other.
         ContractError: the contract is not valid.
     """
-    for word, function in (("pattern", pattern), ("replacement", replacement), ("where", where)):
-        if not callable(function) and not (function is None and word == "where"):
-            raise PatternError("pattern_pass", f"{word} is {function!r}, not a function")
+    _check("pattern_pass", pattern, replacement, inputs, where)
     if name is not None and (not isinstance(name, str) or not name):
         raise PatternError("pattern_pass", f"name is {name!r}, not a text that a pass can be asked for by")
     TracedPattern(
@@ -179,6 +181,17 @@ def pattern_pass(
         where=where,
         expect_match=expect_match,
     )
+
+
+def _check(call: str, pattern: object, replacement: object, inputs: object, where: object) -> None:
+    """Raise `PatternError` where one of these is of the wrong type."""
+    for word, function in (("pattern", pattern), ("replacement", replacement), ("where", where)):
+        if not callable(function) and not (function is None and word == "where"):
+            raise PatternError(call, f"{word} is {function!r}, not a function")
+    if not isinstance(inputs, Sequence) or isinstance(inputs, str | bytes):
+        raise PatternError(
+            call, f"inputs is {inputs!r}, not a list or tuple of an example for each parameter"
+        )
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from fake.arguments import check_type
 from fxpasses.graphs.provenance import provenance
 from fxpasses.graphs.rewriting import value_of
 
 
 def annotated_code(gm: fx.GraphModule) -> str:
-    """The graph as text: one call a line with the type of its value, under the user's line that it is from."""
+    """The graph as text: one call a line with the type of its value, under the user's line that it is from.
+
+    Raises:
+        ArgumentTypeError: ``gm`` is no graph.
+    """
+    wanted = "a torch.fx.GraphModule (of a capture: captured.forward, captured.backward or captured.joint)"
+    check_type("annotated_code", "gm", gm, fx.GraphModule, wanted)
     lines: list[str] = []
     last = ""
     for node in gm.graph.nodes:

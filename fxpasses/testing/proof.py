@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.arguments import check_type
 from fake.notebook import as_html
 from fake.seam.pytree import tree_leaves
 from fxpasses.checking.calls import Rewrite
@@ -190,6 +191,7 @@ def prove(
         NoSiteError: if the pass changes no graph that it takes.
         CaptureError: if the model cannot be captured as one graph.
         PassError: if the pass fails.
+        ArgumentTypeError: ``item`` is no pass, or ``model`` no function.
 
     >>> import torch, fxpasses
     >>> from fxpasses.passes import EliminateCommonSubexpressions
@@ -198,8 +200,10 @@ def prove(
     >>> proof.ok
     True
     """
+    check_type("prove", "item", item, Pass, "a pass, such as ConcatMatmuls() of fxpasses.passes")
     if model is None:
         return _survey(item, decompose, samples)
+    check_type("prove", "model", model, callable, "a module or function")
     found: list[SiteProof] = []
     kinds: set[str] = set()
     for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):

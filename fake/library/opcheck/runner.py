@@ -142,7 +142,8 @@ def opcheck(
         CheckFailure: a check failed and ``raise_exception`` is true. It is an `OpCheckError` with the problem, the
             evidence and a fix.
         ValueError: ``op`` is no operator, a check's name is unknown, or one tolerance is missing.
-        TypeError: ``args`` is no tuple or list, as when one tensor is passed as it is, or ``kwargs`` no mapping.
+        TypeError: ``args`` is no tuple or list, as when one tensor is passed as it is, or ``kwargs`` no mapping of arguments that the
+            operator has.
 
     >>> import torch
     >>> print(opcheck(torch.ops.aten.sin.default, (torch.randn(3),), test_utils="test_schema"))
@@ -163,12 +164,16 @@ def opcheck(
     elif test_utils == "ALL":
         names = tuple(ALL_TEST_UTILS)
     else:
-        names = (test_utils,) if isinstance(test_utils, str) else tuple(test_utils)
+        names = (
+            (test_utils,)
+            if isinstance(test_utils, str) or not isinstance(test_utils, Sequence)
+            else tuple(test_utils)
+        )
     if not names:
         raise _CheckNamesError(
             "opcheck(op, ..., test_utils=[]): no check would run; name some, or leave it out"
         )
-    if not set(names) <= set(ALL_TEST_UTILS):
+    if not all(isinstance(name, str) and name in ALL_TEST_UTILS for name in names):
         raise _CheckNamesError(
             f"opcheck(op, ..., test_utils={test_utils}), expected test_utils to be subset of {tuple(ALL_TEST_UTILS)} "
             "but it was not"
@@ -207,6 +212,12 @@ def _call(op: Any, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     layout = getattr(op, "layout", None)
     if layout is not None:
         args, kwargs = layout.flatten_call(tuple(args), dict(kwargs))
+    unknown = set(kwargs) - {a.name for a in overload._schema.arguments}
+    if unknown:
+        raise _SampleError(
+            f"opcheck({_torch.op_overload_name(overload)}, ...): the operator has no argument "
+            f"{', '.join(map(repr, sorted(unknown)))}; its schema is {overload._schema}"
+        )
     names = tuple(a.name for a in overload._schema.arguments if not a.kwarg_only)
     return Call(tuple(args), dict(kwargs), names=names)
 

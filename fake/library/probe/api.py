@@ -74,7 +74,16 @@ def _resized(facts: Facts) -> Iterator[Facts]:
 
 
 def normalize_samples(samples: Sequence[Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Samples as ``(args, kwargs)``; a sample may be a tuple of arguments alone."""
+    """Samples as ``(args, kwargs)``; a sample may be a tuple of arguments alone.
+
+    Raises:
+        ProbeError: they are no list.
+    """
+    if not isinstance(samples, Sequence) or isinstance(samples, str):
+        raise ProbeError(
+            f"samples is {samples!r}; pass a list of calls that work: [(x, y), ((x,), {{'dim': 1}})]",
+            argument="samples",
+        )
     normalized = []
     for sample in samples:
         pair = isinstance(sample, (tuple, list)) and len(sample) == 2

@@ -1,0 +1,59 @@
+"""Arguments of the wrong type: one error that names the call, the argument, what it got and what it takes, before anything happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fake.error_text import safe_repr
+
+_LONGEST = 80
+
+
+class ArgumentTypeError(TypeError):
+    """A function was given an argument of a type that it cannot use.
+
+    Attributes:
+        call: the function.
+        argument: the parameter.
+        value: what it was given.
+        expected: what it takes.
+    """
+
+    def __init__(self, call: str, argument: str, value: Any, expected: str) -> None:
+        shown = " ".join(safe_repr(value).split())
+        if len(shown) > _LONGEST:
+            shown = f"{shown[:_LONGEST]}..."
+        super().__init__(f"{call}: {argument} is {shown} ({type(value).__name__}); pass {expected}")
+        self.call = call
+        self.argument = argument
+        self.value = value
+        self.expected = expected
+
+
+def check_type(
+    call: str,
+    argument: str,
+    value: Any,
+    kinds: type | tuple[type, ...] | Callable[[Any], bool],
+    expected: str,
+) -> None:
+    """Raise unless a value is of one of some types, or does what a question asks for (``callable``).
+
+    Args:
+        call: the function that was called.
+        argument: its parameter.
+        value: what was given for it.
+        kinds: the types that it takes, or a question that its values answer with yes.
+        expected: what to pass instead, in words.
+
+    Raises:
+        ArgumentTypeError: it is none of them.
+
+    >>> check_type("annotated_code", "gm", 3, (str,), "a graph")
+    Traceback (most recent call last):
+    fake.arguments.ArgumentTypeError: annotated_code: gm is 3 (int); pass a graph
+    """
+    right = isinstance(value, kinds) if isinstance(kinds, (type, tuple)) else kinds(value)
+    if not right:
+        raise ArgumentTypeError(call, argument, value, expected)
