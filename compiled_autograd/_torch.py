@@ -27,6 +27,7 @@ from torch.utils._traceback import CapturedTraceback
 
 from fake.seam.autograd_engine import (
     current_autograd_node,
+    function_of,
     keeps_graph_in_engine as keeps_graph,
     top_saved_tensors_hooks,
 )
@@ -313,6 +314,11 @@ def is_tracing() -> bool:
 def is_compiled_function(function: Any) -> bool:
     """Whether AOTAutograd made this custom Function, and calls its backward in the way we know."""
     return hasattr(function, "_aot_id") and hasattr(function, "_bw_prologue_fn")
+
+
+def epilogue_results(function: Any, results: Sequence[Any]) -> tuple[Any, ...]:
+    """One gradient per input of ``function``, put together from what its backward graph computed."""
+    return tuple(function._bw_epilogue_fn(list(results)))
 
 
 def backward_module(function: Any) -> fx.GraphModule | str:

@@ -91,10 +91,10 @@ def reset() -> None:
     if running.captured() is not None:
         raise RuntimeError("compiled_autograd.reset() inside a backward pass would free the graph that runs")
     walks.forget_graphs()
-    sessions.ledger.clear()
+    sessions.records.clear()
     _torch.forget_stacks_of_compilations()
 
 
 def stats() -> Stats:
     """Counts since the last `reset`: captures, hits, compiles, fallbacks and their reasons, seconds."""
-    return sessions.ledger.stats()
+    return sessions.records.stats()

@@ -72,7 +72,7 @@ def run_pass(
 
 
 def _run_uncaptured(run_backward: Callable[[], Any], reason: str) -> Any:
-    record = sessions.ledger.fell_back(reason)
+    record = sessions.records.fell_back(reason)
     log_fallback(reason)
     running.stack.append(EAGER)
     try:
@@ -162,7 +162,7 @@ class _Pass:
         """The recording is complete: what C++ keeps of it."""
         nodes = ordered_nodes(capture)
         graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
-        sessions.ledger.captured(graph.record)
+        sessions.records.captured(graph.record)
         log_capture(graph.record)
         capture.walked = None  # the nodes hold hooks
         self.captured_now = True
@@ -174,7 +174,7 @@ class _Pass:
         graph, arguments = self.found
         self.graph, self.found = graph, None
         if not self.captured_now:
-            sessions.ledger.count("hits")
+            sessions.records.count("hits")
             log_hit(graph)
         self.started = True
         running.stack.append(self)

@@ -77,8 +77,8 @@ class FallbackRecord:
     reason: str
 
 
-class Ledger:
-    """The process-wide book of captures and fallbacks; one lock guards all of it."""
+class Records:
+    """The captures, fallbacks and counts of the process; one lock guards all of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -33,7 +33,7 @@ from fake.seam.patches import (
     always,
     is_known_version,
 )
-from fake.symbols import patches as symbol_patches
+from fake.symbols import lean_patches
 from fake.symbols.node import OPERATORS
 from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
 from fake.tracing import containers, shortcuts
@@ -169,7 +169,7 @@ _OWN_PATCHES = LEDGER.add(
 PATCHES: tuple[Entry, ...] = (
     *_OWN_PATCHES,
     *containers.PATCHES,
-    *symbol_patches.PATCHES,
+    *lean_patches.PATCHES,
     *shortcuts.PATCHES,
     *OPERATORS,
 )

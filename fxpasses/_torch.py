@@ -242,14 +242,10 @@ def data_dependent_sizes(values: Sequence[Any]) -> Iterator[None]:
         shape_env.settings = before
 
 
-(_WAITED_FOR,) = LEDGER.add(
-    ThreadPatch(
-        AsyncCollectiveTensor,
-        "trigger_wait",
-        when=When.COMPILATION,
-        versions=None,
-        lost="gradients of results of collectives that are inputs of a compiled function (a layer behind a sequence-parallel embedding)",
-    )
+_WAITED_FOR = LEDGER.thread_patch(
+    AsyncCollectiveTensor,
+    "trigger_wait",
+    lost="gradients of results of collectives that are inputs of a compiled function (a layer behind a sequence-parallel embedding)",
 )
 
 
@@ -284,14 +280,8 @@ def filter_lowerings(allowed: Callable[[str], bool]) -> contextlib.AbstractConte
     return LEDGER.using((_LOWERINGS, disabled))
 
 
-(_LOWERINGS,) = LEDGER.add(
-    ThreadPatch(
-        CompilerBisector,
-        "disable_subsystem",
-        when=When.COMPILATION,
-        versions=None,
-        lost="bisection of Inductor's lowerings",
-    )
+_LOWERINGS = LEDGER.thread_patch(
+    CompilerBisector, "disable_subsystem", lost="bisection of Inductor's lowerings"
 )
 
 

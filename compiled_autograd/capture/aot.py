@@ -28,7 +28,7 @@ _CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.defaul
 
 def is_compiled(ctx: Any) -> bool:
     """Whether ``ctx`` is the context of a function that AOTAutograd made."""
-    return _torch.is_compiled_function(getattr(ctx, "_forward_cls", None))
+    return _torch.is_compiled_function(_torch.function_of(ctx))
 
 
 def reason_to_call(deterministic: bool) -> str | None:
@@ -75,7 +75,7 @@ class CompiledCall:
     @property
     def function(self) -> Any:
         """The custom Function that AOTAutograd made."""
-        return self.ctx._forward_cls
+        return _torch.function_of(self.ctx)
 
     def step(
         self,
@@ -190,7 +190,7 @@ class _Gradient:
 
 def _arguments(call: CompiledCall, saved: list[Any]) -> list[Any]:
     """The arguments of a backward graph on plain tensors."""
-    stashed = getattr(call.ctx, "_tensors_no_vc_check", None) or ()
+    stashed = aot_functional.stashed_tensors(call.ctx)
     if stashed:
         step = call.step(aot_functional.stashed_tensors, (call.context,), "stashed_tensors", Kind.READ)
         saved = [*saved, *(Value(step, index) for index in range(len(stashed)))]

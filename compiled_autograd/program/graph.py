@@ -36,7 +36,7 @@ class CapturedGraph:
         self.module = module
         self.num_outputs = len(capture.outputs)
         shape = Shape(capture.nodes, capture.input_metadata)
-        reason, node = miss_reason(shape, [record.shape for record in sessions.ledger.captures])
+        reason, node = miss_reason(shape, [record.shape for record in sessions.records.captures])
         numbered = tuple((node.name, node.index) for node in nodes)
         seconds = time.perf_counter() - capture.started
         self.record = CaptureRecord(
@@ -62,7 +62,7 @@ class CapturedGraph:
         reason = reason_to_call(self._deterministic)
         if reason is None:
             return self._as_captured
-        sessions.ledger.kept_calls(reason, len(self.record.inlined))
+        sessions.records.kept_calls(reason, len(self.record.inlined))
         return self._with_calls
 
     def program(

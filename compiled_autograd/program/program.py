@@ -81,7 +81,7 @@ class _Segment:
         """The graph is compiled in this form; its segments are one compilation."""
         if form not in self._forms:
             self._forms.add(form)
-            sessions.ledger.count("compiles")
+            sessions.records.count("compiles")
 
     def __call__(
         self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
@@ -102,7 +102,7 @@ class _Segment:
                 return self._first_run(form, values, sizes, scalars)
             return form.run(values, sizes)
         forms = len(self.statics) + len(self.dynamics)
-        sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {forms} times")
+        sessions.records.ran_uncompiled(self.gave_up or f"it has been compiled {forms} times")
         return self.part.run(values, sizes, scalars)
 
     def _first_run(
@@ -171,7 +171,7 @@ class _Segment:
         problem = obstacle(values)
         if problem is not None:
             # not given up: the next call may bring plain tensors
-            sessions.ledger.ran_uncompiled(problem)
+            sessions.records.ran_uncompiled(problem)
             log_compile(self.part.title, f"runs uncompiled: {problem}")
             return self.part.run(values, sizes, scalars)
         baked = self._changed_numbers(values, sizes, scalars)
@@ -184,7 +184,7 @@ class _Segment:
 
     def _give_up(self, reason: str) -> None:
         self.gave_up = reason
-        sessions.ledger.ran_uncompiled(reason)
+        sessions.records.ran_uncompiled(reason)
         log_compile(self.part.title, f"runs uncompiled: {reason}")
 
     def _compile_static(
@@ -193,7 +193,7 @@ class _Segment:
         started = time.perf_counter()
         kept = list(values)
         lowered = lower(self.part, values, sizes, scalars, lifted)
-        sessions.ledger.spend("lower", time.perf_counter() - started)
+        sessions.records.spend("lower", time.perf_counter() - started)
         if lowered.problem is not None:
             self._give_up(lowered.problem)
             return lowered.results
@@ -206,7 +206,7 @@ class _Segment:
                 self._give_up(f"its compiler raised {type(error).__name__}: {_first_line(error)}")
                 return lowered.results
             finally:
-                sessions.ledger.spend("compile", time.perf_counter() - started)
+                sessions.records.spend("compile", time.perf_counter() - started)
         if lifted:
             self.lifted = static
         else:
@@ -228,7 +228,7 @@ class _Segment:
             )
             return self.part.run(kept, sizes, scalars)
         finally:
-            sessions.ledger.spend("compile", time.perf_counter() - started)
+            sessions.records.spend("compile", time.perf_counter() - started)
         self.dynamics.append(dynamic)
         self.count(f"dynamic {len(self.dynamics)}")
         return results

@@ -61,7 +61,7 @@ def tangent(
 
 def stashed_tensors(ctx: Any) -> tuple[torch.Tensor, ...]:
     """Saved tensors that a compiled function keeps on its context, out of sight of the engine."""
-    return tuple(ctx._tensors_no_vc_check)
+    return tuple(getattr(ctx, "_tensors_no_vc_check", None) or ())
 
 
 def prologue(ctx: Any, saved: Sequence[Any], grads: Sequence[Any], *, node: int) -> list[Any]:
@@ -76,14 +76,14 @@ def prologue(ctx: Any, saved: Sequence[Any], grads: Sequence[Any], *, node: int)
     running.enter(node)
     gradients = list(functional.materialize(ctx, grads))
     return _torch.prologue_arguments(
-        ctx._forward_cls, tuple(saved), ctx.symints, getattr(ctx, "opaque_objects", ()), gradients
+        _torch.function_of(ctx), tuple(saved), ctx.symints, getattr(ctx, "opaque_objects", ()), gradients
     )
 
 
 def epilogue(ctx: Any, results: Sequence[Any], *, node: int) -> tuple[Grad, ...]:
     """Puts together what such a graph computed: one gradient per input of the function. Args: see :func:`prologue`."""
     running.enter(node)
-    return tuple(ctx._forward_cls._bw_epilogue_fn(list(results)))
+    return _torch.epilogue_results(_torch.function_of(ctx), results)
 
 
 def target_on_real_tensors(node: fx.Node) -> Callable[..., Any]:
@@ -126,9 +126,9 @@ def call_backward_with_state(
             "torch.compile with aot_autograd does not currently support double backward, here of a function with "
             "hooks that it traced: call backward without create_graph, or register the hooks outside of the function"
         )
-    function = ctx._forward_cls
+    function = _torch.function_of(ctx)
     tensors = [functional.unpack(value) for value in saved]
-    tensors += getattr(ctx, "_tensors_no_vc_check", None) or ()
+    tensors += stashed_tensors(ctx)
     gradients = list(functional.materialize(ctx, grads))
     objects = getattr(ctx, "opaque_objects", ())
     arguments = _torch.prologue_arguments(function, tensors, ctx.symints, objects, gradients)
@@ -144,4 +144,4 @@ def call_backward_with_state(
         )
     with _torch.autocast_disabled():
         results = _OnRealTensors(module).run(*arguments, state)
-    return tuple(function._bw_epilogue_fn(list(results)))
+    return _torch.epilogue_results(function, results)

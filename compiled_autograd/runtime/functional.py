@@ -298,7 +298,7 @@ def call_backward(
     del grads
     try:
         # the method of the node's class, so that a subclass's own apply is honoured, as by the engine
-        if getattr(ctx._forward_cls, "boxed_grads_call", False):
+        if getattr(_torch.function_of(ctx), "boxed_grads_call", False):
             boxed = list(arguments)
             del arguments
             results = _torch.BackwardFunction.apply_boxed(view, boxed)

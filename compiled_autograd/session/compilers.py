@@ -31,8 +31,8 @@ class Compiler:
             return None
         started = time.perf_counter()
         result = self.function(module)
-        sessions.ledger.spend("compile", time.perf_counter() - started)
-        sessions.ledger.count("compiles")
+        sessions.records.spend("compile", time.perf_counter() - started)
+        sessions.records.count("compiles")
         if not callable(result):
             raise InvalidCompilerError(
                 self.function, f"it returned a {type(result).__name__}, which is not callable"

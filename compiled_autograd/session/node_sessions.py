@@ -74,7 +74,7 @@ def capture_through(node_class: type, compiler_fn: Any, dynamic: bool = True) ->
         InvalidCompilerError: if ``compiler_fn`` cannot be a compiler.
         TypeError: ``node_class`` is not a class of Python nodes: those of C++ live for ever and are shared.
     """
-    if not isinstance(node_class, type) or not hasattr(node_class, "_forward_cls"):
+    if not isinstance(node_class, type) or _torch.function_of(node_class) is None:
         raise TypeError(
             f"capture_through: node_class is {node_class!r}; pass type(tensor.grad_fn) of the result of an "
             "autograd.Function"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiled_autograd.stats import Ledger
+from compiled_autograd.stats import Records
 from fake.seam.patches import LEDGER, When
 
 
@@ -21,7 +21,7 @@ class Session:
 class Sessions(threading.local):
     """The stack of this thread, innermost last; None stands for a ``disable``."""
 
-    ledger = Ledger()
+    records = Records()
 
     def __init__(self) -> None:
         self.stack: list[Session | None] = []

@@ -174,7 +174,7 @@ class Walks:
             self._emptied += self._used
             self._used.clear()
             self._size = 0
-            sessions.ledger.captures.clear()  # its records hold the graphs
+            sessions.records.captures.clear()  # its records hold the graphs
 
 
 class _Passes(threading.local):

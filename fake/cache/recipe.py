@@ -226,7 +226,7 @@ def _build_apart(recipe: Apart, tensor_class: type, mark: Mark) -> Rebuild:
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         for first, second, problem in pairs:
             a, b = follow(first, args, kwargs), follow(second, args, kwargs)
-            if a is b or a.untyped_storage()._cdata == b.untyped_storage()._cdata:
+            if a is b or dispatch.storage_of(a) == dispatch.storage_of(b):
                 raise RuntimeError(problem)
         return inner(mode, args, kwargs)
 

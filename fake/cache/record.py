@@ -13,7 +13,7 @@ import torch
 from fake.cache.recipe import Argument, Constant, Fresh, Mark, Path, Recipe, Sequence, View, build, follow
 from fake.cache.symbolic import metadata_of, token
 from fake.cache.symbolic_recipe import SymbolicConstant
-from fake.seam.dispatch import OpOverload, dispatch_key_set
+from fake.seam.dispatch import OpOverload, dispatch_key_set, has_symbols, storage_of
 from fake.tensors.metadata import TensorMetadata
 from fake.tensors.tensor import Unkeyable, flags_of
 
@@ -112,9 +112,10 @@ class _Recorder:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    if tensor.layout is not torch.strided:
+    found = storage_of(tensor)
+    if found is None:
         raise Unkeyable(f"{tensor.layout} tensor")
-    return tensor.untyped_storage()._cdata
+    return found
 
 
 def verify(recipe: Recipe, mark: Mark, mode: Any, args: Any, kwargs: Any, outputs: Any) -> None:
@@ -144,7 +145,7 @@ def _compare(made: Any, output: Any) -> None:
         raise Unkeyable("dispatch_key_set mismatch")
     if made.requires_grad != output.requires_grad or flags_of(made) != flags_of(output):
         raise Unkeyable("flags of the output")
-    if made._has_symbolic_sizes_strides:
+    if has_symbols(made):
         return
     if (made.shape, made.stride(), made.storage_offset()) != (
         output.shape,

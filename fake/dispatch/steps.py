@@ -43,6 +43,7 @@ from fake.seam.dispatch import (
     HigherOrderOperator,
     OpOverload,
     decomposition_table,
+    has_symbols,
     library_fake_impl,
     library_utils,
     meta_table,
@@ -108,10 +109,8 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
         allow_cuda()  # autograd's nodes ask for the guard where nobody can catch an error
     fakes = [t for t in flat if mode.is_our_fake(t)]
-    has_symbols = any(t._has_symbolic_sizes_strides for t in fakes) or any(
-        isinstance(a, torch.SymInt) for a in flat
-    )
-    call = Call(func, args, kwargs, flat, spec, fakes, has_symbols)
+    symbolic = any(map(has_symbols, fakes)) or any(isinstance(a, torch.SymInt) for a in flat)
+    call = Call(func, args, kwargs, flat, spec, fakes, symbolic)
     if mode.propagate_real_tensors:
         result = higher_order(mode, call)
         if result is NotImplemented:

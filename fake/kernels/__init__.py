@@ -11,6 +11,7 @@ True
 from pathlib import Path
 
 from fake.kernels import (  # noqa: F401  (they register their rules)
+    arange,
     attention,
     composites,
     converted,
@@ -26,7 +27,6 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     normalization,
     out_variants,
     pointwise_strides,
-    ranges,
     resize,
     rnn,
     sampling,

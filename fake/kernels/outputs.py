@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fake.seam import pytree
-from fake.seam.dispatch import suggest_memory_format
+from fake.seam.dispatch import has_symbols, suggest_memory_format
 from fake.seam.fake_tensor import FakeTensorMode
 from fake.seam.symbolic_shapes import guard_or_false, hint
 
@@ -103,7 +103,7 @@ def is_symbolic(args: Any, kwargs: Any) -> bool:
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
             return True
-        if isinstance(leaf, torch.Tensor) and leaf._has_symbolic_sizes_strides:
+        if isinstance(leaf, torch.Tensor) and has_symbols(leaf):
             return True
     return False
 
@@ -131,7 +131,7 @@ def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
     if not isinstance(answer, torch.Tensor) or tuple(hint(s) for s in answer.stride()) == example.stride():
         return answer
     strides = example.stride()
-    if tuple(answer.shape) == tuple(example.shape) and not answer._has_symbolic_sizes_strides:
+    if tuple(answer.shape) == tuple(example.shape) and not has_symbols(answer):
         return fresh(mode, answer.shape, strides, dtype=answer.dtype, device=answer.device)
     order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
     layout = permuted_strides(answer.shape, order)

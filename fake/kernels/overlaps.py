@@ -16,7 +16,7 @@ import torch
 
 from fake.kernels.checks import extent
 from fake.kernels.trials import SLACK, Kind, Trial, attempt, trial_of
-from fake.seam.dispatch import OpOverload
+from fake.seam.dispatch import OpOverload, storage_of
 
 Path = tuple[Any, ...]
 
@@ -101,7 +101,7 @@ def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, st
         if _overlaps_itself(tensor):
             yield INTERNAL, path[-1], path[-1]
         for other_path, other in read:
-            if _share_storage(tensor, other):
+            if storage_of(tensor) == storage_of(other):
                 kind = _kind_on_one_storage(tensor, other)
                 if kind is not None:
                     yield kind, path[-1], other_path[-1]
@@ -168,10 +168,6 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 1 and any(
         step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
-
-
-def _share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 def _place(tensor: torch.Tensor) -> Any:

@@ -18,6 +18,7 @@ from fake.seam import pytree
 from fake.seam.dispatch import (
     ELEMENTWISE_TYPE_PROMOTION_KIND,
     elementwise_dtypes,
+    has_symbols,
     hides_structured_meta,
     structured_meta,
 )
@@ -92,7 +93,7 @@ def _round_decimals(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: 
 
 def _adds_to_nothing(func: OpOverload, args: tuple[Any, ...]) -> bool:
     """Whether it is a sum that no element has part in, for which the C++ meta function looks for a place, and eager does not."""
-    if func is not torch.ops.aten.index_add.default or args[0]._has_symbolic_sizes_strides:
+    if func is not torch.ops.aten.index_add.default or has_symbols(args[0]):
         return False
     return args[0].dim() > 1 and args[0].numel() == 0
 

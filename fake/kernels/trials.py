@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fake.seam.dispatch import OpOverload, in_eager
+from fake.seam.dispatch import OpOverload, has_symbols, in_eager
 
 _SMALL_TENSORS, _SMALL_NUMBER, _SMALL_SIZE = 1024, 64, 8
 SLACK = 16
@@ -161,7 +161,7 @@ def _kind(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.layout is not torch.strided or value.is_nested:
             raise _CannotTry
-        if value._has_symbolic_sizes_strides or value.is_quantized or value.dtype.itemsize > SLACK:
+        if has_symbols(value) or value.is_quantized or value.dtype.itemsize > SLACK:
             raise _CannotTry
         return Kind(value.dtype, tuple(value.shape))
     if isinstance(value, _AS_THEY_ARE) or type(value) in (int, float, complex):
@@ -184,7 +184,7 @@ def _kinds(value: Any) -> tuple[Kind, ...]:
 def _part(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         # Symbolic sizes are compared with nothing: that would leave a guard, or fail for unbacked ones.
-        empty = not value._has_symbolic_sizes_strides and 0 in value.shape
+        empty = not has_symbols(value) and 0 in value.shape
         return value.dtype, value.dim(), empty, value.device.type == "cpu"
     if isinstance(value, list | tuple):
         if value and type(value[0]) is not int:

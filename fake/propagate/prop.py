@@ -15,7 +15,14 @@ from fake.cache.key import thread_state
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.symbolic import metadata_of
 from fake.mode import ENGINE, FakeTensorMode
-from fake.seam.dispatch import DispatchKey, OpOverload, dispatch_modes_active, has_kernel, has_symbols
+from fake.seam.dispatch import (
+    DispatchKey,
+    OpOverload,
+    dispatch_modes_active,
+    has_kernel,
+    has_symbols,
+    storage_of,
+)
 from fake.seam.fake_tensor import (
     FakeTensorMode as TorchFakeTensorMode,
     FakeTensorProp as TorchFakeTensorProp,
@@ -163,7 +170,7 @@ class _Walk:
         if not same or old.untyped_storage().nbytes() != storage.nbytes():
             return False
         used = tree_leaves([self.values[n] for n in node._input_nodes])
-        return all(t.untyped_storage()._cdata != storage._cdata for t in used if isinstance(t, torch.Tensor))
+        return all(storage_of(t) != storage_of(new) for t in used if isinstance(t, torch.Tensor))
 
     def _compute(self, node: Node) -> Any:
         target = node.target
@@ -259,7 +266,5 @@ class FakeTensorProp(TorchFakeTensorProp):
 
 def _is_special(value: object, mode: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return (
-            type(value) is not FakeTensor or value.fake_mode is not mode or value._has_symbolic_sizes_strides
-        )
+        return type(value) is not FakeTensor or value.fake_mode is not mode or has_symbols(value)
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -24,6 +24,11 @@ def autograd_node_type(name: str) -> type | None:
     return found
 
 
+def function_of(node: Any) -> Any:
+    """The custom ``autograd.Function`` that a node, its class or its context belongs to; None for nodes in C++."""
+    return getattr(node, "_forward_cls", None)
+
+
 def saved_tensor(node: Any, name: str) -> torch.Tensor | None:
     """What a node saved for its formula, without running hooks: ``None`` if a hook packed it."""
     saved = getattr(node, f"_raw_saved_{name}", None)

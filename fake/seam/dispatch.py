@@ -132,6 +132,11 @@ def fake_kernel_identity(func: OpOverload) -> object:
     return getattr(kernel, "func", kernel)
 
 
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """What two tensors in the same memory have in common; None for tensors without memory of that kind."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+
+
 def has_symbols(tensor: torch.Tensor) -> bool:
     """Whether a size, stride or offset of a tensor is symbolic."""
     return tensor._has_symbolic_sizes_strides

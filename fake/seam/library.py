@@ -43,6 +43,7 @@ from fake.seam.dispatch import (
     local_exclude_set,
     local_include_set,
     simple_registry,
+    storage_of,
 )
 from fake.seam.fake_tensor import (
     DataDependentOutputException,
@@ -253,13 +254,6 @@ def run_functionalized(op: OpOverload, args: Any, kwargs: Any) -> Any:
 MISSING_FAKE_KERNEL = (UnsupportedOperatorException,)
 #: Errors that say that a fake kernel asked for data.
 READS_DATA = (DataDependentOutputException, GuardOnDataDependentSymNode)
-
-
-def storage_of(tensor: torch.Tensor) -> int | None:
-    """What two tensors in the same memory have in common; None for tensors without memory of that kind."""
-    if tensor.layout is not torch.strided:
-        return None
-    return tensor.untyped_storage()._cdata
 
 
 def refuses_aliasing(error: Exception | None) -> bool:

@@ -303,6 +303,12 @@ class Ledger:
         self._entries.update(dict.fromkeys(entries))
         return entries
 
+    def thread_patch(
+        self, owner: Any, attribute: str, *, lost: str, versions: Sequence[tuple[int, int]] | None = None
+    ) -> ThreadPatch:
+        """Put a :class:`ThreadPatch` for compilations on the list. Args: as of :class:`Patch`."""
+        return self.add(ThreadPatch(owner, attribute, when=When.COMPILATION, lost=lost, versions=versions))[0]
+
     def of(self, when: When) -> tuple[Entry, ...]:
         """The entries for a certain time."""
         return tuple(entry for entry in self._entries if entry.when is when)

@@ -21,7 +21,7 @@ from fake.seam import symbolic_shapes as _t
 from fake.symbols.enumeration import holds_for_all
 from fake.symbols.explain import location_text
 from fake.symbols.guards import minimal_relations, responsible
-from fake.symbols.ranges import Facts
+from fake.symbols.implications import Facts
 from fake.symbols.reasons import Reason, reason_now, reasons_of, record
 from fake.symbols.terms import Terms, text_of_source
 

@@ -6,7 +6,7 @@ A graph that was traced for some sizes may be used for others exactly if the gua
 - *ties* of one number of the inputs to others (a stride to a size, a size to another one);
 - *ranges* of the numbers that remain free.
 
-:func:`guards_of` collects them and drops each that the remaining ones imply (:mod:`fake.symbols.ranges` proves it).
+:func:`guards_of` collects them and drops each that the remaining ones imply (:mod:`fake.symbols.implications` proves it).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import sympy
 
 from fake.errors import ShapeEnvError
 from fake.seam import symbolic_shapes as _t
-from fake.symbols.bounds import Range, raised, undecided
 from fake.symbols.divisors import without_divisions
 from fake.symbols.expr import normalize
-from fake.symbols.ranges import Facts
+from fake.symbols.implications import Facts
+from fake.symbols.range_guards import Range, tightened_ranges, without_decided
 from fake.symbols.reasons import Reason, reasons_of
 from fake.symbols.terms import Property, Terms, argument_names, properties_of, text_of_source
 
@@ -295,10 +295,10 @@ def _minimal(
             relations.setdefault(_simplest(shape_env, guard.expr), guard)
     least = {symbol: _t.concrete_bounds(shape_env, symbol)[0] or 0 for symbol in shape_env.var_to_range}
     relations = without_divisions(relations, lambda symbol: least.get(symbol, 0))
-    relations = undecided(relations)
+    relations = without_decided(relations)
     symbols = set().union(*(condition.free_symbols for condition in relations))
     if ranges is not None:
-        ranges = raised(relations, ranges)
+        ranges = tightened_ranges(relations, ranges)
     all_ranges = _ranges(shape_env, symbols) if ranges is None else ranges
     facts = _facts(relations, all_ranges)
     for condition in sorted(relations, key=sympy.count_ops, reverse=True):

@@ -12,7 +12,7 @@ while guards are suppressed, while the environment is frozen (its facts may be w
 symbolic arithmetic; no answer is remembered about unbacked symbols.
 
 :class:`LeanNode` is a subclass of torch's node, and :func:`adopt` turns a number's node into one, with any environment.
-``fake.acceleration`` puts the same methods on torch's own class, because torch makes the nodes there (``patches.py``).
+``fake.acceleration`` puts the same methods on torch's own class, because torch makes the nodes there (``lean_patches.py``).
 """
 
 from __future__ import annotations

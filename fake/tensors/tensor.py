@@ -258,7 +258,7 @@ def static_metadata_of(tensor: Any) -> TensorMetadata:
         raise Unkeyable(f"{tensor.layout} tensor")
     if tensor.is_quantized or tensor.is_nested:
         raise Unkeyable("quantized or nested tensor")
-    if tensor._has_symbolic_sizes_strides or type(tensor.storage_offset()) is not int:
+    if dispatch.has_symbols(tensor) or type(tensor.storage_offset()) is not int:
         raise SymbolicSizes("symbolic shape")
     return intern(
         tuple(tensor.shape),

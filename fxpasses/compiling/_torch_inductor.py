@@ -76,14 +76,10 @@ if __name__ == "__main__":
 """
 
 
-(_CODEGEN,) = LEDGER.add(
-    ThreadPatch(
-        GraphLowering,
-        "codegen",
-        when=When.COMPILATION,
-        versions=None,
-        lost="what is put into the code that Inductor generates: kernels of a graph in one unit",
-    )
+_CODEGEN = LEDGER.thread_patch(
+    GraphLowering,
+    "codegen",
+    lost="what is put into the code that Inductor generates: kernels of a graph in one unit",
 )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from compiled_autograd import capture_through
+from fake.seam.autograd_engine import function_of
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -50,7 +51,7 @@ def _node_class(outputs: Any) -> type | None:
     for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
         node = getattr(output, "grad_fn", None)
         while node is not None:
-            if hasattr(type(node), "_forward_cls"):
+            if function_of(type(node)) is not None:
                 return type(node)
             node = node.next_functions[0][0] if node.next_functions else None
     return None

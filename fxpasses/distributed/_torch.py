@@ -38,14 +38,8 @@ def silent_process_group(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-(_RUN,) = LEDGER.add(
-    ThreadPatch(
-        GraphLowering,
-        "run",
-        when=When.COMPILATION,
-        versions=None,
-        lost="ranks that differ because Inductor moved collectives in one of them",
-    )
+_RUN = LEDGER.thread_patch(
+    GraphLowering, "run", lost="ranks that differ because Inductor moved collectives in one of them"
 )
 
 
@@ -60,14 +54,10 @@ def lowered_graphs(seen: Callable[[fx.Graph], None]) -> AbstractContextManager[N
     return LEDGER.using((_RUN, run))
 
 
-(_TRUNCATED,) = LEDGER.add(
-    ThreadPatch(
-        torch.nn.init,
-        "_no_grad_trunc_normal_",
-        when=When.COMPILATION,
-        versions=None,
-        lost="simulations of models that are initialized with truncated normals: drawing them looks at values",
-    )
+_TRUNCATED = LEDGER.thread_patch(
+    torch.nn.init,
+    "_no_grad_trunc_normal_",
+    lost="simulations of models that are initialized with truncated normals: drawing them looks at values",
 )
 
 

@@ -43,7 +43,7 @@ from fake.seam.dispatch import (
 )
 from fake.seam.dynamo import GuardBuilder, TensorVariable, builder as variable_builder, config, convert_frame
 from fake.seam.guards import Guard
-from fake.seam.patches import LEDGER, Patch, ThreadPatch, When
+from fake.seam.patches import LEDGER, SUPPORTED_VERSIONS, Patch, ThreadPatch, When
 from fake.seam.pytree import tree_map
 from fxpasses.dynamo._torch_inputs import DESCRIBES_SIZES
 
@@ -394,13 +394,11 @@ def without_function_metadata(gm: fx.GraphModule) -> AbstractContextManager[Any]
     return LEDGER.using((_METADATA_MODE, mode))
 
 
-(_METADATA_MODE,) = LEDGER.add(
-    ThreadPatch(
-        proxy_tensor,
-        "TorchFunctionMetadataMode",
-        when=When.COMPILATION,
-        lost="time: each attribute of a tensor that AOTAutograd reads calls back into Python",
-    )
+_METADATA_MODE = LEDGER.thread_patch(
+    proxy_tensor,
+    "TorchFunctionMetadataMode",
+    lost="time: each attribute of a tensor that AOTAutograd reads calls back into Python",
+    versions=SUPPORTED_VERSIONS,
 )
 
 

@@ -17,14 +17,10 @@ from fxpasses.dynamo._torch import backend_of
 Plan = Callable[[fx.GraphModule, Mapping[str, Any]], AbstractContextManager[Callable[[fx.Node], bool]]]
 """Of a Dynamo graph and the backend's keyword arguments: within, its buckets are compiled; gives whether it may be cut before a node."""
 
-(_HAS_OUTPUT,) = LEDGER.add(
-    ThreadPatch(
-        distributed,
-        "bucket_has_external_output",
-        when=When.COMPILATION,
-        versions=None,
-        lost="time: models of DistributedDataParallel are cut in the middle of layers, which are compiled one by one",
-    )
+_HAS_OUTPUT = LEDGER.thread_patch(
+    distributed,
+    "bucket_has_external_output",
+    lost="time: models of DistributedDataParallel are cut in the middle of layers, which are compiled one by one",
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from fake.seam.dispatch import storage_of
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.cost import is_getitem
 from fxpasses.partitioner.errors import PartitionError
@@ -85,10 +86,8 @@ def _key(value: Any, index: dict[fx.Node, int], first: list[int]) -> object:
 def _storage(node: fx.Node) -> int | None:
     """An identity of the storage behind the node's value, None where it has none."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
     try:
-        return value.untyped_storage()._cdata
+        return storage_of(value) if isinstance(value, torch.Tensor) else None
     except NotImplementedError:  # a tensor subclass without storage
         return None
 

@@ -28,10 +28,12 @@ from fake.seam.dispatch import (
     OpOverloadPacket,
     enable_python_dispatcher,
     get_dynamic_layer_stack_depth,
+    has_symbols,
     is_functorch_wrapped_tensor,
     local_exclude_set,
     local_include_set,
     set_grad_enabled,
+    storage_of as base_storage_of,
 )
 from fake.seam.fake_tensor import FakeTensor, FunctionalTensor, FunctionalTensorMode, from_functional_tensor
 from fake.seam.fx import detect_fake_mode
@@ -189,12 +191,12 @@ def of_sizes(value: Any) -> bool:
     return bool(symbols) and all(symbol_is_type(symbol, SymT.SIZE) for symbol in symbols)
 
 
-def storage_of(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int | None:
     """An identity that tensors share when they share memory; one inside of a function transform has that of what it wraps."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     tensor = local_of(tensor)
-    return tensor.untyped_storage()._cdata
+    return base_storage_of(tensor)
 
 
 def symbol_facts(shape_env: Any, symbol: sympy.Symbol) -> tuple[str, str]:
@@ -347,7 +349,7 @@ layout_of = proxy_tensor._extract_tensor_metadata
 
 def track(result: torch.Tensor, proxy: Any, value: Any, layout: Any, tracer: Any) -> None:
     """Enter a result into a trace: the node of ``proxy`` makes it, and has the fake ``value`` in this layout."""
-    if result._has_symbolic_sizes_strides:
+    if has_symbols(result):
         proxy_tensor.track_tensor(result, proxy, constant=None, tracer=tracer)
     else:
         proxy_tensor.set_proxy_slot(result, tracer, proxy_tensor._ProxyTensor(proxy, None))

@@ -141,7 +141,7 @@ def test_static_sizes_become_symbolic_when_they_change():
             loss(size)[1].backward()
     stats = compiled_autograd.stats()
     assert stats.captures == 2
-    reasons = [record.reason for record in api.sessions.ledger.captures]
+    reasons = [record.reason for record in api.sessions.records.captures]
     assert reasons[0] == "the first capture"
     assert "size 3 changed and became symbolic" in reasons[1]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fake.kernels.checks.registry import OpOverload, check_for, is_refused, refuse
-from fake.seam.dispatch import suggest_memory_format
+from fake.seam.dispatch import has_symbols, suggest_memory_format
 
 
 @check_for("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -55,7 +55,7 @@ def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
         any(n < 0 for n in parts) or input.numel() != parts[0] * parts[1] * parts[2], func,
         f"argument 'input' of shape {list(input.shape)} has not N * C * HxW = {parts[0]} * {parts[1]} * {parts[2]} elements",
     )  # fmt: skip
-    if input.device.type == "cpu" and not input._has_symbolic_sizes_strides:
+    if input.device.type == "cpu" and not has_symbols(input):
         refuse(
             not input.is_contiguous(memory_format=suggest_memory_format(input)) and is_refused(_groups_with_gaps), func,
             f"argument 'input' of shape {list(input.shape)} and strides {list(input.stride())} is not contiguous in the format "

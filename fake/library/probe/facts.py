@@ -219,8 +219,8 @@ def describe_outputs(result: Any, inputs: Mapping[str, Any]) -> tuple[OutputFact
                 and leaf.layout is torch.strided
                 and leaf.untyped_storage().nbytes()
             ):
-                storages[leaf.untyped_storage()._cdata] = name
+                storages[_torch.storage_of(leaf)] = name
     return tuple(
-        OutputFact(tuple(o.shape), tuple(o.stride()), o.dtype, storages.get(o.untyped_storage()._cdata))
+        OutputFact(tuple(o.shape), tuple(o.stride()), o.dtype, storages.get(_torch.storage_of(o)))
         for o in outputs
     )

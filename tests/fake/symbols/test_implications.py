@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 
 from fake.symbols.expr import ONE, Linearizer, Literal, NotLinear, normalize
+from fake.symbols.implications import Facts
 from fake.symbols.omega import has_no_solution
-from fake.symbols.ranges import Facts
 
 # torch makes sizes positive whether or not their range says so: the reasoning must not rely on it.
 SYMBOLS = sympy.symbols("s0 s1 s2", integer=True, positive=True)

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from fake.seam import symbolic_shapes as _t
-from fake.symbols.ranges import Facts
+from fake.symbols.implications import Facts
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Range:
             yield sympy.Le(self.symbol, self.upper, evaluate=False)
 
 
-def raised(relations: dict[sympy.Basic, Any], ranges: list[Range]) -> list[Range]:
+def tightened_ranges(relations: dict[sympy.Basic, Any], ranges: list[Range]) -> list[Range]:
     """Ranges with what ``!=`` takes off their ends, those conditions removed.
 
     ``4 <= s`` and ``s // 4 != 1`` are ``8 <= s``.
@@ -82,11 +82,11 @@ def _up_to_multiple(relations: Iterable[sympy.Basic], symbol: sympy.Basic, least
     return least
 
 
-def undecided(relations: dict[sympy.Basic, Any]) -> dict[sympy.Basic, Any]:
+def without_decided(relations: dict[sympy.Basic, Any]) -> dict[sympy.Basic, Any]:
     """Conditions, numbers on their right, without those that hold where others say which number a symbol is.
 
     >>> s = sympy.Symbol("s", integer=True)
-    >>> undecided({sympy.Eq(8, s, evaluate=False): "first", sympy.Eq(_t.Mod(3 * s + 24, s), 0): "second"})
+    >>> without_decided({sympy.Eq(8, s, evaluate=False): "first", sympy.Eq(_t.Mod(3 * s + 24, s), 0): "second"})
     {Eq(s, 8): 'first'}
     """
     told = {_number_last(condition): record for condition, record in relations.items()}
