@@ -242,6 +242,15 @@ def is_imported_with_torch(module: types.ModuleType) -> bool:
     return name.partition(".")[0] == "torch" and not name.startswith(_IMPORTED_LATER)
 
 
+def is_imported_later(value: object) -> bool:
+    """Whether it is a module of torch that ``import torch`` does not import."""
+    return (
+        isinstance(value, types.ModuleType)
+        and value.__name__.partition(".")[0] == "torch"
+        and not is_imported_with_torch(value)
+    )
+
+
 def caches_are_disabled() -> bool:
     """Whether a setting of Inductor's turns all caches off; whoever has set one has imported them."""
     config = sys.modules.get("torch._inductor.config")

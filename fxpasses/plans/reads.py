@@ -81,7 +81,7 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
             for name in global_names(code):
                 for read in _chain(module, (module.__name__, name), names | (strings if dynamic else set())):
                     found[read] = None
-                    value = _resolve(read)
+                    value = resolve(read)
                     if isinstance(value, types.ModuleType):
                         _check_answers(code, value, read[1:])
                     if dynamic and isinstance(value, types.ModuleType) and not _is_trusted_module(value):
@@ -143,7 +143,7 @@ def _settings_read(code: types.CodeType, modules: Sequence[types.ModuleType]) ->
     for module in modules:
         if _torch.is_imported_with_torch(module):
             for name in global_names(code):
-                if type(_resolve((module.__name__, name))) in _PLAIN and name not in _torch.OF_TRACING:
+                if type(resolve((module.__name__, name))) in _PLAIN and name not in _torch.OF_TRACING:
                     yield module.__name__, name
 
 
@@ -170,7 +170,7 @@ def _is_trusted_module(module: types.ModuleType) -> bool:
 
 def _chain(module: types.ModuleType, read: Read, names: set[str]) -> Iterator[Read]:
     yield read
-    value = _resolve(read)
+    value = resolve(read)
     if isinstance(value, _torch.PropModule):
         raise NoPlan("code that reads settings of torch.backends", ".".join(read))
     if isinstance(value, types.ModuleType) and len(read) < 6:
@@ -185,7 +185,8 @@ _NO_CONTENT = ("CACHE", "EXTENDED_ARG")
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def _resolve(read: Read) -> object:
+def resolve(read: Sequence[str]) -> object:
+    """What a name that is read stands for now."""
     value: object = sys.modules.get(read[0], _ABSENT)
     for depth, name in enumerate(read[1:]):
         content = getattr(value, "__dict__", {})
@@ -214,9 +215,9 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
         if read[1] not in content:
             walk.watch.entry(vars(builtins), read[1])
         if len(read) > 2:
-            owner = _resolve(read[:-1])
+            owner = resolve(read[:-1])
             walk.watch.entry(getattr(owner, "__dict__", {}), read[-1])
-        value = _resolve(read)
+        value = resolve(read)
         digests.append("absent" if value is _ABSENT else walk.add(".".join(read), value))
         if any(value is function for function in _torch.ABOUT_HARDWARE):
             digests.append(repr(value()))  # type: ignore[operator]

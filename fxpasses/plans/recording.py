@@ -26,7 +26,7 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import calls_graph, described_frame, function_of, resume_functions
 from fxpasses.plans.generated import Module, function_parameters
 from fxpasses.plans.reads import check_covered, reads_of, walk_reads
-from fxpasses.plans.replaced import check_methods, functions_named_by
+from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
 from fxpasses.plans.store import hash_of, write_sections
 from fxpasses.plans.surroundings import surroundings
@@ -238,7 +238,7 @@ class Recording(Observer, Recorder):
             walk, metadata = self._walk, self._facts["metadata"]
             if len(inputs) != len(metadata.input_info):
                 raise NoPlan("a graph whose inputs are rearranged")
-            self._reads = list(dict.fromkeys(reads_of(self._codes)))
+            self._reads, self._later = of_later_modules(dict.fromkeys(reads_of(self._codes)))
             if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
                 raise NoPlan("the model changes while it is compiled")
             if changed := dict(surroundings().items() ^ self._about["surroundings"].items()):
@@ -370,7 +370,7 @@ class Recording(Observer, Recorder):
             "facts": facts,
             "asked": asked,
             "reads": [list(read) for read in self._reads],
-            "functions": functions_named_by([*self._codes, *self._targets]),
+            "functions": [*functions_named_by([*self._codes, *self._targets]), *self._later],
             "files": self._files,
             "externs": externs,
             "constants": constants,

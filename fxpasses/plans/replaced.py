@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.origin import is_of_others, origin_of
-from fxpasses.plans.reads import is_of_torch, loaded_modules
+from fxpasses.plans.reads import Read, is_of_torch, loaded_modules, resolve
 from fxpasses.plans.walk import Walk
 
 Named = tuple[str, str, str]
@@ -35,6 +36,30 @@ def functions_named_by(codes: Sequence[types.CodeType]) -> list[Named]:
                 if origin := origin_of(_at(module, path)):
                     found[module.__name__, path, origin] = None
     return list(found)
+
+
+def of_later_modules(reads: Iterable[Read]) -> tuple[list[Read], list[Named]]:
+    """Tell apart what is read in modules that torch imports when somebody asks for them, as ``torch._dynamo`` in ``torch._dynamo.graph_break()``.
+
+    A process that takes a plan has not imported them, and nobody can have replaced what is in them: functions there are compared by name, where they are loaded.
+
+    Args:
+        reads: what traced code reads.
+
+    Returns:
+        What has to be there, and the functions of these modules.
+    """
+    there: list[Read] = []
+    later: list[Named] = []
+    for read in reads:
+        last = next((i for i in range(len(read), 2, -1) if _torch.is_imported_later(resolve(read[:i]))), 0)
+        value = resolve(read)
+        if not last or not (last == len(read) or isinstance(value, types.ModuleType) or origin_of(value)):
+            there.append(read)
+        elif origin := origin_of(value):
+            module: Any = resolve(read[:last])
+            later.append((module.__name__, ".".join(read[last:]), origin))
+    return there, later
 
 
 def _calls(code: types.CodeType, module: types.ModuleType) -> Iterator[str]:

@@ -1,6 +1,9 @@
 """Functions of torch that somebody replaces: a plan is left aside, in the next call and in the next process."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,7 +16,13 @@ from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.origin import is_of_others, origin_of
 from fxpasses.plans.reads import walk_reads
-from fxpasses.plans.replaced import are_named_still, check_methods, functions_named_by, watch_names
+from fxpasses.plans.replaced import (
+    are_named_still,
+    check_methods,
+    functions_named_by,
+    of_later_modules,
+    watch_names,
+)
 from fxpasses.plans.walk import Walk
 
 REPLACED = {
@@ -57,6 +66,64 @@ def test_functions_of_others():
 
 def test_modules_that_are_not_loaded_have_their_functions():
     assert are_named_still([("torch.a_module_that_is_not_there", "function", "somewhere:1 function")])
+
+
+def test_functions_in_modules_that_torch_imports_later_are_told_by_their_names(monkeypatch):
+    assert torch._dynamo.graph_break  # it is imported now
+    own, function = (__name__, "torch", "relu"), (__name__, "torch", "_dynamo", "graph_break")
+    module, torch_again = function[:3], (*function[:3], "torch", "relu")
+    there, later = of_later_modules([own, module, function, torch_again])
+    assert there == [own]
+    assert later == [
+        ("torch._dynamo", "graph_break", origin_of(torch._dynamo.graph_break)),
+        ("torch._dynamo", "torch.relu", origin_of(torch.relu)),
+    ]
+    assert are_named_still(later)
+    monkeypatch.setattr(torch._dynamo, "graph_break", lambda: None)
+    assert not are_named_still(later)
+    monkeypatch.setattr(torch._dynamo, "graph_break", 3)
+    assert of_later_modules([function]) == ([function], [])  # what is no function has to be there
+
+
+BREAKS = """
+import torch
+
+class Breaks(torch.nn.Linear):
+    def forward(self, x):
+        y = torch.nn.functional.linear(x, self.weight, self.bias)
+        torch._dynamo.graph_break()
+        return y.relu()
+
+if __name__ == "__main__":
+    import fxpasses
+    import breaks
+
+    fxpasses.compile(breaks.Breaks(8, 8))(torch.ones(2, 8)).sum().backward()
+    stats = fxpasses.stats()
+    print(stats.plans_written, stats.plans_used, stats.plans_refused)
+"""
+
+
+def test_a_graph_break_by_its_name_has_plans(tmp_path):
+    """``torch._dynamo`` is there when the first process makes them, and not when the second one looks for them."""
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    surroundings = {
+        **os.environ,
+        "FXPASSES_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    printed = [
+        subprocess.run(
+            [sys.executable, "breaks.py"],
+            cwd=tmp_path,
+            env=surroundings,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert printed == ["2 0 {}\n", "0 2 {}\n"]
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
