@@ -16,13 +16,14 @@ from fake.library.argument_checks import (
     names_of_devices,
 )
 from fake.library.arguments import ArgumentLayout
-from fake.library.autograd import non_differentiable_kernel
+from fake.library.autograd import list_kernel, non_differentiable_kernel
 from fake.library.call_arguments import argument_type
 from fake.library.errors import OpDestroyedError, RegistrationError
 from fake.library.fast_call import FastCall
 from fake.library.location import call_at, user_location
 from fake.library.registry import Registered, registry
 from fake.library.returns import checked_fake_kernel, checked_kernel
+from fake.library.schema import is_functional_schema, is_tensorlist_like_type
 from fake.library.signatures import (
     as_schema,
     check_backward,
@@ -107,9 +108,14 @@ class CustomOpDef(_torch.TorchCustomOpDef):
                 and isinstance(argument.default_value, (float, bool, str, type(None)))
             ):
                 self._python_defaults[argument.name] = argument.default_value
-        if not self.differentiable:
+        lists = any(is_tensorlist_like_type(a.type) for a in schema.arguments)
+        if not self.differentiable or (lists and is_functional_schema(schema)):
             with _torch.quiet_overrides():
-                kernel = non_differentiable_kernel(self._opoverload)
+                kernel = (
+                    list_kernel(self._opoverload, self)
+                    if self.differentiable
+                    else non_differentiable_kernel(self._opoverload)
+                )
                 self._lib.impl(self._name, kernel, "Autograd", with_keyset=True, allow_override=True)
         self.fast_call = FastCall(self)
         _torch.set_source_of_fake(self._qualname, fn)

@@ -111,6 +111,7 @@ is_functional_schema = _utils.is_functional_schema
 has_kwarg_only_tensors = _utils.has_kwarg_only_tensors
 is_tensorlist_like_type = _utils.is_tensorlist_like_type
 fill_defaults = _utils.fill_defaults
+any_requires_grad = _C._any_requires_grad
 has_computed_kernel_for_key = _C._dispatch_has_computed_kernel_for_dispatch_key
 key_for_device = _C._dispatch_key_for_device
 scoped_library = torch_library._scoped_library  # type: ignore[attr-defined]

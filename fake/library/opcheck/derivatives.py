@@ -208,7 +208,7 @@ def _along(
             wrong = _differs_finely(said, slopes(_FINE_STEPS))
         return Comparison(name, "wrong" if wrong else "right", said, numeric)
     if constant:
-        if size == 0.0:
+        if abs(said) <= tolerance * size:  # the formula says so, too: along this direction its terms cancel
             return Comparison(name, "right", said, 0.0)
         far = value(10 * scale), value(-10 * scale)
         moves = any(v is not None and v != here for v in far)
