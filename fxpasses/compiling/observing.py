@@ -160,8 +160,8 @@ class Recorder(Protocol):
     def observer(self) -> Observer:
         """The observer of the graph that Dynamo hands over now."""
 
-    def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """What the backend returns for that graph, with its calls recorded."""
+    def watched(self, compiled: Callable[..., Any], *, in_memory: bool = False) -> Callable[..., Any]:
+        """What the backend returns for that graph, with its calls recorded; ``in_memory`` where it cannot be written to a file."""
 
     def depends_on(self, file: Path | None) -> None:
         """What is recorded holds as long as this file is as it is; without one, it is not to be used again."""

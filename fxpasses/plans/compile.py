@@ -21,7 +21,7 @@ from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.loaded import Armed, Directory, Plan, Shelf
+from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf
 from fxpasses.plans.store import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
 from fxpasses.plans.walk import Walk
@@ -145,6 +145,7 @@ class Compiled(Generic[M]):
         self._by_torch, self._reasons, self._calls_without = compiled, set[str](), 0
         self._lock = threading.RLock()
         self._armed: list[Armed] = []
+        self._held: list[Held] = []
         self._kinds = 0
         self._steps: dict[str, Compiled[Any]] = {}
         self._known: dict[Any, list[Any]] = {}
@@ -276,7 +277,7 @@ class Compiled(Generic[M]):
     def _fully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call by Dynamo, of which there is no plan; after many of them none is looked for any more."""
         self._calls_without += 1
-        if self._calls_without > _TRIES and not self.plan_files:
+        if self._calls_without > _TRIES and not self.plan_files and not self._held:
             self._shelf = None
         return self._compiled(*args, **kwargs)
 
@@ -298,7 +299,8 @@ class Compiled(Generic[M]):
                     abouts = [
                         self._about(armed.digest, now, given) for given in (tokens, without_sizes(tokens))
                     ]
-                    plan = shelf.find(abouts, armed, tensors)
+                    held = (one.plan(abouts, armed) for one in self._held)
+                    plan = next(filter(None, held), None) or shelf.find(abouts, armed, tensors)
             except NoPlan as error:
                 failed = error.with_traceback(None)
             except FxPassesError:
@@ -377,18 +379,24 @@ class Compiled(Generic[M]):
 
         def done(path: Path | None, reason: str) -> None:
             self.why_no_plan = reason
-            if path is None:
+            if reason:
                 counters.count_refused_plan(reason)
                 log.info("no plan: %s", reason)
-            else:
+                return
+            if path is not None:
                 counters.count("plans_written")
                 log.info("wrote plan %s", path)
                 self.plan_files[path] = None
-                digest = [abouts[0]["model"], abouts[0]["objects"]]
-                if digest in contents:
-                    contents.remove(digest)  # later calls are light ones, too
+            digest = [abouts[0]["model"], abouts[0]["objects"]]
+            if digest in contents:
+                contents.remove(digest)  # later calls are light ones, too
 
-        recording = Recording(self.model, tensors, objects, folder, abouts[0], abouts[1], done, self._planned)
+        def hold(*held: Any) -> None:
+            self._held = [Held(*held), *self._held][:_ARMED]
+
+        recording = Recording(
+            self.model, tensors, objects, folder, abouts[0], abouts[1], done, hold, self._planned
+        )
         with recording.watching():
             result = self._compiled(*args, **kwargs)
         recording.finish(result, (args, kwargs))

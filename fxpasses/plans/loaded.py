@@ -7,6 +7,7 @@ import json
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,7 +62,7 @@ class Plan(_Checked):
         self.file = file
         self.frame: Callable[..., Any] | None = None
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
-        self._run = callable_of(content["facts"], names["forward"], names.get("backward"))
+        self._run = names.get("run") or callable_of(content["facts"], names["forward"], names.get("backward"))
         self._inputs = [
             walk.tensors[source[1]] if source[0] == "model" else None for source in content["inputs"]
         ]
@@ -273,10 +274,8 @@ class Directory:
                 log.warning("a plan is left aside: %s", error)
                 counters.count_refused_plan("a damaged file")
                 continue
-            walk = armed.walk.fork()
-            if walk_reads(walk, content["reads"]) != content["read"] or not are_named_still(
-                content["functions"]
-            ):
+            walk = _walked(content, armed)
+            if walk is None:
                 continue
             if "refused" in content:
                 raise NoPlan(content["refused"])
@@ -315,10 +314,57 @@ def loaded(
         native.use(lambda: load_library(native.ENTRY, sections["check"], folder))
     kernels = {n.removeprefix(prefix): data for n, data in sections.items() if n.startswith(prefix)}
     names = load_code(sections["code"], kernels, content["externs"], content["constants"], folder)
-    watch_names(walk, content["functions"])
-    plan = Plan(content, names, walk, file)
+    plan = _made(content, names, walk, armed, sections.get("frame", b""), file)
     for checked in (armed, plan):
         checked.let_hold(names["held_views"])
-    if "frame" in content:
-        plan.frame = frame_of(content["frame"], sections["frame"], armed.model, plan.graph, armed.planned)
     return plan
+
+
+def _walked(content: Mapping[str, Any], armed: Armed) -> Walk | None:
+    """The walk over the model, gone on over what a plan reads; ``None`` where that is not what it was."""
+    walk = armed.walk.fork()
+    same = walk_reads(walk, content["reads"]) == content["read"] and are_named_still(content["functions"])
+    return walk if same else None
+
+
+def _made(
+    content: Mapping[str, Any],
+    names: Mapping[str, Any],
+    walk: Walk,
+    armed: Armed,
+    frame: bytes,
+    file: Path | None = None,
+) -> Plan:
+    watch_names(walk, content["functions"])
+    plan = Plan(content, names, walk, file)
+    if "frame" in content:
+        plan.frame = frame_of(content["frame"], frame, armed.model, plan.graph, armed.planned)
+    return plan
+
+
+@dataclass(frozen=True)
+class Held:
+    """A plan for this process: of a program that cannot be written.
+
+    Attributes:
+        content: what its file would say.
+        frame: the code of its frame.
+        program: what runs its graph; takes the inputs that Dynamo's graph has.
+    """
+
+    content: Mapping[str, Any]
+    frame: bytes
+    program: Callable[..., Any]
+
+    def plan(self, abouts: Sequence[Mapping[str, Any]], armed: Armed) -> Plan | None:
+        """The plan, where its checks hold.
+
+        Args:
+            abouts: the factors of a plan for the call.
+            armed: the model.
+        """
+        walk = _walked(self.content, armed) if self.content["about"] in abouts else None
+        if walk is None or not are_unchanged(self.content["files"]):
+            return None
+        run = lambda inputs: self.program(*inputs)  # noqa: E731
+        return _made(self.content, {"run": run}, walk, armed, self.frame)

@@ -28,6 +28,7 @@ from fxpasses.plans.generated import Module, function_parameters
 from fxpasses.plans.reads import check_covered, reads_of, walk_reads
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
+from fxpasses.plans.runtime import load_library
 from fxpasses.plans.store import hash_of, write_sections
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
@@ -61,7 +62,8 @@ class Recording(Observer, Recorder):
         folder: of a plan, from its factors.
         about: the key's factors.
         about_all_sizes: those of a plan with symbolic sizes.
-        done: called once with the path of the plan, or None and the reason why there is none.
+        done: called once with the path of the plan, if it is written, and the reason why there is none, or "".
+        hold: is called with a plan that cannot be written: what its file would say, the code of its frame, and what runs its graph.
         planned: makes of a function that Dynamo resumes one that looks for plans.
     """
 
@@ -74,11 +76,14 @@ class Recording(Observer, Recorder):
         about: dict[str, Any],
         about_all_sizes: dict[str, Any],
         done: Callable[[Path | None, str], None],
+        hold: Callable[[dict[str, Any], bytes, Callable[..., Any]], None],
         planned: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         super().__init__()
         self._model, self._arguments, self._objects, self._planned = model, arguments, objects, planned
         self._folder, self._about, self._about_all_sizes, self._done = folder, about, about_all_sizes, done
+        self._hold, self._versions = hold, list[int]()
+        self._held: Callable[..., Any] | None = None
         self._graphs: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._codes: list[Any] = []
@@ -208,8 +213,14 @@ class Recording(Observer, Recorder):
         elif self._over:
             self._finish()
 
-    def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled function, with the inputs and outputs of its first call noted."""
+    def watched(self, compiled: Callable[..., Any], *, in_memory: bool = False) -> Callable[..., Any]:
+        """The compiled function, with the inputs and outputs of its first call noted.
+
+        Args:
+            compiled: the function.
+            in_memory: whether the plan is one for this process: the function cannot be written.
+        """
+        self._held = compiled if in_memory else None
 
         def run(*inputs: Any) -> Any:
             if self._finished:
@@ -218,6 +229,8 @@ class Recording(Observer, Recorder):
             if self._calls == 1:
                 self._look(inputs)
             outputs = compiled(*inputs)
+            if in_memory and _versions(inputs) != self._versions:
+                self._refuse("changed tensors, and a program that cannot be written")
             self._outputs, self._number_of_outputs = list(outputs), len(outputs)
             return outputs
 
@@ -233,11 +246,9 @@ class Recording(Observer, Recorder):
     def _look(self, inputs: Sequence[Any]) -> None:
         """See what decided the trace: it is over, and nothing that it decided has happened yet."""
         try:
-            if not self._facts:
-                raise NoPlan("a graph that runs in eager")
-            walk, metadata = self._walk, self._facts["metadata"]
-            if len(inputs) != len(metadata.input_info):
-                raise NoPlan("a graph whose inputs are rearranged")
+            walk = self._walk
+            self._versions = _versions(inputs)
+            infos = self._input_infos(inputs) if self._held is None else []
             self._reads, self._later = of_later_modules(dict.fromkeys(reads_of(self._codes)))
             if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
                 raise NoPlan("the model changes while it is compiled")
@@ -250,12 +261,20 @@ class Recording(Observer, Recorder):
                 raise NoPlan("a frame that changes an object")  # what it was before is not known
             if any(name in place for name in walk.hashes for place in self._guarded):
                 raise NoPlan("code that reads the hash of an object")
-            if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
+            if any(info.mutates_data or info.mutates_metadata for info in infos):
                 _check_memory(inputs)
             self._content["inputs"] = self._sources(inputs)
         except NoPlan as error:
             log.info("no plan: %s", error)
             self._refuse(error.reason)
+
+    def _input_infos(self, inputs: Sequence[Any]) -> list[Any]:
+        if not self._facts:
+            raise NoPlan("a graph that runs in eager")
+        infos: list[Any] = self._facts["metadata"].input_info
+        if len(inputs) != len(infos):
+            raise NoPlan("a graph whose inputs are rearranged")
+        return infos
 
     @_beside_compilation
     def _conclude(self, result: Any, given: Any) -> None:
@@ -329,7 +348,7 @@ class Recording(Observer, Recorder):
             self._finished = True
             if where:
                 log.info("no plan: %s: %s", reason, where)
-            if path is None and self._codes and lasting and self._lasting:
+            if reason and self._codes and lasting and self._lasting and self._held is None:
                 self._write_refusal(reason)
             self._done(path, reason)
         self._model, self._walk, self._content, self._reads = None, Walk(), {}, []
@@ -345,7 +364,14 @@ class Recording(Observer, Recorder):
         except OSError as error:
             log.info("why there is no plan is not kept: %s", error)
 
-    def _write(self) -> Path:
+    def _write(self) -> Path | None:
+        if self._held is not None:
+            folder = self._folder(self._about)
+            check = native.build(_t.kernel_compiler(), folder.parent)
+            if check is not None:
+                native.use(functools.partial(load_library, native.ENTRY, check, folder))
+            self._hold(self._told({"changed": []}, None), self._frame_code, self._held)
+            return None
         kind = "forward" if "forward" in self._graphs else "inference"
         facts = _t.plain_facts(self._facts["metadata"], autocast=self._autocast)
         if self._number_of_outputs != facts["outputs"]:
@@ -364,18 +390,7 @@ class Recording(Observer, Recorder):
             known = [name for name, (place, _, base) in asks.items() if place == "model" or base]
             asked = [asks[name] for name in module.add_guards(code_of_guards, known)]
         code, kernels, externs, constants = module.sections()
-        plan: dict[str, Any] = {
-            **self._content,
-            "kind": kind,
-            "facts": facts,
-            "asked": asked,
-            "reads": [list(read) for read in self._reads],
-            "functions": [*functions_named_by([*self._codes, *self._targets]), *self._later],
-            "files": self._files,
-            "externs": externs,
-            "constants": constants,
-            "about": self._about if asked is None else self._about_all_sizes,
-        }
+        plan = {**self._told(facts, asked), "kind": kind, "externs": externs, "constants": constants}
         story = zlib.compress(
             json.dumps(self._walk.story).encode(), 1
         )  # for errors that say what has changed
@@ -390,6 +405,18 @@ class Recording(Observer, Recorder):
         name = hashlib.sha256("".join(map(hash_of, sections.values())).encode()).hexdigest()[:32]
         write_sections(folder / f"{name}.plan", sections)
         return folder / f"{name}.plan"
+
+    def _told(self, facts: dict[str, Any], asked: Any) -> dict[str, Any]:
+        """What decides whether a plan is used, and how its graph is called."""
+        return {
+            **self._content,
+            "facts": facts,
+            "asked": asked,
+            "reads": [list(read) for read in self._reads],
+            "functions": [*functions_named_by([*self._codes, *self._targets]), *self._later],
+            "files": self._files,
+            "about": self._about if asked is None else self._about_all_sizes,
+        }
 
     def _sources(self, inputs: Sequence[Any]) -> list[list[Any]]:
         """The place of each input: in the walk, or among the arguments."""
@@ -423,6 +450,11 @@ def _unrecorded(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(*args, **kwargs)
 
     return run
+
+
+def _versions(inputs: Sequence[Any]) -> list[int]:
+    """How often each tensor was changed, as far as torch counts it."""
+    return [t._version for t in inputs if isinstance(t, torch.Tensor) and not t.is_inference()]
 
 
 def _check_memory(inputs: Sequence[Any]) -> None:

@@ -21,8 +21,9 @@ from fxpasses.tuning.unchanged import Unchanged
 
 log = logging.getLogger(__name__)
 
-FREEZING = Step("freezing", None, {"inductor": {"freezing": True}, "regions": "off"})
-"""The step: regions take their weights as arguments, so there are none."""
+FREEZING = Step("freezing", None, {"inductor": {"freezing": True, "cpp_wrapper": True}, "regions": "off"})
+"""The step: regions take their weights as arguments, so there are none. With Inductor's C++ wrapper, as a net of convolutions is many short kernels, and a
+frozen program has no plan to call them."""
 
 
 def weights_to_freeze(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:

@@ -16,7 +16,7 @@ from torch import distributed, fx
 from fake.error_text import describe_error
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.factors import compile_surroundings
-from fxpasses.compiling.observing import recorder
+from fxpasses.compiling.observing import recorded_by, recorder
 from fxpasses.compiling.options import Options
 from fxpasses.counters import Fallback, counters
 from fxpasses.errors import FxPassesError, StageError
@@ -113,11 +113,10 @@ def choice_of(kept: Kept, one: Session) -> Choice | None:
 
 
 def _told_to_plan(place: Place, found: tuple[Kept, Choice, bool] | None) -> None:
-    """A plan has what was kept for these sizes, as long as it is: not what is compared with eager first, or asks for its weights at each call."""
+    """A plan has what was kept for these sizes, as long as it is: not what is compared with eager first."""
     recording = recorder()
     if recording is not None:
-        final = found is not None and found[2] and FREEZING not in found[1].steps
-        recording.depends_on(place.file if final else None)
+        recording.depends_on(place.file if found is not None and found[2] else None)
 
 
 def _told(options: Options) -> str:
@@ -141,7 +140,13 @@ class _Graph:
         options = options or self.options
         if not options.inductor.get("freezing") or self.options.inductor.get("freezing"):
             return self.compile(self.gm, inputs, options)
-        return FrozenProgram(self.gm, options, self.compile)
+        return FrozenProgram(self.gm, options, self._compile_alone)
+
+    def _compile_alone(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], options: Options
+    ) -> Callable[..., Any]:
+        with recorded_by(None):
+            return self.compile(gm, inputs, options)
 
 
 @dataclass(eq=False)
@@ -176,7 +181,11 @@ class _KeptProgram:
         except StageError as error:
             self._strike(str(error))
             return self.graph.compiled(inputs)
-        return self
+        recording = recorder()
+        if recording is None or FREEZING not in self.choice.steps:
+            return self
+        recording.observer()  # the rest is compiled when it first runs, and asks for its weights in each call
+        return recording.watched(self, in_memory=True)
 
     def __call__(self, *inputs: Any) -> Any:
         running = self._running
@@ -327,7 +336,9 @@ class _Bench:
 
     def compiled(self, choice: Choice) -> Program:
         start = time.monotonic()
-        program = Program(self._compile(choice.options(self._options)), self._inputs)
+        # Kernels of other programs take pointers to weights with which these might be written to: frozen ones would be compared in each call.
+        inputs = own_inputs(self._inputs) if FREEZING in choice.steps else self._inputs
+        program = Program(self._compile(choice.options(self._options)), inputs)
         program.step()
         self._compiling = time.monotonic() - start
         return program

@@ -215,7 +215,7 @@ def _settings(
     if calls & set(_CONVOLUTIONS):
         inductor.append({"force_layout_optimization": True})
     if goal != "memory":
-        # Not the C++ wrapper: on the CPU plans call kernels directly, on a GPU a CUDA graph does more, and a process died while it
+        # Not the C++ wrapper alone: on the CPU plans call kernels directly, on a GPU a CUDA graph does more, and a process died while it
         # was tried on one. Autotuning comes last, as one candidate of it compiles for a minute.
         if cuda:
             inductor.append({"triton.cudagraphs": True})

@@ -3,10 +3,15 @@
 import torch
 
 from fxpasses.compiling.options import Options
-from fxpasses.tuning.freezing import FrozenProgram, weights_to_freeze
+from fxpasses.tuning.choice import Choice
+from fxpasses.tuning.freezing import FREEZING, FrozenProgram, weights_to_freeze
+from fxpasses.tuning.graph import _Bench, _Graph
+from fxpasses.tuning.kept import Place
+from fxpasses.tuning.session import Session
 
 
 def captured(model, x):
+    torch._dynamo.reset()  # other tests compile such modules, too
     seen = []
     backend = lambda gm, inputs: seen.append((gm, inputs)) or gm.forward  # noqa: E731
     with torch.no_grad():
@@ -49,3 +54,16 @@ def test_weights_that_are_not_dense_stay_inputs():
     assert len(weights_to_freeze(gm, inputs)) == 2
     rows = [value[::2] if value is model.weight else value for value in inputs]
     assert len(weights_to_freeze(gm, rows)) == 1
+
+
+def test_a_frozen_program_is_measured_on_weights_that_no_other_program_has_pointers_to():
+    gm, inputs = captured(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4))
+    graph = _Graph(gm, Options(), lambda gm, inputs, options: gm.forward, Place(None, "", "", {}))
+    with torch.no_grad():
+        bench = _Bench(graph, inputs, Session(seconds=0), gm.forward, False)
+        frozen, default = bench.compiled(Choice((FREEZING,))), bench.compiled(Choice())
+        known = frozen.run._weights._known
+        for value in default._inputs:
+            value.data_ptr()  # as Inductor's kernels ask for memory
+        frozen.step()
+    assert frozen.run._weights._known is known, "compared bit by bit"
