@@ -16,7 +16,8 @@ from torch import Tensor, fx
 from fxpasses._torch import disable_current_modes
 from fxpasses.checking.carried import Carried, Step
 from fxpasses.checking.collectives import mark_parameters
-from fxpasses.checking.critical_values import Found, at_critical_values, critical_rows, critical_sizes
+from fxpasses.checking.critical_values import at_critical_values, critical_rows, critical_sizes
+from fxpasses.checking.given_values import Found
 from fxpasses.checking.inputs import (
     Unsupported,
     cloned,
@@ -28,18 +29,10 @@ from fxpasses.checking.inputs import (
     symbol_bindings,
     tangents,
 )
-from fxpasses.checking.values import (
-    Mismatch,
-    Outcome,
-    Reference,
-    compare,
-    is_tangent,
-    rounds_worse,
-    value_names,
-)
+from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
+from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.samples import EDGES, Family
-from fxpasses.graphs.numbers import computable
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
 
@@ -52,11 +45,8 @@ _RANDOM_SAMPLES = 2
 """Random samples in exact arithmetic: these carry the bound on the error."""
 _POWER = 5
 """Power of two by which values are made larger, where results stay finite: beyond the limits of a clamp."""
-_MOST_DOUBLINGS = 48
 _SMALL = -12
 """Power of two at which differences of numbers near one have lost half of their digits."""
-_WITHIN = 3 / 5
-"""So far on the way to the first overflow, in powers of two: a right rewrite has products and sums on its way that are larger than its result."""
 _looking = threading.local()
 """Whether a graph is being looked at in this thread: what it calls meanwhile (regions, say) is not."""
 
@@ -290,7 +280,7 @@ class FirstCalls:
             Mismatch("value", names[d.position], d.position, d.problem, d.calls) for d in found.differences
         ]
         reference = Reference(found.before, found.inputs, samples=0)
-        known = known or rounds_worse(reference.rewriting(found.after), names)
+        known = known or loses(reference, found.after, names)
         if known:
             self._check.examine(rewrite, Trial(reference, found.where, known=known))
 
@@ -371,22 +361,13 @@ class _Inputs:
             else:
                 found.append((made_up(values, family, self._generator), family))
         usual = found[0][0]  # random ones
-        largest = int(_WITHIN * self._largest_power(usual))
+        largest = int(WITHIN * largest_power(lambda power: stays_finite(self._gm, scaled(usual, 2.0**power))))
         for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):
             found.append((scaled(usual, 2.0**power), f"random, times 2**{power}"))
         # A number that stands for minus infinity is large beside a row of negative ones.
         signs = next(values for values, family in found if family == "signs")
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
         return found
-
-    def _largest_power(self, values: list[Any]) -> int:
-        """The largest power of two by which inputs can be multiplied until a result is not finite."""
-        low, high = 0, _MOST_DOUBLINGS
-        while low < high:
-            middle = (low + high + 1) // 2
-            is_finite = _runs(Reference(self._gm, scaled(values, 2.0**middle)), finite=True)
-            low, high = (middle, high) if is_finite else (low, middle - 1)
-        return low
 
     def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
         """Made-up inputs of other sizes. Raises: Unsupported: where there are none."""
@@ -406,15 +387,3 @@ class _Inputs:
 def _is_on_cpu(value: Any) -> bool:
     """Whether an index that does not exist is an error: elsewhere it ends the process's work with the device."""
     return not isinstance(value, Tensor) or value.device.type == "cpu"
-
-
-def _runs(reference: Reference, finite: bool = False) -> bool:
-    """Whether the graph can be run on made-up values, and gives finite results where that is asked for."""
-    try:
-        results = reference.native.values
-    except Unsupported:
-        return False
-    if not finite:
-        return True
-    floating = (v for v in results if isinstance(v, Tensor) and v.is_floating_point())
-    return all(bool(computable(v).isfinite().all()) for v in floating)

@@ -8,27 +8,28 @@ graph: an input of a window that the graph computes becomes an input of both gra
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.computed_constants import fixed_values
-from fxpasses.checking.free_values import is_apart, is_free, origin, packet, with_sources, within
+from fxpasses.checking.free_values import Following, is_apart, is_free, origin, packet, sources
+from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
-from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, as_recorded_dtype
+from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
+from fxpasses.checking.overflow import overflows
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
 from fxpasses.checking.windows import Change, Window, changed_nodes, cut
 from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall
-from fxpasses.exact.ranges import Range, ranges
 from fxpasses.exact.samples import sample_input
-from fxpasses.graphs.rewriting import copy_graph, value_of
+from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -48,25 +49,6 @@ _BEYOND = {torch.bfloat16: 2**8 + 44, torch.float16: 2**11 + 52}
 """Sizes at which not all positions are numbers of a type any more."""
 _SIZES = (16, 2048)
 _MOST_SIZES = 3
-
-
-@dataclass(frozen=True)
-class Found:
-    """Two graphs, and inputs on which they differ.
-
-    Attributes:
-        before: the graph before, perhaps with other inputs, the last ones.
-        after: the graph after, likewise.
-        inputs: of both.
-        differences: other values that show there; none where digits are lost.
-        where: what the inputs are, in words.
-    """
-
-    before: fx.GraphModule
-    after: fx.GraphModule
-    inputs: list[Any]
-    differences: list[Difference]
-    where: str
 
 
 _WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
@@ -92,11 +74,13 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
         rewriting: the graphs, and inputs on which they are the same.
     """
     seen: set[Hashable] = set()
-    known: dict[str, Range] | None = None
     windows = list(rewriting.windows or ())
     mine, theirs = map(frozenset, rewriting.changed)
     whole = Window(Change(mine, theirs, ()), rewriting.before, rewriting.after, list(rewriting.inputs))
-    if not windows or rewriting.suspects:  # what the graph does is told by all of it alone
+    if rewriting.joined is not None:
+        suspects = set(map(id, rewriting.suspects))
+        windows = [*(window for window in windows if id(window) not in suspects), rewriting.joined]
+    elif not windows or rewriting.suspects:  # what the graph does is told by all of it alone
         windows.append(whole)
     for narrow in windows:
         if narrow.kind is not None and narrow.kind in seen:
@@ -109,19 +93,22 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
         if (new and not is_moved) or not (rounds or chooses):
             continue
         window = narrow if narrow is whole else _up_to_free_inputs(rewriting, narrow)
-        given = {name: as_float64(value) for name, value in zip(_names(window), window.inputs, strict=True)}
+        given = {
+            name: as_float64(value) for name, value in zip(input_names(window), window.inputs, strict=True)
+        }
         # Right, if it is, for values only that are related, where the window alone is another function.
         is_other = narrow is not whole and rewriting.relation(narrow) == "other"
-        free = _free_inputs(rewriting, given, only_given=is_other)
-        known = ranges(rewriting.before) if known is None else known
+        free = free_inputs(rewriting, given, only_given=is_other)
         for values in _compared_values(window, given, free, new) if chooses else ():
-            values = within(values, known)
             if _is_another_function(window, list({**given, **values}.values())):
-                found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties")
-                if found.differences:
-                    yield found
+                yield from _shown(rewriting, window, values)
+        for values in _followed_values(rewriting, narrow, is_other) if chooses else ():
+            taken = dict(zip(input_names(narrow), map(as_float64, narrow.inputs), strict=True))
+            if _is_another_function(narrow, [values.get(name, value) for name, value in taken.items()]):
+                yield from _shown(rewriting, narrow, values)
+        if narrow is not whole:
+            yield from overflows(rewriting, narrow, is_other)
         for values, where in _losing_values(window, given, free) if rounds and not is_other else ():
-            values = within(values, known)
             wide = {**given, **values}.values()
             inputs = [as_recorded_dtype(v, held) for v, held in zip(wide, window.inputs, strict=True)]
             if any(
@@ -134,14 +121,66 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
                     yield found
 
 
+def _shown(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor]) -> Iterator[Found]:
+    found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties")
+    if found.differences:
+        yield found
+
+
+def _followed_values(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[dict[str, Tensor]]:
+    """Values of inputs of a window that follow a free one: it, and all inputs that depend on it, where one is what the window compares."""
+    nodes = {node.name: node for node in rewriting.before.graph.nodes}
+    others = {node.name for node in rewriting.after.graph.nodes}
+    names = input_names(window)
+    numbers = _numbers(window)
+    numbers += [(a + b) / 2 for a, b in itertools.pairwise(sorted(numbers))]
+    for name, value in zip(names, map(as_float64, window.inputs), strict=True):
+        if nodes[name].op != "call_function" or name not in others or not is_any_float(value):
+            continue
+        for source in sources(nodes[name], only_given):
+            following = Following(rewriting.before, [source], names, rewriting.values)
+            ends = following.ends(name) if source.name in others and following.is_apart else None
+            goals = [] if ends is None else _one_a_row(value, [n for n in numbers if ends[0] <= n <= ends[1]])
+            reached = [found for goal in goals if (found := following.reach(name, goal)) is not None]
+            yield from reached
+            if reached:
+                break
+
+
+def _one_a_row(value: Tensor, numbers: Sequence[float]) -> Iterator[Tensor]:
+    """What elements of a value are to be: one number in each row, another one in the next, and NaN for all others, whatever they are then."""
+    columns = value.shape[-1] if value.dim() else 1
+    rows = value.numel() // columns
+    for turn in range(min(_MOST_TURNS, -(-2 * len(numbers) // rows))):
+        row = torch.arange(rows)
+        goal = torch.full((rows, columns), math.nan, dtype=value.dtype)
+        goal[row, (row + turn) % columns] = torch.tensor(
+            [numbers[(int(i) + turn * rows) % len(numbers)] for i in row], dtype=value.dtype
+        )
+        yield goal.view(value.shape).to(value.device)
+
+
 def _is_another_function(window: Window, inputs: list[Any]) -> bool:
-    if not differences_in_float64(window.before, window.after, inputs, JUMP):
+    mine, theirs = (ExactRun(gm).results(inputs) for gm in (window.before, window.after))
+    if mine is None or theirs is None or all(map(_is_near, mine, theirs)):
         return False
     on_cpu = [value.cpu() if isinstance(value, Tensor) else value for value in inputs]
     try:
         return Original(window.before, on_cpu).at_these(window.after) is not None
     except (ValueError, UnsupportedCall):
         return True  # the whole graph is asked next
+
+
+def _is_near(a: Any, b: Any) -> bool:
+    """Whether no element differs, relative to itself, by more than an activation where it goes over to another formula."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
+        return bool(a is b or (not isinstance(a, Tensor) and a == b))
+    size = torch.maximum(a.abs(), b.abs()) if a.is_floating_point() or a.is_complex() else 0
+    return (
+        bool(((a == b) | (a != a) | ((a - b).abs() <= JUMP * size)).all())
+        if a.dtype is not torch.bool
+        else torch.equal(a, b)
+    )
 
 
 def _calls(window: Window) -> list[fx.Node]:
@@ -217,6 +256,7 @@ def _compared_values(
         value = given[name]
         others = [v for other, v in given.items() if other != name and isinstance(v, Tensor)]
         held = [v.to(value) for v in (*constants, *others) if v.is_floating_point() and _broadcasts(v, value)]
+        held = [v for v in held if bool((v.abs() < _MOST).all())]
         rows = value.numel() // (value.shape[-1] if value.dim() else 1)
         for known, places in (
             ([sign * v for v in held for sign in (1, -1)], rows),  # each column has its own
@@ -287,7 +327,7 @@ def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
     for _ in range(_MOST_CALLS):
-        taken = {nodes[name] for name in _names(window)}
+        taken = {nodes[name] for name in input_names(window)}
         more = {
             node.name
             for node in taken
@@ -304,64 +344,18 @@ def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
     return window
 
 
-def _names(window: Window) -> list[str]:
-    return [node.name for node in window.before.graph.find_nodes(op="placeholder")]
-
-
-def _free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool) -> list[str]:
-    """The inputs of a window that may be any floats, whatever the others are."""
-    nodes = {node.name: node for node in rewriting.before.graph.nodes}
-    others = {node.name for node in rewriting.after.graph.nodes}
-    taken = {nodes[name] for name in given}
-    return [
-        name
-        for name, value in given.items()
-        if isinstance(value, Tensor)
-        and value.dtype is torch.float64  # not the types that torch stores and hardly computes in
-        and value.numel()
-        and name in others
-        and (
-            nodes[name].op == "placeholder"
-            or (
-                not only_given
-                and is_free(nodes[name])
-                and all(is_apart(nodes[name], other) for other in taken)
-            )
-        )
-    ]
-
-
 def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Found:
     """What both graphs give where inputs of a window have these values."""
-    values = with_sources(rewriting.before, values)
-    nodes = rewriting.before.graph.find_nodes(op="placeholder")
-    inputs = [values.get(n.name, value) for n, value in zip(nodes, rewriting.inputs, strict=True)]
-    inside = [name for name in values if name not in {n.name for n in nodes}]
-    before, after = (_from(gm, inside) for gm in (rewriting.before, rewriting.after))
-    inputs += [values[name] for name in inside]
-    found = differences_in_float64(before, after, inputs, JUMP) or []
-    examples = map(value_of, before.graph.find_nodes(op="placeholder"))
-    inputs = [as_recorded_dtype(v, example) for v, example in zip(inputs, examples, strict=True)]
+    found = with_given(rewriting, values, where)
+    names = [
+        str(node.target).removesuffix("_given") for node in found.before.graph.find_nodes(op="placeholder")
+    ]
+    wide = [values.get(name, v) for name, v in zip(names, found.inputs, strict=True)]
+    differences = differences_in_float64(found.before, found.after, wide, JUMP) or []
     calls = window.change.names
-    names = "inputs" if not inside else f"{', '.join(inside)}, taken for inputs,"
-    differences = [Difference(d.position, d.problem, calls) for d in found]
-    return Found(before, after, inputs, differences, f"{names} {where}")
-
-
-def _from(gm: fx.GraphModule, names: Collection[str]) -> fx.GraphModule:
-    """The graph with some of its values taken as further inputs."""
-    if not names:
-        return gm
-    copy = copy_graph(gm)
-    nodes = {node.name: node for node in copy.graph.nodes}
-    *_, last = copy.graph.find_nodes(op="placeholder")
-    for name in names:
-        with copy.graph.inserting_after(last):
-            last = copy.graph.placeholder(f"{name}_given")
-        last.meta = {"val": value_of(nodes[name]), "is_cut": True}
-        nodes[name].replace_all_uses_with(last)
-    copy.recompile()
-    return copy
+    return dataclasses.replace(
+        found, differences=[Difference(d.position, d.problem, calls) for d in differences]
+    )
 
 
 def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:

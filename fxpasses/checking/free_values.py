@@ -1,16 +1,17 @@
-"""Values inside of a graph that may be any number, or any of a range, whatever others are: what inputs of the graph give them."""
+"""Values inside of a graph that may be any number, whatever others are; and what the others follow: a softplus, a norm, a difference of two log-softmaxes."""
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fxpasses.exact.ranges import Range
+from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, as_float64
+from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -26,22 +27,12 @@ _KEEPING = {
     *(aten._to_copy, prims.convert_element_type, aten._unsafe_view),
 }
 """Operators that give any numbers when their first argument is any, and the others are numbers."""
-_INVERSES: dict[Any, Callable[[Tensor], Tensor]] = {
-    aten.exp: torch.log,
-    aten.log: torch.exp,
-    aten.exp2: torch.log2,
-    aten.log2: torch.exp2,
-    aten.expm1: torch.log1p,
-    aten.log1p: torch.expm1,
-    aten.sigmoid: torch.logit,
-    aten.tanh: torch.atanh,
-    aten.reciprocal: torch.reciprocal,
-    aten.rsqrt: lambda value: value**-2,
-    aten.sqrt: torch.square,
-    aten.square: torch.sqrt,
-    aten.pow: torch.sqrt,
-}
-"""Operators that give any number of their range when their argument is any, with what gives the argument (``pow`` where it squares)."""
+_FACTORS = [*(-(2.0**power) for power in range(8, -45, -4)), *(2.0**power for power in range(-44, 9, 4))]
+"""Those at which a value is looked at before one is solved for."""
+_HALVINGS = 44
+_NEAR = 1e-9
+"""So near a value has to come to what it is to be, relative to it."""
+_MOST_SOURCES = 2
 
 
 def is_free(node: fx.Node, calls: int = 32) -> bool:
@@ -60,40 +51,13 @@ def is_free(node: fx.Node, calls: int = 32) -> bool:
         is_product = called is aten.mul and _has_own(given, others[0]) and _has_own(others[0], given)
         return is_product and is_free(given, calls - 1) and is_free(others[0], calls - 1)
     handed_on = {*_KEEPING, aten.add, aten.sub}
-    return (called in handed_on or _inverse(node) is not None) and is_free(given, calls - 1)
+    return called in handed_on and is_free(given, calls - 1)
 
 
 def _has_own(node: fx.Node, other: fx.Node) -> bool:
     """Whether inputs of the graph make a value that do not make another one."""
     mine, theirs = ({value, *origin(value)} for value in (node, other))
     return any(value.op == "placeholder" for value in mine - theirs)
-
-
-def _inverse(node: fx.Node) -> Callable[[Tensor], Tensor] | None:
-    """What gives the argument of a call of one argument, of its result."""
-    if packet(node) is aten.pow and node.args[1:] != (2,):
-        return None
-    number = node.args[1] if len(node.args) > 1 else None
-    if packet(node) is aten.mul and isinstance(number, (int, float)) and number:
-        return lambda value: value / number
-    return _INVERSES.get(packet(node))
-
-
-def within(values: Mapping[str, Tensor], known: Mapping[str, Range]) -> dict[str, Tensor]:
-    """Values of a graph, as far as their ranges let them be."""
-    ends = {name: known.get(name, Range()) for name in values}
-    return {name: value.clamp(ends[name].low, ends[name].high) for name, value in values.items()}
-
-
-def with_sources(gm: fx.GraphModule, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values, and arguments of calls that give them."""
-    found = dict(values)
-    for node in reversed(gm.graph.nodes):
-        inverse = _inverse(node)
-        if node.name in found and inverse is not None:
-            (source,) = node.all_input_nodes
-            found.setdefault(source.name, inverse(found[node.name]))
-    return found
 
 
 def origin(node: fx.Node) -> set[fx.Node]:
@@ -111,10 +75,143 @@ def is_apart(node: fx.Node, other: fx.Node) -> bool:
     """Whether a value can be any while another one stays as it is, unless that is computed from it."""
     if node is other:
         return True
-    mine, theirs = origin(node), origin(other)
+    mine, theirs = {node, *origin(node)}, origin(other)
     own = {value for value in mine - theirs if value.op == "placeholder" and value is not other}
     return other not in mine and (node in theirs or bool(own))
 
 
 def packet(node: fx.Node) -> Any:
     return getattr(node.target, "overloadpacket", node.target)
+
+
+class Following:
+    """Values of a graph as functions of others, whose elements are multiplied by factors.
+
+    Args:
+        gm: the graph.
+        given: values that may be any numbers.
+        names: of the values.
+        values: of the graph, by name.
+
+    Attributes:
+        start: the given ones, in float64, by name.
+        is_apart: whether the given ones may be any numbers while what else the values are made of stays as it is.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, given: Sequence[fx.Node], names: Sequence[str], values: Mapping[str, Any]
+    ) -> None:
+        below, above = set(given), set()
+        for node in gm.graph.nodes:
+            if node.op == "call_function" and any(value in below for value in node.all_input_nodes):
+                below.add(node)
+        for node in reversed(gm.graph.nodes):
+            if node in below and (node.name in names or any(user in above for user in node.users)):
+                above.add(node)
+        calls = above - set(given)
+        beside = {value for node in calls for value in node.all_input_nodes}
+        beside |= {node for node in gm.graph.nodes if node.name in names}
+        self.is_apart = not any(is_random(node) or is_mutating(node) for node in calls)
+        self.is_apart &= all(is_apart(*pair) for pair in itertools.product(given, beside - below))
+        self._calls, self._names, self._values = {node.name for node in calls}, set(names), values
+        self.start = {node.name: as_float64(values[node.name]) for node in given}
+        self._run = ExactRun(gm)
+
+    @property
+    def _start(self) -> Tensor:
+        (start,) = self.start.values()
+        return start
+
+    def at(self, factors: Tensor | float) -> dict[str, Tensor]:
+        """All values, the given ones too, where the elements of these are multiplied by factors that broadcast to them."""
+        given = {name: value * factors for name, value in self.start.items()}
+        found = self._run.part(self._calls, {**self._values, **given})
+        return {**given, **{name: value for name, value in found.items() if name in self._names}}
+
+    def _table(self, name: str, chosen: Tensor) -> Tensor:
+        """The elements of a value where some of them are moved by each factor."""
+        factors = chosen.new_tensor(_FACTORS, dtype=self._start.dtype)
+        return torch.stack(
+            [self.at(torch.where(chosen, factor, 1.0))[name].reshape(chosen.shape) for factor in factors]
+        )
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """The least and the largest element that factors give a value; ``None`` where its elements follow none of the source's."""
+        shape = aligned(self._values[name].shape, self._start.shape)
+        if shape is None:
+            return None
+        try:
+            table = self._table(name, torch.ones(shape, dtype=torch.bool)).nan_to_num(0.0, 0.0, 0.0)
+        except CANNOT_RUN:
+            return None
+        return table.min().item(), table.max().item()
+
+    def reach(self, name: str, wanted: Tensor) -> dict[str, Tensor] | None:
+        """All values where elements of one are what is wanted, exactly, as far as factors of the only given one make them so.
+
+        Args:
+            name: of a value that has ends.
+            wanted: what its elements are to be; NaN for any.
+        """
+        shape = aligned(wanted.shape, self._start.shape)
+        assert shape is not None
+        goal = wanted.reshape(shape)
+        factors = goal.new_tensor(_FACTORS)
+        above = self._table(name, ~goal.isnan()) > goal
+        turns = above[1:] != above[:-1]
+        chosen, at = turns.any(0), turns.long().argmax(0)
+        low, high = factors[at], factors[at + 1]
+        is_above = above.gather(0, at[None])[0]
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            value = self.at(torch.where(chosen, middle, 1.0))[name].reshape(shape)
+            is_low = (value > goal) == is_above
+            low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
+        now = torch.where(chosen, low, 1.0)
+        now = torch.where(self._is_hit(now, name, goal), now, 1.0)
+        found = self.at(now)
+        hit = self._is_hit(now, name, goal)
+        if not bool(hit.any()):
+            return None
+        found[name] = torch.where(hit.view(wanted.shape), wanted, found[name])
+        return found
+
+    def _is_hit(self, factors: Tensor, name: str, goal: Tensor) -> Tensor:
+        return (self.at(factors)[name].reshape(goal.shape) - goal).abs() <= _NEAR * goal.abs()
+
+
+def aligned(shape: Sequence[int], whole: Sequence[int]) -> list[int] | None:
+    """The sizes of a value at their places among those of what it is made of, ones at the others; ``None`` where they have none.
+
+    >>> aligned([4, 1], [4, 6]), aligned([6], [4, 6]), aligned([5], [4, 6])
+    ([4, 1], [1, 6], None)
+    """
+    rest = [size for size in reversed(shape) if size != 1]
+    found = []
+    for size in reversed(whole):
+        found.append(rest.pop(0) if rest and rest[0] == size else 1)
+    return None if rest else found[::-1]
+
+
+def sources(node: fx.Node, only_given: bool) -> Iterator[fx.Node]:
+    """The nearest free values whose elements those of a value may follow.
+
+    Args:
+        node: the value.
+        only_given: whether inputs of the graph alone count.
+    """
+    value, queue, seen = value_of(node), [node], {node}
+    found = 0
+    while queue and found < _MOST_SOURCES:
+        taken = queue.pop(0)
+        fake = value_of(taken)
+        is_source = (
+            taken is not node and isinstance(fake, Tensor) and (taken.op == "placeholder" or not only_given)
+        )
+        if is_source and is_free(taken) and aligned(value.shape, fake.shape) is not None:
+            found += 1
+            yield taken
+            continue
+        new = [given for given in taken.all_input_nodes if given not in seen]
+        seen.update(new)
+        queue += new

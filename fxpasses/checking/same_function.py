@@ -20,7 +20,16 @@ from fxpasses.checking.computed_constants import explained_by_constants
 from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.rounding import moved
-from fxpasses.checking.windows import Change, Window, can_be_cut, changes, cut, join_changes, taken_pairs
+from fxpasses.checking.windows import (
+    Change,
+    Window,
+    can_be_cut,
+    changes,
+    cut,
+    join_changes,
+    taken_pairs,
+    with_users,
+)
 from fxpasses.exact import Original, Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK
 from fxpasses.graphs.numbers import computable
@@ -34,6 +43,8 @@ _CLEAR = 1e-3
 JUMP = 1e-5
 """The smallest difference of another branch, relative to the largest of a tensor: an activation is off by less where it goes over to another formula."""
 _MOVES = 2
+_MOST_WIDER = 3
+"""So many times what changed is looked at with more of the graph, before all of it is."""
 _NOISE, _SMALL = 64.0, 1e-6
 """Results that cancel may differ by so many times what a unit in the last place of the inputs does to them, and by so much of the largest number."""
 _OWN_PRECISION = 8.0
@@ -109,6 +120,18 @@ class Rewriting:
     def suspects(self) -> list[Window]:
         """The windows that are not the same function of their inputs."""
         return [window for window in self.windows or () if self.relation(window) == "other"]
+
+    @functools.cached_property
+    def joined(self) -> Window | None:
+        """The suspects with all that lies between them, or between them and what takes their results, where that is the same function."""
+        several = [window.change for window in self.suspects]
+        for _ in range(_MOST_WIDER if several else 0):
+            change = join_changes(self.before, self.after, several)
+            joined = self._cut(change)
+            if joined is None or self.relation(joined) != "other":
+                return joined
+            several = [with_users(self.before, self.after, change)]
+        return None
 
     def relation(self, window: Window) -> Relation:
         """How the two sides of a window are related as functions of its inputs."""
@@ -187,11 +210,7 @@ class Rewriting:
         clear = differences_in_float64(self.before, self.after, self.inputs, _CLEAR)
         if clear and not self._is_explained_by_constants(self.before, self.after, self.inputs):
             return [_with_calls(difference, self._first_wrong()) for difference in clear]
-        if self.windows is not None and len(self.suspects) > 1:
-            joined = self._cut(join_changes(self.before, self.after, [w.change for w in self.suspects]))
-            if joined is not None and self.relation(joined) != "other":
-                return []
-        return self._on_the_whole()
+        return [] if self.joined is not None else self._on_the_whole()
 
     def _in_branches_not_taken(self) -> list[Difference]:
         """Nested graphs that these inputs do not reach, and that are other functions of what they are given."""

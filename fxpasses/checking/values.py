@@ -247,6 +247,18 @@ def _in_windows(rewriting: Rewriting) -> list[Mismatch] | None:
     return found
 
 
+def loses(reference: Reference, candidate: fx.GraphModule, names: Sequence[str]) -> list[Mismatch]:
+    """Where a rewritten graph, which is the same function, gives what is not finite any more, or loses digits.
+
+    Args:
+        reference: the graph before, with inputs.
+        candidate: the graph after.
+        names: of the results.
+    """
+    got = _run(candidate, reference.inputs)
+    return _newly_infinite(reference, got, names) or rounds_worse(reference.rewriting(candidate), names)
+
+
 def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
     """Where a rewritten graph, which is the same function, loses digits: in windows, or in results where windows cannot be judged alone.
 

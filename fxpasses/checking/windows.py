@@ -162,6 +162,20 @@ def join_changes(before: fx.GraphModule, after: fx.GraphModule, several: Sequenc
     return Change(mine, theirs, _given(before, after, mine, theirs))
 
 
+def with_users(before: fx.GraphModule, after: fx.GraphModule, change: Change) -> Change:
+    """A change with the calls that take its results, which may cancel what it does.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        change: the change.
+    """
+    nodes = {node.name: node for node in before.graph.nodes}
+    others = {node.name for node in after.graph.nodes}
+    users = {u.name for old, _ in change.given for u in nodes[old].users if u.op == "call_function"} & others
+    return Change(change.before | users, change.after | users, ())
+
+
 def _between(gm: fx.GraphModule, names: Collection[str]) -> set[str]:
     """The calls that depend on one of ``names`` and that another one depends on."""
     nodes = list(gm.graph.nodes)

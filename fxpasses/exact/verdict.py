@@ -235,17 +235,16 @@ class Original:
         return verdict
 
     def at_these(self, after: fx.GraphModule) -> Finding | None:
-        """What is not equal on the inputs themselves, floats taken for the numbers that they are meant to be: ``0.3`` is three tenths.
+        """What is not equal, or not shown to be, on the inputs themselves, floats taken for the numbers that they are meant to be: ``0.3`` is three tenths.
 
         Raises:
             ValueError: this graph does not run on them.
             UnsupportedCall: a call cannot be evaluated.
         """
         try:
-            finding = _Sample(self.run(self.inputs, "numbers", 0), after).finding
+            return _Sample(self.run(self.inputs, "numbers", 0), after).finding
         except _RefusedByBefore as error:
             raise ValueError(f"the graph before does not run on these inputs: {error}") from error
-        return None if finding is None or finding.comparison.relation == "unproved" else finding
 
     def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
         """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones."""

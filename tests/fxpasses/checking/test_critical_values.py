@@ -32,6 +32,11 @@ ACTIVATIONS = {
     "a bounded logit": lambda x: (x.tanh() * 3).clamp(-0.5, 0.7),
     "a square": lambda x: x.square().clamp(0.1, 0.9),
     "a length": lambda x: (x.square() + 0.01).sqrt().clamp(0.3, 0.9),
+    "a softplus": lambda x: functional.softplus(x).clamp(0.1, 0.9),
+    "a difference of log-softmaxes": lambda x: (
+        (x.log_softmax(-1) - x.sin().log_softmax(-1)).exp().clamp(0.8, 1.2) * x
+    ),
+    "a norm": lambda x: x / x.norm(dim=-1, keepdim=True).clamp(0.1, 3.0),
 }
 
 
@@ -49,7 +54,7 @@ def test_a_comparison_that_takes_the_other_side(name):
     activation = ACTIVATIONS[name]
     x, w = torch.randn(3, 6, requires_grad=True), torch.randn(6, 6)
     before = fxpasses.capture(lambda x, w: activation(x @ w), x, w).joint
-    compared = [node.name for node in before.graph.nodes if node.target in FLIPPED]
+    compared = [node.name for node in before.graph.nodes if node.target in FLIPPED and 20 not in node.args]
     assert compared
     inputs = [x.detach(), w, torch.randn(3, 6)]
     for name in compared:
@@ -89,6 +94,14 @@ RIGHT = {
     ),
     "of one source": (lambda x, w: (2 * x > 6) * (x + w[:3]), lambda x, w: (4 * x > 12) * (x + w[:3])),
     "rounding": (lambda x, w: (x @ w).floor(), lambda x, w: -(-(x @ w)).ceil()),
+    "a scale behind a mask": (
+        lambda x, w: (x @ w * 0.5).masked_fill(x > 0.2, -3e38).softmax(-1),
+        lambda x, w: ((x @ w).masked_fill(x > 0.2, -3e38) * 0.5).softmax(-1),
+    ),
+    "two matmuls of the same": (
+        lambda x, w: (x @ w - (x @ w).amax(-1, keepdim=True)).sigmoid().clamp(0.1, 0.5),
+        lambda x, w: (x @ w - (x @ w).amax(-1, keepdim=True)).sigmoid().clamp_min(0.1),
+    ),
 }
 
 
@@ -97,6 +110,42 @@ def test_what_is_right(name):
     inputs = [torch.randn(3, 6), torch.randn(6, 6)]
     before, after = (fxpasses.capture(f, *inputs).forward for f in RIGHT[name])
     assert not found(before, after, inputs)
+
+
+def test_an_epsilon_that_is_added_where_it_was_a_bound():
+    inputs = [torch.randn(3, 6)]
+    before = fxpasses.capture(lambda x: x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12), *inputs).forward
+    after = fxpasses.capture(lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-12), *inputs).forward
+    assert found(before, after, inputs)
+
+
+SHIFTED = {
+    "returned": lambda x, shift: shift(x),
+    "where a ratio stands less": lambda x, shift: shift(x) + x[:, 0].exp(),
+    "where all is one sum": lambda x, shift: shift(x).sum() + x[:, 0].exp().sum(),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_sum_of_exponentials_that_overflows_sooner(name, dtype):
+    def shifted(x):
+        most = x.amax(-1, keepdim=True).detach()
+        return ((x - most).exp().sum(-1, keepdim=True).log() + most).squeeze(-1)
+
+    def unshifted(x):
+        return x.exp().sum(-1).log()
+
+    def otherwise(x):
+        return x.amax(-1) + (x - x.amax(-1, keepdim=True)).exp().sum(-1).log()
+
+    inputs = [torch.randn(6, 6, dtype=dtype), torch.randn(6, 6, dtype=dtype)]
+    before, wrong, right = (
+        fxpasses.capture(lambda x, w, shift=shift: SHIFTED[name](x @ w, shift), *inputs).forward
+        for shift in (shifted, unshifted, otherwise)
+    )
+    assert found(before, wrong, inputs)
+    assert not found(before, right, inputs)
 
 
 def test_rounding_half_up():

@@ -1,0 +1,107 @@
+"""Two graphs with values inside of them given: what a window is given becomes an input of both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.free_values import is_apart, is_free
+from fxpasses.checking.interpret import as_recorded_dtype
+from fxpasses.checking.same_function import Difference, Rewriting
+from fxpasses.checking.windows import Window
+from fxpasses.graphs.rewriting import copy_graph, value_of
+
+
+@dataclass(frozen=True)
+class Found:
+    """Two graphs, and inputs on which they differ.
+
+    Attributes:
+        before: the graph before, perhaps with other inputs, the last ones.
+        after: the graph after, likewise.
+        inputs: of both.
+        differences: other values that show there; none where digits are lost, or results are not finite any more.
+        where: what the inputs are, in words.
+    """
+
+    before: fx.GraphModule
+    after: fx.GraphModule
+    inputs: list[Any]
+    differences: list[Difference]
+    where: str
+
+
+def input_names(window: Window) -> list[str]:
+    """The names of the values that a window is given."""
+    return [node.name for node in window.before.graph.find_nodes(op="placeholder")]
+
+
+def is_any_float(value: Any) -> bool:
+    """Whether it is a tensor of floats, of a type that torch computes in."""
+    return isinstance(value, Tensor) and value.dtype is torch.float64 and value.numel() > 0
+
+
+def free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool) -> list[str]:
+    """The inputs of a window that may be any floats, whatever the others are.
+
+    Args:
+        rewriting: the graphs.
+        given: what the inputs are, in float64, by name.
+        only_given: whether inputs of the graph alone may be.
+    """
+    nodes = {node.name: node for node in rewriting.before.graph.nodes}
+    others = {node.name for node in rewriting.after.graph.nodes}
+    taken = {nodes[name] for name in given}
+    return [
+        name
+        for name, value in given.items()
+        if is_any_float(value)
+        and name in others
+        and (
+            nodes[name].op == "placeholder"
+            or (
+                not only_given
+                and is_free(nodes[name])
+                and all(is_apart(nodes[name], other) for other in taken)
+            )
+        )
+    ]
+
+
+def with_given(rewriting: Rewriting, values: Mapping[str, Tensor], where: str) -> Found:
+    """Both graphs, where values of the graph before, in float64, are given.
+
+    Args:
+        rewriting: the graphs.
+        values: the values, by name.
+        where: what the values are, in words.
+    """
+    nodes = rewriting.before.graph.find_nodes(op="placeholder")
+    inputs = [values.get(n.name, value) for n, value in zip(nodes, rewriting.inputs, strict=True)]
+    inside = [name for name in values if name not in {n.name for n in nodes}]
+    before, after = (_from(gm, inside) for gm in (rewriting.before, rewriting.after))
+    inputs += [values[name] for name in inside]
+    examples = map(value_of, before.graph.find_nodes(op="placeholder"))
+    inputs = [as_recorded_dtype(v, example) for v, example in zip(inputs, examples, strict=True)]
+    names = "inputs" if not inside else f"{', '.join(inside)}, taken for inputs,"
+    return Found(before, after, inputs, [], f"{names} {where}")
+
+
+def _from(gm: fx.GraphModule, names: Collection[str]) -> fx.GraphModule:
+    """The graph with some of its values taken as further inputs."""
+    if not names:
+        return gm
+    copy = copy_graph(gm)
+    nodes = {node.name: node for node in copy.graph.nodes}
+    *_, last = copy.graph.find_nodes(op="placeholder")
+    for name in names:
+        with copy.graph.inserting_after(last):
+            last = copy.graph.placeholder(f"{name}_given")
+        last.meta = {"val": value_of(nodes[name]), "is_cut": True}
+        nodes[name].replace_all_uses_with(last)
+    copy.recompile()
+    return copy
