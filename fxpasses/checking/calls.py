@@ -16,7 +16,12 @@ from torch import Tensor, fx
 from fxpasses._torch import disable_current_modes
 from fxpasses.checking.carried import Carried, Step
 from fxpasses.checking.collectives import mark_parameters
-from fxpasses.checking.critical_values import at_critical_values, critical_rows, critical_sizes
+from fxpasses.checking.critical_values import (
+    at_critical_values,
+    critical_integers,
+    critical_rows,
+    critical_sizes,
+)
 from fxpasses.checking.given_values import Found
 from fxpasses.checking.inputs import (
     Unsupported,
@@ -272,6 +277,10 @@ class FirstCalls:
         rewriting = Reference(rewrite.before, values, samples=0).rewriting(rewrite.after)
         for inputs in critical_rows(rewriting, generator):
             self._on([rewrite], [step], inputs, "made-up inputs of these sizes: rows that a pass changed")
+        for inputs in critical_integers(rewriting, generator):
+            self._on(
+                [rewrite], [step], inputs, "made-up inputs of these sizes: integers that the graph holds"
+            )
 
     def _in_windows(self, rewrite: Rewrite, found: Found) -> None:
         rewrite = dataclasses.replace(rewrite, before=found.before, after=found.after)

@@ -28,7 +28,7 @@ from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differe
 from fxpasses.checking.windows import Change, Window, changed_nodes, cut
 from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall
-from fxpasses.exact.samples import sample_input
+from fxpasses.exact.samples import is_any_integer, sample_input
 from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -47,6 +47,7 @@ _ROUNDINGS = 64
 """Units in the last place by which computing a constant otherwise may move it."""
 _BEYOND = {torch.bfloat16: 2**8 + 44, torch.float16: 2**11 + 52}
 """Sizes at which not all positions are numbers of a type any more."""
+_INTEGERS = (torch.int32, torch.int64)
 _SIZES = (16, 2048)
 _MOST_SIZES = 3
 
@@ -358,6 +359,30 @@ def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Ten
     )
 
 
+def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
+    """Inputs of which integers, one tensor of them after the other, are numbers that changed calls on integers are written with, sums of these and so on.
+
+    Args:
+        rewriting: the graphs, and inputs.
+        generator: of random numbers.
+    """
+    taken = [i for i, v in enumerate(rewriting.inputs) if is_any_integer(v)]
+    numbers: dict[int, None] = {}
+    for window in rewriting.windows or () if taken else ():
+        if any(isinstance(v, Tensor) and v.dtype in _INTEGERS for v in map(value_of, _calls(window))):
+            held = _numbers(_up_to_free_inputs(rewriting, window))
+            numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
+    known = torch.tensor(list(numbers), dtype=torch.int64)
+    for at in taken if numbers else ():
+        shape = rewriting.inputs[at].shape
+        for turn in range(min(_MOST_TURNS, -(-2 * len(known) // shape.numel()))):
+            order = torch.randint(len(known), (shape.numel(),), generator=generator)
+            order[: len(known)] = torch.arange(shape.numel())[: len(known)] + turn * shape.numel()
+            inputs = cloned(rewriting.inputs)
+            inputs[at].copy_(known[order % len(known)].view(shape))
+            yield inputs
+
+
 def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
     """Inputs whose indices are those of rows that a pass changed.
 
@@ -365,11 +390,7 @@ def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[
         rewriting: the graphs, and inputs.
         generator: of random numbers.
     """
-    indices = [
-        i
-        for i, v in enumerate(rewriting.inputs)
-        if isinstance(v, Tensor) and v.dtype in (torch.int32, torch.int64)
-    ]
+    indices = [i for i, v in enumerate(rewriting.inputs) if isinstance(v, Tensor) and v.dtype in _INTEGERS]
     if not indices:
         return
     for mine, theirs in _tables(rewriting):
@@ -389,7 +410,7 @@ def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
     for user in rewriting.after.graph.nodes:
         other = theirs.get(user.name)
         kinds = [v.dtype for v in map(value_of, user.all_input_nodes) if isinstance(v, Tensor)]
-        if other is None or other.target != user.target or not {torch.int32, torch.int64} & set(kinds):
+        if other is None or other.target != user.target or not set(_INTEGERS) & set(kinds):
             continue
         for old, new in zip(other.all_input_nodes, user.all_input_nodes, strict=False):
             made_of = {node.name for node in (new, *(() if _takes_inputs(new) else origin(new)))}

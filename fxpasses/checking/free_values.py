@@ -29,7 +29,7 @@ _KEEPING = {
 """Operators that give any numbers when their first argument is any, and the others are numbers."""
 _FACTORS = [*(-(2.0**power) for power in range(8, -45, -4)), *(2.0**power for power in range(-44, 9, 4))]
 """Those at which a value is looked at before one is solved for."""
-_HALVINGS = 44
+_HALVINGS = 38
 _NEAR = 1e-9
 """So near a value has to come to what it is to be, relative to it."""
 _MOST_SOURCES = 2

@@ -100,7 +100,7 @@ class Run(fx.Interpreter):
         self.values: dict[str, Any] = {}
         self.current: fx.Node | None = None
         self.extra_traceback = False  # the node is named in our own message
-        self._poison, self._keep = poison, keep
+        self._poison, self._keep, self._is_known = poison, keep, False
         self._writes = any(map(is_mutating, gm.graph.nodes))
         self._constants: dict[str, Tensor] = {}
         self._others = [self._another() for _ in range(processes(gm) - 1)] if others else []
@@ -116,7 +116,7 @@ class Run(fx.Interpreter):
         Raises:
             Unsupported: when the graph would wait for other processes.
         """
-        refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
+        self._refuse_unknown()
         with seeded(seed):
             result = self.run(*inputs, enable_io_processing=False)
         return list(result) if isinstance(result, (list, tuple)) else [result]
@@ -142,6 +142,11 @@ class Run(fx.Interpreter):
             return self._constants.setdefault(str(target), value.detach().clone())
         return value
 
+    def _refuse_unknown(self) -> None:
+        if not self._is_known:
+            refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
+        self._is_known = True
+
     def part(self, names: Collection[str], values: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         """Run some calls only.
 
@@ -153,7 +158,7 @@ class Run(fx.Interpreter):
         Returns:
             The values of these calls, by name.
         """
-        refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
+        self._refuse_unknown()
         self._begin()
         found = {}
         with seeded(seed):

@@ -62,6 +62,21 @@ def sample_input(example: Tensor, family: Family, generator: torch.Generator, sc
     return _floats(example, family, generator) * scale
 
 
+def is_any_integer(example: Any) -> bool:
+    """Whether it is a tensor of integers that may be any, as far as a graph takes them: no truth values, and no offsets in order."""
+    if (
+        not isinstance(example, Tensor)
+        or example.dtype not in (torch.int32, torch.int64)
+        or not example.numel()
+    ):
+        return False
+    return not _is_mask(example) and not _is_ordered(example)
+
+
+def _is_ordered(example: Tensor) -> bool:
+    return example.dim() == 1 and len(example) > 1 and bool((computable(example).diff() >= 0).all())
+
+
 def _is_mask(example: Tensor) -> bool:
     """Whether an integer tensor holds truth values: ones and zeros, and not the offsets 0 and 1."""
     return (
@@ -84,7 +99,7 @@ def _truth_values(example: Tensor, family: Family, generator: torch.Generator) -
 def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
     numbers = computable(example)
     low, high = int(numbers.min()), int(numbers.max())
-    ordered = example.dim() == 1 and len(example) > 1 and bool((numbers.diff() >= 0).all())
+    ordered = _is_ordered(example)
     if (
         family == "extreme integers"
         and example.dtype in (torch.int8, torch.uint8, torch.int16)

@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import fxpasses
-from fxpasses.checking.critical_values import at_critical_values, critical_sizes
+from fxpasses.checking.critical_values import at_critical_values, critical_integers, critical_sizes
 from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.values import Reference, compare, rounds_worse, value_names
 from fxpasses.graphs.rewriting import copy_graph
@@ -146,6 +146,42 @@ def test_a_sum_of_exponentials_that_overflows_sooner(name, dtype):
     )
     assert found(before, wrong, inputs)
     assert not found(before, right, inputs)
+
+
+INTEGERS = {
+    "a pointer that wraps late": (
+        lambda x, i: (torch.where(i + 3 > 6, i - 3, i + 3), (i + 3) % 6),
+        torch.tensor(0),
+    ),
+    "a count that is at least two": (
+        lambda x, i: tuple(
+            x / (torch.arange(4) < i[:, None]).sum(1, keepdim=True).clamp_min(least) for least in (2, 1)
+        ),
+        torch.tensor([4, 2, 3]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_that_the_graph_holds(name):
+    program, given = INTEGERS[name]
+    inputs = [torch.randn(3, 6), given]
+    wrong, before = (
+        fxpasses.capture(lambda x, i, side=side: 0 * x[0, 0] + program(x, i)[side], *inputs).forward
+        for side in (0, 1)
+    )
+    rewriting = Reference(before, inputs).rewriting(wrong)
+    tried = list(critical_integers(rewriting, torch.Generator()))
+    assert any(compare(Reference(before, values), wrong, value_names(before, "forward")) for values in tried)
+
+
+@pytest.mark.parametrize("given", [torch.tensor([[1, 0], [1, 1]]), torch.tensor([0, 2, 5])])
+def test_truth_values_and_offsets_stay_what_they_are(given):
+    inputs = [torch.randn(2, 2), given]
+    before = fxpasses.capture(lambda x, i: x.sum() * (i + 1), *inputs).forward
+    after = fxpasses.capture(lambda x, i: x.sum() * (i + 2 - 1), *inputs).forward
+    rewriting = Reference(before, inputs).rewriting(after)
+    assert not list(critical_integers(rewriting, torch.Generator()))
 
 
 def test_rounding_half_up():
