@@ -49,13 +49,7 @@ from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-    free_symbols,
-    statically_known_true,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_symbols
 
 from fake.seam.aot_autograd import config as functorch_config
 from fake.seam.dispatch import (
@@ -63,7 +57,6 @@ from fake.seam.dispatch import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
-    TorchDispatchMode,
     decomposition_table,
     disable_current_modes,
     enable_python_dispatcher,
@@ -79,7 +72,7 @@ from fake.seam.fake_tensor import FakeTensor, FakeTensorMode
 from fake.seam.fx import detect_fake_mode, has_effects
 from fake.seam.guards import TracingContext, tracing
 from fake.seam.inductor import CustomPartitionerFn, OutputCode, config as inductor_config
-from fake.seam.patches import LEDGER, Patch, ThreadPatch, When, always
+from fake.seam.patches import LEDGER
 
 _AOT_PARAMETERS = inspect.signature(aot_module_simplified).parameters
 

@@ -20,7 +20,7 @@ from fake.seam.dispatch import OpOverload, storage_of
 
 Path = tuple[Any, ...]
 
-INTERNAL, PARTIAL, FULL = KINDS = ("internal", "partial", "full")
+INTERNAL, PARTIAL, FULL = ("internal", "partial", "full")
 
 _PROBLEMS = {
     INTERNAL: "more than one element of the written-to tensor {name!r} refers to a single memory location. Please clone() "

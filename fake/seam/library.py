@@ -25,7 +25,7 @@ from torch._library.custom_ops import (
 )
 from torch._library.effects import EffectType
 from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, tuple_to_list
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, is_symbolic
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from fake.error_text import error_text
 from fake.seam import pytree
@@ -47,7 +47,6 @@ from fake.seam.dispatch import (
 )
 from fake.seam.fake_tensor import (
     DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
@@ -103,9 +102,7 @@ def default_dispatch_state() -> tuple[int, int]:
 
 
 # --- operators and schemas -------------------------------------------------------------------------
-FunctionSchema = _C.FunctionSchema
 parse_schema = _C.parse_schema
-lookup_op = _utils.lookup_op
 parse_namespace = _utils.parse_namespace
 is_functional_schema = _utils.is_functional_schema
 has_kwarg_only_tensors = _utils.has_kwarg_only_tensors
@@ -114,7 +111,6 @@ fill_defaults = _utils.fill_defaults
 any_requires_grad = _C._any_requires_grad
 has_computed_kernel_for_key = _C._dispatch_has_computed_kernel_for_dispatch_key
 key_for_device = _C._dispatch_key_for_device
-scoped_library = torch_library._scoped_library  # type: ignore[attr-defined]
 fallthrough_kernel = torch_library.fallthrough_kernel
 
 parse_dispatch_key = _C._parse_dispatch_key

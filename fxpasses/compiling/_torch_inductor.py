@@ -25,7 +25,7 @@ from torch._inductor.utils import fresh_cache
 
 import fake
 from fake.seam.inductor import GraphLowering, OutputCode
-from fake.seam.patches import LEDGER, ThreadPatch, When
+from fake.seam.patches import LEDGER
 from fxpasses._torch import inductor_config, of_segment, shape_env_of
 from fxpasses.graphs.onednn import onednn_matmul
 

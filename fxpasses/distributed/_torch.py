@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 
 from fake.seam.dynamo import code_that_compiles
 from fake.seam.inductor import GraphLowering
-from fake.seam.patches import LEDGER, ThreadPatch, When
+from fake.seam.patches import LEDGER
 
 Store = dist.Store
 PrefixStore = dist.PrefixStore

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 from torch._dynamo.backends import distributed
 
-from fake.seam.patches import LEDGER, Patch, ThreadPatch, When
+from fake.seam.patches import LEDGER, Patch, When
 from fxpasses.dynamo._torch import backend_of
 
 Plan = Callable[[fx.GraphModule, Mapping[str, Any]], AbstractContextManager[Callable[[fx.Node], bool]]]
