@@ -129,7 +129,16 @@ def names_of_mutated(mutates_args: Any, op: str | None) -> str | tuple[str, ...]
 
 
 def check_nameless(schema: Any, call: str, op: str) -> None:
-    """Raise `SchemaError` unless a schema is a text without an operator's name."""
+    """Check that a schema is a text without an operator's name.
+
+    Args:
+        schema: what was given.
+        call: the call that takes it, for the message.
+        op: the operator's name, for the error.
+
+    Raises:
+        SchemaError: it is something else.
+    """
     if not isinstance(schema, str) or not _NAMELESS_SCHEMA.fullmatch(schema):
         raise SchemaError(
             f'{call}: expected schema to look like e.g. "(Tensor x) -> Tensor" but got "{schema}"', op=op
