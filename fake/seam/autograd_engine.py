@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import _current_autograd_node as current_autograd_node
+from torch.autograd.graph import _engine_run_backward as run_backward
 
 keeps_graph_in_engine: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 """``retain_graph`` of the pass that torch's engine runs."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fake.error_text import error_text
+from fake.seam.autograd_engine import run_backward
 from fxpasses.errors import Location
 
 _KEY = "fxpasses"
@@ -143,7 +145,8 @@ def failing_node(error: BaseException, gm: fx.GraphModule) -> Location:
 
     Looks through the frames of the traceback, innermost first, for a local variable that holds a node of
     this graph (or of a copy of it: the name then decides). Works for ``fx.Interpreter``, AOTAutograd,
-    Inductor's lowering and passes alike.
+    Inductor's lowering and passes alike. Where a gradient was being traced, frames that called the engine know nothing of it: the
+    operator that the error names is looked for instead.
     """
     names = {node.name: node for node in gm.graph.nodes}
     pending: list[BaseException | None] = [error]
@@ -152,10 +155,22 @@ def failing_node(error: BaseException, gm: fx.GraphModule) -> Location:
         if current is None:
             continue
         for frame, _ in reversed(list(traceback.walk_tb(current.__traceback__))):
+            if frame.f_code is run_backward.__code__:
+                return _named_node(error_text(current), gm)
             for value in [frame.f_locals.get(key) for key in ("n", "node", "origin", "fx_node")]:
                 if isinstance(value, fx.Node) and value.op not in ("placeholder", "output"):
                     return locate(names.get(value.name, value))
         pending += [current.__context__, current.__cause__]
+    return Location()
+
+
+def _named_node(text: str, gm: fx.GraphModule) -> Location:
+    """The first call of an operator of ATen that a text names."""
+    named = set(re.findall(r"aten::(\w+)", text))
+    for node in gm.graph.nodes:
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op in ("call_function", "call_method") and target in named:
+            return locate(node)
     return Location()
 
 

@@ -74,6 +74,21 @@ def test_a_failing_pass_is_named_with_node_and_line(graph):
     assert "on_failure" in message
 
 
+@pytest.mark.filterwarnings("ignore:Error detected")
+@pytest.mark.parametrize(
+    "missing", [lambda x: torch.heaviside(x, torch.tensor(0.5)), lambda x: x // 2.0], ids=["named", "other"]
+)
+def test_a_missing_derivative_is_named_where_its_operator_is_called(missing):
+    def model(x):
+        y = missing(x * 2)
+        return (y + x).exp()
+
+    _, text = failure({}, model)
+    assert "is not implemented" in text
+    assert "return (y + x).exp()" not in text
+    assert ("lambda x: torch.heaviside" in text) == ("aten::heaviside" in text)
+
+
 def test_capture_does_not_advise_what_only_torch_compile_takes():
     with pytest.raises(PassError) as caught:
         fxpasses.capture(f, torch.linspace(0, 1, 4, requires_grad=True), passes=[break_on("joint")])
