@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from fake.arguments import check_type
+
 
 @dataclasses.dataclass
 class Config:
@@ -43,15 +45,29 @@ class Config:
     """How many autograd nodes all captured graphs may have together. When they have more, all are forgotten at the
     next pass, and captured again where they are met again."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check(name, value)
+        super().__setattr__(name, value)
+
+    def _check(self, name: str, value: Any) -> None:
+        kinds = {field.name: field.type for field in dataclasses.fields(self)}
+        if name not in kinds:
+            raise AttributeError(f"config has no setting {name!r}; settings are {', '.join(sorted(kinds))}")
+        if kinds[name] is bool:
+            check_type("config", name, value, bool, "True or False")
+        else:
+            check_type("config", name, value, _is_count, "an integer, 0 or more")
+
     @contextlib.contextmanager
     def patch(self, **changes: Any) -> Iterator["Config"]:
-        """Change settings for the length of a ``with`` block; an unknown name raises ``AttributeError``."""
-        known = {field.name for field in dataclasses.fields(self)}
-        for name in changes:
-            if name not in known:
-                raise AttributeError(
-                    f"config has no setting {name!r}; settings are {', '.join(sorted(known))}"
-                )
+        """Change settings for the length of a ``with`` block.
+
+        Raises:
+            AttributeError: there is no setting of that name, as where one is set.
+            ArgumentTypeError: the setting takes values of another type, as where one is set.
+        """
+        for name, value in changes.items():
+            self._check(name, value)
         before = {name: getattr(self, name) for name in changes}
         try:
             for name, value in changes.items():
@@ -60,6 +76,10 @@ class Config:
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 config = Config()
