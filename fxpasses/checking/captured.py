@@ -80,7 +80,7 @@ class CaptureCheck(Observer):
                 recorded = _recorded(eager, args, values)
                 for mine, theirs in zip(placeholders(recorded), placeholders(captured), strict=True):
                     mine.name = theirs.name  # by which values that are written to inputs are told
-                self.verdicts_found.append(equivalent(recorded, captured, values, edges=(), overflow=False))
+                self.verdicts_found.append(equivalent(recorded, captured, values))
         except (Unsupported, *CANNOT_RUN) as reason:
             log.info("a captured graph is not judged in exact arithmetic: %s", reason)
 

@@ -183,12 +183,7 @@ class Rewriting:
         try:
             original = Original(before, [v.cpu() if isinstance(v, Tensor) else v for v in inputs])
             return original.equivalent(
-                after,
-                samples=self._samples,
-                edges=(),
-                overflow=False,
-                signed_zeros=self._signed_zeros,
-                example=example,
+                after, samples=self._samples, signed_zeros=self._signed_zeros, example=example
             )
         except ValueError as error:
             log.debug("there is no exact verdict: %s", error)

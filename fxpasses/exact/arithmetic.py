@@ -84,13 +84,11 @@ class Arithmetic:
 
     Args:
         field: where residues live.
-        largest_by_type: whether a result beyond the range of its type is infinite (see :meth:`typed`).
     """
 
-    def __init__(self, field: Field, largest_by_type: bool = False) -> None:
+    def __init__(self, field: Field) -> None:
         self.field = field
         self.primes = field.primes
-        self._largest_by_type = largest_by_type
 
     # Making duals
 
@@ -155,15 +153,6 @@ class Arithmetic:
             encoded = self.field.encode(torch.where(touched, witness, 0.0))
             kept = [torch.where(touched, e, r) for e, r in zip(encoded, kept, strict=True)]
         return Dual(witness, kept, dtype or promoted_dtype(*operands))
-
-    def typed(self, value: Dual, dtype: torch.dtype) -> Dual:
-        """The value in the type that the graph gives it; infinite where it overflows, if that was asked for."""
-        if self._largest_by_type:
-            over = torch.isfinite(value.witness) & (value.witness.abs() > torch.finfo(dtype).max)
-            if over.any():
-                infinite = torch.where(over, value.witness.sign() * math.inf, value.witness)
-                return Dual(infinite, [torch.where(over, 0, r) for r in value.residues], dtype)
-        return value.as_type(dtype)
 
     # Field operations
 

@@ -53,15 +53,14 @@ class Machine:
     Args:
         field: where residues live.
         seed: of random operators: the n-th one samples the same numbers in each graph.
-        largest_by_type: whether results beyond the range of their type are infinite.
 
     Attributes:
         opaque: calls of operators that were taken as uninterpreted functions, by operator.
         rough: how many of these were computed by kernels of which nobody knows whether they do so in float64.
     """
 
-    def __init__(self, field: Field, seed: int, largest_by_type: bool = False) -> None:
-        self.arithmetic = Arithmetic(field, largest_by_type)
+    def __init__(self, field: Field, seed: int) -> None:
+        self.arithmetic = Arithmetic(field)
         self._seed = seed
         self.opaque: Counter[str] = Counter()
         self.rough = 0

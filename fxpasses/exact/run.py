@@ -120,7 +120,7 @@ class Run(fx.Interpreter):
             self.rough_nodes.add(n.name)
         expected = n.meta.get("val")
         if isinstance(value, Dual) and isinstance(expected, Tensor) and expected.is_floating_point():
-            value = self._machine.arithmetic.typed(value, expected.dtype)
+            value = value.as_type(expected.dtype)
         return self._adopt(n, value)
 
     def rests_on_rough_kernels(self) -> bool:

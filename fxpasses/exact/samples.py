@@ -198,32 +198,3 @@ def symbol_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[Any, int]:
 def with_values(size: Any, values: Mapping[Any, int]) -> int:
     """A size with numbers for its symbols. Raises: TypeError: where one is not known."""
     return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)
-
-
-def with_other_sizes(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
-    """Inputs with each symbolic size of the graph one larger; ``None`` where the graph has none, or has sizes made of ones that are not known.
-
-    Elements are those of the given inputs, repeated.
-    """
-    larger = {symbol: size + 1 for symbol, size in symbol_values(gm, inputs).items()}
-    if not larger:
-        return None
-    try:
-        return _resized(gm, inputs, larger)
-    except TypeError:  # a part of a graph, of which no input has a size that others are made of
-        return None
-
-
-def _resized(gm: fx.GraphModule, inputs: Sequence[Any], larger: Mapping[Any, int]) -> list[Any]:
-    found: list[Any] = []
-    for node, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            found.append(with_values(value, larger))
-        elif isinstance(value, Tensor) and given.numel():
-            shape = [with_values(size, larger) for size in value.shape]
-            at = torch.arange(math.prod(shape)) % given.numel()
-            found.append(given.detach().flatten()[at].view(shape))
-        else:
-            found.append(given)
-    return found

@@ -9,9 +9,9 @@ that holds in the models that :mod:`fxpasses.exact.fields` describes.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,12 +20,11 @@ from torch import Tensor, fx
 
 from fake.error_text import describe_error, first_line
 from fxpasses.exact.arithmetic import Dual
-from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
 from fxpasses.exact.same_values import DRIFT, EQUAL, KERNEL_DRIFT, Comparison, Relation, compare
-from fxpasses.exact.samples import EDGES, Family, sample_input, with_other_sizes
+from fxpasses.exact.samples import Family, sample_input
 
 Kind = Literal["EQUAL", "DIFFERENT", "APPROXIMATE", "UNPROVED"]
 _KINDS: tuple[Kind, ...] = ("EQUAL", "UNPROVED", "APPROXIMATE", "DIFFERENT")
@@ -33,7 +32,6 @@ _KINDS: tuple[Kind, ...] = ("EQUAL", "UNPROVED", "APPROXIMATE", "DIFFERENT")
 _DEGREE = 2000
 """The degree that the printed bound assumes of the difference of two graphs, relative to values that they share."""
 _SMALLEST_FIELD = 2**21
-_MOST_DOUBLINGS = 30
 _MOST_NAMED = 8
 _TELLING: tuple[Family, ...] = ("rows", "ties", "zeros")
 _OTHER_POWERS = (-10, -24, 6, 11, 16, 21, 26)
@@ -85,7 +83,6 @@ class Verdict:
         needed: operators that stand in the way of a proof: those without a rule, or else what the rewrite calls otherwise.
         evaluated: calls of the graph after that were evaluated in a sample, of all that it has.
         calls: calls of the graph after.
-        edges: findings on inputs of the families of :data:`fxpasses.exact.samples.EDGES`; not part of ``kind``.
     """
 
     kind: Kind = "EQUAL"
@@ -97,7 +94,6 @@ class Verdict:
     needed: tuple[str, ...] = ()
     evaluated: int = 0
     calls: int = 0
-    edges: list[Finding] = field(default_factory=list)
 
     @property
     def adopted(self) -> dict[str, str]:
@@ -109,15 +105,13 @@ class Verdict:
     def __str__(self) -> str:
         taken = f"; taken as they are: {', '.join(self.opaque)}" if self.opaque else ""
         if self.kind == "EQUAL":
-            said = f"EQUAL ({self.samples} samples, error below {self.bound:.0e}{taken})"
-        else:
-            close = ""
-            if self.kind == "APPROXIMATE":
-                close = f" (another function, at most {self.distance:.2g} of the largest value away)"
-            why = "no exact rule for" if self.opaque else "no identity is known of"
-            needs = f"; {why} {', '.join(self.needed)}" if self.needed else ""
-            said = f"{self.kind}{close}: {self.finding}{needs}{taken}"
-        return "\n".join([said, *(f"  at an edge: {finding}" for finding in self.edges)])
+            return f"EQUAL ({self.samples} samples, error below {self.bound:.0e}{taken})"
+        close = ""
+        if self.kind == "APPROXIMATE":
+            close = f" (another function, at most {self.distance:.2g} of the largest value away)"
+        why = "no exact rule for" if self.opaque else "no identity is known of"
+        needs = f"; {why} {', '.join(self.needed)}" if self.needed else ""
+        return f"{self.kind}{close}: {self.finding}{needs}{taken}"
 
 
 def equivalent(
@@ -126,8 +120,6 @@ def equivalent(
     inputs: Sequence[Any],
     *,
     samples: int = 2,
-    edges: Sequence[Family] = EDGES,
-    overflow: bool = True,
     signed_zeros: bool = False,
 ) -> Verdict:
     """Decide whether two graphs compute the same, in exact arithmetic.
@@ -137,8 +129,6 @@ def equivalent(
         after: the graph that is to stand in its place, with the same inputs.
         inputs: example inputs: tensors with data, and sizes.
         samples: how many random samples; the example is looked at as well.
-        edges: families of values at which rewrites go wrong, looked at where the samples are equal.
-        overflow: whether to look also at inputs so large that the graph before only just stands them.
         signed_zeros: whether 0.0 and -0.0 are two values.
 
     Returns:
@@ -156,9 +146,7 @@ def equivalent(
     >>> equivalent(one, other, [x]).kind
     'EQUAL'
     """
-    return Original(before, inputs).equivalent(
-        after, samples=samples, edges=edges, overflow=overflow, signed_zeros=signed_zeros
-    )
+    return Original(before, inputs).equivalent(after, samples=samples, signed_zeros=signed_zeros)
 
 
 class Original:
@@ -178,37 +166,21 @@ class Original:
         self.inputs = list(inputs)
         self._runs: dict[Any, _FirstRun] = {}
 
-    @functools.cached_property
-    def at_bounds(self) -> list[Any] | None:
-        """The inputs with integers at the ends of what the graph takes, where it has any."""
-        return at_bounds(self.gm, self.inputs)
-
-    def run(
-        self, inputs: Sequence[Any], family: Family, number: int, scale: float = 1.0, overflows: bool = False
-    ) -> _FirstRun:
+    def run(self, family: Family, number: int, scale: float = 1.0) -> _FirstRun:
         """The run of the graph on one sample.
 
         Args:
-            inputs: example inputs.
             family: the kind of values.
             number: of the sample.
             scale: a factor for float inputs.
-            overflows: whether results beyond the range of their type are infinite.
         """
-        key = family, number, scale, overflows, inputs is self.inputs
+        key = family, number, scale
         if key not in self._runs:
-            self._runs[key] = _FirstRun(self.gm, inputs, family, number, scale, overflows)
+            self._runs[key] = _FirstRun(self.gm, self.inputs, family, number, scale)
         return self._runs[key]
 
     def equivalent(
-        self,
-        after: fx.GraphModule,
-        *,
-        samples: int = 2,
-        edges: Sequence[Family] = EDGES,
-        overflow: bool = True,
-        signed_zeros: bool = False,
-        example: bool = True,
+        self, after: fx.GraphModule, *, samples: int = 2, signed_zeros: bool = False, example: bool = True
     ) -> Verdict:
         """Decide whether a graph computes the same: see :func:`equivalent`.
 
@@ -216,8 +188,6 @@ class Original:
             after: the graph that is to stand in the place of this one.
             example: whether to look at the inputs themselves, too.
             samples: how many random samples of the inputs.
-            edges: families of values at which rewrites go wrong.
-            overflow: whether to look at inputs so large that this graph only just stands them.
             signed_zeros: whether 0.0 and -0.0 are two values.
 
         Raises:
@@ -228,9 +198,7 @@ class Original:
         families: list[Family] = ["example"] if example or not samples else []
         families += ["random"] * samples
         self._decide(verdict, after, families, signed_zeros)
-        if verdict.kind == "EQUAL":
-            verdict.edges = _at_edges(self, after, edges, overflow, len(families))
-        elif verdict.kind == "UNPROVED" and verdict.finding and verdict.finding.comparison.first is not None:
+        if verdict.kind == "UNPROVED" and verdict.finding and verdict.finding.comparison.first is not None:
             self._look_closer(verdict, after, len(families))
         return verdict
 
@@ -242,16 +210,19 @@ class Original:
             UnsupportedCall: a call cannot be evaluated.
         """
         try:
-            return _Sample(self.run(self.inputs, "numbers", 0), after).finding
+            return _Sample(self.run("numbers", 0), after).finding
         except _RefusedByBefore as error:
             raise ValueError(f"the graph before does not run on these inputs: {error}") from error
 
     def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
         """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones."""
-        samples = (_try(self, after, self.inputs, family, number) for family in _TELLING)
-        found = [sample.finding for sample in samples if sample is not None and sample.finding is not None]
+        found = []
+        for family in _TELLING:
+            with suppress(_RefusedByBefore):
+                finding = _Sample(self.run(family, number), after).finding
+                found += [] if finding is None else [finding]
         for power in _OTHER_POWERS:
-            scaled = _Sample(self.run(self.inputs, "random", number, 2.0**power), after).finding
+            scaled = _Sample(self.run("random", number, 2.0**power), after).finding
             found += [] if scaled is None else [scaled.noting(f"inputs times 2**{power}")]
         for finding in found:
             kind = _kind(finding.comparison)
@@ -266,7 +237,7 @@ class Original:
         refused = ""
         for number, family in enumerate(families):
             try:
-                sample = _Sample(self.run(self.inputs, family, number), after, signed_zeros=signed_zeros)
+                sample = _Sample(self.run(family, number), after, signed_zeros=signed_zeros)
             except _RefusedByBefore as error:
                 if family == "example":
                     raise ValueError(
@@ -320,57 +291,6 @@ def _check_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         raise ValueError(f"a graph with {count} inputs was given {len(inputs)}")
 
 
-def _at_edges(
-    original: Original, after: fx.GraphModule, families: Sequence[Family], overflow: bool, number: int
-) -> list[Finding]:
-    found: list[Finding | None] = []
-    for family in families:
-        number += 1
-        inputs = original.at_bounds if family == "index bounds" else original.inputs
-        if inputs is None:
-            continue
-        sample = _try(original, after, inputs, family, number, signed_zeros=family == "zeros")
-        found.append(None if sample is None else sample.finding)
-    other = with_other_sizes(original.gm, original.inputs)
-    if other is not None:
-        sample = _try(original, after, other, "random", number + 1)
-        found.append(
-            None if sample is None or sample.finding is None else sample.finding.noting("other sizes")
-        )
-    if overflow:
-        found.append(_only_just_finite(original, after, number + 2))
-    return [f for f in found if f is not None and f.comparison.relation != "unproved"]
-
-
-def _try(
-    original: Original,
-    after: fx.GraphModule,
-    inputs: Sequence[Any],
-    family: Family,
-    number: int,
-    signed_zeros: bool = False,
-) -> _Sample | None:
-    """A sample of a family, where the graph before takes such values: an index out of bounds says nothing of a rewrite."""
-    try:
-        return _Sample(original.run(inputs, family, number), after, signed_zeros=signed_zeros)
-    except _RefusedByBefore:
-        return None
-
-
-def _only_just_finite(original: Original, after: fx.GraphModule, number: int) -> Finding | None:
-    """On the largest power of two by which all float inputs can grow until a value of the graph before leaves its type."""
-    low, high = 0, _MOST_DOUBLINGS
-    while low < high:
-        middle = (low + high + 1) // 2
-        run = original.run(original.inputs, "random", number, 2.0**middle, overflows=True)
-        low, high = (low, middle - 1) if run.is_not_finite else (middle, high)
-    if low == 0:
-        return None
-    run = original.run(original.inputs, "random", number, 2.0**low, overflows=True)
-    finding = _Sample(run, after).finding
-    return None if finding is None else finding.noting(f"inputs times 2**{low}")
-
-
 class _RefusedByBefore(Exception):
     """The graph before does not take these inputs."""
 
@@ -382,20 +302,13 @@ class _FirstRun:
         inputs: the sampled inputs.
         run: the evaluation.
         results: what it returned and wrote, by name.
-        is_not_finite: whether a result is not finite.
     """
 
     def __init__(
-        self,
-        gm: fx.GraphModule,
-        inputs: Sequence[Any],
-        family: Family,
-        number: int,
-        scale: float,
-        overflows: bool,
+        self, gm: fx.GraphModule, inputs: Sequence[Any], family: Family, number: int, scale: float
     ) -> None:
         generator = torch.Generator().manual_seed(number * 101 + 5)
-        self.family, self.number, self.overflows = family, number, overflows
+        self.family, self.number = family, number
         self.machine = self.new_machine()
         self.inputs = []
         for value in inputs:
@@ -409,9 +322,6 @@ class _FirstRun:
             self.results = self.run.outputs(self.run.evaluate(*self.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
             raise _RefusedByBefore(first_line(error)) from error
-        self.is_not_finite = any(
-            isinstance(v, Dual) and not bool(torch.isfinite(v.witness).all()) for v in self.results.values()
-        )
         self.scale = _DRIFT_SCALE * min(max(_largest(self.run), 1.0), 1e3)
 
     def _dual(self, value: Tensor, dtype: torch.dtype) -> Dual | Tensor:
@@ -422,7 +332,7 @@ class _FirstRun:
 
     def new_machine(self) -> Machine:
         """A machine that evaluates another graph on this sample."""
-        return Machine(field_of(self.number), self.number, self.overflows)
+        return Machine(field_of(self.number), self.number)
 
 
 class _Sample:

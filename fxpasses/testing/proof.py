@@ -309,10 +309,10 @@ def _proofs(
     for site in claimed if len(claimed) > 1 else ():
         copy = copy_graph(gm, constants=True)
         if _rewrite_one(item, copy, site.index):
-            verdict = original.equivalent(copy, samples=samples, edges=(), overflow=False)
+            verdict = original.equivalent(copy, samples=samples)
             alone.append(SiteProof(kind, site.index, site.location, verdict))
     index, location = (claimed[0].index, claimed[0].location) if len(claimed) == 1 else (None, None)
-    verdict = original.equivalent(whole, samples=samples, edges=(), overflow=False)
+    verdict = original.equivalent(whole, samples=samples)
     proof = SiteProof(kind, index, location, verdict)
     if verdict.kind in ("EQUAL", "UNPROVED") and item.contract.numerics != "none":
         found, why = findings(Rewrite(item, kind, gm, whole, tuple(claimed)), inputs)

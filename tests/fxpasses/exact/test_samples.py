@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import fxpasses
-from fxpasses.exact.samples import sample_input, with_other_sizes
+from fxpasses.exact.samples import sample_input
 
 
 @pytest.fixture
@@ -41,23 +40,6 @@ def test_other_integers_stay_in_their_range(generator, example):
         value = sample_input(example, family, generator)
         assert value.min() >= example.min()
         assert value.max() <= example.max()
-
-
-def test_a_part_of_a_graph_may_have_sizes_that_no_input_tells():
-    whole = fxpasses.capture(lambda x: x[1:].sin(), torch.ones(5), dynamic=True).forward
-    (sliced,) = (n for n in whole.graph.nodes if n.name.startswith("slice"))
-    graph = torch.fx.Graph()
-    given = graph.placeholder("rest")
-    other = graph.placeholder("other")
-    given.meta["val"] = sliced.meta["val"]
-    other.meta["val"] = next(
-        n.meta["val"] for n in whole.graph.nodes if isinstance(n.meta["val"], torch.Tensor)
-    )
-    graph.output((given,))
-    gm = torch.fx.GraphModule({}, graph)
-    assert with_other_sizes(gm, [torch.ones(4), torch.ones(5)])[0].shape == (5,)
-    graph.erase_node(other)
-    assert with_other_sizes(gm, [torch.ones(4)]) is None
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (5, 4), (3, 6, 2)])

@@ -144,21 +144,21 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_identities_are_certified(name):
-    verdict = equivalent(*graphs(*EQUAL[name]), edges=(), overflow=False)
+    verdict = equivalent(*graphs(*EQUAL[name]))
     assert (verdict.kind, verdict.samples) == ("EQUAL", 2), verdict
     assert verdict.bound < 1e-5
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_other_functions_are_told_apart(name):
-    verdict = equivalent(*graphs(*DIFFERENT[name]), edges=(), overflow=False)
+    verdict = equivalent(*graphs(*DIFFERENT[name]))
     close = name in ("epsilon", "sum of a product", "tanh approximation", "scale of attention")
     assert verdict.kind == ("APPROXIMATE" if close else "DIFFERENT"), verdict
 
 
 def test_an_approximation_says_how_far_it_is_away_at_most():
     before, after, inputs = graphs(lambda x: x * 3, lambda x: x * 3.003, X)
-    verdict = equivalent(before, after, inputs, edges=(), overflow=False)
+    verdict = equivalent(before, after, inputs)
     assert verdict.distance == pytest.approx(1e-3, rel=1e-2)
     assert "at most 0.001 of the largest value away" in str(verdict)
 
@@ -171,51 +171,7 @@ def test_a_finding_names_output_element_values_and_node():
     assert finding.comparison.second == pytest.approx(1.5 * finding.comparison.first)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "family"),
-    [
-        (lambda x: x.relu(), lambda x: torch.where(x >= 0, x, 0.0), "not a number"),
-        (lambda x: x.softmax(-1), lambda x: x.exp() / x.exp().sum(-1, keepdim=True), "inputs times"),
-        (lambda x: x.abs() + 0.0, lambda x: x.abs(), ""),
-        (lambda x: x.relu() + 0.0, lambda x: x.relu(), "the sign of a zero"),
-        (lambda x: (x > 0).float(), lambda x: (x >= 0).float(), "ties"),
-        (lambda x: x.round(), lambda x: (x + 0.5).floor(), "ties"),
-        (lambda x: torch.where(x[:1] > 0, x, 0.0), lambda x: x * (x[:1] > 0), "not a number"),
-        (
-            lambda x: x / (x.abs().sum(-1, keepdim=True) + 0.0),
-            lambda x: x * x.abs().sum(-1, keepdim=True).reciprocal(),
-            "",
-        ),
-    ],
-)
-def test_edges_that_random_inputs_do_not_reach(before, after, family):
-    verdict = equivalent(*graphs(before, after, X))
-    assert verdict.kind == "EQUAL", verdict
-    said = "\n".join(map(str, verdict.edges))
-    assert (family in said) if family else not said, said
-
-
 ROWS = torch.randn(5, 3)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "integers"),
-    [
-        (lambda x, i: x[i], lambda x, i: x[i.clamp(min=0)], [1, 3]),
-        (lambda x, i: x[i], lambda x, i: x[i.clamp(max=3)], [2, 0, 1]),
-        (
-            lambda x, i: functional.embedding(i, x),
-            lambda x, i: functional.embedding(i.clamp(max=3), x),
-            [2, 0, 1],
-        ),
-        (lambda x, i: i.remainder(5), lambda x, i: i.fmod(5), [0, 1, 2, 3]),
-    ],
-)
-def test_indices_at_the_ends_of_their_tables(before, after, integers):
-    given = ROWS, torch.tensor(integers)
-    verdict = equivalent(*graphs(before, after, *given))
-    assert verdict.kind == "EQUAL", verdict
-    assert [finding.family for finding in verdict.edges] == ["index bounds"], verdict
 
 
 def test_only_what_checks_its_indices_is_asked_how_far_they_go(monkeypatch):
@@ -248,9 +204,9 @@ def test_random_numbers_are_compared_call_by_call():
         return torch.rand_like(x) * x + torch.rand_like(x)
 
     before, same, inputs = graphs(dropped, dropped, X)
-    assert equivalent(before, same, inputs, edges=(), overflow=False).kind == "EQUAL"
+    assert equivalent(before, same, inputs).kind == "EQUAL"
     swapped = make_fx(lambda x: torch.rand_like(x) + torch.rand_like(x) * x)(X)
-    assert equivalent(before, swapped, inputs, edges=(), overflow=False).kind == "DIFFERENT"
+    assert equivalent(before, swapped, inputs).kind == "DIFFERENT"
 
 
 def test_values_written_to_inputs_count():
@@ -273,10 +229,10 @@ def test_what_has_no_rule_is_named():
         lambda x: torch.linalg.det(x.t()) + 1,
         torch.randn(3, 3, dtype=torch.float64),
     )
-    verdict = equivalent(before, after, inputs, edges=(), overflow=False)
+    verdict = equivalent(before, after, inputs)
     assert verdict.kind == "UNPROVED"
     assert any("det" in name for name in verdict.needed)
-    assert equivalent(before, before, inputs, edges=(), overflow=False).kind == "EQUAL"
+    assert equivalent(before, before, inputs).kind == "EQUAL"
 
 
 def test_only_what_changed_is_evaluated():
@@ -327,7 +283,7 @@ def test_a_graph_that_raises_where_the_one_before_does_not_is_another():
     before, after, inputs = graphs(lambda x: x + 1, lambda x: x[[3]] + 1, X)
     index = next(n for n in after.graph.nodes if n.target is torch.ops.aten.index.Tensor)
     index.args = (index.args[0], [torch.tensor([9])])
-    verdict = equivalent(before, after, inputs, edges=(), overflow=False)
+    verdict = equivalent(before, after, inputs)
     assert verdict.kind == "DIFFERENT"
     assert "evaluating the graph after raises IndexError" in str(verdict)
 
@@ -339,7 +295,7 @@ def test_complex_numbers_are_compared_as_floats_and_named(shown):
 
     def verdict(after):
         one, other, inputs = graphs(before, after, X)
-        return equivalent(one, other, inputs, edges=())
+        return equivalent(one, other, inputs)
 
     moved = verdict(lambda x: shown(torch.fft.fft(x * 3)))
     assert moved.kind in ("EQUAL", "UNPROVED")  # never another function for what kernels round
