@@ -175,9 +175,9 @@ def _is_blamed(mutant: fx.GraphModule, mutation: Mutation, verdict: Any) -> bool
 def _cost(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[float, float, int]:
     """Seconds of a sample in exact arithmetic (the second one: rules are warm), seconds of a run in floats, and calls."""
     original = Original(gm, inputs)
-    original.run(original.inputs, "random", 0)
+    original.run("random", 0)
     start = time.process_time()
-    original.run(original.inputs, "random", 2)  # of the chain of the first one
+    original.run("random", 2)  # of the chain of the first one
     exact = time.process_time() - start
     Run(gm)(cloned(inputs), _SEED)
     start = time.process_time()
