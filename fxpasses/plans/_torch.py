@@ -204,6 +204,13 @@ _OF_RECORDING = (
 """What recording changes: of a guard more, and of where a result comes from, no plan depends."""
 
 
+OF_DYNAMIC = (
+    "setting torch._dynamo.config.assume_static_by_default",
+    "setting torch._dynamo.config.automatic_dynamic_shapes",
+)
+"""What ``torch.compile(dynamic=...)`` sets while it compiles, which is a factor of its own."""
+
+
 def changed_settings() -> dict[str, Any]:
     """The settings of Dynamo, Inductor and AOTAutograd that are not at their defaults; a module that is not loaded has none."""
     found = {}

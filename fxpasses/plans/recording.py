@@ -20,7 +20,7 @@ from fake.seam.dispatch import is_any_autocast_enabled
 from fake.symbols.guards import guards_of
 from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
-from fxpasses.plans import _torch_compiled as _t, native
+from fxpasses.plans import _torch, _torch_compiled as _t, native
 from fxpasses.plans._torch_entry import without_frame_hook
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import calls_graph, described_frame, function_of, resume_functions
@@ -252,7 +252,10 @@ class Recording(Observer, Recorder):
             self._reads, self._later = of_later_modules(dict.fromkeys(reads_of(self._codes)))
             if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
                 raise NoPlan("the model changes while it is compiled")
-            if changed := dict(surroundings().items() ^ self._about["surroundings"].items()):
+            changed = dict(surroundings().items() ^ self._about["surroundings"].items())
+            if self._about["dynamic"] != "None":
+                changed = {name: value for name, value in changed.items() if name not in _torch.OF_DYNAMIC}
+            if changed:
                 raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
             self._content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, self._reads)}
             check_covered(self._codes, walk)

@@ -444,15 +444,8 @@ class Walk:
                 self._say("the hash of its object", key)
                 self.hashes.add(key)
                 continue
-            if (
-                key in _HOOKS
-                and type(item) is collections.OrderedDict
-                and not item
-                and isinstance(owner, torch.nn.Module)
-            ):
-                self._say("no hooks", key)
-                if key in HOOKS_OF_CALLS:
-                    self.watch.dictionary(item)
+            if key in _HOOKS and isinstance(owner, torch.nn.Module) and type(item) is collections.OrderedDict:
+                self._hooks(key, item, values)
                 continue
             if type(key) is str:
                 self._say("key", key)
@@ -460,6 +453,16 @@ class Walk:
             else:
                 self._inside("[key]", key)
                 self._inside(f"[{key!r}]", item)
+
+    def _hooks(self, name: str, hooks: dict[int, Any], values: dict[str, Any]) -> None:
+        """Hooks of a module, whose numbers count all of the process: they say the order, and which entries of other kinds belong together."""
+        self._say("hooks", name, len(hooks))
+        if hooks or name in HOOKS_OF_CALLS:
+            self.watch.dictionary(hooks)
+        numbers = sorted({number for kind in _HOOKS for number in values.get(kind, ())}) if hooks else []
+        for number, hook in hooks.items():
+            self._say("place", numbers.index(number))
+            self._inside(f".{name}[{number}]", hook)
 
 
 HOOKS_OF_CALLS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
