@@ -228,7 +228,8 @@ _OPERATIONS = frozenset({
     "JUMP_FORWARD", "JUMP_BACKWARD", "GET_ITER", "FOR_ITER", "END_FOR", "POP_ITER", "IS_OP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS",
 })  # fmt: skip
 _PROFILING = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
-_SIZES = ("call_size", "call_stride", "call_storage_offset")
+_NUMBERS = ("call_size", "call_stride", "call_storage_offset", "_as_tensor_fullprec")
+"""What is called to hand sizes and floats over to a graph."""
 
 
 _MODULES = ("__import_", "___module_")
@@ -245,16 +246,15 @@ def more_than_its_graph(code: types.CodeType) -> str:
     """
     calls = expected = graphs = 0
     every = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "COPY")]
-    kept = {
-        b.argval for a, b in itertools.pairwise(every) if b.opname == "STORE_FAST" and a.argval in _MAKING
-    }
+    pairs = itertools.pairwise(every)
+    kept = {b.argval for a, b in pairs if b.opname == "STORE_FAST" and a.argval in (*_MAKING, *_NUMBERS)}
     instructions = [i for i in every if i.opname != "STORE_FAST"]
     for position, instruction in enumerate(instructions):
         name, value = instruction.opname, instruction.argval
         if name not in _OPERATIONS:
             return f"the frame does more than its graph: {name}"
         calls += name == "CALL"
-        expected += name in ("LOAD_ATTR", "LOAD_METHOD") and value in (*_PROFILING, *_SIZES, *_MAKING)
+        expected += name in ("LOAD_ATTR", "LOAD_METHOD") and value in (*_PROFILING, *_NUMBERS, *_MAKING)
         expected += (name == "LOAD_CONST" and _makes_tuples(value)) or (name == "LOAD_FAST" and value in kept)
         if name == "LOAD_METHOD" and value not in (*_PROFILING, *_MAKING):
             return f"the frame calls a method: {value}"
@@ -327,6 +327,8 @@ def _constant_of(item: Any) -> list[Any] | None:
 def sized_inputs(graph: fx.Graph) -> tuple[list[str], list[list[Any] | None]]:
     """The inputs of Dynamo's graph: what each is called in guards, and for numbers which number of which input they are.
 
+    A float that Dynamo hands over as a tensor, as it does with ``dynamic=True``, is ``["constant"]``: its value is part of the key, wherever it comes from.
+
     Raises:
         NoPlan: a number is none of a tensor.
     """
@@ -334,8 +336,12 @@ def sized_inputs(graph: fx.Graph) -> tuple[list[str], list[list[Any] | None]]:
     names = [text_of_source(source) for source in sources]
     numbers: list[list[Any] | None] = []
     for source, node in zip(sources, (n for n in graph.nodes if n.op == "placeholder"), strict=True):
-        if isinstance(node.meta.get("example_value"), torch.Tensor):
-            numbers.append(None)
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.Tensor):
+            wraps = (
+                node.meta["grapharg"].pass_arg_as_tensor and getattr(example, "item_memo", None) is not None
+            )
+            numbers.append(["constant"] if wraps else None)
         elif isinstance(source, TensorPropertySource) and text_of_source(source.base) in names:
             place = names.index(text_of_source(source.base))
             numbers.append([source.prop.method_name(), place, source.idx])

@@ -63,12 +63,19 @@ class Plan(_Checked):
         self.frame: Callable[..., Any] | None = None
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
         self._run = names.get("run") or callable_of(content["facts"], names["forward"], names.get("backward"))
-        self._inputs = [
-            walk.tensors[source[1]] if source[0] == "model" else None for source in content["inputs"]
-        ]
         sources = list(enumerate(content["inputs"]))
+        self._inputs = [
+            walk.tensors[value[0]]
+            if kind == "model"
+            else torch.tensor(value[0], dtype=torch.float64)
+            if kind == "constant"
+            else None
+            for _, (kind, *value) in sources
+        ]
         self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
-        self._numbers = [(i, *source) for i, source in sources if source[0] not in ("argument", "model")]
+        self._numbers = [
+            (i, *source) for i, source in sources if source[0] not in ("argument", "model", "constant")
+        ]
         self._accepts = names.get("accepts")
         self._asked = [
             (walk.tensors[i] if place == "model" else i, base) for place, i, base in content["asked"] or ()

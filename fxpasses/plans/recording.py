@@ -422,20 +422,24 @@ class Recording(Observer, Recorder):
         }
 
     def _sources(self, inputs: Sequence[Any]) -> list[list[Any]]:
-        """The place of each input: in the walk, or among the arguments."""
+        """The place of each input: in the walk, or among the arguments; or its value, of a float."""
         places: dict[int, list[Any]] = {id(t): ["model", i] for i, t in enumerate(self._walk.tensors)}
         places |= {id(t): ["argument", i] for i, t in enumerate(self._arguments) if id(t) not in places}
         found: list[list[Any]] = []
-        for value in inputs:
+        numbers = self._numbers if len(self._numbers) == len(inputs) else [None] * len(inputs)
+        for value, number in zip(inputs, numbers, strict=True):
             if not isinstance(value, (torch.Tensor, int)):
                 raise NoPlan("an input that is no tensor")
+            if number == ["constant"] and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
+                found.append(["constant", value.item()])
+                continue
             if isinstance(value, torch.Tensor) and id(value) not in places:
                 raise NoPlan("an input that is neither an argument nor part of the model")
             found.append(places[id(value)] if isinstance(value, torch.Tensor) else [])
         for i, value in enumerate(inputs):
             if isinstance(value, torch.Tensor):
                 continue
-            number = self._numbers[i] if len(self._numbers) == len(found) else None
+            number = numbers[i]
             if number is None:
                 raise NoPlan("a symbolic number that is no size of an input")
             method, of, dim = number

@@ -276,45 +276,6 @@ def test_as_a_decorator_it_takes_options():
     assert isinstance(function, Compiled)
 
 
-@pytest.mark.parametrize(("dynamic", "plans"), [(True, 1), (False, 2)])
-def test_what_dynamic_sets_while_it_compiles_is_no_other_setting(tmp_path, dynamic, plans):
-    """It is part of the key; Dynamo's settings are as before when a plan is looked for."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).requires_grad_(False)
-    for number in range(2):
-        torch._dynamo.reset()
-        fxpasses.reset_stats()
-        compiled = fxpasses.compile(model, cache=tmp_path, dynamic=dynamic)
-        for size in (2, 3):
-            given = torch.ones(size, 4)
-            assert torch.allclose(compiled(given), model(given), atol=1e-6)
-        stats = fxpasses.stats()
-        assert (stats.plans_written, stats.plans_refused) == (0 if number else plans, {})
-    assert (stats.plans_used, stats.graphs) == (plans, 0)
-
-
-def test_the_numbers_of_hooks_are_those_of_a_process():
-    """A plan knows their order."""
-
-    def digest(hooks):
-        module = nn.Linear(2, 2)
-        for hook in hooks:
-            module.register_forward_hook(hook, with_kwargs=hook is _doubled_with_kwargs)
-        return Walk().add("model", module)
-
-    before = digest([_doubled, _doubled_with_kwargs])
-    assert digest([_doubled, _doubled_with_kwargs]) == before
-    assert digest([_doubled_with_kwargs, _doubled]) != before
-    assert digest([_doubled]) != before
-
-
-def _doubled(module, args, output):
-    return output * 2
-
-
-def _doubled_with_kwargs(module, args, kwargs, output):
-    return output * 2
-
-
 def test_a_plan_is_looked_for_again_once_the_model_is_another(tmp_path, monkeypatch):
     looked = []
     monkeypatch.setattr(Directory, "find", lambda self, abouts, *_: looked.append(abouts[0]["model"]))
