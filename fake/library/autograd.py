@@ -63,20 +63,23 @@ def make_function(
                 f"Trying to backward through {op} but no autograd formula was registered. "
                 f"Please use register_autograd to add one."
             )
-        needs_input_grad = ctx.needs_input_grad
-        ctx.needs_input_grad = needs_input_grad[:-1]
-        try:
-            result = backward(ctx, *grads)
-        finally:
-            ctx.needs_input_grad = needs_input_grad
-        if isinstance(result, tuple):
-            return (*result, None)
-        return result, None
+        return _without_last_input(backward, ctx, grads)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(run_backward)}
     function = type(name, (torch.autograd.Function,), members)
     # Function.apply's Python prelude handles functorch, which the fast path has excluded by then.
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def _without_last_input(backward: Callable[..., Any], ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Call a backward formula, which knows nothing of the last input: that is ours."""
+    before = ctx.needs_input_grad
+    ctx.needs_input_grad = before[:-1]
+    try:
+        result = backward(ctx, *grads)
+    finally:
+        ctx.needs_input_grad = before
+    return (*result, None) if isinstance(result, tuple) else (result, None)
 
 
 @dataclass(frozen=True)
@@ -125,13 +128,7 @@ def list_kernel(op: Any, registered: Any) -> Callable[..., Any]:
                 f"Trying to backward through {op} but no autograd formula was registered. "
                 f"Please use register_autograd to add one."
             )
-        before = ctx.needs_input_grad
-        ctx.needs_input_grad = before[:-1]
-        try:
-            result = registered._backward_fn(ctx, *grads)
-        finally:
-            ctx.needs_input_grad = before
-        return (*result, None) if isinstance(result, tuple) else (result, None)
+        return _without_last_input(registered._backward_fn, ctx, grads)
 
     name = f"GeneratedBackwardFor_{op._namespace}_{op._opname}_{op._overloadname}"
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}

@@ -191,12 +191,13 @@ def of_sizes(value: Any) -> bool:
     return bool(symbols) and all(symbol_is_type(symbol, SymT.SIZE) for symbol in symbols)
 
 
-def storage_of(tensor: torch.Tensor) -> int | None:
-    """An identity that tensors share when they share memory; one inside of a function transform has that of what it wraps."""
+def storage_of(tensor: torch.Tensor) -> int:
+    """An identity that tensors share when they share memory; one inside of a function transform has that of what it wraps, one without memory its own."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     tensor = local_of(tensor)
-    return base_storage_of(tensor)
+    storage = base_storage_of(tensor)
+    return id(tensor) if storage is None else storage
 
 
 def symbol_facts(shape_env: Any, symbol: sympy.Symbol) -> tuple[str, str]:
