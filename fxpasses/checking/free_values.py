@@ -61,6 +61,7 @@ def _has_own(node: fx.Node, other: fx.Node) -> bool:
 
 
 def origin(node: fx.Node) -> set[fx.Node]:
+    """All values that a value is made of, not itself."""
     found: set[fx.Node] = set()
     queue = list(node.all_input_nodes)
     while queue:

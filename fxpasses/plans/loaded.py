@@ -64,14 +64,7 @@ class Plan(_Checked):
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
         self._run = names.get("run") or callable_of(content["facts"], names["forward"], names.get("backward"))
         sources = list(enumerate(content["inputs"]))
-        self._inputs = [
-            walk.tensors[value[0]]
-            if kind == "model"
-            else torch.tensor(value[0], dtype=torch.float64)
-            if kind == "constant"
-            else None
-            for _, (kind, *value) in sources
-        ]
+        self._inputs = [_held(kind, value, walk) for _, (kind, *value) in sources]
         self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
         self._numbers = [
             (i, *source) for i, source in sources if source[0] not in ("argument", "model", "constant")
@@ -131,6 +124,13 @@ class Plan(_Checked):
             tensor = arguments[index]
             inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
         return inputs
+
+
+def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:
+    """An input that is the same in each call: a tensor of the model, or a float that the key has."""
+    if kind == "constant":
+        return torch.tensor(value[0], dtype=torch.float64)
+    return walk.tensors[value[0]] if kind == "model" else None
 
 
 class Armed(_Checked):
@@ -373,5 +373,8 @@ class Held:
         walk = _walked(self.content, armed) if self.content["about"] in abouts else None
         if walk is None or not are_unchanged(self.content["files"]):
             return None
-        run = lambda inputs: self.program(*inputs)  # noqa: E731
+
+        def run(inputs: Sequence[Any]) -> Any:
+            return self.program(*inputs)
+
         return _made(self.content, {"run": run}, walk, armed, self.frame)

@@ -42,7 +42,7 @@ def test_several_symbolic_sizes(tmp_path, dynamic, plans):
 def test_a_float_that_is_an_input_of_the_graph_is_what_it_is_in_the_call(tmp_path):
     model = _Scaled()
     for number in range(2):
-        for attribute, argument in ((0.5, 1.5), (0.25, 1.5), (float("inf"), 0.1)):
+        for attribute, argument in ((0.5, 1.5), (0.5, 2.5), (0.25, 1.5), (float("inf"), 0.1)):
             torch._dynamo.reset()
             fxpasses.reset_stats()
             compiled = fxpasses.compile(model, cache=tmp_path, dynamic=True)
