@@ -84,6 +84,10 @@ class Cluster:
             **{name: _number(value) if name != "algorithm" else value for name, value in given.items()}
         )
 
+    def compute_seconds(self, flops: float, moved: float) -> float:
+        """How long a call takes: the longer of its operations and its bytes (the roofline model), and no less than one launch."""
+        return max(flops / self.flops, moved / self.memory_bandwidth, self.launch)
+
     def seconds(self, kind: str, size: int, ranks: int, stride: int = 1) -> float:
         """How long a collective takes, if all ranks start at once.
 

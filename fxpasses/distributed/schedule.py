@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 from torch import fx
 
 from fxpasses.distributed import _torch
+from fxpasses.distributed.draft import Draft, Sheet
 from fxpasses.distributed.network import Cluster
-from fxpasses.distributed.simulate import Group, Simulation, measure, simulate, simulate_graph, with_passes
+from fxpasses.distributed.simulate import Group, Simulation, measure, simulate, with_passes
 from fxpasses.errors import SimulationError
 from fxpasses.graphs.communication import communicates
-from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.passes import BucketCollectives, OverlapCollectives
 from fxpasses.pipeline.capture import Captured
@@ -65,7 +67,7 @@ class Candidate(Generic[Graphs]):
 
     Attributes:
         schedule: the setting.
-        captured: the graphs, or the graph, after its passes.
+        captured: the graphs after its passes; in a pass, the graph as it is.
         measured: seconds of their calls, or None where they were estimated.
         found: the step.
     """
@@ -108,9 +110,9 @@ def candidates(
 
 def _search(tried: Callable[[Schedule], Candidate[Graphs]], cluster: Cluster) -> list[Candidate[Graphs]]:
     plain = tried(Schedule())
-    sent: dict[str, int] = {}
+    sent = Counter[str]()
     for event in plain.found.events:
-        sent[event.graph] = sent.get(event.graph, 0) + event.size
+        sent[event.graph] += event.size
     whole = 1 << math.ceil(math.log2(max(1, *sent.values(), 1)))
     if plain.found.messages < 2:
         return [plain]
@@ -164,20 +166,20 @@ class ScheduleCollectives(Pass):
         if not groups:
             return False
 
-        def tried(schedule: Schedule) -> Candidate[fx.GraphModule]:
-            changed = copy_graph(gm)
-            for item in schedule.passes():
-                item.apply(changed)
-            return Candidate(schedule, changed, None, simulate_graph(changed, self.cluster, groups))
-
         try:
-            chosen = best(_search(tried, self.cluster), self.cluster)
+            sheet = Sheet(gm.graph, self.cluster, groups)
+            chosen = best(_search(partial(_drafted, gm, sheet), self.cluster), self.cluster)
         except SimulationError as error:
             log.warning("collectives are left as they are: %s", error)
             return False
         log.info("collectives of a graph: %s, %.6f s", chosen.schedule, chosen.found.seconds)
         changed = [item.apply(gm) for item in chosen.schedule.passes()]
         return any(changed)
+
+
+def _drafted(gm: fx.GraphModule, sheet: Sheet, schedule: Schedule) -> Candidate[fx.GraphModule]:
+    found = Draft(sheet).scheduled(schedule.bucket_bytes, schedule.ahead_bytes)
+    return Candidate(schedule, gm, None, found)
 
 
 def _groups_of(graph: fx.Graph) -> dict[str, Group]:

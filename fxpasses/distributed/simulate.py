@@ -142,7 +142,7 @@ def simulate(
     Raises:
         SimulationError: for a collective without a model, or of an unknown group; names the node.
     """
-    return _Clock(cluster, groups, measured).step(captured)
+    return _Rank(cluster, groups, measured).step(captured)
 
 
 def simulate_graph(gm: fx.GraphModule, cluster: Cluster, groups: Mapping[str, Group]) -> Simulation:
@@ -156,7 +156,7 @@ def simulate_graph(gm: fx.GraphModule, cluster: Cluster, groups: Mapping[str, Gr
     Raises:
         SimulationError: for a collective without a model, or of an unknown group; names the node.
     """
-    return _Clock(cluster, groups, None).graph(gm)
+    return _Rank(cluster, groups, None).graph(gm)
 
 
 def with_passes(captured: Captured, passes: Sequence[Pass]) -> Captured:
@@ -225,20 +225,137 @@ def _graphs(captured: Captured) -> Iterator[tuple[str, fx.GraphModule]]:
         yield "backward", captured.backward
 
 
-class _Clock:
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Seconds that the device computes."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message of a process group.
+
+    Attributes:
+        key: stands for it where it is waited for.
+        collective: one of :data:`~fxpasses.distributed.network.KINDS`.
+        group: the process group.
+        name: of the group.
+        size: bytes of the whole tensor.
+        seconds: that it is on its way.
+    """
+
+    key: Any
+    collective: str
+    group: Group
+    name: str
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Until a message has come: the key of its :class:`Send`."""
+
+    key: Any
+
+
+class Steps:
+    """What takes time in the calls of graphs: seconds that are measured, or estimated."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        groups: Mapping[str, Group],
+        measured: Mapping[tuple[str, str], float] | None = None,
+    ) -> None:
+        """Args: the devices and the network, process groups by the names that graphs give them, and seconds by graph and node."""
+        self._cluster, self._groups, self._measured = cluster, groups, measured
+        self._costs = CostModel()
+
+    def of(self, node: fx.Node, kind: str = "graph") -> Iterator[tuple[fx.Node, Compute | Send | Wait]]:
+        """The steps of a call, those of a region that communicates one by one, each with its node.
+
+        Args:
+            node: the call.
+            kind: of its graph, as in what was measured.
+
+        Raises:
+            SimulationError: for a collective without a model, or of an unknown group; names the node.
+        """
+        region = communicating_graph(node)
+        if region is not None:
+            for inner in region.nodes:
+                if inner.op == "call_function":
+                    yield from self.of(inner, kind)
+        elif not communicates(node.target):
+            if seconds := self._seconds(kind, node):
+                yield node, Compute(seconds)
+        elif _name(node) == "wait_tensor":
+            yield node, Wait(node.args[0])
+        else:
+            yield node, self._message(node)
+
+    def _message(self, node: fx.Node) -> Send:
+        collective = next((k for k in KINDS if _name(node).startswith(k)), None)
+        group = self._groups.get(str(node.args[-1]))
+        if collective is None or group is None:
+            what = f"no model of {node.target}" if collective is None else f"unknown group {node.args[-1]!r}"
+            raise SimulationError(f"{node.name}: {what}; there are models of {', '.join(KINDS)}")
+        size = max(self._costs.bytes_of(n) for n in (node, *node.all_input_nodes))
+        seconds = self._cluster.seconds(collective, size, group.ranks, group.stride)
+        return Send(node, collective, group, group.name or str(node.args[-1]), size, seconds)
+
+    def _seconds(self, kind: str, node: fx.Node) -> float:
+        if self._measured is not None:
+            return self._measured.get((kind, node.name), 0.0)
+        work = region_work(node)
+        if work is None:
+            own = self._costs.work_of(node)
+            work = [] if own is None else [own]
+        return sum(self._cluster.compute_seconds(flops, moved) for flops, moved in work)
+
+
+class Clock:
+    """The time of one rank: its device, and one stream for each process group."""
+
+    def __init__(self) -> None:
+        self.found = Simulation()
+        self._free_at: dict[str, float] = {}
+        self._arrives: dict[Any, float] = {}
+
+    def take(self, step: Compute | Send | Wait) -> tuple[str, float, float, int] | None:
+        """Take one step; gives the stream, the beginning, the seconds and the bytes of what it fills, if anything."""
+        found = self.found
+        start = found.seconds
+        if isinstance(step, Compute):
+            found.compute += step.seconds
+            found.seconds += step.seconds
+            return "compute", start, step.seconds, 0
+        if isinstance(step, Wait):
+            waits = self._arrives.get(step.key, 0.0) - start
+            if waits <= 0:
+                return None
+            found.exposed += waits
+            found.seconds += waits
+            return "wait", start, waits, 0
+        start = max(start, self._free_at.get(step.name, 0.0))
+        self._free_at[step.name] = self._arrives[step.key] = start + step.seconds
+        found.messages += 1
+        found.network += step.seconds
+        return step.name, start, step.seconds, step.size
+
+
+class _Rank:
     """Time and memory of one rank, as its graphs go by."""
 
     def __init__(
         self, cluster: Cluster, groups: Mapping[str, Group], measured: Mapping[tuple[str, str], float] | None
     ) -> None:
-        self._cluster, self._groups, self._measured = cluster, groups, measured
-        self._costs = CostModel()
-        self._now = 0.0
-        self._free_at: dict[str, float] = {}
-        self._arrives: dict[fx.Node, float] = {}
+        self._steps, self._clock, self._costs = Steps(cluster, groups, measured), Clock(), CostModel()
         self._alive: dict[fx.Node, int] = {}
         self._bytes = 0
-        self.found = Simulation()
+        self.found = self._clock.found
 
     def step(self, captured: Captured) -> Simulation:
         inputs = [node for node in captured.forward.graph.nodes if node.op == "placeholder"]
@@ -255,14 +372,12 @@ class _Clock:
             self._bytes -= sum(self._alive.values())  # the user's outputs: few, and gone with the loss
             self._alive.clear()
             self._half("backward", captured.backward, AliasInfo(captured.backward.graph), sizes)
-        self.found.seconds = self._now
         return self.found
 
     def graph(self, gm: fx.GraphModule) -> Simulation:
         inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._bytes = self.found.input_bytes = sum(map(self._costs.bytes_of, inputs))
         self._half("graph", gm, AliasInfo(gm.graph), dict.fromkeys(inputs, 0))
-        self.found.seconds = self._now
         return self.found
 
     def _half(self, kind: str, gm: fx.GraphModule, aliases: AliasInfo, inputs: Mapping[fx.Node, int]) -> None:
@@ -278,8 +393,8 @@ class _Clock:
                     self._allocate(node)
             for root in last.get(node, ()):
                 self._bytes -= self._alive.pop(root, 0)
-            if self.found.memory[-1:] != [(self._now, self._bytes)]:
-                self.found.memory.append((self._now, self._bytes))
+            if self.found.memory[-1:] != [(self.found.seconds, self._bytes)]:
+                self.found.memory.append((self.found.seconds, self._bytes))
 
     def _allocate(self, node: fx.Node) -> None:
         size = self._alive[node] = self._costs.bytes_of(node)
@@ -290,54 +405,11 @@ class _Clock:
             self.found.alive = tuple((n.name, size) for n, size in largest if size)
 
     def _call(self, kind: str, node: fx.Node) -> None:
-        region = communicating_graph(node)
-        if region is not None:
-            for inner in region.nodes:
-                if inner.op == "call_function":
-                    self._call(kind, inner)
-        elif not communicates(node.target):
-            seconds = self._seconds(kind, node)
-            if seconds:
-                self._spend("compute", kind, node, seconds)
-                self.found.compute += seconds
-        elif _name(node) == "wait_tensor":
-            waits = self._arrives.get(node.args[0], 0.0) - self._now  # type: ignore[arg-type]
-            if waits > 0:
-                self._spend("wait", kind, node, waits)
-                self.found.exposed += waits
-        else:
-            self._send(kind, node)
-
-    def _spend(self, stream: str, kind: str, node: fx.Node, seconds: float) -> None:
-        self.found.events.append(Event(stream, node.name, kind, self._now, seconds))
-        self._now += seconds
-
-    def _send(self, kind: str, node: fx.Node) -> None:
-        collective = next((k for k in KINDS if _name(node).startswith(k)), None)
-        group = self._groups.get(str(node.args[-1]))
-        if collective is None or group is None:
-            what = f"no model of {node.target}" if collective is None else f"unknown group {node.args[-1]!r}"
-            raise SimulationError(f"{node.name}: {what}; there are models of {', '.join(KINDS)}")
-        size = max(self._costs.bytes_of(n) for n in (node, *node.all_input_nodes))
-        seconds = self._cluster.seconds(collective, size, group.ranks, group.stride)
-        name = group.name or str(node.args[-1])
-        start = max(self._now, self._free_at.get(name, 0.0))
-        self._free_at[name] = self._arrives[node] = start + seconds
-        self.found.events.append(Event(name, node.name, kind, start, seconds, size))
-        self.found.messages += 1
-        self.found.network += seconds
-
-    def _seconds(self, kind: str, node: fx.Node) -> float:
-        if self._measured is not None:
-            return self._measured.get((kind, node.name), 0.0)
-        cluster, work = self._cluster, region_work(node)
-        if work is None:
-            own = self._costs.work_of(node)
-            work = [] if own is None else [own]
-        return sum(
-            max(flops / cluster.flops, moved / cluster.memory_bandwidth, cluster.launch)
-            for flops, moved in work
-        )
+        for inner, step in self._steps.of(node, kind):
+            taken = self._clock.take(step)
+            if taken is not None:
+                stream, start, seconds, size = taken
+                self.found.events.append(Event(stream, inner.name, kind, start, seconds, size))
 
 
 def _name(node: fx.Node) -> str:

@@ -70,7 +70,7 @@ def reads_metadata_alone(node: fx.Node) -> bool:
 
 def is_alias(node: fx.Node) -> bool:
     """Whether the node's value may lie in the memory of one of its arguments."""
-    return bool(_aliased_arguments(node))
+    return bool(aliased_arguments(node))
 
 
 class AliasInfo:
@@ -106,7 +106,7 @@ class AliasInfo:
         return frozenset().union(*(self.roots(value) for value in _written(node)))
 
     def _roots_of(self, node: fx.Node) -> frozenset[fx.Node] | None:
-        aliased = _aliased_arguments(node)
+        aliased = aliased_arguments(node)
         if len(aliased) == 1:
             return self.roots(aliased[0])
         if aliased:
@@ -139,7 +139,7 @@ class _Aliasing:
 _of = functools.cache(_Aliasing)
 
 
-def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
+def aliased_arguments(node: fx.Node) -> list[fx.Node]:
     target = node.target
     if node.op != "call_function":
         return [] if node.op in ("placeholder", "get_attr") else list(node.all_input_nodes)

@@ -128,7 +128,7 @@ def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | N
         node = stack.pop()
         if node in late:
             continue
-        if node is anchor or not (is_pure(node) or _only_samples(node)):
+        if node is anchor or not (is_pure(node) or only_samples(node)):
             return None
         late.add(node)
         stack.extend(n for n in node.all_input_nodes if not n < anchor)
@@ -141,7 +141,7 @@ def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | N
     return late
 
 
-def _only_samples(node: fx.Node) -> bool:
+def only_samples(node: fx.Node) -> bool:
     return is_random(node) and not is_mutating(node) and not has_effect(node)
 
 

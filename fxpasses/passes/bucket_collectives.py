@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,9 +21,9 @@ from fxpasses.passes._options import require_at_least
 
 aten = torch.ops.aten
 
-_REDUCE = collectives.all_reduce.default
-_GATHER = collectives.all_gather_into_tensor.default
-_SCATTER = collectives.reduce_scatter_tensor.default
+REDUCE = collectives.all_reduce.default
+GATHER = collectives.all_gather_into_tensor.default
+SCATTER = collectives.reduce_scatter_tensor.default
 _WAIT = collectives.wait_tensor.default
 
 
@@ -44,8 +45,8 @@ class BucketCollectives(Pass):
 
         flat = aten.cat([grad_a.view(-1), grad_b.view(-1)])
         done = _c10d_functional.wait_tensor(_c10d_functional.all_reduce(flat, 'sum', '0'))
-        a_done = aten.slice(done, 0, 0, 1000).view(10, 100)
-        b_done = aten.slice(done, 0, 1000, 1010)
+        split = aten.split_with_sizes(done, [1000, 10])
+        a_done, b_done = split[0].view(10, 100), split[1]
 
     What is gathered comes as one row for each process, of which the columns of each tensor are copied out; what is scattered is
     packed in such rows. No rank is written into the graph: one cache entry serves all of them. A bucket ends where the next collective depends on one of its
@@ -75,9 +76,9 @@ class BucketCollectives(Pass):
             for bucket in needed:
                 bucket.barrier = bucket.barrier or node
             needs[node] = needed | waits.get(node, frozenset())
-            if not is_call(node, _REDUCE, _GATHER, _SCATTER) or not _may_move(node):
+            if not is_call(node, REDUCE, GATHER, SCATTER) or not fits_a_bucket(node):
                 continue
-            key = _kind(node)
+            key = kind_of(node)
             open_one = buckets.get(key)
             # What needs results that are still to come cannot be brought to where others are needed.
             stays = open_one is not None and open_one.barrier is not None and bool(needed)
@@ -96,7 +97,7 @@ class BucketCollectives(Pass):
         return sum(_whole_bytes(member) for member in (*bucket.members, node)) <= self.max_bytes
 
 
-def _kind(node: fx.Node) -> Any:
+def kind_of(node: fx.Node) -> Any:
     """What has to be equal for collectives to be sent together: operator, reduction, group, dtype, device."""
     source = value_of(node.args[0])  # type: ignore[arg-type]
     return node.target, tuple(node.args[1:]), source.dtype, source.device
@@ -106,7 +107,7 @@ def _whole_bytes(node: fx.Node) -> int:
     return max(value_of(node).nbytes, value_of(node.args[0]).nbytes)  # type: ignore[arg-type]
 
 
-def _may_move(node: fx.Node) -> bool:
+def fits_a_bucket(node: fx.Node) -> bool:
     """Whether a collective's result is only waited for, once, and its input can be copied as a row."""
     source, waits = node.args[0], list(node.users)
     if shape_of(source) is None or shape_of(node) is None or not value_of(source).is_contiguous():  # type: ignore[arg-type]
@@ -152,7 +153,7 @@ class _Bucket:
         if self._is_written_before(point, aliases):
             return False
         call = calls_before(point, like=last)
-        rows = [_ranks(last)] if last.target is _SCATTER else []
+        rows = [_ranks(last)] if last.target is SCATTER else []
         parts = [call(aten.view.default, node.args[0], [*rows, -1]) for node in self.members]
         for other in others:
             if other.barrier in self.members:
@@ -161,25 +162,25 @@ class _Bucket:
         if rows:
             flat = call(aten.view.default, flat, [-1])
         done = call(_WAIT, call(last.target, flat, *last.args[1:]))
-        rows = [_ranks(last)] if last.target is _GATHER else []
+        rows = [_ranks(last)] if last.target is GATHER else []
         if rows:
             done = call(aten.view.default, done, [*rows, -1])
-        start = 0
-        for node in self.members:
+        sizes = [value_of(node).numel() // math.prod(rows) for node in self.members]
+        split = call(aten.split_with_sizes.default, done, sizes, len(rows))
+        for number, node in enumerate(self.members):
             (wait,) = node.users
-            end = start + value_of(node).numel() // math.prod(rows)
-            part = call(aten.slice.Tensor, done, len(rows), start, end)
+            part = call(operator.getitem, split, number)
             if rows:  # columns
                 part = call(aten.clone.default, part, memory_format=torch.contiguous_format)
-            part = call(aten.view.default, part, list(value_of(node).shape))
+            if rows or value_of(node).ndim != 1:
+                part = call(aten.view.default, part, list(value_of(node).shape))
             if not rows and aliases.roots(wait) & aliases.output:  # what is returned has memory of its own
                 part = call(aten.clone.default, part)
             replace(wait, part)
             node.graph.erase_node(node)
-            start = end
         return True
 
 
 def _ranks(node: fx.Node) -> int:
     """The number of processes that a gathering or scattering collective is told."""
-    return node.args[1 if node.target is _GATHER else 2]  # type: ignore[return-value]
+    return node.args[1 if node.target is GATHER else 2]  # type: ignore[return-value]

@@ -19,7 +19,7 @@ from fxpasses.passes._options import require_at_least
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_WAIT = collectives.wait_tensor.default
+WAIT = collectives.wait_tensor.default
 _COPIES = {
     aten.cat.default,
     aten.clone.default,
@@ -69,8 +69,8 @@ class OverlapCollectives(Pass):
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)
-        starts = [node for node in gm.graph.nodes if _communicates(node) and node.target is not _WAIT]
-        waits = {node: next(iter(node.users)) for node in starts if _may_move(node, aliases)}
+        starts = [node for node in gm.graph.nodes if _communicates(node) and node.target is not WAIT]
+        waits = {node: next(iter(node.users)) for node in starts if may_move(node, aliases)}
         if not waits or not claim(next(iter(waits))):
             return False
         order = list(gm.graph.nodes)
@@ -91,13 +91,13 @@ class OverlapCollectives(Pass):
             there, earlier = place, sorted(in_flight, key=waits.__getitem__)
             while earlier and self._is_full([*earlier, node]) and waits[earlier[0]] < node:
                 there = waits[earlier.pop(0)].next
-            while _copies(there, aliases):  # one of them may be what this one packs
+            while copies(there, aliases):  # one of them may be what this one packs
                 there = there.next
             needed = needed_before([node.args[0]], there) if there < node else None  # type: ignore[list-item]
             if (
                 needed is not None
                 and not self._is_full([*earlier, node])
-                and all(_copies(n, aliases) for n in needed)
+                and all(copies(n, aliases) for n in needed)
             ):
                 for moved in (*sorted(needed), node):
                     there.prepend(moved)
@@ -115,7 +115,7 @@ def _wait_late(graph: fx.Graph, waits: set[fx.Node], aliases: AliasInfo) -> None
     """Moves waits, and what takes their messages apart, down to before the first call that needs them."""
     late = set(waits)
     for node in graph.nodes:
-        if node.all_input_nodes and late.issuperset(node.all_input_nodes) and _copies(node, aliases):
+        if node.all_input_nodes and late.issuperset(node.all_input_nodes) and copies(node, aliases):
             late.add(node)
     first_before: dict[fx.Node, fx.Node] = {}
     for node in reversed(list(graph.nodes)):
@@ -129,19 +129,19 @@ def _communicates(node: fx.Node) -> bool:
     return node.op == "call_function" and communicates(node.target)
 
 
-def _may_move(node: fx.Node, aliases: AliasInfo) -> bool:
+def may_move(node: fx.Node, aliases: AliasInfo) -> bool:
     """Whether a collective has one result, for which one call waits, and nothing writes to what it reads."""
     source, users = node.args[0] if node.args else None, list(node.users)
     return (
         len(users) == 1
-        and is_call(users[0], _WAIT)
+        and is_call(users[0], WAIT)
         and shape_of(source) is not None
         and shape_of(node) is not None
         and not aliases.mutated & (aliases.roots(source) | aliases.roots(node) | aliases.roots(users[0]))  # type: ignore[arg-type]
     )
 
 
-def _copies(node: fx.Node, aliases: AliasInfo) -> bool:
+def copies(node: fx.Node, aliases: AliasInfo) -> bool:
     """Whether a call packs or unpacks messages in memory that nothing writes to."""
     moves = node.op == "call_function" and (node.target in _COPIES or is_alias(node))
     return moves and not aliases.mutated & frozenset().union(
