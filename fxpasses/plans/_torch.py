@@ -72,6 +72,24 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
     )
 
 
+_MARKED_SIZES = ("_dynamo_dynamic_indices", "_dynamo_static_indices", "_dynamo_weak_dynamic_indices")
+_SAY_MORE = ("_dynamo_dynamic_range", "_dynamo_hint_overrides", "_specialize_on")
+_OF_MARKING = frozenset({*_MARKED_SIZES, *_SAY_MORE, PROPAGATED, "_has_dynamo_dim_marking"})
+
+
+def marks_of(tensor: torch.Tensor) -> tuple[tuple[str, str], ...] | None:
+    """What ``mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` have said about the sizes of a tensor, as text; ``None`` where it has other
+    attributes, of which nothing is known, or where they said more than which sizes."""
+    said = tensor.__dict__
+    if not said:
+        return ()
+    ranges, hints, values = (said.get(name, {}) for name in _SAY_MORE)
+    ranged = any(of.min is not None or of.max is not None for of in ranges)
+    if said.keys() - _OF_MARKING or ranged or hints or any(values.values()):
+        return None
+    return tuple((name, str(sorted(said[name]))) for name in _MARKED_SIZES if name in said)
+
+
 ABOUT_HARDWARE = tuple(
     getattr(torch.cuda, name) for name in ("is_available", "is_initialized", "device_count", "current_device")
 )

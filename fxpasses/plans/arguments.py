@@ -82,9 +82,10 @@ class _Seen:
         facts = tensor_facts(value)
         pointer = value.untyped_storage().data_ptr() if value.numel() else -1 - len(self._storages)
         place = self._storages.setdefault(pointer, len(self._storages))
-        if value.__dict__.keys() - {_torch.PROPAGATED}:
+        marks = _torch.marks_of(value)
+        if marks is None:
             raise NoPlan("an argument with attributes of its own")
-        return "tensor", place, self._part_of_model(value), *facts
+        return "tensor", place, self._part_of_model(value), *facts, marks
 
 
 class SameArguments:
@@ -188,17 +189,20 @@ class SameArguments:
         return tensors
 
 
+ARGUMENT_FACTS = ("memory", "tensor of the model", *TENSOR_FACTS, "what is marked of its sizes")
+"""What the description of a tensor says, after that it is one."""
 _CONTAINERS = (collections.OrderedDict, dict, list, tuple)
 _QUICK = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 def without_sizes(described: Any) -> Any:
-    """A description of arguments that leaves open how large tensors are: only how many dimensions they have."""
+    """A description of arguments that leaves open how large tensors are: only how many dimensions they have. What is marked of sizes, to be
+    fixed or not, counts no more: a graph for all sizes is right for each."""
     if not isinstance(described, tuple):
         return described
-    if described[:1] == ("tensor",) and len(described) == 3 + len(TENSOR_FACTS) and described[2] is None:
-        shape = TENSOR_FACTS.index("sizes") + 3
-        return (*described[:shape], len(described[shape]), None, *described[shape + 2 :])
+    if described[:1] == ("tensor",) and len(described) == 1 + len(ARGUMENT_FACTS) and described[2] is None:
+        shape = ARGUMENT_FACTS.index("sizes") + 1
+        return (*described[:shape], len(described[shape]), None, *described[shape + 2 : -1], None)
     return tuple(map(without_sizes, described))
 
 
@@ -223,9 +227,7 @@ def argument_difference(saved: Any, now: Any) -> tuple[str, str, str]:
 
 def _difference(name: str, was: Any, now: Any) -> tuple[str, str, str]:
     if was[0] == now[0] == "tensor":
-        for fact, a, b in zip(
-            ("memory", "tensor of the model", *TENSOR_FACTS), was[1:], now[1:], strict=True
-        ):
+        for fact, a, b in zip(ARGUMENT_FACTS, was[1:], now[1:], strict=True):
             if a != b:
                 return f"{fact} of {name}", _text(a), _text(b)
     if was[0] == now[0] and was[0] in ("tuple", "list", "dict") and len(was) == len(now):

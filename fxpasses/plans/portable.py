@@ -14,7 +14,7 @@ import torch
 from fxpasses.errors import OptionsError
 from fxpasses.plans._torch import planned_call
 from fxpasses.plans.archive import Archive, read_archive, write_archive
-from fxpasses.plans.arguments import argument_difference
+from fxpasses.plans.arguments import ARGUMENT_FACTS, argument_difference
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
 from fxpasses.plans.loaded import Armed, Plan, loaded
@@ -144,7 +144,7 @@ def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _readable(value: Any) -> Any:
     if value[0] == "tensor":
-        facts = dict(zip(TENSOR_FACTS, value[3:], strict=True))
+        facts = dict(zip(ARGUMENT_FACTS, value[1:], strict=True))
         return f"{facts['dtype']} {facts['sizes']}, strides {facts['strides']}{', requires a gradient' if facts['requires_grad'] else ''}"
     return [value[0], *value[1:]]
 
