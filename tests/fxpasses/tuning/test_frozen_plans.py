@@ -12,6 +12,7 @@ FROZEN = Choice((FREEZING,))
 
 
 def tuned(model, x, cache, monkeypatch):
+    torch._dynamo.reset()  # it would take sizes for symbolic that differ from those of another test's model: what is frozen is for fixed ones
     options = {"compiler": "eager", "cache": str(cache)}
     monkeypatch.setattr(graph, "search", lambda bench, *_: Found(FROZEN, bench.compiled(FROZEN)))
     return fxpasses.tune(model, x, seconds=0, options=options, cache=cache, show=False)
