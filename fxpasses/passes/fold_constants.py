@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from fake.seam.dispatch import OpOverload, disable_current_modes
 from fake.seam.fake_tensor import FakeTensor
 from fake.seam.fx import has_effects
-from fxpasses.graphs.aliasing import AliasInfo, is_mutating, is_random
+from fxpasses.graphs.aliasing import AliasInfo, is_alias, is_mutating, is_random
 from fxpasses.graphs.rewriting import fake_mode_of, insert_call, replace, value_of
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim
@@ -24,6 +24,12 @@ aten = torch.ops.aten
 _GIVEN = FACTORIES | {aten.lift_fresh_copy.default}
 """Calls that are constants already: there is nothing to fold."""
 
+_CHEAP = {
+    aten._to_copy.default, aten.where.self, aten.neg.default, aten.abs.default,
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar,
+}  # fmt: skip
+"""Calls that a kernel does on the way, also in floating point."""
+
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
@@ -32,7 +38,8 @@ class FoldConstants(Pass):
     Constants are what factory operators make (``full``, ``arange``) and tensors that are part of the graph.
     Parameters, buffers and inputs are not: a training step changes them. A value whose elements are all
     equal becomes ``full``; any other becomes a tensor attribute of the graph, unless it is larger than
-    ``max_bytes`` or costs fewer than ``min_calls`` calls, when computing it inside a kernel is cheaper.
+    ``max_bytes``, or computing it inside a kernel is cheaper: it costs fewer than ``min_calls`` calls, or none but
+    arithmetic on positions. A compiler writes those as the index of a loop, and what is indexed with them needs no gather.
 
     Before::
 
@@ -80,7 +87,7 @@ class FoldConstants(Pass):
             fill = _uniform_value(constants[node])
             # What lifts an attribute into the graph makes a contiguous copy of it.
             small = constants[node].is_contiguous() and constants[node].nbytes <= self.max_bytes
-            small = small and len(calls[node]) >= self.min_calls
+            small = small and len(calls[node]) >= self.min_calls and not all(map(_is_cheap, calls[node]))
             if not (fill is not None or small) or not claim(node):
                 continue
             if fill is not None:
@@ -130,6 +137,15 @@ def is_written(node: fx.Node, aliases: AliasInfo) -> bool:
 
 def _is_static(fake: torch.Tensor) -> bool:
     return all(isinstance(s, int) for s in (*fake.shape, *fake.stride(), fake.storage_offset()))
+
+
+def _is_cheap(node: fx.Node) -> bool:
+    """Whether a kernel computes a call from the index of its loop for nothing: views, and pointwise calls on integers."""
+    if node.op == "get_attr" or node.target in _GIVEN | _CHEAP or is_alias(node):
+        return True
+    value = value_of(node)
+    whole = not (value.is_floating_point() or value.is_complex())
+    return whole and isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def _is_frontier(node: fx.Node, constants: dict[fx.Node, Any]) -> bool:

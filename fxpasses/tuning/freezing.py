@@ -1,4 +1,4 @@
-"""Freezing: the weights of convolutions and batch norms as constants, so that Inductor folds one into the other and lays them out once.
+"""Freezing: the weights of convolutions, batch norms and matmuls as constants, so that Inductor folds one into the other and lays them out once.
 
 Inductor's own freezing runs on with the old weights when they are changed. Here each call asks whether they were: see
 :class:`fxpasses.tuning.unchanged.Unchanged`.
@@ -25,9 +25,12 @@ FREEZING = Step("freezing", None, {"inductor": {"freezing": True, "cpp_wrapper":
 """The step: regions take their weights as arguments, so there are none. With Inductor's C++ wrapper, as a net of convolutions is many short kernels, and a
 frozen program has no plan to call them."""
 
+_TAKE_WEIGHTS = ("batch_norm", "linear", "addmm", "matmul", "mm")
+"""Calls beside convolutions whose constant weights Inductor folds, or lays out for the kernel."""
+
 
 def weights_to_freeze(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """Which inputs of a Dynamo graph are parameters and buffers of convolutions and batch norms, dense and in the memory of the CPU.
+    """Which inputs of a Dynamo graph are parameters and buffers of convolutions, batch norms and matmuls, dense and in the memory of the CPU.
 
     Args:
         gm: the graph.
@@ -48,7 +51,7 @@ def weights_to_freeze(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
 
 def _takes_weights(node: fx.Node) -> bool:
     name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and (name.startswith("conv") or name == "batch_norm")
+    return node.op == "call_function" and (name.startswith("conv") or name in _TAKE_WEIGHTS)
 
 
 def _is_dense(value: Tensor) -> bool:

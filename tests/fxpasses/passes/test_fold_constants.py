@@ -30,6 +30,15 @@ def test_cheap_and_large_ones_are_left_to_the_kernel():
     assert not run_pass(FoldConstants(max_bytes=8), traced(lambda x: x[0] + positions(4), X))
 
 
+def test_positions_are_left_to_the_index_of_a_loop():
+    def f(x, given):  # of transformers: the mask of padding, next to a causal one
+        rows, columns = torch.arange(2)[:, None, None], torch.arange(4)[None, None, :]
+        mask = given[rows, columns] & (columns <= torch.arange(4)[None, :, None])
+        return torch.where(mask, x[:, None], -1.0)
+
+    assert not run_pass(PASS, traced(f, X, torch.ones(2, 4, dtype=torch.bool)))
+
+
 def test_inputs_are_never_constants():
     # A training step changes parameters, which are inputs here.
     gm = traced(lambda weight, x: x * (weight * 0 + 1), torch.ones(4), X)

@@ -21,12 +21,16 @@ def captured(model, x):
 
 def test_a_frozen_program_compares_its_weights_before_each_call():
     torch.manual_seed(0)
-    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(16, 2)
+    layers = (
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.PReLU(), torch.nn.Linear(16, 2)
+    )  # fmt: skip
     model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 3, 4, 4)
     gm, inputs = captured(model, x)
     frozen = weights_to_freeze(gm, inputs)
-    assert {id(inputs[i]) for i in frozen} == {id(v) for v in (*layers[0].parameters(), *layers[1].parameters(),
-                                                layers[1].running_mean, layers[1].running_var)}  # fmt: skip
+    assert {id(inputs[i]) for i in frozen} == {
+        id(v) for v in (*layers[0].parameters(), *layers[1].parameters(), layers[1].running_mean, layers[1].running_var,
+                        *layers[4].parameters())
+    }  # fmt: skip
     compiled = []
 
     def compile(gm, given, options):
@@ -46,6 +50,25 @@ def test_a_frozen_program_compares_its_weights_before_each_call():
         assert program(*inputs)[0].equal(model(x))
         assert program(*inputs)[0].equal(model(x))
         assert compiled == [(len(inputs) - len(frozen), True), (len(inputs), False)]
+
+
+def test_weights_of_matmuls_are_frozen_and_tables_are_not():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(5, 4)
+            self.first, self.second = (
+                torch.nn.Parameter(torch.randn(4, 4)),
+                torch.nn.Parameter(torch.randn(4, 4)),
+            )
+
+        def forward(self, x):
+            return torch.addmm(x[0], self.table(x.long().abs() % 5).sum(1) @ self.first, self.second)
+
+    model = Model()
+    gm, inputs = captured(model, torch.randn(4, 4))
+    frozen = {id(inputs[i]) for i in weights_to_freeze(gm, inputs)}
+    assert frozen == {id(model.first), id(model.second)}
 
 
 def test_weights_that_are_not_dense_stay_inputs():
