@@ -121,7 +121,13 @@ def unsaved(compiled: Any, reason: str) -> Any:
         return compiled(inputs)
 
     run._boxed_call = True  # type: ignore[attr-defined]
+    run.compiled = compiled  # type: ignore[attr-defined]
     return run
+
+
+def before_unsaved(compiled: Any) -> Any:
+    """What :func:`unsaved` was given, where this is what it made."""
+    return getattr(compiled, "compiled", compiled)
 
 
 def as_output_code(compiled: Callable[..., Any], reason: str) -> Callable[..., Any]:

@@ -287,7 +287,7 @@ def _makes_tuples(value: Any) -> bool:
 def changed_objects() -> tuple[list[Any], str]:
     """The objects older than the call on which the frame that Dynamo is tracing sets attributes, and one that has another value afterwards, or "".
 
-    A frame may do with the dictionary of its own ``**kwargs`` what it likes: nobody else has it.
+    A frame may do with the dictionary of its own ``**kwargs`` what it likes, and with the lists that Dynamo hands it: nobody else has them.
 
     Raises:
         NoPlan: something else about an object is changed, or to what is no constant.
@@ -299,9 +299,8 @@ def changed_objects() -> tuple[list[Any], str]:
     for item in effects.id_to_variable.values():
         if not type(item.mutation_type).__name__.endswith("Existing") or not effects.is_modified(item):
             continue
-        if (
-            isinstance(item, ConstDictVariable)
-            and own == getattr(item.source, "local_name", None) is not None
+        if (isinstance(item, ConstDictVariable) and own == _local_of(item.source) is not None) or (
+            _local_of(item.source, inside=True) in _HANDED
         ):
             continue
         attributes = effects.store_attr_mutations.get(item, {})
@@ -317,6 +316,17 @@ def changed_objects() -> tuple[list[Any], str]:
                 differs = f"{type(value).__qualname__}.{name}"
         found.append(value)
     return found, differs
+
+
+_HANDED = ("__nested_resume_fns", "__nested_frame_values")
+"""The lists of functions and of their locals that Dynamo makes at a graph break for the function that goes on, which takes them apart."""
+
+
+def _local_of(source: Any, *, inside: bool = False) -> str | None:
+    """The local variable that something is, or is in, by where Dynamo found it."""
+    while inside and hasattr(source, "base"):
+        source = source.base
+    return getattr(source, "local_name", None)
 
 
 def _constant_of(item: Any) -> list[Any] | None:

@@ -23,7 +23,7 @@ from fxpasses.plans.code import named_by
 from fxpasses.plans.errors import NoPlan
 
 Function = Callable[..., Any]
-_GRAPH, _DYNAMO = "__compiled_fn", "torch._dynamo.utils"
+_GRAPH, _RESUMED, _DYNAMO = "__compiled_fn", "__resume_at", "torch._dynamo.utils"
 
 
 def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
@@ -52,7 +52,7 @@ def resume_functions(code: types.CodeType, values: Mapping[str, Any]) -> dict[st
         code: what Dynamo wrote.
         values: the globals of the frame.
     """
-    found = {name: values.get(name) for how, name in named_by(code) if name.startswith("__resume_at")}
+    found = {name: values.get(name) for how, name in named_by(code) if name.startswith(_RESUMED)}
     return {
         name: types.FunctionType(
             value.__code__, value.__globals__, value.__code__.co_name
@@ -61,6 +61,26 @@ def resume_functions(code: types.CodeType, values: Mapping[str, Any]) -> dict[st
         if isinstance(value, types.FunctionType)
         and value.__code__.co_name.startswith("torch_dynamo_resume_in")
     }
+
+
+def handed_on(code: types.CodeType) -> frozenset[str]:
+    """Which of the functions that a frame names are not called by it, but given to the one that is: with ``nested_graph_breaks`` the function in which
+    the graph ended goes on first, and then its caller, which it had been inlined into.
+
+    Args:
+        code: what Dynamo wrote.
+    """
+    found: list[str] = []
+    named: list[
+        str
+    ] = []  # since the last return; the call of the function that goes on is the last thing that a frame does
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL" and str(instruction.argval).startswith(_RESUMED):
+            named.append(instruction.argval)
+        elif instruction.opname.startswith("RETURN_"):
+            found += named[:-1]
+            named.clear()
+    return frozenset(found)
 
 
 def described_frame(
@@ -77,6 +97,7 @@ def described_frame(
         NoPlan: the code needs objects of this process.
     """
     values, own = function.__globals__, {name for _, name in named_by(function.__code__)}
+    handed = handed_on(code)
     names: dict[str, list[str]] = {}
     for how, name in named_by(code):
         value = values.get(name)
@@ -85,7 +106,7 @@ def described_frame(
         if name.startswith(_GRAPH):
             names[name] = ["graph"]
         elif name in resumed:
-            names[name] = ["resume"]
+            names[name] = ["handed"] if name in handed else ["resume"]
         elif isinstance(value, types.ModuleType) and name not in own:
             names[name] = ["module", value.__name__]
         elif value is vars(builtins):
@@ -167,8 +188,9 @@ def frame_of(
     for number, (name, (kind, *rest)) in enumerate(names.items()):
         if kind == "graph":
             value: Any = graph
-        elif kind == "resume":
-            value = planned(types.FunctionType(resumed[name], values, resumed[name].co_name))
+        elif kind in ("resume", "handed"):
+            value = types.FunctionType(resumed[name], values, resumed[name].co_name)
+            value = planned(value) if kind == "resume" else value
         elif kind == "builtins":
             value = vars(builtins)
         else:

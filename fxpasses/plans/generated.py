@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses.compiling.saved_code import before_unsaved
 from fxpasses.plans import _torch, _torch_compiled
 from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
 from fxpasses.plans.code import codes_inside, named_by
@@ -99,8 +100,9 @@ class Module:
     def _graph(self, compiled: Any) -> str:
         if id(compiled) not in self._made:
             self._kept.append(compiled)
-            if isinstance(compiled, CompiledFxGraph):
-                body = self._inductor(compiled)
+            code = before_unsaved(compiled)
+            if isinstance(code, CompiledFxGraph):
+                body = self._inductor(code)
             elif (
                 getattr(compiled, "source", None) is not None and getattr(compiled, "parts", None) is not None
             ):

@@ -23,7 +23,7 @@ from fxpasses.compiling.observing import Observer, Recorder, recorded_by, record
 from fxpasses.plans import _torch, _torch_compiled as _t, native
 from fxpasses.plans._torch_entry import without_frame_hook
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.frames import calls_graph, described_frame, function_of, resume_functions
+from fxpasses.plans.frames import calls_graph, described_frame, function_of, handed_on, resume_functions
 from fxpasses.plans.generated import Module, function_parameters
 from fxpasses.plans.reads import check_covered, reads_of, walk_reads
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
@@ -138,9 +138,12 @@ class Recording(Observer, Recorder):
             return
         if function.__code__ is code:
             self._resumed = resume_functions(new_code, function.__globals__)
+            handed = handed_on(new_code)
             for name, resumed in self._resumed.items():
                 planned = _unrecorded(self._planned(resumed))
-                function.__globals__[name] = without_frame_hook(planned, resumed)
+                function.__globals__[name] = (
+                    resumed if name in handed else without_frame_hook(planned, resumed)
+                )
 
     def _refuse(self, reason: str) -> None:
         self._refused = self._refused or reason
