@@ -61,8 +61,9 @@ def text_of_size(size: Any) -> str:
 
 
 def traced_codes() -> list[types.CodeType]:
-    """The code of the functions that Dynamo has traced for the graph that is being compiled."""
-    return list(dict.fromkeys(TracingContext.get().traced_code))
+    """The code of the functions that Dynamo has traced for the graph that is being compiled, those included that raised or were left by a graph break."""
+    context = TracingContext.get()
+    return list(dict.fromkeys((*context.traced_code, *context.inlined_code_cache)))
 
 
 def foreign_target() -> str:

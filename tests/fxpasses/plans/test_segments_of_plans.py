@@ -1,5 +1,6 @@
 """Plans of programs that fall into parts: small regions that generated code calls by name, functions that go on after a graph break."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -93,3 +94,45 @@ def test_what_goes_on_in_a_function_that_was_inlined_has_plans(tmp_path):
             torch.testing.assert_close(step(model, compiled, x), changed)
             del model.second.forward
             torch.testing.assert_close(step(model, compiled, x), expected)
+
+
+REFUSES, FACTOR = True, 2.0
+
+
+def refused(x):
+    if REFUSES:
+        raise ValueError
+    return x
+
+
+def broken(x):
+    x = x * FACTOR
+    torch._dynamo.graph_break()
+    return x + 1
+
+
+class Catches(nn.Module):
+    def forward(self, x):
+        try:
+            return refused(x) * 5
+        except ValueError:
+            return x * 3
+
+
+class LeftByTheGraph(nn.Module):
+    def forward(self, x):
+        return broken(x) * 3
+
+
+@pytest.mark.parametrize(("kind", "change"), [(Catches, "REFUSES"), (LeftByTheGraph, "FACTOR")])
+def test_what_functions_read_that_dynamo_did_not_trace_to_their_end(tmp_path, monkeypatch, kind, change):
+    """One that raises is part of the trace, too, and so is one in which the graph ends."""
+    model, x = kind(), torch.ones(3)
+    for number in range(3):
+        torch._dynamo.reset()
+        fxpasses.reset_stats()
+        with torch._dynamo.config.patch(nested_graph_breaks=True):
+            assert fxpasses.compile(model, cache=tmp_path)(x).equal(model(x)), number
+        assert (fxpasses.stats().plans_written > 0) == (number != 1)
+        if number == 1:
+            monkeypatch.setitem(globals(), change, 0)
