@@ -106,7 +106,10 @@ class CostModel:
         bytes_per_second: memory bandwidth, by device type.
         steps: how often the compiled model is expected to run.
         fewest: the fewest copies that are worth a region.
-        least_saved: the fewest seconds that are.
+        fewest_fused: the same for a subgraph without a kernel of its own: pointwise work and reductions, which Inductor fuses with what is around, and each call of a
+            region takes longer than what it computes.
+        least_saved: the fewest seconds that are worth a region.
+        least_share: the least part of the compile time of a graph that its regions together have to save: each is a wall through it.
     """
 
     seconds_per_node: float = 0.04
@@ -117,12 +120,16 @@ class CostModel:
     bytes_per_second_gpu: float = 1.5e12
     steps: int = 1000
     fewest: int = 4
+    fewest_fused: int = 64
     least_saved: float = 0.75
+    least_share: float = 0.2
 
     @classmethod
     def for_compiler(cls, compiler: str) -> CostModel:
         """The constants for Inductor, or for graphs that run operator by operator (tracing is all that is saved)."""
-        return cls() if compiler == "inductor" else cls(seconds_per_node=0.012, least_saved=0.3)
+        return (
+            cls() if compiler == "inductor" else cls(seconds_per_node=0.012, fewest_fused=4, least_saved=0.3)
+        )
 
     def weight(self, node: fx.Node) -> float:
         """A node's share of compile time, in computing nodes."""
@@ -163,10 +170,31 @@ class CostModel:
         kept = copies * lost if facts.grad_enabled else 0
         return Estimate(one, self.saved(weight, copies, facts.dynamic), run, kept)
 
-    def verdict(self, estimate: Estimate, copies: int) -> str:
-        """Why the region is not worth it, or ""."""
+    def verdict_on_graph(self, saved: float, weight: float, dynamic: bool) -> str:
+        """Why a graph is better compiled as a whole, or "".
+
+        Args:
+            saved: seconds that all its regions together save.
+            weight: of all its calls, in computing nodes.
+            dynamic: whether sizes are symbolic.
+        """
+        whole = weight * self.seconds_per_node * (self.dynamic_factor if dynamic else 1.0)
+        if saved >= self.least_share * whole:
+            return ""
+        return f"all regions save {saved:.1f} of {whole:.1f} s of compile time: worth it from {self.least_share:.0%}"
+
+    def verdict(self, estimate: Estimate, copies: int, fused: bool = False) -> str:
+        """Why the region is not worth it, or "".
+
+        Args:
+            estimate: what it would save and cost.
+            copies: how often it occurs.
+            fused: whether it has no kernel of its own (see :func:`is_fused`).
+        """
         if copies < self.fewest:
             return f"{copies} copies: worth it from {self.fewest}"
+        if fused and copies < self.fewest_fused:
+            return f"{copies} copies without a matmul or the like: worth it from {self.fewest_fused}"
         if estimate.saved_seconds <= 0:
             return "compiling it once and tracing its calls takes as long as compiling all copies"
         if estimate.saved_seconds < self.least_saved:
@@ -197,6 +225,11 @@ def _boundary_bytes(facts: GraphFacts, start: int, stop: int) -> tuple[int, str]
                 size, device = _bytes(value_of(node), device)
                 total += size
     return total, device
+
+
+def is_fused(nodes: Sequence[fx.Node]) -> bool:
+    """Whether calls are pointwise work and reductions alone."""
+    return not any(_has_own_kernel(node) or target_name(node) in _MADE_OF_MANY for node in nodes)
 
 
 def _has_own_kernel(node: fx.Node) -> bool:

@@ -16,12 +16,12 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import fx
 
-from fxpasses.regional.cost_model import CostModel, Estimate
+from fxpasses.regional.cost_model import CostModel, Estimate, is_fused
 from fxpasses.regional.facts import GraphFacts, read_facts, wiring
 from fxpasses.regional.suffix_array import not_overlapping, repeated_substrings
 
@@ -149,6 +149,16 @@ class _Searcher:
         good = [plan for plan in plans if plan.gain >= most - _AS_GOOD * abs(most)]
         best = min(good, key=lambda plan: plan.calls)
         self.result.taken, self.result.left = best.taken, best.left
+        if self.choice == "auto":
+            self._decline_all(best)
+
+    def _decline_all(self, plan: _Plan) -> None:
+        """Leave everything in the graph if all regions together save too little of its compile time."""
+        saved = sum(found.estimate.saved_seconds for found in plan.taken)
+        reason = self.cost.verdict_on_graph(saved, self.weights[-1], self.facts.dynamic)
+        if reason:
+            self.result.left = [*(replace(found, reason=reason) for found in plan.taken), *plan.left]
+            self.result.taken = []
 
     def _plan(self, orders: Sequence[list[_Ranked]], *, at_once: bool = False) -> _Plan:
         """A plan of the best candidates in one order, then of those in the next among what is still free."""
@@ -179,7 +189,8 @@ class _Searcher:
         computing = self.computing[first.stop] - self.computing[first.start]
         reason = ""
         if self.choice == "auto":
-            reason = self.cost.verdict(estimate, len(subgraphs))
+            fused = is_fused(self.facts.calls[first.start : first.stop])
+            reason = self.cost.verdict(estimate, len(subgraphs), fused)
         elif self.choice == "always" and computing < 2:
             reason = "less than two operations that compute anything"
         return IsomorphicSubgraphs(subgraphs, estimate, reason, [self._module(w) for w in subgraphs])

@@ -300,5 +300,43 @@ def test_the_report_says_what_was_found_and_why():
     torch.compile(nn.Linear(8, 8), backend=lambda gm, _: print(fxpasses.regions(gm)) or gm)(X)
 
 
+class Normed(nn.Module):
+    """Another layer each time, with the same norm in front, written as models of transformers do."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8 + n) for n in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+            x = layer(scaled * 2 + 1)[..., :8]
+        return x
+
+
+def _searched(model, **cost):
+    found = []
+    backend = lambda gm, _: found.append(fxpasses.regions(gm, cost=CostModel(**cost))) or gm  # noqa: E731
+    torch.compile(model, backend=backend)(X)
+    return found[0]
+
+
+def test_pointwise_work_alone_is_left_to_fusion():
+    found = _searched(Normed(9))
+    assert not found.taken
+    assert "without a matmul or the like: worth it from 64" in str(found)
+    torch._dynamo.reset()
+    assert _searched(Normed(9), fewest_fused=4, least_saved=0.1).taken
+
+
+def test_regions_that_save_little_of_a_graph_are_left():
+    model = Stack([Block() for _ in range(6)])
+    assert _searched(model).taken
+    torch._dynamo.reset()
+    found = _searched(model, least_share=0.9)
+    assert not found.taken
+    assert "s of compile time: worth it from 90%" in str(found)
+
+
 def test_a_model_without_repeats():
     assert check(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), [X]) == []
