@@ -25,6 +25,7 @@ from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, a
 from fxpasses.checking.overflow import overflows
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
+from fxpasses.checking.values import had_guards
 from fxpasses.checking.windows import Change, Window, changed_nodes, cut
 from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall
@@ -353,10 +354,23 @@ def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Ten
     ]
     wide = [values.get(name, v) for name, v in zip(names, found.inputs, strict=True)]
     differences = differences_in_float64(found.before, found.after, wide, JUMP) or []
+    if differences and _is_at_a_pole(rewriting, window, found.before, wide):
+        differences = differences_in_float64(found.before, found.after, wide, JUMP, numbers_only=True) or []
     calls = window.change.names
     return dataclasses.replace(
         found, differences=[Difference(d.position, d.problem, calls) for d in differences]
     )
+
+
+def _is_at_a_pole(
+    rewriting: Rewriting, window: Window, before: fx.GraphModule, inputs: Sequence[Any]
+) -> bool:
+    """Whether what a pass took or changed is infinite in float64 before, and nothing of it keeps that from spreading: 1 / 0 may be multiplied by zero then."""
+    run = ExactRun(before, keep=True)
+    if run.results(inputs) is None or had_guards(rewriting.before, rewriting.after, window.change.before):
+        return False
+    taken = [run.values.get(name) for name in window.change.before]
+    return any(isinstance(v, Tensor) and v.is_floating_point() and bool(v.isinf().any()) for v in taken)
 
 
 def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:

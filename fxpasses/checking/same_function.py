@@ -281,7 +281,11 @@ def _position(gm: fx.GraphModule, output: str) -> int:
 
 
 def differences_in_float64(
-    before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], least: float = DRIFT
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    inputs: Sequence[Any],
+    least: float = DRIFT,
+    numbers_only: bool = False,
 ) -> list[Difference] | None:
     """The results that differ in float64 by more than it rounds; ``None`` where the graphs do not run in it.
 
@@ -290,6 +294,7 @@ def differences_in_float64(
         after: what a pass made of it.
         inputs: of both.
         least: the smallest relative difference that counts.
+        numbers_only: whether a number that is none any more does not count.
     """
     run = ExactRun(before)
     mine = run.results(inputs)
@@ -314,6 +319,8 @@ def differences_in_float64(
             other_run = None if huge is None else huge[position]
             undefined = torch.isnan(a) & ~torch.isnan(other_run) if isinstance(other_run, Tensor) else None
             wrong = _wrong_elements(a, b, drift, scale)
+            if numbers_only and b.is_floating_point():
+                wrong &= b.isfinite()
             if undefined is not None:
                 wrong &= ~undefined
             if wrong.any() and least <= DRIFT:

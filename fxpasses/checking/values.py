@@ -209,7 +209,7 @@ def compare(
     if same and not reference.samples:
         return []
     if not bitwise and is_broken(reference.inputs):
-        if not _had_guards(reference.gm, candidate, rewriting.changed[0]):
+        if not had_guards(reference.gm, candidate, rewriting.changed[0]):
             return []  # a product with zero, or a sum over more elements, spreads what nobody kept from spreading
         return _confirmed_in_float64(reference, candidate, _newly_infinite(reference, got, names))
     differences = rewriting.differences()
@@ -411,7 +411,7 @@ def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) ->
     return found
 
 
-def _had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[str]) -> bool:
+def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[str]) -> bool:
     """Whether a pass took or changed a call that may keep NaN and infinities from its result: one that chooses, compares, or makes integers."""
 
     def told(node: fx.Node) -> str:

@@ -344,7 +344,10 @@ class Arithmetic:
             torch.where(finite, torch.where(condition, x, y), 0)
             for x, y in zip(a.residues, b.residues, strict=True)
         ]
-        return Dual(witness, residues, promoted_dtype(a, b))
+        result = Dual(witness, residues, promoted_dtype(a, b))
+        if a.exponential is not None or b.exponential is not None:
+            result.exponential = lambda: self.select(condition, self.exp(a), self.exp(b))
+        return result
 
     # Sums and products of elements
 
@@ -462,7 +465,7 @@ class Arithmetic:
         place = witness.argmax(-1, True) if largest else witness.argmin(-1, True)
         size = [1 if d in over else n for d, n in enumerate(a.shape)] if keepdim else outer
         chosen = a.map(lambda t: flat(t).gather(-1, place).reshape(size))
-        return self.finished(chosen.witness, chosen.residues, dtype=a.dtype)
+        return self.with_witness(chosen, chosen.witness)
 
 
 def promoted_dtype(*operands: Dual) -> torch.dtype:

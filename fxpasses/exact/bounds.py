@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from fake.seam.pytree import tree_leaves
 from fxpasses._torch import OpOverload
-from fxpasses.exact.samples import symbol_values, with_values
+from fxpasses.exact.samples import is_ordered, symbol_values, with_values
 from fxpasses.graphs.numbers import computable
 
 aten = torch.ops.aten
@@ -26,11 +26,14 @@ _CHECK_INDICES = {
     aten.gather.default,
     aten.index.Tensor,
     aten.index_add.default,
+    aten.index_copy.default,
     aten.index_put.default,
     aten.index_select.default,
+    aten.scatter.reduce,
     aten.scatter.src,
     aten.scatter.value,
     aten.scatter_add.default,
+    aten.scatter_reduce.two,
     aten._unsafe_index.Tensor,
     aten._unsafe_index_put.default,
     aten._unsafe_masked_index.default,
@@ -38,11 +41,27 @@ _CHECK_INDICES = {
 }
 """Operators whose kernels refuse an index out of bounds, or mask it. Others (custom ones, those that take offsets) may read beyond their memory."""
 
+_SAFE = {
+    *(
+        aten.cat,
+        aten.constant_pad_nd,
+        aten.cummax,
+        aten.cummin,
+        aten.cumprod,
+        aten.cumsum,
+        aten.flip,
+        aten.mm,
+        aten.bmm,
+    ),
+    *(aten.roll, aten.sort, aten.stack, aten.topk, aten.bucketize, aten.searchsorted),
+}
+"""Operators that are neither elementwise nor reductions, and take any integers without reading memory by them."""
+
 _COUNT_FROM_ZERO = {"aten.index_add.default", "aten.index_copy.default", "aten.index_select.default"}
 """Operators that refuse negative indices, and are decomposed to one that counts them from the end."""
 
 _FAR = (1009, 2**20 + 3, 2**40 + 5)
-"""An integer that the graph takes this far out is no index: it may be any."""
+"""An integer that the graph takes this far out is no index: it may be any. One that floats are made of goes to the first: further out, nothing is left of them."""
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
 
 
@@ -65,7 +84,7 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
         if not _is_integer(value) or not value.numel():
             continue
         uses = _Uses.of(gm, node, found)
-        if uses is None or not uses.take(value):
+        if uses is None or (uses.makes_floats and _are_flags(value)) or not uses.take(value):
             continue
         low, high = _range(uses, value, sizes)
         numbers, made = computable(value), value
@@ -75,8 +94,7 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
             made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
             made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
         made = _with_compared(gm, uses, made, generator)
-        is_sorted = value.dim() == 1 and bool((numbers.diff() >= 0).all())
-        made = made.sort().values if is_sorted else made
+        made = made.sort().values if is_ordered(value) else made
         if not torch.equal(made, value) and uses.take(made):
             found[at], any_index = made, True
     return found if any_index else None
@@ -91,12 +109,18 @@ class _Uses:
         inputs: of the graph.
         wanted: the nodes that are evaluated.
         sizes: the value of each symbol.
+
+    Attributes:
+        makes_floats: whether floats are made of it, other than by indexing.
     """
 
     def __init__(
         self, gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any], wanted: set[fx.Node], sizes: Any
     ) -> None:
         self._gm, self._node, self._inputs, self._wanted, self._sizes = gm, node, inputs, wanted, sizes
+        self.makes_floats = any(
+            n.target not in _CHECK_INDICES and _is_float(n.meta.get("val")) for n in wanted
+        )
 
     @classmethod
     def of(cls, gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any]) -> _Uses | None:
@@ -161,9 +185,7 @@ def _is_evaluated(node: fx.Node) -> bool:
     if node.op == "call_function" and not _is_pure(node.target):
         return False  # collectives and custom operators are not called for a question about indices
     value = node.meta.get("val")
-    return node.op in ("placeholder", "get_attr") or not (
-        isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-    )
+    return node.op in ("placeholder", "get_attr") or not _is_float(value)
 
 
 def _with_compared(gm: fx.GraphModule, uses: _Uses, made: Tensor, generator: torch.Generator) -> Tensor:
@@ -192,6 +214,15 @@ def _is_integer(value: Any) -> bool:
     return not value.is_floating_point() and not value.is_complex()
 
 
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _are_flags(value: Tensor) -> bool:
+    """Whether a formula may take them for truth values: a mask, weights of examples."""
+    return bool(((value == 0) | (value == 1)).all()) and bool((value == 1).any())
+
+
 def _is_pure(target: Any) -> bool:
     return target is operator.getitem or (
         isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
@@ -199,25 +230,26 @@ def _is_pure(target: Any) -> bool:
 
 
 def _checked(node: fx.Node) -> set[fx.Node] | None:
-    """What is computed from integers, up to what indexes with them; ``None`` unless all of it is elementwise, of integers, a view, or checks indices."""
+    """What is computed from integers, up to what indexes with them or is a float; ``None`` where a call may read memory by them unchecked."""
     seen, queue = {node}, [node]
     while queue:
         for user in queue.pop().users:
             if user in seen or user.op == "output":
                 continue
             seen.add(user)
-            if not isinstance(user.target, OpOverload):
-                return None
-            is_view = any(returned.alias_info is not None for returned in user.target._schema.returns)
-            is_index = user.target in _CHECK_INDICES
-            if torch.Tag.pointwise not in user.target.tags and not is_view and not is_index:
-                return None
-            value = user.meta.get("val")
-            if _is_integer(value):
+            if user.target is not operator.getitem:
+                if not isinstance(user.target, OpOverload) or not _takes_any(user.target):
+                    return None
+            if not _is_float(user.meta.get("val")):
                 queue.append(user)
-            elif not is_index and isinstance(value, Tensor) and value.is_floating_point():
-                return None  # a number that floats are made of: far out, nothing is left of them
     return seen - {node}
+
+
+def _takes_any(target: OpOverload) -> bool:
+    """Whether integers of any value do no harm: they are refused, or no memory is read by them."""
+    is_view = any(returned.alias_info is not None for returned in target._schema.returns)
+    by_element = not {torch.Tag.pointwise, torch.Tag.reduction}.isdisjoint(target.tags)
+    return is_view or by_element or target in _CHECK_INDICES or target.overloadpacket in _SAFE
 
 
 def _range(uses: _Uses, value: Tensor, sizes: set[int]) -> tuple[int, int]:
@@ -225,10 +257,10 @@ def _range(uses: _Uses, value: Tensor, sizes: set[int]) -> tuple[int, int]:
     numbers = computable(value)
     low, high = int(numbers.min()), int(numbers.max())
     info = torch.iinfo(value.dtype)
-    far = info.max if info.bits < 64 else _FAR[-1]
-    above = sorted({v for v in (*(s - 1 for s in sizes), *_FAR, far) if high < v <= info.max})
+    far = _FAR[:1] if uses.makes_floats else (*_FAR, info.max if info.bits < 64 else _FAR[-1])
+    above = sorted({v for v in (*(s - 1 for s in sizes), *far) if high < v <= info.max})
     below = sorted(
-        {v for v in (*(-s for s in sizes), 0, -1, *(-f for f in _FAR), -far - 1) if info.min <= v < low},
+        {v for v in (*(-s for s in sizes), 0, -1, *(-f for f in far), -far[-1] - 1) if info.min <= v < low},
         reverse=True,
     )
 

@@ -70,11 +70,13 @@ def is_any_integer(example: Any) -> bool:
         or not example.numel()
     ):
         return False
-    return not _is_mask(example) and not _is_ordered(example)
+    return not _is_mask(example) and not is_ordered(example)
 
 
-def _is_ordered(example: Tensor) -> bool:
-    return example.dim() == 1 and len(example) > 1 and bool((computable(example).diff() >= 0).all())
+def is_ordered(example: Tensor) -> bool:
+    """Whether integers may be offsets: several, none smaller than the one before."""
+    numbers = computable(example)
+    return example.dim() == 1 and len(example) > 1 and bool((numbers[1:] >= numbers[:-1]).all())
 
 
 def _is_mask(example: Tensor) -> bool:
@@ -99,7 +101,7 @@ def _truth_values(example: Tensor, family: Family, generator: torch.Generator) -
 def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
     numbers = computable(example)
     low, high = int(numbers.min()), int(numbers.max())
-    ordered = _is_ordered(example)
+    ordered = is_ordered(example)
     if (
         family == "extreme integers"
         and example.dtype in (torch.int8, torch.uint8, torch.int16)

@@ -112,6 +112,25 @@ def test_what_is_right(name):
     assert not found(before, after, inputs)
 
 
+def test_a_factor_that_is_taken_into_weights_multiplies_infinity_by_zero_at_its_pole():
+    def scaled(v, x, w):
+        scale = (v + 1e-5).rsqrt()
+        return (x.neg() @ w * scale).relu()
+
+    def folded(v, x, w):
+        scale = (v + 1e-5).rsqrt()
+        return (x.neg() @ (w * scale)).relu()
+
+    def clamped(v, x, w):
+        scale = (v + 1e-5).rsqrt()
+        return (x.neg() @ (w * scale)).clamp(0, 6)
+
+    inputs = [torch.rand(6), torch.randn(3, 6), torch.randn(6, 6)]
+    before, after, wrong = (fxpasses.capture(f, *inputs).forward for f in (scaled, folded, clamped))
+    assert not any(at.differences for at in found(before, after, inputs))
+    assert any(at.differences for at in found(before, wrong, inputs))
+
+
 def test_an_epsilon_that_is_added_where_it_was_a_bound():
     inputs = [torch.randn(3, 6)]
     before = fxpasses.capture(lambda x: x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12), *inputs).forward

@@ -42,6 +42,13 @@ def test_other_integers_stay_in_their_range(generator, example):
         assert value.max() <= example.max()
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int8])
+def test_integers_are_offsets_in_order_only(generator, dtype):
+    example = torch.tensor([3, 9, 5, 7], dtype=dtype)
+    values = (sample_input(example, "random", generator) for _ in range(20))
+    assert any((value.long().diff() < 0).any() for value in values)
+
+
 @pytest.mark.parametrize("shape", [(2, 3), (5, 4), (3, 6, 2)])
 def test_ties_hold_equal_rows(generator, shape):
     rows = sample_input(torch.randn(shape), "ties", generator).view(-1, shape[-1])

@@ -81,6 +81,11 @@ EQUAL = {
         ).exp(),
         X,
     ),
+    "logarithms of sums, the larger first": (
+        lambda x: x.logsumexp(-1),
+        lambda x: torch.logaddexp(x[:, :3].logsumexp(-1), x[:, 3:].logsumexp(-1)),
+        X,
+    ),
     "memory as it lies": (lambda x: x.t() * 2, lambda x: torch.as_strided(x * 2, (6, 4), (1, 6)), X),
     "another name": (lambda x: torch.ops.aten.true_divide(x, x + 9), lambda x: x * (x + 9).reciprocal(), X),
     "sine and cosine": (lambda x: x.sin().square() + x.cos().square(), torch.ones_like, X),
@@ -365,3 +370,21 @@ def test_a_label_to_ignore_is_tried_where_all_others_occur():
     made = at_bounds(make_fx(picked)(x, labels), [x, labels])
     assert made is not None
     assert (made[1] == -100).any()
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [lambda x, i: torch.fmod(i, 8) * x[:, 0], lambda x, i: i.sum(), lambda x, i: i.cumsum(0).sort()[0]],
+    ids=["made to floats", "summed", "sorted"],
+)
+def test_integers_that_are_no_indices_go_far_to_both_sides(taken):
+    x, given = torch.randn(4, 4), torch.tensor([3, 1, 2, 0])
+    made = at_bounds(make_fx(taken)(x, given), [x, given])
+    assert made is not None
+    assert made[1].min() < -1000
+    assert made[1].max() > 1000
+
+
+def test_flags_that_floats_are_made_of_stay_flags():
+    x, flags = torch.randn(4, 4), torch.tensor([1, 1, 0, 1])
+    assert at_bounds(make_fx(lambda x, i: (1 - i) * x[:, 0])(x, flags), [x, flags]) is None
