@@ -30,7 +30,7 @@ from fxpasses.checking.interpret import ExactRun, Run
 from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.same_function import differences_in_float64
 from fxpasses.exact import Original
-from fxpasses.exact.samples import EDGES
+from fxpasses.exact.samples import EDGES, Family
 from fxpasses.testing.proof import _joint_inputs
 
 __all__ = ["MODELS", "Judged", "graph_of", "judge", "main"]
@@ -91,7 +91,7 @@ class Float64:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._gm = gm
-        seeded = [
+        seeded: list[tuple[Family, torch.Generator]] = [
             ("random", torch.Generator().manual_seed(77)),
             ("random", torch.Generator().manual_seed(78)),
             ("ties", torch.Generator().manual_seed(79)),

@@ -48,8 +48,10 @@ _ALIKE = [
 """Operators that take the same arguments."""
 
 _DIMENSIONS = ("dim", "dims", "dim0", "dim1", "axis", "dimension")
-_COMMUTE = ("add.Tensor", "mul.Tensor", "maximum.default", "minimum.default", "eq.Tensor", "ne.Tensor")
-_COMMUTE += ("logical_and.default", "logical_or.default", "bitwise_and.Tensor", "bitwise_or.Tensor")
+_COMMUTE = (
+    *("add.Tensor", "mul.Tensor", "maximum.default", "minimum.default", "eq.Tensor", "ne.Tensor"),
+    *("logical_and.default", "logical_or.default", "bitwise_and.Tensor", "bitwise_or.Tensor"),
+)
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,11 @@ def _of_call(node: fx.Node, earlier: list[fx.Node]) -> Iterator[Mutation]:
         return
     yield from _operators(node)
     yield from _dropped(node)
-    names = [a.name for a in node.target._schema.arguments]
-    for at, value in [*enumerate(node.args), *node.kwargs.items()]:
-        name = names[at] if isinstance(at, int) else at
-        yield from _arguments(node, at, name, value)
+    target: Any = node.target
+    for at, value in enumerate(node.args):
+        yield from _arguments(node, at, target._schema.arguments[at].name, value)
+    for name, value in node.kwargs.items():
+        yield from _arguments(node, name, name, value)
     yield from _orders(node)
     yield from _operands(node, earlier)
     value = value_of(node)
@@ -234,7 +237,8 @@ def _slice(start: int, end: int) -> Callable[[fx.Node], None]:
 
 def _swapped_items(at: int | str, i: int) -> Callable[[fx.Node], None]:
     def apply(node: fx.Node) -> None:
-        listed = list(node.args[at] if isinstance(at, int) else node.kwargs[at])
+        held: Any = node.args[at] if isinstance(at, int) else node.kwargs[at]
+        listed = list(held)
         listed[i], listed[i - 1] = listed[i - 1], listed[i]
         _argument(at, listed)(node)
 

@@ -60,8 +60,9 @@ _SAFE = {
 _COUNT_FROM_ZERO = {"aten.index_add.default", "aten.index_copy.default", "aten.index_select.default"}
 """Operators that refuse negative indices, and are decomposed to one that counts them from the end."""
 
-_FAR = (1009, 2**20 + 3, 2**40 + 5)
-"""An integer that the graph takes this far out is no index: it may be any. One that floats are made of goes to the first: further out, nothing is left of them."""
+_FAR = (4099, 2**20 + 3, 2**40 + 5)
+"""An integer that the graph takes this far out is no index: it may be any. One that floats are made of goes to the first, which
+no type of two bytes holds: further out, nothing is left of them."""
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
 
 
@@ -182,9 +183,11 @@ def _has_negative(value: Any) -> bool:
 
 def _is_evaluated(node: fx.Node) -> bool:
     """Whether an operand is evaluated: integers, sizes and what holds several values are, floats are blank."""
+    value = node.meta.get("val")
+    if isinstance(value, (int, torch.SymInt)):
+        return True
     if node.op == "call_function" and not _is_pure(node.target):
         return False  # collectives and custom operators are not called for a question about indices
-    value = node.meta.get("val")
     return node.op in ("placeholder", "get_attr") or not _is_float(value)
 
 
@@ -237,16 +240,17 @@ def _checked(node: fx.Node) -> set[fx.Node] | None:
             if user in seen or user.op == "output":
                 continue
             seen.add(user)
-            if user.target is not operator.getitem:
-                if not isinstance(user.target, OpOverload) or not _takes_any(user.target):
-                    return None
-            if not _is_float(user.meta.get("val")):
+            if user.target is not operator.getitem and not _takes_any(user.target):
+                return None
+            if any(map(_is_integer, tree_leaves(user.meta.get("val")))):
                 queue.append(user)
     return seen - {node}
 
 
-def _takes_any(target: OpOverload) -> bool:
+def _takes_any(target: Any) -> bool:
     """Whether integers of any value do no harm: they are refused, or no memory is read by them."""
+    if not isinstance(target, OpOverload):
+        return False
     is_view = any(returned.alias_info is not None for returned in target._schema.returns)
     by_element = not {torch.Tag.pointwise, torch.Tag.reduction}.isdisjoint(target.tags)
     return is_view or by_element or target in _CHECK_INDICES or target.overloadpacket in _SAFE

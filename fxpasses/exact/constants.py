@@ -21,6 +21,7 @@ _DIGITS = 13
 _NEAR = 4.5e-16
 _SMALL_MULTIPLE = 64
 _SMALL_SQUARE = 4096
+"""The largest denominator of a fraction of which a number is a root, or a root of one."""
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -44,10 +45,11 @@ def residues_of_number(field: Field, kind: Hashable, number: float | int) -> tup
         multiple = Fraction(number / value).limit_denominator(_SMALL_MULTIPLE)
         if multiple and _is_near(float(multiple) * value, number):
             return tuple(_of_fraction(multiple, p) * r % p for r, p in zip(residues, primes, strict=True))
-    square = Fraction(number * number).limit_denominator(_SMALL_SQUARE)
-    if square and _is_near(math.copysign(math.sqrt(float(square)), number), number):
-        sign = 1 if number > 0 else -1
-        return tuple(sign * pow(_of_fraction(square, p), (p + 1) // 4, p) % p for p in primes)
+    for times in (1, 2):  # attention scales queries and keys by a root of the root of their size
+        power = Fraction(number**2**times).limit_denominator(_SMALL_SQUARE)
+        if power and _is_near(float(power) ** 0.5**times, abs(number)):
+            sign = 1 if number > 0 else -1
+            return tuple(sign * pow(_of_fraction(power, p), ((p + 1) // 4) ** times, p) % p for p in primes)
     return tuple(_of_fraction(Fraction(number), p) for p in primes)
 
 

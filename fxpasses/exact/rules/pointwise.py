@@ -317,3 +317,22 @@ def _fma(m: Arithmetic, op: Any, a: Any, b: Any, c: Any) -> Dual:
 @rule(aten.addcdiv)
 def _addcdiv(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, value: Any = 1) -> Dual:
     return m.add(a, m.mul(m.div(b, c), value))
+
+
+@rule("aten::fake_quantize_per_tensor_affine_cachemask")
+def _fake_quantize(
+    m: Arithmetic, op: Any, a: Dual, scale: Any, zero: Any, low: int, high: int
+) -> tuple[Dual, Tensor]:
+    shifted = m.add(_round(m, op, m.div(a, scale)), zero)
+    inside = (shifted.witness >= low) & (shifted.witness <= high)
+    result = m.mul(m.sub(m.encoded(shifted.witness.clamp(low, high), a), zero), scale)
+    return result.as_type(a.dtype or torch.float32), inside
+
+
+@rule("aten::fake_quantize_per_channel_affine_cachemask")
+def _fake_quantize_channels(
+    m: Arithmetic, op: Any, a: Dual, scale: Dual, zero: Any, axis: int, low: int, high: int
+) -> tuple[Dual, Tensor]:
+    shape = [-1 if d == axis % a.dim() else 1 for d in range(a.dim())]
+    zeros = zero.map(lambda t: t.view(shape)) if isinstance(zero, Dual) else zero.view(shape)
+    return _fake_quantize(m, op, a, scale.map(lambda t: t.view(shape)), zeros, low, high)

@@ -66,6 +66,29 @@ EQUAL = {
         ),
         torch.randn(1, 2, 3, 4),
     ),
+    "queries and keys scaled apart": (
+        lambda q: ((q * 8**-0.25) @ (q * 8**-0.25).transpose(-1, -2)).softmax(-1) @ q,
+        lambda q: functional.scaled_dot_product_attention(q, q, q),
+        torch.randn(1, 2, 3, 8),
+    ),
+    "quantized and back": (
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7),
+        lambda x: ((x / 0.1).round() + 3).clamp(-8, 7).sub(3) * 0.1,
+        X,
+    ),
+    "quantized by channels": (
+        lambda x, b: torch.fake_quantize_per_channel_affine(
+            x.t()[1:], b.abs() + 0.1, torch.tensor([3, 0, 1, 2, 5], dtype=torch.int32), 0, -8, 7
+        ),
+        lambda x, b: torch.stack(
+            [
+                ((x[:, i + 1] / (b[i].abs() + 0.1)).round() + z).clamp(-8, 7).sub(z) * (b[i].abs() + 0.1)
+                for i, z in enumerate([3, 0, 1, 2, 5])
+            ]
+        ),
+        X,
+        B,
+    ),
     "convolution of size one": (
         lambda x, w: functional.conv2d(x, w),
         lambda x, w: torch.einsum("bchw,oc->bohw", x, w[..., 0, 0]),
@@ -388,3 +411,17 @@ def test_integers_that_are_no_indices_go_far_to_both_sides(taken):
 def test_flags_that_floats_are_made_of_stay_flags():
     x, flags = torch.randn(4, 4), torch.tensor([1, 1, 0, 1])
     assert at_bounds(make_fx(lambda x, i: (1 - i) * x[:, 0])(x, flags), [x, flags]) is None
+
+
+def test_labels_whose_view_has_a_symbolic_size():
+    x, labels = torch.randn(2, 3, 4), torch.randint(0, 4, (2, 3))
+
+    def loss(x, labels):
+        return functional.cross_entropy(x.flatten(0, 1), labels.flatten())
+
+    captured = fxpasses.capture(loss, x, labels, dynamic=True)
+    made = at_bounds(captured.forward, captured.inputs)
+    assert made is not None
+    assert any(
+        v.dtype is torch.int64 and bool((v == -100).any()) for v in made if isinstance(v, torch.Tensor)
+    )
