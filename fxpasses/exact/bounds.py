@@ -42,18 +42,9 @@ _CHECK_INDICES = {
 """Operators whose kernels refuse an index out of bounds, or mask it. Others (custom ones, those that take offsets) may read beyond their memory."""
 
 _SAFE = {
-    *(
-        aten.cat,
-        aten.constant_pad_nd,
-        aten.cummax,
-        aten.cummin,
-        aten.cumprod,
-        aten.cumsum,
-        aten.flip,
-        aten.mm,
-        aten.bmm,
-    ),
-    *(aten.roll, aten.sort, aten.stack, aten.topk, aten.bucketize, aten.searchsorted),
+    *(aten.cat, aten.stack, aten.constant_pad_nd, aten.flip, aten.roll, aten.sort, aten.topk),
+    *(aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.bucketize, aten.searchsorted),
+    *(aten.mm, aten.bmm),
 }
 """Operators that are neither elementwise nor reductions, and take any integers without reading memory by them."""
 
