@@ -8,10 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from fake.seam.dispatch import OpOverload
-from fake.seam.fx import detect_fake_mode
-from fake.seam.guards import TracingContext
-
 
 def peak_bytes(step: Callable[[], object]) -> int:
     """The most memory that tensors made inside of ``step`` take at once: as allocators report it."""

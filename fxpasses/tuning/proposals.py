@@ -212,7 +212,9 @@ def _settings(
     cuda = any(isinstance(v, torch.Tensor) and v.is_cuda for v in inputs)
     found: list[tuple[str, Any]] = [("regions", "off")] if regions and goal != "memory" else []
     inductor: list[dict[str, Any]] = []
-    if calls & set(_CONVOLUTIONS):
+    if cuda and calls & set(
+        _CONVOLUTIONS
+    ):  # on the CPU Inductor lays out every convolution channels last anyway
         inductor.append({"force_layout_optimization": True})
     if goal != "memory":
         # Not the C++ wrapper alone: on the CPU plans call kernels directly, on a GPU a CUDA graph does more, and a process died while it

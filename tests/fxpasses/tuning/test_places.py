@@ -100,3 +100,9 @@ def test_options_of_inductor_that_are_tried_depend_on_the_device(device):
     tried = [value for _, value in _settings(graphs, inputs, Options.parse({}), "time", False)]
     wanted = [{"triton.cudagraphs": True}, {"coordinate_descent_tuning": True}, {"max_autotune": True}]
     assert tried == (wanted if device == "cuda" else [])
+
+
+def test_no_layout_is_tried_that_inductor_chooses_anyway():
+    graph = fxpasses.capture(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4)).forward
+    assert graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert not _settings({"inference": graph}, [torch.randn(1, 3, 4, 4)], Options(), "time", False)
