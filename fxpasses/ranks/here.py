@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import datetime
+import functools
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from fxpasses.ranks.process import Process
@@ -161,14 +163,26 @@ def _start(rank: int) -> threading.Thread | None:
         return None
     thread = threading.Thread(target=_answer, args=(store, rank), name="fxpasses ranks", daemon=True)
     thread.start()
-    # Python ends threads where they come back from C++, which then ends the process with a signal.
-    atexit.register(_end, thread, store.clone(), rank)
+    _LEAVING.append(functools.partial(_end, thread, store.clone(), rank))
     return thread
+
+
+_LEFT = threading.Event()
+_LEAVING: list[Callable[[], None]] = []
+"""What a process waits for at its end."""
+
+
+@atexit.register
+def _leave() -> None:
+    """Let the threads come to their end: Python ends them where they come back from C++, which then ends the process with a signal."""
+    HERE.leaves = True
+    _LEFT.set()
+    for wait in _LEAVING:  # the thread that waits for a process group first: it may begin to answer
+        wait()
 
 
 def _end(thread: threading.Thread, store: Any, rank: int) -> None:
     """Wake the thread up, for the last time."""
-    HERE.leaves = True
     try:
         store.set(left(rank), "")
         pose(store, rank)
@@ -216,9 +230,11 @@ def process(rank: int) -> str:
 def answer_from_the_first_group() -> None:
     """Wait in a thread for the process group of a job that ``torchrun`` started; a process of its own has no thread."""
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        threading.Thread(
+        thread = threading.Thread(
             target=_wait_for_group, name="fxpasses waits for a process group", daemon=True
-        ).start()
+        )
+        thread.start()
+        _LEAVING.insert(0, functools.partial(thread.join, _LEAVING_SECONDS))
 
 
 def _wait_for_group() -> None:
@@ -228,7 +244,7 @@ def _wait_for_group() -> None:
             if distributed.get_backend() != "fake":
                 answer_from_now_on()
             return
-        time.sleep(_PAUSE)
+        _LEFT.wait(_PAUSE)
 
 
 answer_from_the_first_group()
