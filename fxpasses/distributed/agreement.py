@@ -20,6 +20,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from types import CodeType
 from typing import Any
 
@@ -31,7 +32,13 @@ from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import Answering, note_absent_ranks, reaching_store
 from fxpasses.distributed.decision import decide
 from fxpasses.distributed.gate import Gate, Offer, key
-from fxpasses.distributed.signature import Signature, SymbolicSizes, names_on_every_rank, signatures
+from fxpasses.distributed.signature import (
+    Signature,
+    SymbolicSizes,
+    interleaved,
+    names_on_every_rank,
+    signatures,
+)
 from fxpasses.errors import RankMismatchError
 from fxpasses.ranks.here import HERE
 
@@ -83,17 +90,21 @@ class Agreement:
         if not handed:
             yield lambda compiled: compiled
             return
-        with _torch.lowered_graphs(lambda graph: lowered.append(signatures(graph, names, sizes))):
+        groups = {group: (key(group, ranks), ranks) for group in handed if (ranks := _torch.ranks_of(group))}
+        handed = interleaved(handed, groups)
+        with _torch.lowered_graphs(
+            lambda graph: lowered.append(interleaved(signatures(graph, names, sizes), groups))
+        ):
             # A cache gives no graph, and several are parts of one: then Inductor's own changes are not compared.
             yield lambda compiled: self._gated(
                 _Sends(
                     f"{kind} graph of {self._code}",
                     " ".join(("backward" if kind == "backward" else "forward", *self._function)),
                     _digest(self._inputs),
+                    # In an order that is the same on all ranks: they would wait for one another in two groups.
                     {
-                        key(group, ranks): (ranks, group)
-                        for group in handed
-                        if (ranks := _torch.ranks_of(group))
+                        name: (ranks, group)
+                        for group, (name, ranks) in sorted(groups.items(), key=itemgetter(1))
                     },
                     handed,
                     lowered[0] if len(lowered) == 1 else {},

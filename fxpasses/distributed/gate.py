@@ -342,7 +342,7 @@ class Offer:
     @functools.cached_property
     def sent(self) -> str:
         """Stands for operators and sizes: what has to be the same where the values that collectives carry were compared before."""
-        return "sent " + _digest(tuple(dataclasses.replace(call, carries="") for call in self.calls))
+        return "sent " + _digest(tuple(call.of_other_inputs() for call in self.calls))
 
     def fits_one_of(self, accepted: Mapping[str, str]) -> bool:
         """Whether the same was accepted before; by digests."""
@@ -392,7 +392,7 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
         if a is None or b is None:
             continue
         if first.inputs != own.inputs:  # one of them broke its graph elsewhere
-            a, b = (tuple(dataclasses.replace(call, carries="") for call in calls) for calls in (a, b))
+            a, b = (tuple(call.of_other_inputs() for call in calls) for calls in (a, b))
         number = first_difference(a, b)
         if number is not None:
             theirs, ours = (str(calls[number]) if number < len(calls) else "none" for calls in (a, b))

@@ -31,16 +31,25 @@ class CollectiveCall:
         operands: dtype and sizes of each tensor; ``"<0>"`` stands for an expression of :class:`SymbolicSizes`, ``"?"`` for what may be anything.
         carries: which values it carries: the inputs that it depends on, if these are parameters and inputs of the user, and the outputs that depend
             on it. It tells two sums of equal shape apart.
+        after: how many collectives of other groups that all ranks of this one are in come before it in the graph (:func:`interleaved`).
+        position: its number among all collectives of this rank's graph.
     """
 
     operator: str
     arguments: str
     operands: tuple[str, ...]
     carries: str
+    after: str = ""
+    position: int = dataclasses.field(default=0, compare=False, repr=False)
 
     def __str__(self) -> str:
         given = ", ".join(filter(None, (*self.operands, self.arguments)))
-        return f"{self.operator}({given})" + (f" of {self.carries}" if self.carries else "")
+        more = (f" of {self.carries}" if self.carries else "", f" after {self.after}" if self.after else "")
+        return f"{self.operator}({given})" + "".join(more)
+
+    def of_other_inputs(self) -> CollectiveCall:
+        """As it can be compared with that of a graph which has other inputs, as one rank broke its graph elsewhere."""
+        return dataclasses.replace(self, carries="", after="")
 
     def fits(self, other: CollectiveCall) -> bool:
         """Whether another rank may run ``other`` where this one runs this.
@@ -52,7 +61,8 @@ class CollectiveCall:
         False
         """
         return (
-            (self.operator, self.arguments, self.carries) == (other.operator, other.arguments, other.carries)
+            (self.operator, self.arguments, self.carries, self.after)
+            == (other.operator, other.arguments, other.carries, other.after)
             and len(self.operands) == len(other.operands)
             and all(map(_same_sizes, self.operands, other.operands))
         )
@@ -174,6 +184,35 @@ def signatures(
     return {group: tuple(calls) for group, calls in found.items()}
 
 
+def interleaved(
+    found: Mapping[str, Signature], groups: Mapping[str, tuple[str, Sequence[int]]]
+) -> dict[str, Signature]:
+    """Signatures that tell in which order a graph speaks in several groups, where ranks have more than one in common: one that waits in the first stops one that waits in the second.
+
+    Args:
+        found: what a graph sends, by the name of the process group.
+        groups: what every rank calls a group, and its ranks, by that name.
+    """
+    told = dict(found)
+    for group in found.keys() & groups.keys():
+        ranks = set(groups[group][1])
+        wider = [
+            (name, [call.position for call in found[other]])
+            for other, (name, others) in groups.items()
+            if other != group and other in found and len(ranks) > 1 and ranks.issubset(others)
+        ]
+        told[group] = tuple(
+            dataclasses.replace(call, after=", ".join(_before(call.position, sorted(wider))))
+            for call in found[group]
+        )
+    return told
+
+
+def _before(position: int, others: Sequence[tuple[str, list[int]]]) -> list[str]:
+    counts = [(name, sum(other < position for other in positions)) for name, positions in others]
+    return [f"{count} of group {name}" for name, count in counts if count]
+
+
 _Names = frozenset[str]
 
 
@@ -201,6 +240,7 @@ def _collect(
         if _sends(node):
             written = {v: _written(v.meta.get("val"), sizes, bound) for v in node.all_input_nodes}
             group, call = _described(node, needs[node], reaches[node], written)
+            call = dataclasses.replace(call, position=sum(map(len, found.values())))
             found.setdefault(group, []).append(call)
         elif inner is not None:
             tensors: list[fx.Node] = node.args[1]

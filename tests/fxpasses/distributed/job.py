@@ -165,6 +165,16 @@ def crossed_groups():
     return compiled(lambda x: all_reduce(x * 2, "sum", groups[RANK]))(torch.ones(2))
 
 
+def groups_in_another_order():
+    """One graph speaks in two groups of the same ranks; on the other rank, in the second one first."""
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+
+    def step(x):
+        return all_reduce(x, "sum", groups[RANK]) + all_reduce(x * 2, "sum", groups[1 - RANK])
+
+    return compiled(step)(torch.ones(2))
+
+
 def called_in_another_order():
     first, second = compiled(doubled), compiled(lambda value: all_reduce(value * 3, "sum", WORLD))
     value = torch.ones(3)
@@ -248,6 +258,7 @@ CASES = (
     other_sizes,
     other_groups,
     crossed_groups,
+    groups_in_another_order,
     called_in_another_order,
     late,
     scheduled,

@@ -78,6 +78,13 @@ def test_ranks_that_wait_for_each_other_in_other_groups_are_named(outcomes):
     assert sorted(outcomes[0]["crossed_groups"]["ranks"]) == [0, 1]
 
 
+def test_the_order_of_groups_in_one_graph_is_compared(outcomes):
+    """Each rank would wait in another group."""
+    text = _error(outcomes, "groups_in_another_order")
+    assert "after 1 of group" in text
+    assert outcomes[0]["groups_in_another_order"]["factor"] == "collective 0"
+
+
 def test_one_rank_decides_what_is_saved(outcomes):
     assert "RankMismatch" not in _error(outcomes, "other_budgets")  # only compared: the gathers differ
     assert [rank["other_budgets_agreed"].get("result", rank) for rank in outcomes] == [True, True]
