@@ -309,3 +309,4 @@ register_opaque_type: Callable[..., Any] = (
     or _opaque_object.register_opaque_type
 )
 is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)
+is_opaque_value_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_value_type", lambda _: False)

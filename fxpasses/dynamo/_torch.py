@@ -32,6 +32,7 @@ from torch._dynamo.variables.nn_module import (
     UnspecializedNNModuleVariable,
 )
 from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch.fx.experimental import proxy_tensor
 
 from fake.seam.dispatch import (
@@ -43,6 +44,7 @@ from fake.seam.dispatch import (
 )
 from fake.seam.dynamo import GuardBuilder, TensorVariable, builder as variable_builder, config, convert_frame
 from fake.seam.guards import Guard
+from fake.seam.library import is_opaque_value_type
 from fake.seam.patches import LEDGER, SUPPORTED_VERSIONS, Patch, ThreadPatch, When
 from fake.seam.pytree import tree_map
 from fxpasses.dynamo._torch_inputs import DESCRIBES_SIZES
@@ -153,13 +155,17 @@ def watch_tracing(
         return _STORES.torchs(self, item, name, value, *args, **kwargs)
 
     def compares(left: Any, right: Any) -> Any:
-        if not _is_guarded_by_value(left) and not _is_guarded_by_value(right):
+        if not any(map(_is_guarded_by_value, (left, right))):
             identified(left)
             identified(right)
         return _COMPARES.torchs(left, right)
 
+    def equals(left: Any, right: Any) -> Any:
+        """As ``compares``, for ``==``: values that are one are equal as well."""
+        return (_COMPARES.torchs if _is_opaque_value(left) else compares)(left, right)
+
     def hashes(tx: Any, key: Any) -> Any:
-        if not _is_guarded_by_value(key):
+        if not _is_guarded_by_value(key) and not _is_opaque_value(key):
             identified(key)
         return _HASHES.torchs(tx, key)
 
@@ -167,7 +173,7 @@ def watch_tracing(
         (_CALLS, call_function),
         (_MUTATIONS, mutates),
         (_STORES, stores_attr),
-        (_COMPARES, compares),
+        (_COMPARES, equals),
         (_COMPARES_TOO, compares),
         (_HASHES, hashes),
     )
@@ -197,6 +203,13 @@ def _is_guarded_by_value(variable: Any) -> bool:
     if hasattr(type(variable), "set_items"):
         return False  # and who asks a set for all its items asks for their order, which no plan can keep
     return isinstance(variable.get_real_python_backed_value(), _GUARDED_BY_VALUE)
+
+
+def _is_opaque_value(variable: Any) -> bool:
+    """Whether Dynamo guards by equality what this is: a placement of a DTensor, and other types that are registered as values."""
+    if isinstance(variable, LazyVariableTracker):
+        variable = variable.realize()
+    return isinstance(variable, UserDefinedObjectVariable) and is_opaque_value_type(type(variable.value))
 
 
 _GUARDED_BY_VALUE = (

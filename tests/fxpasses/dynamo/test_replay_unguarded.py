@@ -5,6 +5,7 @@ import enum
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import Replicate, Shard
 
 from fxpasses import stats
 from tests.fxpasses.dynamo.support import COPIED, Layer, Stack, agree, compiled
@@ -82,6 +83,45 @@ def test_what_is_guarded_by_value_may_be_asked():
     model = Stack(AsksByValue)
     agree(model, compiled(model), torch.randn(3, 8))
     assert stats().copied_calls == COPIED
+
+
+_SHARDED, _BY_PLACEMENT = (Shard(0), Replicate()), {Replicate(): 2.0, Shard(1): 3.0}
+
+
+class AsksForPlacements(Layer):
+    """As ``parallelize_module``'s hooks do: a comparison of tuples asks for identity first."""
+
+    def __init__(self, width=8):
+        super().__init__(width)
+        self.where = (Shard(0), Replicate())
+
+    def forward(self, x):
+        y = super().forward(x) * _BY_PLACEMENT[self.where[1]]
+        return y if self.where == _SHARDED else -y
+
+
+def test_placements_are_guarded_by_value():
+    model = Stack(AsksForPlacements)
+    agree(model, compiled(model), torch.randn(3, 8))
+    assert stats().copied_calls == COPIED
+
+
+@pytest.mark.parametrize("where", [(Shard(1), Replicate()), (Shard(0), Shard(1))])
+def test_a_layer_with_another_placement(where):
+    model, x = Stack(AsksForPlacements), torch.randn(3, 8)
+    model.layers[4].where = where
+    torch.testing.assert_close(compiled(model)(x), model(x))
+
+
+def test_a_layer_that_asks_which_placement_it_has():
+    class IsPlacement(AsksForPlacements):
+        def forward(self, x):
+            y = super().forward(x)
+            return -y if self.where[0] is Shared.chosen else y
+
+    model, x = Stack(IsPlacement), torch.randn(3, 8)
+    Shared.chosen = model.layers[4].where[0]
+    torch.testing.assert_close(compiled(model)(x), model(x))
 
 
 def test_a_layer_with_an_attribute_of_its_own():
