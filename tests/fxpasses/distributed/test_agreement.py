@@ -82,7 +82,6 @@ def test_the_order_of_groups_in_one_graph_is_compared(outcomes):
     """Each rank would wait in another group."""
     text = _error(outcomes, "groups_in_another_order")
     assert "after 1 of group" in text
-    assert outcomes[0]["groups_in_another_order"]["factor"] == "collective 0"
 
 
 def test_one_rank_decides_what_is_saved(outcomes):
