@@ -25,7 +25,8 @@ from types import CodeType
 from typing import Any
 
 import torch.distributed as dist
-from torch import fx
+from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from fxpasses.compiling.history import Compilation
 from fxpasses.distributed import _torch
@@ -33,6 +34,7 @@ from fxpasses.distributed.answering import Answering, note_absent_ranks, reachin
 from fxpasses.distributed.decision import decide
 from fxpasses.distributed.gate import Gate, Offer, key
 from fxpasses.distributed.signature import (
+    CollectiveCall,
     Signature,
     SymbolicSizes,
     interleaved,
@@ -218,6 +220,36 @@ def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -
         HERE.varying.add(code)
     # What was compared before, and comes in another way now, would be asked about at each call.
     (HERE.exchangeable.add if several and not known else HERE.exchangeable.discard)(alike)
+
+
+def agree_on_shards(
+    model: nn.Module, mesh: DeviceMesh, dimensions: Mapping[nn.Parameter, int | None]
+) -> None:
+    """Compare what the ranks of a mesh are about to distribute: other parameters on one of them would hang, or give shards of something else.
+
+    Args:
+        model: whose parameters are distributed.
+        mesh: over which processes.
+        dimensions: of each parameter that is sharded, or None.
+
+    Raises:
+        RankMismatchError: a rank distributes something else, or does not come.
+    """
+    what = f"distribution of {type(model).__name__}'s parameters"
+    calls = tuple(
+        CollectiveCall(
+            "broadcast" if dimensions[parameter] is None else "scatter",
+            "" if dimensions[parameter] is None else f"dimension {dimensions[parameter]}",
+            (f"{str(parameter.dtype).removeprefix('torch.')}{list(parameter.shape)}",),
+            name,
+        )
+        for name, parameter in model.named_parameters()
+    )
+    for group in mesh.get_all_groups():
+        name = str(group.group_name)
+        ranks = _torch.ranks_of(name)
+        offer = Offer(dist.get_rank(), what, "shard", "", calls, None, {})
+        _agree(Gate(key(name, ranks), ranks, HERE.begin(key(name, ranks), offer)), offer, None, False)
 
 
 def _function(code: CodeType | None) -> tuple[str, ...]:

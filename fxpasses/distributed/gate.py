@@ -291,7 +291,8 @@ class Gate:
             record = self.store.get(f"made/{rank}").decode()
             records += [Compilation.from_json(record)] if record else []
         text, factor, values, by_size = json.loads(self.store.get("difference"))
-        message = f"rank {other} and rank {first} compiled collectives that do not fit together. "
+        verb = "compiled" if made is not None else "send"
+        message = f"rank {other} and rank {first} {verb} collectives that do not fit together. "
         differences = explain_miss(*records).differences if len(records) == 2 and not by_size else ()
         if differences:
             factor, values = differences[0].factor, (differences[0].first, differences[0].second)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from fxpasses.distributed.agreement import agree_on_shards
 from fxpasses.distributed.answering import Answering
 from fxpasses.distributed.fully_sharded import is_fully_sharded, read_as_shards
 from fxpasses.distributed.gathering import Gather, gather_in_graph
@@ -48,6 +49,7 @@ def shard(
     Raises:
         ShardingError: before anything is changed, for a mesh of three dimensions, a parameter that cannot be sharded, a pattern that no parameter matches,
             or what only FSDP2's hooks do (offloading, hooks of reductions, tensors that gather themselves).
+        RankMismatchError: before anything is sent; another rank shards other parameters, or others of their dimensions.
     """
     if is_fully_sharded(model):
         if mesh is not None or plan or param_dtype is not None or reduce_dtype is not None:
@@ -61,6 +63,7 @@ def shard(
         raise ShardingError("", "pass a mesh: fully_shard was not called on the model")
     dimensions = _dimensions(model, mesh, plan or {})
     Answering.introduce()
+    agree_on_shards(model, mesh, dimensions)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     gathers: dict[nn.Module, dict[str, Gather]] = {}
     for module in list(model.modules()):

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 _LEAVING_SECONDS = 5.0
 """Seconds that a process waits at its end for the thread that answers."""
-_PAUSE = 0.5
-"""Seconds between two looks for the job's process group."""
+_PAUSE = 0.05
+"""Seconds between two looks for the job's process group: one that ends before it began to answer is not known to have ended."""
 
 
 @dataclasses.dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch._inductor.config as inductor_config
 import torch.distributed as dist
-from torch import fx
+from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.distributed._functional_collectives import (
@@ -20,8 +20,9 @@ from torch.distributed._functional_collectives import (
     all_reduce,
     all_to_all_single,
 )
+from torch.distributed.device_mesh import init_device_mesh
 
-from fxpasses.distributed import gate
+from fxpasses.distributed import gate, shard
 from fxpasses.distributed.network import Cluster
 from fxpasses.distributed.schedule import ScheduleCollectives
 from fxpasses.errors import RankMismatchError
@@ -175,6 +176,18 @@ def groups_in_another_order():
     return compiled(step)(torch.ones(2))
 
 
+def sharded_otherwise():
+    """Another number of layers, or another plan: parameters would be scattered that do not come on the other rank."""
+    found = []
+    for layers, plan in ((2 + RANK, {}), (2, {"0.weight": RANK})):
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+        try:
+            shard(model, init_device_mesh("cpu", (2,)), plan)
+        except RankMismatchError as error:
+            found.append(str(error))
+    return found
+
+
 def called_in_another_order():
     first, second = compiled(doubled), compiled(lambda value: all_reduce(value * 3, "sum", WORLD))
     value = torch.ones(3)
@@ -259,6 +272,7 @@ CASES = (
     other_groups,
     crossed_groups,
     groups_in_another_order,
+    sharded_otherwise,
     called_in_another_order,
     late,
     scheduled,

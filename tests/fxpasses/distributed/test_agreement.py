@@ -84,6 +84,14 @@ def test_the_order_of_groups_in_one_graph_is_compared(outcomes):
     assert "after 1 of group" in text
 
 
+def test_ranks_that_shard_other_parameters_are_told_before_anything_is_sent(outcomes):
+    for rank in outcomes:
+        layers, plan = rank["sharded_otherwise"]["result"]
+        assert "number 4 is" in layers
+        assert "scatter(float32[4, 4], dimension 0) of 2.weight" in layers
+        assert "scatter(float32[4, 4], dimension 1) of 0.weight" in plan
+
+
 def test_one_rank_decides_what_is_saved(outcomes):
     assert "RankMismatch" not in _error(outcomes, "other_budgets")  # only compared: the gathers differ
     assert [rank["other_budgets_agreed"].get("result", rank) for rank in outcomes] == [True, True]
