@@ -84,10 +84,10 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
                     value = resolve(read)
                     if isinstance(value, types.ModuleType):
                         _check_answers(code, value, read[1:])
-                    if dynamic and isinstance(value, types.ModuleType) and not _is_trusted_module(value):
-                        raise NoPlan(
-                            "code that may read any attribute of a module", f"getattr in {code.co_qualname}"
-                        )
+                    anything = dynamic or "__dict__" in names
+                    if anything and isinstance(value, types.ModuleType) and not _is_trusted_module(value):
+                        where = f"{'getattr' if dynamic else '__dict__'} in {code.co_qualname}"
+                        raise NoPlan("code that may read any attribute of a module", where)
     return list(found)
 
 

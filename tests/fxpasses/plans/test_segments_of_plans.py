@@ -1,5 +1,7 @@
 """Plans of programs that fall into parts: small regions that generated code calls by name, functions that go on after a graph break."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -136,3 +138,17 @@ def test_what_functions_read_that_dynamo_did_not_trace_to_their_end(tmp_path, mo
         assert (fxpasses.stats().plans_written > 0) == (number != 1)
         if number == 1:
             monkeypatch.setitem(globals(), change, 0)
+
+
+HERE = sys.modules[__name__]
+
+
+def reads_a_dictionary(x):
+    return x * HERE.__dict__.get("FACTOR", 5.0)
+
+
+def test_what_is_read_in_the_dictionary_of_a_module_is_unknown(tmp_path):
+    fxpasses.reset_stats()
+    x = torch.ones(3)
+    assert fxpasses.compile(reads_a_dictionary, cache=tmp_path)(x).equal(reads_a_dictionary(x))
+    assert "code that may read any attribute of a module" in fxpasses.stats().plans_refused
