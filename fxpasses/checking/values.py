@@ -412,7 +412,13 @@ def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) ->
 
 
 def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[str]) -> bool:
-    """Whether a pass took or changed a call that may keep NaN and infinities from its result: one that chooses, compares, or makes integers."""
+    """Whether a pass took or changed a call that may keep NaN and infinities from its result: one that chooses, compares, or makes integers.
+
+    Args:
+        before: the graph before.
+        after: what a pass made of it.
+        names: of the calls that it took or changed.
+    """
 
     def told(node: fx.Node) -> str:
         return f"{node.target} {fx.node.map_arg((node.args, node.kwargs), lambda _: None)}"

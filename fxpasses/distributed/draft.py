@@ -103,7 +103,13 @@ class Sheet:
         self.input_bytes = sum(map(costs.bytes_of, graph.find_nodes(op="placeholder")))
 
     def message(self, key: Any, like: Send, size: int) -> Send:
-        """A message as another one, of so many bytes."""
+        """A message as another one.
+
+        Args:
+            key: stands for it where it is waited for.
+            like: the other one.
+            size: its bytes, of the whole tensor.
+        """
         seconds = self.cluster.seconds(like.collective, size, like.group.ranks, like.group.stride)
         return dataclasses.replace(like, key=key, size=size, seconds=seconds)
 
