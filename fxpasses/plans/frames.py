@@ -71,9 +71,8 @@ def handed_on(code: types.CodeType) -> frozenset[str]:
         code: what Dynamo wrote.
     """
     found: list[str] = []
-    named: list[
-        str
-    ] = []  # since the last return; the call of the function that goes on is the last thing that a frame does
+    # Since the last return: a frame ends with the call of the function that goes on, whose name it loads last.
+    named: list[str] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname == "LOAD_GLOBAL" and str(instruction.argval).startswith(_RESUMED):
             named.append(instruction.argval)
