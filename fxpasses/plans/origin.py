@@ -19,10 +19,16 @@ CACHE = type(functools.lru_cache(len))
 _HOMES = (os.path.dirname(torch.__file__) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 
 
+_TAGS = "_dynamo/mutation_guard.py"
+"""Where Dynamo wraps ``Module.__init__`` and ``__setstate__`` when it compiles for the first time in a process, to know modules that are made later."""
+
+
 def origin_of(value: Any) -> str:
-    """Where a function, a class or a method is defined, and each that it wraps; "" for something else."""
+    """Where a function, a class or a method is defined, and each that it wraps; "" for something else. What Dynamo wraps for its own use is what it was."""
     found = []
     while value is not None:
+        if isinstance(value, types.FunctionType) and value.__code__.co_filename == _HOMES[0] + _TAGS:
+            (value,) = (cell.cell_contents for cell in value.__closure__ or ())
         value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         value = value.fget if isinstance(value, property) else value
         if isinstance(value, types.FunctionType):

@@ -211,3 +211,15 @@ def test_a_plan_of_a_layer(plan, monkeypatch, change, is_late):
     result = compiled(torch.ones(3, 4))
     monkeypatch.undo()
     assert isinstance(result, str) is (change is not None)
+
+
+def test_what_dynamo_wraps_for_its_own_use_is_what_it_was(monkeypatch):
+    """A process that takes a plan has not compiled anything, and so nothing is wrapped there."""
+    cls = torch.nn.Module
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert cls.__init__.__qualname__.endswith("patched_init")
+    for method in (cls.__init__, cls.__setstate__):
+        assert origin_of(method).startswith("nn/modules/module.py:")
+        assert not is_of_others(method)
+    monkeypatch.setattr(cls, "__init__", lambda self: None)
+    assert is_of_others(cls.__init__)
