@@ -15,6 +15,7 @@ import shutil
 
 import pytest
 import torch
+from torch._library import fake_impl as library_fake_impl
 
 torch.set_num_threads(1)
 
@@ -27,6 +28,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def context_of_fake_kernels(monkeypatch):
+    """torch keeps it in one variable of the process, where threads that run meta kernels may leave each other's."""
+    monkeypatch.setattr(library_fake_impl, "global_ctx_getter", library_fake_impl.global_ctx_getter)
 
 
 def pytest_unconfigure():

@@ -44,7 +44,6 @@ from fake.seam.dispatch import (
     OpOverload,
     decomposition_table,
     has_symbols,
-    library_fake_impl,
     library_utils,
     meta_table,
     registered_fake_kernel as kernel_of_register_fake,
@@ -52,6 +51,7 @@ from fake.seam.dispatch import (
     render_call,
 )
 from fake.seam.dynamo import custom_ops_profiles
+from fake.seam.library import running_fake_kernel
 from fake.seam.proxy_tensor import is_tracing_graph
 from fake.seam.pytree import tree_flatten, tree_unflatten
 from fake.seam.symbolic_shapes import TorchShapeEnv as ShapeEnv
@@ -318,8 +318,7 @@ def registered_fake_kernel(mode: Any, call: Call) -> Any:
     if kernel is None:
         return NotImplemented
     _may_read_hints(mode, call)
-    context = library_fake_impl.FakeImplCtx(mode, call.func)
-    with library_fake_impl.set_ctx_getter(lambda: context), mode:
+    with running_fake_kernel(mode, call.func), mode:
         return kernel(*call.args, **call.kwargs)
 
 

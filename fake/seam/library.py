@@ -144,9 +144,28 @@ def set_source_of_fake(qualname: str, function: Callable[..., Any]) -> None:
         kernel.source = f"{code.co_filename}:{code.co_firstlineno}"
 
 
+class _Running(threading.local):
+    context: Any = None
+
+
+_RUNNING = _Running()
+"""The fake kernel that runs in each thread: torch has one variable for all of them."""
+
+
+@contextmanager
+def running_fake_kernel(mode: Any, func: OpOverload) -> Iterator[None]:
+    """Have `fake_kernel_context` and ``torch.library.get_ctx`` answer a context of this mode in this thread."""
+    before, _RUNNING.context = _RUNNING.context, library_fake_impl.FakeImplCtx(mode, func)
+    try:
+        with library_fake_impl.set_ctx_getter(lambda: _RUNNING.context):
+            yield
+    finally:
+        _RUNNING.context = before
+
+
 def fake_kernel_context() -> Any:
-    """The context of the fake kernel that runs now, or None outside of one."""
-    return library_fake_impl.global_ctx_getter()
+    """The context of the fake kernel that runs now in this thread, or None outside of one."""
+    return _RUNNING.context or library_fake_impl.global_ctx_getter()
 
 
 def replace_library(op: TorchCustomOpDef, library: Any) -> None:

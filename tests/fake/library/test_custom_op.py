@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fake import FakeTensorMode as FakeMode, ShapeEnv
 from fake.library import EffectType, custom_op, get_ctx
 from fake.library.errors import MissingContextError, RegistrationError
 from tests.fake.library.support import NAMESPACE, fresh_name, numpy_sin, overload_of
@@ -227,6 +230,42 @@ def test_data_dependent_sizes():
     with pytest.raises(RuntimeError, match="data-dependent"):
         positive(torch.empty(3, device="meta"))
     with pytest.raises(MissingContextError, match="inside a fake kernel"):
+        get_ctx()
+
+
+def test_each_thread_has_the_context_of_its_own_kernel():
+    meet = threading.Barrier(2, timeout=60)
+
+    @custom_op(fresh_name(), mutates_args=())
+    def chosen(x: Tensor, waits: bool) -> Tensor:
+        return x[x > 0]
+
+    @chosen.register_fake
+    def _(x, waits):
+        meet.wait()  # both run now
+        size = get_ctx().new_dynamic_size()
+        meet.wait()
+        if waits:
+            meet.wait()  # the other one has left first, although it came last
+            size = get_ctx().new_dynamic_size()
+        return x.new_empty(size)
+
+    found = {}
+
+    def work(waits):
+        with FakeMode(shape_env=ShapeEnv()) as mode:
+            found[waits] = (mode.shape_env, chosen(torch.empty(3), waits).shape[0].node.shape_env)
+        if not waits:
+            meet.wait()
+
+    threads = [threading.Thread(target=work, args=(waits,)) for waits in (False, True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {False, True}
+    assert all(own is used for own, used in found.values())
+    with pytest.raises(MissingContextError):
         get_ctx()
 
 
