@@ -89,6 +89,7 @@ def run(kind: str, layers: int, directory: str) -> tuple[float, float, bool]:
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": f"{directory}/inductor",
+        "FXPASSES_CACHE_DIR": f"{directory}/beside",
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
