@@ -50,7 +50,8 @@ class Here:
         sent: what the last of them sent (an object with ``to_json``), by group and number.
         answering: the thread that answers.
         waits: where it compares what it compiled: group, ranks and number of the comparison, and what it sends; None elsewhere.
-        leaves: whether the process ends.
+        leaves: set when the process ends.
+        at_the_end: what the process waits for then.
     """
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -67,7 +68,8 @@ class Here:
     sent: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
     answering: Any = None
     waits: dict[str, Any] | None = None
-    leaves: bool = False
+    leaves: threading.Event = dataclasses.field(default_factory=threading.Event)
+    at_the_end: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
     def forget(self) -> None:
         """Compare again what was compared: ``torch._dynamo.reset()`` gives other code the same numbers."""
@@ -163,21 +165,15 @@ def _start(rank: int) -> threading.Thread | None:
         return None
     thread = threading.Thread(target=_answer, args=(store, rank), name="fxpasses ranks", daemon=True)
     thread.start()
-    _LEAVING.append(functools.partial(_end, thread, store.clone(), rank))
+    HERE.at_the_end.append(functools.partial(_end, thread, store.clone(), rank))
     return thread
-
-
-_LEFT = threading.Event()
-_LEAVING: list[Callable[[], None]] = []
-"""What a process waits for at its end."""
 
 
 @atexit.register
 def _leave() -> None:
     """Let the threads come to their end: Python ends them where they come back from C++, which then ends the process with a signal."""
-    HERE.leaves = True
-    _LEFT.set()
-    for wait in _LEAVING:  # the thread that waits for a process group first: it may begin to answer
+    HERE.leaves.set()
+    for wait in HERE.at_the_end:  # the thread that waits for a process group first: it may begin to answer
         wait()
 
 
@@ -207,7 +203,7 @@ def pose(store: Any, rank: int, key: str = "", call: int = 0) -> int:
 
 def _answer(store: Any, rank: int) -> None:
     number = 1
-    while not HERE.leaves:
+    while not HERE.leaves.is_set():
         try:
             store.wait([f"fxpasses/ask/{rank}/{number}"], datetime.timedelta(days=7))
             state = HERE.state(*json.loads(store.get(f"fxpasses/ask/{rank}/{number}")))
@@ -234,17 +230,17 @@ def answer_from_the_first_group() -> None:
             target=_wait_for_group, name="fxpasses waits for a process group", daemon=True
         )
         thread.start()
-        _LEAVING.insert(0, functools.partial(thread.join, _LEAVING_SECONDS))
+        HERE.at_the_end.insert(0, functools.partial(thread.join, _LEAVING_SECONDS))
 
 
 def _wait_for_group() -> None:
-    while not HERE.leaves:
+    while not HERE.leaves.is_set():
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and getattr(distributed, "is_initialized", bool)():
             if distributed.get_backend() != "fake":
                 answer_from_now_on()
             return
-        _LEFT.wait(_PAUSE)
+        HERE.leaves.wait(_PAUSE)
 
 
 answer_from_the_first_group()
