@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -159,8 +159,15 @@ def expression(value: Any) -> Any:
     return value
 
 
+def _applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
+    """A function of a number, or a call of it where the number is one of a graph: Python asks these for an integer at once."""
+    if isinstance(x, fx.Proxy):
+        return x.tracer.create_proxy("call_function", function, (x, *rest), {})
+    return function(x, *rest)
+
+
 class _PythonNumbers(PythonReferenceAnalysis):
-    """torch's arithmetic on numbers and symbolic numbers, without the two operations that it leaves to sympy."""
+    """torch's arithmetic on numbers and symbolic numbers, for those of a graph as well, without the two operations that it leaves to sympy."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
@@ -168,7 +175,31 @@ class _PythonNumbers(PythonReferenceAnalysis):
 
     @staticmethod
     def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return math.trunc(x)
+        return _applied(math.trunc, x)
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(math.floor, x)
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(math.ceil, x)
+
+    @staticmethod
+    def round_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(round, x)
+
+    @staticmethod
+    def round_decimal(x: Any, digits: Any) -> Any:
+        return _applied(round, x, digits)
+
+    @staticmethod
+    def floor(x: Any) -> Any:
+        return torch.sym_float(_applied(math.floor, x))
+
+    @staticmethod
+    def ceil(x: Any) -> Any:
+        return torch.sym_float(_applied(math.ceil, x))
 
 
 def evaluate(value: Any, bindings: Mapping[Any, Any]) -> Any:

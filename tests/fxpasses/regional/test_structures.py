@@ -98,6 +98,27 @@ def test_sizes_that_are_rounded_up():
     assert fxpasses.stats().graphs == 1
 
 
+class Resized(nn.Module):
+    """Sizes that layers of this kind compute themselves: half of one, in another rounding."""
+
+    def __init__(self, half):
+        super().__init__()
+        self.linear, self.half = nn.Linear(8, 8), half
+
+    def forward(self, x):
+        rows = self.half(x.shape[1] / 2)
+        y = F.adaptive_avg_pool2d(self.linear(x).unsqueeze(1), (rows, 8)).expand(-1, 2, -1, -1)
+        return x + y.reshape(x.shape[0], 2 * rows, 8)[:, : x.shape[1]].mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("half", [math.ceil, math.floor, round, int, lambda n: int(math.ceil(n) / 2 * 2.0)])
+def test_sizes_that_are_computed_inside_a_region(half):
+    sizes = [(2, 37, 8), (3, 50, 8), (4, 71, 8)]
+    model = nn.Sequential(*(Resized(half) for _ in range(4)))
+    found = check(model, [torch.randn(sizes[0])], more=[[torch.randn(s)] for s in sizes[1:]], dynamic=True)
+    assert found[0] >= 3
+
+
 class ConvStage(nn.Module):
     def __init__(self, channels=4):
         super().__init__()
