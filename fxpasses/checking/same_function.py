@@ -307,7 +307,7 @@ def differences_in_float64(
         drift = max(drift, _OWN_PRECISION * max(run.coarsest, other.coarsest))
         if mine is None or theirs is None or len(mine) != len(theirs):
             return None
-        size = max(1.0, *(_largest(v) for v in (*mine, *inputs)))
+        size = max((1.0, *(_largest(v) for v in (*mine, *inputs))))
         scale = 1e-4 * min(size, 1e3)
         found = []
         nearby: list[list[Any]] = []

@@ -172,7 +172,9 @@ def with_users(before: fx.GraphModule, after: fx.GraphModule, change: Change) ->
     """
     nodes = {node.name: node for node in before.graph.nodes}
     others = {node.name for node in after.graph.nodes}
-    users = {u.name for old, _ in change.given for u in nodes[old].users if u.op == "call_function"} & others
+    takers = (user for old, _ in change.given for user in nodes[old].users if user.op == "call_function")
+    # What is written stays a result: a write is none, and a window without results would be the same function whatever it does.
+    users = {user.name for user in takers if not is_mutating(user)} & others
     return Change(change.before | users, change.after | users, ())
 
 

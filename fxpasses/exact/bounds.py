@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -262,7 +262,18 @@ def _range(uses: _Uses, value: Tensor, sizes: set[int]) -> tuple[int, int]:
     def takes(extreme: int) -> bool:
         return uses.take(torch.full_like(value, extreme))
 
-    # Whoever refuses a value refuses those further out.
-    high = [high, *above][bisect.bisect_left(above, True, key=lambda v: not takes(v))]
-    low = [low, *below][bisect.bisect_left(below, True, key=lambda v: not takes(v))]
-    return low, high
+    # Whoever refuses a value refuses those further out. Where an index is computed from several inputs, the end of one is no size.
+    return _furthest([low, *below], takes), _furthest([high, *above], takes)
+
+
+def _furthest(candidates: Sequence[int], takes: Callable[[int], bool]) -> int:
+    """The integer furthest out that is taken, from the first of several, which is, to the last."""
+    first = bisect.bisect_left(candidates, True, lo=1, key=lambda v: not takes(v))
+    taken = candidates[first - 1]
+    if first == len(candidates):
+        return taken
+    step = 1 if candidates[first] > taken else -1
+    between = range(taken + step, candidates[first], step)
+    if not between or not takes(between[0]):
+        return taken
+    return between[bisect.bisect_left(between, True, key=lambda v: not takes(v)) - 1]

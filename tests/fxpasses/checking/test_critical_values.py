@@ -315,3 +315,21 @@ def test_values_that_nothing_relates_any_more_lose_no_digits():
     inputs = [x.detach(), y.detach(), torch.randn(3, 5)]
     for at in found(before, after, inputs):
         assert not worse(at)
+
+
+@pytest.mark.parametrize("off", [3e-2, 3e-5])
+def test_a_statistic_of_which_nothing_but_the_write_takes_the_value(off):
+    def counts(x, mean):
+        mean.copy_(x.mean(0) * 0.125)
+        return x.sin()
+
+    x, mean = torch.randn(5, 4), torch.zeros(4)
+    before = fxpasses.capture(counts, x, mean).forward
+    after = copy_graph(before)
+    factor = next(n for n in after.graph.nodes if 0.125 in n.args)
+    factor.args = (factor.args[0], 0.125 * (1 + off))
+    after.recompile()
+    rewriting = Reference(before, [x, mean]).rewriting(after)
+    assert rewriting.suspects
+    assert rewriting.joined is None
+    assert rewriting.differences()

@@ -33,6 +33,13 @@ def test_a_mask_of_integers_is_varied_as_flags(generator, dtype):
     assert not rows[-1].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+@pytest.mark.parametrize("shape", [(1, 5), (3, 5), (2, 2, 5)])
+def test_flags_that_hold_at_all_places_but_one(generator, dtype, shape):
+    rows = sample_input(torch.ones(shape, dtype=dtype), "ties", generator).view(-1, 5)
+    assert (rows.sum(-1)[::2] == 4).all()
+
+
 @pytest.mark.parametrize("example", [[[2, 1]], [[0, 0]], [0, 1, 1]])
 def test_other_integers_stay_in_their_range(generator, example):
     example = torch.tensor(example)

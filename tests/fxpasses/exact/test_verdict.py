@@ -408,6 +408,15 @@ def test_integers_that_are_no_indices_go_far_to_both_sides(taken):
     assert made[1].max() > 1000
 
 
+def test_an_index_that_is_computed_of_two_inputs_goes_to_its_end():
+    table, row, column = torch.randn(150, 2), torch.tensor([0, 1, 2, 3]), torch.tensor([9, 1, 2, 3])
+    made = at_bounds(make_fx(lambda t, i, j: t[i * 10 + j])(table, row, column), [table, row, column])
+    assert made is not None
+    assert made[1].max() == 14
+    assert made[1].min() == -15
+    table[made[1] * 10 + made[2]]  # both at once
+
+
 def test_flags_that_floats_are_made_of_stay_flags():
     x, flags = torch.randn(4, 4), torch.tensor([1, 1, 0, 1])
     assert at_bounds(make_fx(lambda x, i: (1 - i) * x[:, 0])(x, flags), [x, flags]) is None
