@@ -92,6 +92,10 @@ class Step:
         return cls.of_pass(item, places, allowed=bool(data["allowed"]))
 
 
+PLAIN = Step("plain", None, {"regions": "off"})
+"""What Inductor alone makes of a graph: without the default passes, and each layer compiled where it stands."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """The steps of one program, in order.
@@ -120,6 +124,9 @@ class Choice:
         Args:
             base: the user's.
         """
+        if PLAIN in self.steps:
+            left_out = default_passes()
+            base = replace(base, passes=tuple(item for item in base.passes if item not in left_out))
         if any(step.item is not None for step in self.steps):
             passes = self.passes(base.passes, THE_REST)
             base = _PlacedOptions(**{**vars(base), "passes": passes}, choice=self, given=base.passes)
@@ -139,7 +146,7 @@ class Choice:
         """
         own = [step.item for step in self.steps if step.item is not None and step.runs_in(place)]
         own.sort(key=takes_parts)  # in inference graphs, too, they run last
-        return (*given, *own, *default_passes()) if own else given
+        return (*given, *own, *(() if PLAIN in self.steps else default_passes())) if own else given
 
     def __str__(self) -> str:
         return ", ".join(step.name for step in self.steps) or "default"

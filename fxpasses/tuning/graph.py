@@ -287,8 +287,8 @@ class _FirstCall:
         with torch.random.fork_rng(), ProgressLine(self.alone, name="fxpasses.tune") as line:
             if self.alone:
                 one.tell = line
-            bench = _Bench(self.graph, own_inputs(inputs), one, self.running, self.has_regions)
-            with one.searching():
+            with one.searching():  # the default is compiled again to compare with: that is tuning, too
+                bench = _Bench(self.graph, own_inputs(inputs), one, self.running, self.has_regions)
                 return search(bench, self.graph.place.graph, one.goal, bench.default)
 
 

@@ -19,13 +19,13 @@ from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import PassError
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.partitioner.cost import CostModel
+from fxpasses.partitioner.cost import CostModel, is_view
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.passes import EliminateDeadCode, default_passes, library
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
-from fxpasses.tuning.choice import PARTS, THE_REST, Choice, Step, takes_parts
+from fxpasses.tuning.choice import PARTS, PLAIN, THE_REST, Choice, Step, takes_parts
 from fxpasses.tuning.content import family_of
 from fxpasses.tuning.freezing import FREEZING, weights_to_freeze
 from fxpasses.tuning.search import Goal
@@ -80,7 +80,10 @@ class Proposals:
         ]
         freezes = options.compiler == "inductor" and "freezing" not in options.inductor and goal != "memory"
         if freezes and "joint" not in self._graphs and weights_to_freeze(gm, inputs):
-            self._settings.insert(0, FREEZING)
+            predicted = _share_once_laid_out(self._graphs)
+            self._settings.insert(0, dataclasses.replace(FREEZING, predicted=predicted))
+        if regions or _changes_by_default(_captured(gm, inputs, Choice((PLAIN,)).options(options))):
+            self._settings.append(PLAIN)
         self._known: dict[tuple[Pass, ...], list[tuple[Step, int]]] = {}
         self._of_places = self._changed(_captured_by_place(gm, inputs, options)) if regions else {}
 
@@ -96,7 +99,12 @@ class Proposals:
             self._known[taken] = sorted(
                 (pair for pair in pairs if pair is not None), key=lambda p: p[0].predicted
             )
-        found = [*self._known[taken], *((step, 0) for step in self._settings), *self._moved(choice)]
+        has_no_regions = any(step.settings.get("regions") == "off" for step in choice.steps)
+        settings = [
+            s for s in self._settings if s == PLAIN or not (has_no_regions and "regions" in s.settings)
+        ]
+        whole = [*self._known[taken], *((step, 0) for step in settings)]
+        found = [*sorted(whole, key=lambda pair: pair[0].predicted), *self._moved(choice)]
         return sorted(found, key=lambda pair: self._gained.get(pair[0].name, 1.0))
 
     def _moved(self, choice: Choice) -> list[tuple[Step, int]]:
@@ -193,6 +201,10 @@ def _rewritten(gm: fx.GraphModule, passes: Sequence[Pass], kind: Any) -> tuple[f
     return copied, sum(len(run.added) + len(run.removed) + len(run.modified) for run in runs if run.changed)
 
 
+def _changes_by_default(graphs: Mapping[str, fx.GraphModule]) -> bool:
+    return any(_rewritten(gm, default_passes(), kind)[1] for kind, gm in graphs.items())
+
+
 def _seconds(gm: fx.GraphModule) -> float:
     costs = CostModel()
     total = 0.0
@@ -202,6 +214,22 @@ def _seconds(gm: fx.GraphModule) -> float:
             moved = costs.bytes_of(node) + sum(costs.bytes_of(n) for n in node.all_input_nodes)
             total += max(flops / _FLOPS, moved / _BYTES)
     return total
+
+
+def _share_once_laid_out(graphs: Mapping[str, fx.GraphModule]) -> float:
+    """Time with weights that are laid out for the kernel once, over that where each call reads and writes them for it."""
+    costs, weights, total = CostModel(), set(), 0.0
+    for gm in graphs.values():
+        total += _seconds(gm)
+        for node in gm.graph.nodes:
+            if node.target in (*_CONVOLUTIONS, *_MATMULS):
+                weight = node.args[2 if node.target is aten.addmm.default else 1]
+                while weight.op == "call_function" and is_view(weight):
+                    weight = weight.args[0]
+                if weight.op == "placeholder":
+                    weights.add(weight)
+    moved = 2 * sum(map(costs.bytes_of, weights)) / _BYTES
+    return total / (total + moved) if total else 1.0
 
 
 def _settings(

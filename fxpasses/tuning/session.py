@@ -31,8 +31,8 @@ class Session(TunedPasses):
         results: what was found, one a graph.
         files: where each of them is kept, or ``None``.
         reused: how many of the results were kept by an earlier tuning.
-        spent: seconds, on the graphs that are done.
-        since: when the search of a graph began, by the wall clock; ``None`` while none is under way.
+        spent: seconds that counted before that.
+        since: when the time that counts began, by the wall clock; ``None`` while none does.
         interrupted: whether the user stopped it.
     """
 
@@ -60,7 +60,10 @@ class Session(TunedPasses):
 
     @contextlib.contextmanager
     def searching(self) -> Iterator[None]:
-        """Time that counts: compiling the default is not part of it."""
+        """Time that counts: all of a call of :func:`fxpasses.tune`, what the search of a graph takes within it included."""
+        if self.since is not None:
+            yield
+            return
         start = self.since = time.monotonic()
         try:
             yield

@@ -109,7 +109,7 @@ def tune(
         model: a module or function. Its training step is tuned, or inference within ``torch.no_grad()``.
         inputs: a tensor, or a tuple of positional arguments.
         kwargs: its keyword arguments.
-        seconds: how long it may take, but for the default program, which is compiled in any case, and for the last comparison with it.
+        seconds: how long it may take, tracing and compiling the default included; these are done in any case, and so is the last comparison with it.
         goal: ``"time"``, ``"memory"`` (the peak of a step), or ``"both"``: one of them, and none at the other's expense.
         passes: the passes to choose from; by default those of the library whose results are the same up to rounding.
         allow: passes to choose from as well that compute something else on purpose (``"pack_dropout_rng"``, ``"downcast_saved_activations"``):
@@ -155,7 +155,7 @@ def tune(
             cache=later.cache,
         )
         line("compiling the default")
-        with nothing_left_behind(), torch.random.fork_rng():
+        with nothing_left_behind(), torch.random.fork_rng(), one.searching():
             copied = copy.deepcopy(model)
             given, named = tree_map(_own, (args, dict(kwargs or {})))
             _compiled(copied, options, one)(*given, **named)

@@ -4,11 +4,14 @@ import random
 
 import pytest
 
-from fxpasses.tuning.choice import Choice, Step
+from fxpasses.compiling.options import Options
+from fxpasses.passes import library
+from fxpasses.tuning.choice import PLAIN, Choice, Step
 from fxpasses.tuning.intervals import RISK, Interval, median_interval
 from fxpasses.tuning.ledger import Entry, changes
 from fxpasses.tuning.measuring import duel
 from fxpasses.tuning.search import search
+from fxpasses.tuning.session import Session
 
 
 class Machine:
@@ -178,3 +181,32 @@ def test_two_ledgers_are_compared():
     words = {(c.after or c.before).step: c.word for c in changes(before, after)}
     assert words == {"a": "wins", "b": "loses", "c": "as before", "d": "gone", "e": "new"}
     assert Entry.from_data({**after[0].to_data(), "of a later version": 1}) == after[0]
+
+
+def test_plain_is_kept_where_the_default_loses():
+    bench = Bench({"plain": (0.93, 1.0), "good": (0.9, 1.0), "slow": (1.1, 1.0)})
+    found = search(bench, "g", "time", bench.default)
+    assert str(found.choice) == "plain, good"
+    assert found.ratio.high < 0.93
+
+
+def test_the_time_of_a_session_counts_once():
+    session = Session(seconds=60.0)
+    with session.searching():
+        began = session.since
+        with session.searching():  # a graph's search, within fxpasses.tune
+            assert session.since == began
+        assert session.since == began
+        assert session.spent == 0.0
+    assert session.since is None
+    assert session.spent > 0.0
+
+
+def test_plain_is_what_inductor_alone_compiles():
+    mine, extra = library()["reassociate_matmuls"](), Step.of_pass(library()["concat_matmuls"]())
+    base = Options.parse({"passes": ["default", mine]})
+    assert Choice((PLAIN,)).options(base).passes == (mine,), "the user's own passes stay"
+    later = Choice((PLAIN, extra)).options(base)
+    assert later.passes == (mine, extra.item)
+    assert later.regions == "off"
+    assert Step.from_data(PLAIN.to_data(), lambda text: pytest.fail(text)) == PLAIN

@@ -1,0 +1,75 @@
+"""Which steps are tried, and in which order."""
+
+import time
+
+import torch
+
+import fxpasses
+import fxpasses.passes
+from fxpasses.compiling.options import Options
+from fxpasses.tuning import choice, proposals
+from fxpasses.tuning.choice import PLAIN, Choice
+from fxpasses.tuning.freezing import FREEZING
+from fxpasses.tuning.proposals import Proposals
+
+
+def captured(model, *inputs):
+    found = []
+
+    def keep(gm, given):
+        found.extend([gm, given])
+        return gm.forward
+
+    with torch.no_grad():
+        torch._dynamo.reset()
+        torch.compile(model, backend=keep)(*inputs)
+    return found
+
+
+def names(model, x, **more):
+    gm, inputs = captured(model, x)
+    with torch.no_grad():
+        steps = Proposals(gm, inputs, Options(**more), "time", None, (), False)
+        return [step.name for step, _ in steps(Choice())]
+
+
+def test_freezing_is_tried_first_where_weights_are_laid_out():
+    net = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Flatten(), torch.nn.Linear(16 * 36, 64))
+    tried = names(net.eval(), torch.randn(1, 8, 8, 8))
+    assert tried[0] == FREEZING.name
+    assert PLAIN.name not in tried, "the default passes change nothing"
+
+
+def test_plain_is_tried_where_the_default_passes_change_the_graph():
+    assert PLAIN.name in names(lambda x: (x.expand(8) * 1).sin() + x.clone().sin(), torch.randn(8))
+
+
+@fxpasses.graph_pass(graphs=["inference"], numerics="bitwise")
+def slow_default(gm):
+    """Stands for a default pass that costs time."""
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.target is torch.ops.aten.sin.default:
+            with gm.graph.inserting_after(node):
+                value, users = node, list(node.users)
+                for _ in range(8):
+                    with gm.graph.inserting_after(value):
+                        value = gm.graph.call_function(torch.ops.aten.neg.default, (value,))
+            for user in users:
+                user.replace_input_with(node, value)
+            changed = True
+    return changed
+
+
+def test_tuning_never_loses_against_the_graph_without_the_default_passes(tmp_path, monkeypatch):
+    given = lambda: (slow_default,)  # noqa: E731
+    for module in (choice, proposals, fxpasses.compiling.options):
+        monkeypatch.setattr(module, "default_passes", given)
+    model, x = torch.sin, torch.randn(400, 400)
+    how = {"options": {"compiler": "eager"}, "cache": tmp_path, "clock": time.process_time, "show": False}
+    with torch.no_grad():
+        tuned = fxpasses.tune(lambda x: model(x), x, passes=[], **how)
+        assert tuned.steps == (PLAIN.name,), str(tuned)
+        assert tuned.graphs[0].ratio[2] < 1
+        assert tuned.seconds < 60
+        torch.testing.assert_close(tuned(x), x.sin())
