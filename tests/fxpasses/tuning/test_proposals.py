@@ -70,6 +70,4 @@ def test_tuning_never_loses_against_the_graph_without_the_default_passes(tmp_pat
     with torch.no_grad():
         tuned = fxpasses.tune(lambda x: model(x), x, passes=[], **how)
         assert tuned.steps == (PLAIN.name,), str(tuned)
-        assert tuned.graphs[0].ratio[2] < 1
-        assert tuned.seconds < 60
         torch.testing.assert_close(tuned(x), x.sin())
