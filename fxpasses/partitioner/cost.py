@@ -40,6 +40,11 @@ class CostModel:
             flops = self._flops[node] = self._count(node)
         return flops
 
+    @staticmethod
+    def has_formula(node: fx.Node) -> bool:
+        """Whether FLOPs of a node are counted by a formula: it is a matmul, a convolution or attention."""
+        return isinstance(node.target, _torch.OpOverload) and _formula(node) is not None
+
     def work_of(self, node: fx.Node) -> tuple[int, int] | None:
         """FLOPs, and bytes read and written, of a call; ``None`` for one that is free."""
         computes = node.op == "call_function" and not is_view(node) and not is_getitem(node)
@@ -50,7 +55,7 @@ class CostModel:
     def _count(self, node: fx.Node) -> int:
         if node.op != "call_function" or _torch.is_sym_node(node) or is_view(node) or is_getitem(node):
             return 0
-        formula = _torch.flop_registry.get(getattr(node.target, "overloadpacket", node.target))
+        formula = _formula(node)
         if formula is not None:
             return self._by_formula(node, formula)
         read = max((_numel(t) for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))), default=0)
@@ -64,6 +69,10 @@ class CostModel:
             args, kwargs, output = values
             self._flops_of_shapes[key] = int(formula(*args, **kwargs, out_val=output))
         return self._flops_of_shapes[key]
+
+
+def _formula(node: fx.Node) -> Any:
+    return _torch.flop_registry.get(getattr(node.target, "overloadpacket", node.target))
 
 
 def is_view(node: fx.Node) -> bool:

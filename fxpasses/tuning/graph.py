@@ -28,6 +28,7 @@ from fxpasses.tuning.content import family_of, graph_digest
 from fxpasses.tuning.freezing import FREEZING, FrozenProgram
 from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.kept import Kept, Place, add_to_report
+from fxpasses.tuning.kernels import KernelTimes
 from fxpasses.tuning.measuring import Program, duel, own_inputs
 from fxpasses.tuning.proposals import Proposals
 from fxpasses.tuning.search import Found, search
@@ -75,13 +76,14 @@ def tuned_graph(
         one.reused += 1
         counters.count("tuned_reused")
         return _KeptProgram(graph, kept, choice, exact).compiled(inputs)
-    regions = counters.snapshot().regions
+    regions, start = counters.snapshot().regions, time.monotonic()
     default = compile(gm, inputs, options)
+    compiling = time.monotonic() - start
     has_regions = counters.snapshot().regions > regions
     if any(isinstance(value, torch.SymInt) for value in inputs):
         log.info("not tuned: sizes are symbolic, and no other size of the graph was tuned before")
         return default
-    return _FirstCall(graph, one, default, alone, has_regions)
+    return _FirstCall(graph, one, default, compiling, alone, has_regions)
 
 
 def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
@@ -241,6 +243,7 @@ class _FirstCall:
         graph: the graph.
         session: how to measure.
         running: the program that runs: the default at first.
+        compiling: how many seconds compiling it took.
         alone: whether the graph is tuned outside of a session of several.
         has_regions: whether repeated layers of it are compiled once.
     """
@@ -248,6 +251,7 @@ class _FirstCall:
     graph: _Graph
     session: Session
     running: Callable[..., Any]
+    compiling: float
     alone: bool
     has_regions: bool
     _is_tuned: bool = False
@@ -288,7 +292,9 @@ class _FirstCall:
             if self.alone:
                 one.tell = line
             with one.searching():  # the default is compiled again to compare with: that is tuning, too
-                bench = _Bench(self.graph, own_inputs(inputs), one, self.running, self.has_regions)
+                bench = _Bench(
+                    self.graph, own_inputs(inputs), one, self.running, self.compiling, self.has_regions
+                )
                 return search(bench, self.graph.place.graph, one.goal, bench.default)
 
 
@@ -313,23 +319,41 @@ def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
     )
 
 
+_ANY = Step("any step")
+"""What is left where there is no time to compile one: which there are takes time to find, too."""
+
+_WEIGHING = 0.05
+"""The share of the time left in which kernels are measured: what weighs steps is not to take the place of trying them."""
+
+
 class _Bench:
     """The workbench of one graph: see :class:`fxpasses.tuning.search.Workbench`."""
 
     def __init__(
-        self, graph: _Graph, inputs: list[Any], one: Session, default: Callable[..., Any], has_regions: bool
+        self,
+        graph: _Graph,
+        inputs: list[Any],
+        one: Session,
+        default: Callable[..., Any],
+        compiling: float,
+        has_regions: bool,
     ) -> None:
         gm, options = graph.gm, dataclasses.replace(graph.options, report=None)
         self._inputs, self._options, self._session = inputs, options, one
         self._compile = lambda chosen: graph.compiled(inputs, chosen)
-        self._compiling = self._measuring = 0.0
+        self._compiling, self._measuring = compiling, 0.0
         self.seconds_left, self.tell = one.seconds_left, one.tell
-        gained = graph.place.gained()
-        self.proposals = Proposals(
-            gm, inputs, options, one.goal, one.passes, one.allowed, has_regions, gained
-        )
+        self.proposals = lambda choice: [(_ANY, 0)]
+        tries = one.seconds_left() > self.expected_seconds()
+        if tries:
+            one.tell("looking for passes that change the graph")
+            gained = graph.place.gained()
+            kernels = KernelTimes(one.seconds_left() * _WEIGHING, one.clock)
+            self.proposals = Proposals(
+                gm, inputs, options, one.goal, one.passes, one.allowed, has_regions, gained, kernels
+            )
+            tries = bool(self.proposals(Choice()))
         # What Dynamo has compiled is called through more than what is compiled here: small graphs take up to a fifth longer.
-        tries = one.seconds_left() > 0 and bool(self.proposals(Choice()))
         self.default = self.compiled(Choice()) if tries else Program(default, inputs)
         # Measuring may write to inputs: what is compared begins with others.
         self._verdicts = Verdicts(gm, own_inputs(inputs), options, self._compile)

@@ -1,7 +1,8 @@
 """Proposals: the steps that would change a graph at all, in the order in which a cost model expects them to help.
 
-A pass that changes nothing in the captured graph is never compiled. What one changes is weighed by rooflines: each call takes as long as its
-arithmetic or its memory traffic, whichever is longer; what other graphs gained by, as measured, comes first. That orders the candidates, and decides nothing.
+A pass that changes nothing in the captured graph is never compiled. What one changes is weighed: matmuls, convolutions and attention take as long as they do when
+each is run alone on this machine; other calls as long as their arithmetic or their memory traffic, whichever is longer. What other graphs gained by, as measured, comes first.
+That orders the candidates, and decides nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from fxpasses.pipeline.stages import Hooks
 from fxpasses.tuning.choice import PARTS, PLAIN, THE_REST, Choice, Step, takes_parts
 from fxpasses.tuning.content import family_of
 from fxpasses.tuning.freezing import FREEZING, weights_to_freeze
+from fxpasses.tuning.kernels import KernelTimes
 from fxpasses.tuning.search import Goal
 
 aten = torch.ops.aten
 
 _FLOPS, _BYTES = 5e10, 1e10
-"""Of one second: the ratio of the two is what counts."""
+"""Of one second, for what is not measured: the ratio of the two is what counts."""
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
@@ -59,6 +61,7 @@ class Proposals:
         allowed: further ones, whose results need not be eager's.
         regions: whether repeated layers of it are compiled once.
         gained: what steps gave other graphs, by name: these come first.
+        kernels: times of kernels; ``None`` for measuring none.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class Proposals:
         allowed: Sequence[Pass],
         regions: bool,
         gained: Mapping[str, float] = MappingProxyType({}),
+        kernels: KernelTimes | None = None,
     ) -> None:
+        self._kernels = kernels or KernelTimes(0.0)
         self._candidates = (*(default_candidates() if passes is None else passes), *allowed)
         self._allowed, self._gained = allowed, gained
         self._graphs = _captured(gm, inputs, options)
@@ -80,7 +85,7 @@ class Proposals:
         ]
         freezes = options.compiler == "inductor" and "freezing" not in options.inductor and goal != "memory"
         if freezes and "joint" not in self._graphs and weights_to_freeze(gm, inputs):
-            predicted = _share_once_laid_out(self._graphs)
+            predicted = _share_once_laid_out(self._graphs, self._kernels)
             self._settings.insert(0, dataclasses.replace(FREEZING, predicted=predicted))
         if regions or _changes_by_default(_captured(gm, inputs, Choice((PLAIN,)).options(options))):
             self._settings.append(PLAIN)
@@ -141,7 +146,7 @@ class Proposals:
         kinds = [kind for kind in graphs if kind in item.contract.graphs and (late or kind not in PARTS)]
         if not kinds:
             return None
-        before = after = 0.0
+        before, after = [], []
         changed = 0
         for kind in kinds:
             try:
@@ -149,10 +154,17 @@ class Proposals:
             except PassError:
                 return self._step(item), 0  # compiling it will tell the same
             changed += calls
-            before, after = before + _seconds(graphs[kind]), after + _seconds(gm)
+            before.append(graphs[kind])
+            after.append(gm)
         if not changed:
             return None
-        return self._step(item, after / before if before else 1.0), changed
+        return self._step(item, self._share(after, before)), changed
+
+    def _share(self, after: Sequence[fx.GraphModule], before: Sequence[fx.GraphModule]) -> float:
+        """Time of some graphs over that of others: both with kernels that are measured, or both without."""
+        kernels = self._kernels if all(map(self._kernels.know, (*before, *after))) else None
+        whole = sum(_seconds(gm, kernels) for gm in before)
+        return sum(_seconds(gm, kernels) for gm in after) / whole if whole else 1.0
 
     def _step(self, item: Pass, predicted: float = 1.0) -> Step:
         return Step.of_pass(item, predicted=predicted, allowed=item in self._allowed)
@@ -205,22 +217,26 @@ def _changes_by_default(graphs: Mapping[str, fx.GraphModule]) -> bool:
     return any(_rewritten(gm, default_passes(), kind)[1] for kind, gm in graphs.items())
 
 
-def _seconds(gm: fx.GraphModule) -> float:
+def _seconds(gm: fx.GraphModule, kernels: KernelTimes | None) -> float:
     costs = CostModel()
     total = 0.0
     for node in gm.graph.nodes:
         flops = costs.flops_of(node)
-        if flops:
+        measured = kernels.seconds(node) if flops and kernels is not None else None
+        if measured is not None:
+            total += measured
+        elif flops:
             moved = costs.bytes_of(node) + sum(costs.bytes_of(n) for n in node.all_input_nodes)
             total += max(flops / _FLOPS, moved / _BYTES)
     return total
 
 
-def _share_once_laid_out(graphs: Mapping[str, fx.GraphModule]) -> float:
+def _share_once_laid_out(graphs: Mapping[str, fx.GraphModule], kernels: KernelTimes) -> float:
     """Time with weights that are laid out for the kernel once, over that where each call reads and writes them for it."""
     costs, weights, total = CostModel(), set(), 0.0
+    known = kernels if all(map(kernels.know, graphs.values())) else None
     for gm in graphs.values():
-        total += _seconds(gm)
+        total += _seconds(gm, known)
         for node in gm.graph.nodes:
             if node.target in (*_CONVOLUTIONS, *_MATMULS):
                 weight = node.args[2 if node.target is aten.addmm.default else 1]

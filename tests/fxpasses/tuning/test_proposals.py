@@ -2,15 +2,22 @@
 
 import time
 
+import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxpasses
 import fxpasses.passes
 from fxpasses.compiling.options import Options
+from fxpasses.graphs.onednn import onednn_matmul
+from fxpasses.passes import UseOnednnMatmuls
 from fxpasses.tuning import choice, proposals
 from fxpasses.tuning.choice import PLAIN, Choice
 from fxpasses.tuning.freezing import FREEZING
+from fxpasses.tuning.kernels import KernelTimes
 from fxpasses.tuning.proposals import Proposals
+
+aten = torch.ops.aten
 
 
 def captured(model, *inputs):
@@ -71,3 +78,49 @@ def test_tuning_never_loses_against_the_graph_without_the_default_passes(tmp_pat
         tuned = fxpasses.tune(lambda x: model(x), x, passes=[], **how)
         assert tuned.steps == (PLAIN.name,), str(tuned)
         torch.testing.assert_close(tuned(x), x.sin())
+
+
+class MadeUpTimes(KernelTimes):
+    """Kernels take what is said: no clock is read."""
+
+    def __init__(self, seconds_of):
+        super().__init__(0.0)
+        self.seconds_of = seconds_of
+
+    def seconds(self, node):
+        return self.seconds_of.get(node.target)
+
+
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [({aten.addmm.default: 1.0, onednn_matmul: 1.4}, 1.4), ({aten.addmm.default: 1.0}, 1.0), ({}, 1.0)],
+)
+def test_a_pass_that_has_another_kernel_called_is_weighed_by_what_that_takes(taken, expected):
+    gm, inputs = captured(torch.nn.Linear(256, 256), torch.randn(256, 256))
+    with torch.no_grad():
+        found = Proposals(
+            gm, inputs, Options(), "time", [UseOnednnMatmuls()], (), False, kernels=MadeUpTimes(taken)
+        )
+        (step,) = [step for step, _ in found(Choice()) if step.item is not None]
+    assert step.predicted == pytest.approx(expected, abs=0.05)
+
+
+def test_kernels_are_measured_once_each_and_within_the_time_for_it():
+    gm = make_fx(lambda x: ((x @ x) @ x).relu(), tracing_mode="fake")(torch.empty(8, 8))
+    calls = gm.graph.find_nodes(op="call_function", target=aten.mm.default)
+    ticks = iter(range(100))
+    times = KernelTimes(10.0, lambda: float(next(ticks)))
+    assert [times.seconds(node) for node in calls] == [1.0] * len(calls)
+    assert next(ticks) == 2, "one call ran, once, as it took a second"
+    assert times.know(gm)
+    assert KernelTimes(0.0).seconds(calls[0]) is None
+    (relu,) = gm.graph.find_nodes(op="call_function", target=aten.relu.default)
+    assert times.seconds(relu) is None
+
+
+def test_what_cannot_be_run_has_no_time():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(2, 3)
+    call = graph.call_function(aten.mm.default, (x, x))
+    assert KernelTimes(10.0).seconds(call) is None

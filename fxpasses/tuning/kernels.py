@@ -1,0 +1,94 @@
+"""How long kernels take here: matmuls, convolutions and attention of a graph, each run alone on tensors of its sizes and strides.
+
+FLOPs do not tell one library's matmul from another's, nor one large matmul from two small ones. Their times on this machine do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fake.seam import pytree
+from fake.seam.fx import size_hint
+from fxpasses._torch import outside_tracing
+from fxpasses.partitioner.cost import CostModel
+from fxpasses.tuning.measuring import wall_clock
+
+_RUNS = 4
+"""How often each is run, the first time to load what it needs: the shortest counts, as other work of the machine only adds to it."""
+
+_LONG = 0.05
+"""Seconds after which one is not run again."""
+
+
+class KernelTimes:
+    """Times of calls that have a formula of FLOPs, each kind of call measured at most once.
+
+    Args:
+        seconds: how long measuring may take, all in all; calls beyond that have no time.
+        clock: gives the seconds that are measured.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = wall_clock) -> None:
+        self._left, self._clock = seconds, clock
+        self._known: dict[object, float | None] = {}
+
+    def seconds(self, node: fx.Node) -> float | None:
+        """How long a call takes; ``None`` where it is not known. Args: a call with values in its ``meta``."""
+        if not CostModel.has_formula(node):
+            return None
+        values = pytree.tree_map(_described, (node.args, node.kwargs))
+        key = (node.target, repr(values))
+        if key not in self._known:
+            start = time.monotonic()
+            self._known[key] = self._measured(node, values) if self._left > 0 else None
+            self._left -= time.monotonic() - start
+        return self._known[key]
+
+    def know(self, gm: fx.GraphModule) -> bool:
+        """Whether the time of each call of a graph that has a formula is known."""
+        return all(self.seconds(n) is not None for n in gm.graph.nodes if CostModel.has_formula(n))
+
+    def _measured(self, node: fx.Node, values: Any) -> float | None:
+        assert callable(node.target)
+        with outside_tracing(), torch.no_grad():
+            try:
+                args, kwargs = pytree.tree_map(_made, values)
+                found: list[float] = []
+                while len(found) < _RUNS and sum(found) < _LONG:
+                    start = self._clock()
+                    node.target(*args, **kwargs)
+                    found.append(self._clock() - start)
+            except (RuntimeError, TypeError, ValueError, IndexError):
+                return None  # a call that does not take such values, or memory: what it takes is estimated
+        return min(found)
+
+
+class _Described:
+    """A tensor without its values."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.size, self.stride = [[size_hint(n) for n in of] for of in (value.shape, value.stride())]
+        self.dtype, self.device = value.dtype, value.device
+
+    def __repr__(self) -> str:
+        return f"{self.dtype} {self.size} {self.stride} {self.device}"
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        value = value.meta.get("val")
+    if isinstance(value, Tensor):
+        return _Described(value)
+    return size_hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _made(value: Any) -> Any:
+    """A tensor as it was described: of ones, as zeros and what was in memory before may be slow to compute with."""
+    if not isinstance(value, _Described):
+        return value
+    return torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device).fill_(1)
