@@ -159,19 +159,21 @@ def tune(
             copied = copy.deepcopy(model)
             given, named = tree_map(_own, (args, dict(kwargs or {})))
             _compiled(copied, options, one)(*given, **named)
-    found = dict.fromkeys(kept.graph for kept in one.results)
-    results = tuple(next(k for k in one.results if k.graph == graph) for graph in found)
+    graphs = dict.fromkeys(kept.graph for kept in one.results)
+    results = tuple(next(k for k in one.results if k.graph == graph) for graph in graphs)
     if file is not None and not one.interrupted:
         write_call(file, one.files)
     later.seconds = 0.0
-    compiled = _compiled(model, options, later)
+    # The default is called as it is without tuning: through its plan, which a program that may yet be tuned does not have.
+    kept = any(found.steps for found in results)
+    compiled = _compiled(model, options, later if kept else None)
     return Tuned(model, results, time.monotonic() - start, one.reused, one.interrupted, compiled)
 
 
 def _compiled(
-    model: Callable[..., Any], options: Mapping[str, Any] | None, one: Session
+    model: Callable[..., Any], options: Mapping[str, Any] | None, one: Session | None
 ) -> Callable[..., Any]:
-    given: dict[str, Any] = {**(options or {}), "passes": one}
+    given: dict[str, Any] = dict(options or {}) if one is None else {**(options or {}), "passes": one}
     return torch.compile(model, backend="fxpasses", options=given)
 
 

@@ -124,3 +124,20 @@ def test_what_cannot_be_run_has_no_time():
     x.meta["val"] = torch.empty(2, 3)
     call = graph.call_function(aten.mm.default, (x, x))
     assert KernelTimes(10.0).seconds(call) is None
+
+
+def test_the_default_that_is_kept_is_called_as_without_tuning(tmp_path, monkeypatch):
+    given, compile = [], torch.compile
+
+    def recorded(model, *, backend, options):
+        given.append(options)
+        return compile(model, backend=backend, options=options)
+
+    monkeypatch.setattr(torch, "compile", recorded)
+    own = {"compiler": "eager"}
+    with torch.no_grad():
+        tuned = fxpasses.tune(torch.sin, torch.randn(8), seconds=0, options=own, cache=tmp_path, show=False)
+        assert (tuned.steps, given[-1]) == ((), own), (
+            "with the passes of a session it has no plan until it is tuned"
+        )
+        torch.testing.assert_close(tuned(torch.ones(8)), torch.ones(8).sin())
