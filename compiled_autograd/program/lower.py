@@ -80,6 +80,7 @@ class _Recorder(_torch.TorchDispatchMode):
         self.constants: list[torch.Tensor] = []
         self.problem: str | None = None
         self.random = False
+        self.writes = False  # to any tensor, so that a view must stay one
 
     def node_of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -170,6 +171,7 @@ class _Recorder(_torch.TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in tags:
             self.random = True
         if func._schema.is_mutable:
+            self.writes = True
             for schema, value in zip(func._schema.arguments, args, strict=False):
                 if (
                     schema.alias_info is not None
@@ -224,6 +226,8 @@ def lower(
             if isinstance(value, torch.Tensor):
                 value.__dict__.pop(_NODE, None)
     graph.output(tuple(computed))
+    if not recorder.writes:
+        _reshape_views(graph)
     graph.eliminate_dead_code()
     used = [index for index, node in enumerate(placeholders) if node is not None and node.users]
     baked = [
@@ -238,6 +242,14 @@ def lower(
     if problem is not None:
         graph = fx.Graph()
     return Lowered(graph, recorder.root, used, outputs, baked, results, problem, recorder.random)
+
+
+def _reshape_views(graph: fx.Graph) -> None:
+    """``view`` becomes ``reshape``: it was possible for the strides that eager had, and a compiler may have others
+    (its layer norm gives a gradient the layout of what came in, eager's a contiguous one).
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
 
 
 def _describe_outputs(

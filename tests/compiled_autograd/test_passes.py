@@ -185,6 +185,21 @@ def test_views_and_in_place(compiler):
     check(changed, compiler)
 
 
+def test_views_of_what_a_compiler_lays_out_in_another_way():
+    linear, norm = torch.nn.Linear(32, 32), torch.nn.LayerNorm(32)
+    weights = torch.rand(2, 128)
+
+    def function():
+        x = torch.ones(2, 4, 32, requires_grad=True)
+        by_channels = linear(x).transpose(1, 2).contiguous().transpose(1, 2)
+        (norm(by_channels).transpose(1, 2).reshape(2, -1) * weights).sum().backward()
+        yield x.grad
+
+    stats = check(function, "aot_eager", captures=1)
+    assert stats.compiles == 1
+    assert not stats.uncompiled_reasons
+
+
 @compilers
 def test_undefined_gradients(compiler):
     class Nothing(torch.autograd.Function):
