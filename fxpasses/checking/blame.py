@@ -82,7 +82,7 @@ def guilty_sites(
     bitwise: bool,
     suspects: Collection[str] = (),
 ) -> tuple[MatchSite, ...]:
-    """Find the fewest of a pass's match sites at which its rewrite alone makes the graph wrong.
+    """Find a pass's match sites at which its rewrite alone makes the graph wrong, or else the fewest that do together.
 
     Args:
         item: the pass.
@@ -94,7 +94,7 @@ def guilty_sites(
         suspects: names of calls that are suspected already: the sites among them are tried first.
 
     Returns:
-        The sites; empty where the rewrite at any of them alone is right.
+        The sites; empty where no choice of them is wrong.
     """
     if not sites:
         return ()
@@ -111,6 +111,9 @@ def guilty_sites(
     near = [site.index for site in applied if site.location.node in suspects]
     start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
     guilty = set(minimise(start, fails))
+    others = [site.index for site in applied if site.index not in guilty]
+    if len(guilty) == 1 and others and fails(others):
+        guilty.update(index for index in others if fails([index]))
     return tuple(site for site in sites if site.index in guilty)
 
 

@@ -370,7 +370,8 @@ class _Inputs:
             else:
                 found.append((made_up(values, family, self._generator), family))
         usual = found[0][0]  # random ones
-        largest = int(WITHIN * largest_power(lambda power: stays_finite(self._gm, scaled(usual, 2.0**power))))
+        stands = lambda power: stays_finite(self._gm, scaled(usual, 2.0**power), inside=True)  # noqa: E731
+        largest = int(WITHIN * largest_power(stands))
         for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):
             found.append((scaled(usual, 2.0**power), f"random, times 2**{power}"))
         # A number that stands for minus infinity is large beside a row of negative ones.

@@ -22,7 +22,7 @@ from fxpasses.checking.free_values import Following, is_apart, is_free, origin, 
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
-from fxpasses.checking.overflow import overflows
+from fxpasses.checking.overflow import is_narrow, overflows
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
 from fxpasses.checking.values import had_guards
@@ -92,7 +92,8 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
             narrow = _with_users(rewriting, narrow)
         new, is_moved = ([], False) if narrow is whole else _constants(narrow)
         rounds, chooses = _rounds_otherwise(narrow), narrow is not whole and (_chooses(narrow) or is_moved)
-        if (new and not is_moved) or not (rounds or chooses):
+        is_near_the_end = narrow is not whole and is_narrow(narrow)
+        if (new and not is_moved) or not (rounds or chooses or is_near_the_end):
             continue
         window = narrow if narrow is whole else _up_to_free_inputs(rewriting, narrow)
         given = {

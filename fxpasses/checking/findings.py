@@ -79,7 +79,14 @@ class _Keeper:
 
     def _sites(self, rewrite: Rewrite, trial: Trial, mismatch: Mismatch) -> tuple[int, ...]:
         item, sites = rewrite.item, rewrite.sites
-        if item is None or len(sites) < 2 or self.found:
+        if item is None or len(sites) < 2:
+            return ()
+        mine = tuple(site.index for site in sites if site.location.node in mismatch.calls)
+        if (
+            mismatch.rounds and len(mine) == 1
+        ):  # digits are lost in a window, whatever the rest of the graph does
+            return mine
+        if self.found:
             return ()
         inputs, bitwise = trial.reference.inputs, rewrite.bitwise
         guilty = guilty_sites(item, rewrite.before, rewrite.kind, sites, inputs, bitwise, mismatch.calls)

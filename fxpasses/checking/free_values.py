@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,6 +129,16 @@ class Following:
         given = {name: value * factors for name, value in self.start.items()}
         found = self._run.part(self._calls, {**self._values, **given})
         return {**given, **{name: value for name, value in found.items() if name in self._names}}
+
+    def drawn(self, seed: int, positive: bool) -> Following:
+        """The same values, where the given ones are random numbers as large as they are."""
+        generator = torch.Generator().manual_seed(seed)
+        other = copy.copy(self)
+        other.start = {}
+        for name, value in self.start.items():
+            numbers = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+            other.start[name] = (numbers.abs() if positive else numbers) * value.square().mean().sqrt()
+        return other
 
     def _table(self, name: str, chosen: Tensor) -> Tensor:
         """The elements of a value where some of them are moved by each factor."""

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.free_values import Following, origin, sources
+from fxpasses.checking.free_values import Following, origin, packet, sources
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, as_recorded_dtype
 from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.windows import Window
 from fxpasses.graphs.numbers import computable
+from fxpasses.graphs.rewriting import value_of
+
+aten = torch.ops.aten
 
 WITHIN = 3 / 5
 """So far on the way to the first overflow, in powers of two: a right rewrite has products and sums on its way that are larger than its result."""
 _MODERATE = 8
 """A power of two by which most of a graph may be multiplied: where it stands less than a window does."""
 _MOST_DOUBLINGS = 48
+_NARROW = 2.0**16
+"""A type whose largest number is smaller is used up to it."""
+_SLACK = 2.0
+"""A right rewrite adds up in another order: what it has on its way may be so many times as large as what the graph before has."""
+_ROOM = 16.0
+"""What a program holds is still a number when it is so many times as large: nearer to a type's end, a sum of few terms overflows in one order, or before it is scaled, and not in another."""
+_DRAWS = 3
+"""So many draws have to overflow, all of them: in one, terms may cancel that another order does not add up first."""
 _SEED = 20
+_SUMS_OF_TWO = {aten.add, aten.sub}
+_SUMS_AND_PRODUCTS = {
+    *_SUMS_OF_TWO,
+    *(aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.linear, aten.matmul),
+    *(aten.mul, aten.sum, aten.mean, aten.cumsum, aten.square),
+}
 
 
 def largest_power(is_finite: Callable[[int], bool]) -> int:
@@ -39,15 +57,36 @@ def largest_power(is_finite: Callable[[int], bool]) -> int:
     return low
 
 
-def stays_finite(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a graph can be run on some inputs, and all of its results, and inputs after the run, are finite."""
-    copies = cloned(inputs)
+def stays_finite(gm: fx.GraphModule, inputs: Sequence[Any], inside: bool = False) -> bool:
+    """Whether a graph can be run on some inputs, and all of its results, and inputs after the run, are finite.
+
+    Args:
+        gm: the graph.
+        inputs: of it.
+        inside: whether sums and products inside of it have to be finite, too, of finite numbers: ``tanh`` hides that one is not, and
+            a right rewrite may add it up from infinities of both signs. An exponential that is infinite stands for its limit.
+    """
+    copies, run = cloned(inputs), Run(gm, keep=inside)
     try:
-        results = [*Run(gm)(copies, _SEED), *copies]
+        results = [*run(copies, _SEED), *copies]
     except (Unsupported, *CANNOT_RUN):
         return False
-    floating = (v for v in results if isinstance(v, Tensor) and v.is_floating_point())
-    return all(bool(computable(v).isfinite().all()) for v in floating)
+    return all(map(_is_finite, results)) and (not inside or next(_overflowing(gm, run), None) is None)
+
+
+def _overflowing(gm: fx.GraphModule, run: Run) -> Iterator[fx.Node]:
+    """The sums and products of a graph that are not finite though all that they are made of is."""
+    for node in gm.graph.nodes:
+        is_one = packet(node) in _SUMS_AND_PRODUCTS and not _is_finite(run.values.get(node.name))
+        if is_one and all(_is_finite(run.values.get(given.name)) for given in node.all_input_nodes):
+            yield node
+
+
+def _is_finite(value: Any, times: float = 1.0) -> bool:
+    """Whether it holds no infinity and no NaN, nor would so many times as large: what is no tensor of floats holds none."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return True
+    return bool((computable(value).abs() <= torch.finfo(value.dtype).max / times).all())
 
 
 def overflows(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[Found]:
@@ -67,35 +106,105 @@ def overflows(rewriting: Rewriting, window: Window, only_given: bool) -> Iterato
         if is_any_float(held[name]) and nodes[name] not in free:
             free |= dict.fromkeys(itertools.islice(sources(nodes[name], only_given), 1))
     given = [node for node in free if node.name in others and not origin(node) & free.keys()]
-    for several in dict.fromkeys([tuple(given), *((node,) for node in given)]):
+    for several in dict.fromkeys([tuple(given), *((node,) for node in given)]) if given else ():
         following = Following(rewriting.before, several, names, rewriting.values)
         for chosen in _parts(following.start.values()) if following.is_apart else ():
             taken = functools.partial(_larger, window, held, following, chosen)
-            largest = int(WITHIN * largest_power(functools.partial(_stands, window.before, taken)))
+            largest = int(
+                WITHIN * largest_power(functools.partial(_stands, window.before, taken, inside=True))
+            )
             for power in dict.fromkeys((largest, min(largest, _MODERATE))):
                 if power < 1 or _stands(window.after, taken, power):
                     continue
                 values = {node.name: following.at(chosen(power))[node.name] for node in several}
                 found = with_given(rewriting, values, f"some of them 2**{power} times as large")
-                if stays_finite(found.before, found.inputs) and not stays_finite(found.after, found.inputs):
+                if _is_shown(found):
                     yield found
+        if following.is_apart and is_narrow(window):
+            yield from _at_the_end(rewriting, window, held, following)
 
 
-def _stands(gm: fx.GraphModule, taken: Callable[[int], list[Any]], power: int) -> bool:
+def _is_shown(found: Found) -> bool:
+    return stays_finite(found.before, found.inputs) and not stays_finite(found.after, found.inputs)
+
+
+def is_narrow(window: Window) -> bool:
+    """Whether a window computes in a type of few powers of two, as float16."""
+    nodes = [*window.before.graph.nodes, *window.after.graph.nodes]
+    kinds = {v.dtype for v in map(value_of, nodes) if isinstance(v, Tensor) and v.is_floating_point()}
+    return any(torch.finfo(kind).max < _NARROW for kind in kinds)
+
+
+def _at_the_end(
+    rewriting: Rewriting, window: Window, held: Mapping[str, Any], following: Following
+) -> Iterator[Found]:
+    """Values of which a product is half as large as a window stands it before, where that is too much afterwards, whatever they are."""
+    for positive in (False, True):
+        shown = (
+            _near_the_end(rewriting, window, held, following.drawn(seed, positive)) for seed in range(_DRAWS)
+        )
+        found = list(itertools.takewhile(lambda one: one is not None, shown))
+        if len(found) == _DRAWS and found[0] is not None:
+            yield found[0]
+
+
+def _near_the_end(
+    rewriting: Rewriting, window: Window, held: Mapping[str, Any], drawn: Following
+) -> Found | None:
+    taken = functools.partial(_larger, window, held, drawn, lambda power: 2.0**power)
+
+    def stands(power: float) -> bool:
+        inputs = taken(power)
+        has_room = all(_is_finite(value, _ROOM) for value in inputs)
+        return has_room and stays_finite(window.before, inputs, inside=True)
+
     try:
-        return stays_finite(gm, taken(power))
+        power = float(largest_power(stands))
+        for part in (0.5, 0.25, 0.125):
+            power += part * stands(power + part)
+        power -= math.log2(_SLACK) / len(drawn.start)
+        is_shown = power >= 0 and _overflows_by_far(window.after, taken(power))
+    except CANNOT_RUN:
+        return None
+    if not is_shown:
+        return None
+    values = {name: value * 2.0**power for name, value in drawn.start.items()}
+    found = with_given(rewriting, values, "nearly as large as the graph stands them")
+    return found if _is_shown(found) else None
+
+
+def _overflows_by_far(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether a graph does not stand its inputs, by more than a sum of two numbers: of these, one is at least half as large as the largest number."""
+    run = Run(gm, keep=True)
+    try:
+        results = run(cloned(inputs), _SEED)
+    except (Unsupported, *CANNOT_RUN):
+        return False
+    first = next(_overflowing(gm, run), None)
+    return not all(map(_is_finite, results)) and (first is None or packet(first) not in _SUMS_OF_TWO)
+
+
+def _stands(
+    gm: fx.GraphModule, taken: Callable[[float], list[Any]], power: float, inside: bool = False
+) -> bool:
+    try:
+        return stays_finite(gm, taken(power), inside)
     except CANNOT_RUN:
         return False
 
 
 def _larger(
-    window: Window, held: Mapping[str, Any], following: Following, chosen: Callable[[int], Any], power: int
+    window: Window,
+    held: Mapping[str, Any],
+    following: Following,
+    chosen: Callable[[float], Any],
+    power: float,
 ) -> list[Any]:
     values = {**held, **following.at(chosen(power))}
     return [as_recorded_dtype(values[name], v) for name, v in zip(held, window.inputs, strict=True)]
 
 
-def _parts(start: Collection[Tensor]) -> Iterator[Callable[[int], Any]]:
+def _parts(start: Collection[Tensor]) -> Iterator[Callable[[float], Any]]:
     """Factors by powers of two: of all elements, and, of a single value, of some elements alone, which are positive then."""
     yield lambda power: 2.0**power
     for value in start if len(start) == 1 else ():
@@ -106,5 +215,5 @@ def _parts(start: Collection[Tensor]) -> Iterator[Callable[[int], Any]]:
             yield functools.partial(_at, at, sign)
 
 
-def _at(at: Tensor, sign: Tensor, power: int) -> Tensor:
+def _at(at: Tensor, sign: Tensor, power: float) -> Tensor:
     return torch.where(at, sign * 2.0**power, 1.0)

@@ -77,7 +77,7 @@ class PassSource:
             self.imports.append(
                 f"from {module} import {attribute}" + (f" as {name}" if attribute != name else "")
             )
-        elif isinstance(value, types.FunctionType) and value.__name__ == "<lambda>":
+        elif isinstance(value, types.FunctionType) and value.__code__.co_name == "<lambda>":
             tree = _lambda_of(value)
             self._bind_names_in(tree, value)
             self.definitions += ["", f"{name} = {ast.unparse(tree)}", ""]
@@ -188,8 +188,8 @@ class PassSource:
         return True
 
     def _embed(self, definition: Any, name: str) -> None:
-        try:
-            text = textwrap.dedent(inspect.getsource(definition))
+        try:  # of the code: what a function wraps, or is called, may have been set by hand
+            text = textwrap.dedent(inspect.getsource(getattr(definition, "__code__", definition)))
         except (OSError, TypeError) as error:
             raise CannotEmbed(f"the source of {definition.__qualname__} cannot be read") from error
         tree = ast.parse(text)
@@ -198,17 +198,15 @@ class PassSource:
             # Its decorators made a pass of it; the pass is made anew.
             text = "\n".join(text.splitlines()[body.lineno - 1 :])
             body.decorator_list = []
-        self._bind_names_in(body, definition)
-        text = re.sub(
-            rf"(?m)^((?:async )?(?:def|class) +){re.escape(definition.__name__)}\b",
-            rf"\g<1>{name}",
-            text,
-            count=1,
-        )
-        self.definitions += ["", text, ""]
+        own = getattr(body, "name", definition.__name__)
+        self._bind_names_in(body, definition, own if own == name else "")
+        text = re.sub(rf"(?m)^((?:async )?(?:def|class) +){own}\b", rf"\g<1>{name}", text, count=1)
+        held = vars(definition) if inspect.isfunction(definition) else {}
+        given = [f"{name}.{k} = {self.written(v)}" for k, v in held.items() if not k.startswith("__")]
+        self.definitions += ["", text, *given, ""]
 
-    def _bind_names_in(self, body: ast.AST, definition: Any) -> None:
-        """Bind what the code of a definition takes from around it."""
+    def _bind_names_in(self, body: ast.AST, definition: Any, own: str = "") -> None:
+        """Bind what the code of a definition takes from around it; ``own`` is its name, where that is the same in the file."""
         local = {n.arg for n in ast.walk(body) if isinstance(n, ast.arg)}
         local |= {n.name for n in ast.walk(body) if isinstance(n, _NAMING) and n.name is not None}
         local |= {
@@ -221,7 +219,7 @@ class PassSource:
         known = _names_around(definition)
         annotations = {id(m) for n in ast.walk(body) for a in _annotations(n) for m in ast.walk(a)}
         for node in ast.walk(body):
-            if isinstance(node, ast.Name) and node.id not in local and node.id != definition.__name__:
+            if isinstance(node, ast.Name) and node.id not in local and node.id != own:
                 if node.id in known:
                     line = _import_line(node.id, known[node.id], definition)
                     self.bind(node.id, known[node.id], line)

@@ -38,6 +38,9 @@ from fxpasses.pass_manager.sites import MatchSite
 
 log = logging.getLogger(__name__)
 
+_MOST_NAMED = 3
+"""So many match sites are named in an error; all are in its ``sites``."""
+
 
 class ValueCheck(RewriteCheck):
     """Compares the graphs before and after each pass by value, on the inputs of the first calls.
@@ -168,9 +171,11 @@ class ValueCheck(RewriteCheck):
             item, rewrite.before, rewrite.kind, rewrite.sites, inputs, rewrite.bitwise, found[0].calls
         )
         site = ""
+        near = [site for site in sites if site.location.node in found[0].calls] or sites
         if sites:
-            site = f"{len(sites)} of {len(rewrite.sites)} match sites: " + "; ".join(map(str, sites))
-            location = sites[0].location if len(sites) == 1 else location
+            named = "; ".join(map(str, sites[:_MOST_NAMED])) + "; and others" * (len(sites) > _MOST_NAMED)
+            site = f"{len(sites)} of {len(rewrite.sites)} match sites: {named}"
+            location = near[0].location if len(near) == 1 else location
         else:
             site = _changed_subgraph(rewrite, location)
         with_others = self._partners(rewrite, inputs)
@@ -184,7 +189,7 @@ class ValueCheck(RewriteCheck):
             site=site,
             partners=[other.name for other in with_others],
         )
-        suspects = {location.node, *(site.location.node for site in sites)}
+        suspects = {location.node, *(site.location.node for site in near)}
         self._write_repro(
             error, rewrite, rewrite.after, inputs, traced, suspects, found[0].fault, with_others
         )

@@ -10,6 +10,7 @@ from fxpasses.checking.critical_values import at_critical_values, critical_integ
 from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.values import Reference, compare, rounds_worse, value_names
 from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.testing import prove
 
 aten = torch.ops.aten
 FLIPPED = {
@@ -165,6 +166,56 @@ def test_a_sum_of_exponentials_that_overflows_sooner(name, dtype):
     )
     assert found(before, wrong, inputs)
     assert not found(before, right, inputs)
+
+
+REACH = {
+    "a scale behind a product": (lambda a, b: (a / 8) @ b, lambda a, b: a @ b / 8, True),
+    "a scale that is no power of two": (lambda a, b: (a * 0.3) @ b, lambda a, b: a @ b * 0.3, True),
+    "a mean by its sum": (
+        lambda a, b: b.mT - a.mean(-1, True),
+        lambda a, b: b.mT - a.sum(-1, True) / 512,
+        True,
+    ),
+    "a scale before a product": (lambda a, b: a @ b / 8, lambda a, b: (a / 8) @ b, False),
+    "a half behind a sum": (lambda a, b: a * 0.5 + b.mT * 0.5, lambda a, b: (a + b.mT) * 0.5, False),
+    "a small factor behind a sum": (lambda a, b: a * 0.1 + b.mT * 0.1, lambda a, b: (a + b.mT) * 0.1, False),
+    "a quarter behind a sum of products": (
+        lambda a, b: a @ b / 4 + (a + 1) @ b / 4 + a @ (b + 1) / 4,
+        lambda a, b: (a @ b + (a + 1) @ b + a @ (b + 1)) / 4,
+        False,
+    ),
+    "a mean of few by its sum": (
+        lambda a, b: b[:8] - a.mT[:8].mean(-1, True),
+        lambda a, b: b[:8] - a.mT[:8].sum(-1, True) / 4,
+        False,
+    ),
+    "factors in another order": (lambda a, b: b.mT - a * 0.02 * 5, lambda a, b: b.mT - a * 5 * 0.02, False),
+    "a sum in another order": (lambda a, b: (a + b.mT) + a.sin(), lambda a, b: a + (b.mT + a.sin()), False),
+    "a product in parts": (lambda a, b: a @ b, lambda a, b: a[:, :3] @ b[:3] + a[:, 3:] @ b[3:], False),
+    "one over an exponential": (
+        lambda a, b: b.mT + a * a.sigmoid(),
+        lambda a, b: b.mT + a / (1 + a.neg().exp()),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REACH)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_product_that_float16_does_not_hold_though_it_held_all_before(name, dtype):
+    before, after, is_wrong = REACH[name]
+    inputs = [torch.randn(4, 512).to(dtype), torch.randn(512, 4).to(dtype)]
+    before, after = (make_fx(f, tracing_mode="fake")(*inputs) for f in (before, after))
+    assert bool(found(before, after, inputs)) == (is_wrong and dtype is torch.float16)
+
+
+def test_infinities_of_both_signs_behind_a_tanh_are_no_numbers_to_hold():
+    inputs = [torch.randn(1, 8).half(), torch.randn(8, 1).half()]
+    right = fxpasses.pattern_pass(
+        lambda a, b: a @ b, lambda a, b: a[:, :4] @ b[:4] + a[:, 4:] @ b[4:], inputs, name="parts"
+    )
+    proof = prove(right, lambda a, b: (a @ b).tanh(), *inputs, decompose=False)
+    assert proof.ok, proof
 
 
 INTEGERS = {

@@ -123,7 +123,21 @@ def by_names_bound_by_statements():
     return fxpasses.graph_pass(caught, name="catches")
 
 
+def by_functions_named_by_hand():
+    def made(factor):
+        def run(gm):
+            return scaled(gm, Setting(run.times * factor(7.0)))
+
+        run.__name__, run.times = f"scaled_by_{factor.__name__}", 2.0
+        return run
+
+    factor = lambda value: value + 0.5  # noqa: E731
+    factor.__name__ = "more"
+    return fxpasses.graph_pass(made(factor), name="named by hand")
+
+
 WRONG = [
+    by_functions_named_by_hand,
     by_names_bound_by_statements,
     by_pattern_with_a_contract,
     by_pattern_of_lambdas,

@@ -182,6 +182,20 @@ def test_digits_that_are_lost_are_said_and_those_that_are_not():
     assert "no other value at edges, and no digits lost" in str(proof)
 
 
+def test_each_site_that_loses_digits_is_said_to():
+    def model(x):
+        for _ in range(3):
+            x = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() + 0.5
+        return x
+
+    inputs = [torch.randn(4, 1)]
+    low = pattern_pass(
+        lambda x: x.rsqrt(), lambda x: x.bfloat16().rsqrt().float(), inputs, name="low", graphs=["inference"]
+    )
+    proof = prove(low, model, torch.randn(4, 16))
+    assert [site.said for site in proof.sites] == ["LESS PRECISE"] * 4
+
+
 def test_labels_to_ignore_stand_in_no_proofs_way():
     labels = torch.tensor([1, 4, -100, 0, 2, 3])
     right = retargeted(aten.ne.Scalar, aten.gt.Scalar)
