@@ -38,6 +38,7 @@ from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.samples import EDGES, Family
+from fxpasses.graphs.threads import few_threads
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
 
@@ -171,7 +172,7 @@ class FirstCalls:
         _looking.now = True
         try:
             # On a first call AOTAutograd watches each operator for aliases; what the check runs is not the program's.
-            with disable_current_modes():
+            with disable_current_modes(), few_threads(*(rewrite.before for rewrite in rewrites)):
                 self._look_at(rewrites, args, first)
         finally:
             _looking.now = False

@@ -110,6 +110,8 @@ def overflows(rewriting: Rewriting, window: Window, only_given: bool) -> Iterato
         following = Following(rewriting.before, several, names, rewriting.values)
         for chosen in _parts(following.start.values()) if following.is_apart else ():
             taken = functools.partial(_larger, window, held, following, chosen)
+            if _stands(window.after, taken, int(WITHIN * _MOST_DOUBLINGS)):
+                continue  # and all that is smaller
             largest = int(
                 WITHIN * largest_power(functools.partial(_stands, window.before, taken, inside=True))
             )
@@ -153,12 +155,15 @@ def _near_the_end(
 ) -> Found | None:
     taken = functools.partial(_larger, window, held, drawn, lambda power: 2.0**power)
 
+    def has_room(power: float) -> bool:
+        return all(_is_finite(value, _ROOM) for value in taken(power))
+
     def stands(power: float) -> bool:
-        inputs = taken(power)
-        has_room = all(_is_finite(value, _ROOM) for value in inputs)
-        return has_room and stays_finite(window.before, inputs, inside=True)
+        return has_room(power) and _stands(window.before, taken, power, inside=True)
 
     try:
+        if stays_finite(window.after, taken(largest_power(has_room) + 1)):
+            return None
         power = float(largest_power(stands))
         for part in (0.5, 0.25, 0.125):
             power += part * stands(power + part)

@@ -20,6 +20,7 @@ from fxpasses.checking.values import Reference
 from fxpasses.errors import FxPassesError, Location
 from fxpasses.exact import Original, Verdict
 from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.graphs.threads import few_threads
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pass_manager.runs import PassRun
@@ -208,7 +209,8 @@ def prove(
     kinds: set[str] = set()
     for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):
         kinds.add(kind)
-        found += _proofs(item, kind, gm, values, samples)
+        with few_threads(gm):
+            found += _proofs(item, kind, gm, values, samples)
     if not found:
         looked_at = ", ".join(sorted(kinds)) or f"none of the kinds {', '.join(sorted(item.contract.graphs))}"
         raise NoSiteError(

@@ -234,3 +234,22 @@ def test_the_plugin_fails_the_tests_of_wrong_passes(prove_pass):  # noqa: F811
     assert prove_pass(times(2.0), lambda x: x.exp() * 2, torch.randn(2)).ok
     with pytest.raises(WrongPassError, match="computes something else"):
         prove_pass(times(3), lambda x: x.exp() * 2, torch.randn(2))
+
+
+@pytest.mark.parametrize(("size", "threads"), [(4, 1), (1 << 15, 2)])
+def test_graphs_of_small_values_are_judged_on_one_thread(size, threads):
+    seen = []
+
+    def looks(gm):
+        seen.append(torch.get_num_threads())
+        return False
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(NoSiteError):
+            prove(graph_pass(looks), torch.sin, torch.randn(size))
+        assert set(seen) == {threads}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)
