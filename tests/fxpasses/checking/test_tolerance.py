@@ -148,6 +148,8 @@ def test_parts_of_one_memory_that_do_not_overlap_are_not_aliases():
     assert {m.fault for m in differences(separate, shared, x)} == {"metadata"}  # the strides, not the memory
     same = torch.cat([x[:, :2], x[:, :2]], 1)
     assert {m.fault for m in differences(separate, overlapping, same)} == {"aliasing"}
+    once, twice = (lambda x: (x.sin(),)), (lambda x: (x, x.view(-1), x.sin()))
+    assert {m.problem for m in differences(once, twice, x)} == {"2 results became 4"}
 
 
 def test_copies_share_memory_where_the_originals_do():
