@@ -45,6 +45,8 @@ _SMALLEST = 32
 _SMALLEST_ALONE = 96
 """The same where each element is computed alone."""
 _FEWEST = 4
+_SAME_ELEMENTS = {torch.ops.aten.alias, torch.ops.aten.detach, torch.ops.aten._to_copy}
+"""What a joint graph keeps for the backward pass is an alias."""
 _SUMS = {
     getattr(torch.ops.aten, name)
     for name in [
@@ -363,7 +365,12 @@ def _by_magnitude(center: Tensor, dtype: torch.dtype, is_elementwise: bool) -> I
 def _is_elementwise(gm: fx.GraphModule) -> bool:
     """Whether no element of what a graph returns is made of several elements of one value."""
     return all(
-        isinstance(n.target, OpOverload) and torch.Tag.pointwise in n.target.tags
+        isinstance(n.target, OpOverload)
+        and (
+            torch.Tag.pointwise in n.target.tags
+            or n.target.overloadpacket in _SAME_ELEMENTS
+            or not n.all_input_nodes
+        )
         for n in gm.graph.nodes
         if n.op == "call_function"
     )

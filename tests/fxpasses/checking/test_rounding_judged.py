@@ -91,6 +91,8 @@ def test_each_small_element_of_an_elementwise_window_is_judged():
     x = torch.tensor([20.0, 1.0, 3e-12])
     found = less_precise(graph(torch.log1p, x), graph(lambda x: (x + 1).log(), x), [x])
     assert found[0].element == (2,)
+    kept = graph(lambda x: aten.alias.default(torch.log1p(x)) * aten.full.default([3], 2.0), x)
+    assert less_precise(kept, graph(lambda x: (x + 1).log() * 2, x), [x])[0].element == (2,)
     assert (
         less_precise(graph(lambda x: (x * 3).exp(), x), graph(lambda x: x.exp() * (x + x).exp(), x), [x])
         == {}
