@@ -21,7 +21,7 @@ def few_threads(*graphs: fx.GraphModule) -> Iterator[None]:
 
     >>> import torch
     >>> from torch import fx
-    >>> with few_threads(fx.symbolic_trace(torch.sin)):
+    >>> with few_threads(fx.symbolic_trace(lambda x: x.sin())):
     ...     torch.get_num_threads()
     1
     """
