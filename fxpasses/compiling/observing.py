@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any, Protocol
 
 from torch import fx
@@ -162,6 +163,9 @@ class Recorder(Protocol):
 
     def watched(self, compiled: Callable[..., Any], *, in_memory: bool = False) -> Callable[..., Any]:
         """What the backend returns for that graph, with its calls recorded; ``in_memory`` where it cannot be written to a file."""
+
+    def instead_of(self, code: CodeType) -> CodeType | None:
+        """The code that frames of a function are to run from now on, which Dynamo is about to compile, or None: it compiles."""
 
     def depends_on(self, file: Path | None) -> None:
         """What is recorded holds as long as this file is as it is; without one, it is not to be used again."""

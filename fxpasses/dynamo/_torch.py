@@ -20,8 +20,10 @@ import torch
 import torch._dynamo.exc
 from torch import fx
 from torch._dynamo import guards
+from torch._dynamo.guards import GuardManagerWrapper
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import TypeSource, is_from_source
+from torch._dynamo.types import GuardedCode, wrap_guarded_code
 from torch._dynamo.utils import set_example_value
 from torch._dynamo.variables import base as variable_bases, builtin, object_protocol
 from torch._dynamo.variables.constant import ConstantVariable
@@ -70,10 +72,11 @@ Unsupported = torch._dynamo.exc.Unsupported
 
 
 def surround_compilations(
-    around: Callable[[CodeType | None, Any, Mapping[str, Any]], AbstractContextManager[Any]],
+    around: Callable[[CodeType | None, Any, Mapping[str, Any]], AbstractContextManager[CodeType | None]],
 ) -> Patch:
     """Have every compilation of a frame by Dynamo run inside of ``around(code, backend function, its keyword arguments)``;
-    the code is ``None`` where a frame that cannot be compiled is an error (``fullgraph=True``).
+    the code is ``None`` where a frame that cannot be compiled is an error (``fullgraph=True``). Where the context gives a code,
+    frames of that function run it from now on, and nothing is compiled.
 
     ``convert_frame._compile`` is what Dynamo's entry points call by its global name, once for each frame, with the
     backend as ``compiler_fn``. Callbacks of ``torch._dynamo.callback`` are not told the backend, and
@@ -89,7 +92,10 @@ def surround_compilations(
         def compile_frame(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs).arguments
             code = None if given["one_graph"] else given["code"]
-            with around(code, *backend_of(given["compiler_fn"])):
+            with around(code, *backend_of(given["compiler_fn"])) as instead:
+                if instead is not None:
+                    always: Any = GuardManagerWrapper()
+                    return wrap_guarded_code(GuardedCode(instead, always, given["compile_id"]))
                 return original(*args, **kwargs)
 
         return compile_frame
@@ -98,7 +104,7 @@ def surround_compilations(
         known = inspect.signature(convert_frame._compile).parameters
         return (
             ""
-            if {"code", "compiler_fn", "one_graph"} <= known.keys()
+            if {"code", "compiler_fn", "one_graph", "compile_id"} <= known.keys()
             else "Dynamo compiles frames in another way than is known"
         )
 

@@ -65,15 +65,25 @@ def around_compilations(backend: Callable[..., Any]) -> Patch:
     """
 
     @contextmanager
-    def around(code: CodeType | None, compiling: Any, keywords: Mapping[str, Any]) -> Iterator[None]:
+    def around(
+        code: CodeType | None, compiling: Any, keywords: Mapping[str, Any]
+    ) -> Iterator[CodeType | None]:
         ours, options = compiling is backend, keywords.get("options")
+        if ours and code is not None:
+            from fxpasses.compiling.observing import recorder  # imports Inductor, which is needed now
+
+            recording = recorder()
+            instead = None if recording is None else recording.instead_of(code)
+            if instead is not None:
+                yield instead
+                return
         with accelerated(ours and _accelerates(options)) as on, ExitStack() as stack:
             if ours and _captures_backward(options):
                 stack.enter_context(capture_later())
             if on:
                 stack.enter_context(Replay().watching())
             try:
-                yield
+                yield None
             except _torch.Unsupported as error:
                 if ours and code is not None:
                     _count_eager(code, error, options)

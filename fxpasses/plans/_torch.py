@@ -37,6 +37,14 @@ negative_view = torch._neg_view
 CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
 """The functions of which a bound method stands for the call of its module."""
 
+
+def call_in_eager(model: Any) -> Callable[..., Any]:
+    """What calls a model in Python, even if ``Module.compile`` has put something in its way."""
+    if isinstance(model, torch.nn.Module) and model._compiled_call_impl is not None:
+        return model._call_impl
+    return model  # type: ignore[no-any-return]
+
+
 PROPAGATED = "_dynamo_propagated_dynamic_indices"
 """What AOTAutograd writes on tensors that a graph of symbolic sizes returns or saves: a hint that Dynamo does not guard on."""
 

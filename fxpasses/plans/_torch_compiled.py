@@ -21,7 +21,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
 
 from fake.seam.aot_autograd import OutputType, config as _functorch_config
-from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config, counters as _dynamo_counters
+from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config
 from fake.seam.guards import TracingContext
 from fake.seam.patches import LEDGER, Edit, When
 from fake.seam.symbolic_shapes import PythonPrinter, TensorPropertySource
@@ -205,17 +205,15 @@ def _is_number(item: Any) -> bool:
 
 
 @contextlib.contextmanager
-def compiled_frames(seen: Callable[[types.CodeType, types.CodeType], None]) -> Iterator[Callable[[], int]]:
-    """Have ``seen`` called with the code of each frame that Dynamo compiles, and the code that it wrote for it; gives a function that says how many
-    frames it has looked at."""
+def compiled_frames(seen: Callable[[types.CodeType, types.CodeType], None]) -> Iterator[None]:
+    """Have ``seen`` called with the code of each frame that Dynamo compiles, and the code that it wrote for it."""
 
     def hook(code: types.CodeType, new_code: types.CodeType) -> None:
         seen(code, new_code)
 
     handle = register_bytecode_hook(hook)
-    before = _dynamo_counters["frames"]["total"]
     try:
-        yield lambda: int(_dynamo_counters["frames"]["total"] - before)
+        yield
     finally:
         handle.remove()
 

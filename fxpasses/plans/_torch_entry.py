@@ -51,7 +51,11 @@ def surround_callables(planned: Planned) -> Patch:
                 dynamic=self._dynamic,
                 fullgraph=self.fullgraph,
             )
-            return compiled if call is None else without_frame_hook(call, compiled)
+            if call is None:
+                return compiled
+            surrounded = without_frame_hook(lambda: call, compiled)
+            surrounded.planned = call  # type: ignore[attr-defined]
+            return surrounded
 
         return __call__
 
@@ -84,10 +88,14 @@ def _model_of(fn: Any) -> Any:
     return fn.__self__ if is_call else fn
 
 
-def without_frame_hook(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is to others what ``compiled`` is, and calls ``call`` with Dynamo's frame hook off."""
+def without_frame_hook(
+    held: Callable[[], Callable[..., Any] | None], compiled: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function that is to others what ``compiled`` is, and calls what ``held`` returns with Dynamo's frame hook off; ``compiled`` once that is None."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if (call := held()) is None:
+            return compiled(*args, **kwargs)
         hook = set_eval_frame(None)
         try:
             return call(*args, **kwargs)
@@ -95,6 +103,4 @@ def without_frame_hook(call: Callable[..., Any], compiled: Callable[..., Any]) -
             set_eval_frame(hook)
 
     skip_code(run.__code__)
-    surrounded = functools.wraps(compiled)(run)
-    surrounded.planned = call  # type: ignore[attr-defined]
-    return surrounded
+    return functools.wraps(compiled)(run)

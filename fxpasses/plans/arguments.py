@@ -287,3 +287,46 @@ def _described_pass(item: Any) -> str:
     if digest is None:
         raise NoPlan("a pass that cannot be identified")
     return digest
+
+
+def sources_of(
+    inputs: Sequence[Any],
+    model: Sequence[torch.Tensor],
+    arguments: Sequence[torch.Tensor],
+    numbers: Sequence[Sequence[Any] | None],
+) -> list[list[Any]]:
+    """The place of each input of a graph: among the tensors of the model, or the arguments; or its value, of a float.
+
+    Args:
+        inputs: of the graph.
+        model: the tensors of the model.
+        arguments: those among the arguments.
+        numbers: for each input that is a number which one of which input it is.
+
+    Raises:
+        NoPlan: an input comes from elsewhere.
+    """
+    places: dict[int, list[Any]] = {id(t): ["model", i] for i, t in enumerate(model)}
+    places |= {id(t): ["argument", i] for i, t in enumerate(arguments) if id(t) not in places}
+    found: list[list[Any]] = []
+    numbers = numbers if len(numbers) == len(inputs) else [None] * len(inputs)
+    for value, number in zip(inputs, numbers, strict=True):
+        if not isinstance(value, (torch.Tensor, int)):
+            raise NoPlan("an input that is no tensor")
+        if number == ["constant"] and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
+            found.append(["constant", value.item()])
+            continue
+        if isinstance(value, torch.Tensor) and id(value) not in places:
+            raise NoPlan("an input that is neither an argument nor part of the model")
+        found.append(places[id(value)] if isinstance(value, torch.Tensor) else [])
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            continue
+        number = numbers[i]
+        if number is None:
+            raise NoPlan("a symbolic number that is no size of an input")
+        method, of, dim = number
+        if found[of][:1] != ["argument"]:
+            raise NoPlan("a symbolic size of a tensor of the model")
+        found[i] = [method, found[of][1], dim]
+    return found

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -20,6 +21,7 @@ from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
+from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf
 from fxpasses.plans.store import OnlyResults, cache_directory
@@ -112,6 +114,8 @@ _CONTENTS = 4
 """Of how many contents of the model a plan is looked for with the same arguments, where there was none."""
 _ARMED = 4
 """How many combinations of a model and objects among its arguments are watched at a time."""
+_LAYERS = 64
+"""Of a function between graphs, where these objects are modules: it may be one that all layers of the model have."""
 _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
 """What Lightning calls of a module, in place of the module itself."""
 _SHARED = "an argument that shares memory with a model whose tensors are changed"
@@ -125,6 +129,8 @@ class Compiled(Generic[M]):
         model: the model.
         plan_files: the files of the plans that it has written or used.
         why_no_plan: why the last call that was compiled has none, or "".
+        functions_between: what runs in Python between its graphs, and is compiled on its own.
+        has_no_graph: whether there was nothing in it to compile.
     """
 
     def __init__(
@@ -141,10 +147,13 @@ class Compiled(Generic[M]):
         self.model = model
         self.plan_files: dict[Path, None] = {}
         self.why_no_plan = ""
+        self.has_no_graph = self._has_graph = self._is_between = False
+        self.functions_between = Functions(self._planned)
         self._options, self._shelf, self._dynamic, self._fullgraph = options, shelf, dynamic, fullgraph
         self._by_torch, self._reasons, self._calls_without = compiled, set[str](), 0
         self._lock = threading.RLock()
         self._armed: list[Armed] = []
+        self._last = 0
         self._held: list[Held] = []
         self._kinds = 0
         self._steps: dict[str, Compiled[Any]] = {}
@@ -240,10 +249,15 @@ class Compiled(Generic[M]):
         if self._shelf is None or torch.compiler.is_compiling():
             return self._compiled(*args, **kwargs)
         try:
-            for armed in self._armed:
-                if (found := armed.quick_call(args, kwargs)) is not None:
+            known = self._armed
+            last = min(self._last, len(known) - 1)
+            for i in range(
+                last, last - len(known), -1
+            ):  # layers come in turn, and the newest is the first one
+                if (found := known[i].quick_call(args, kwargs)) is not None:
+                    self._last = i % len(known)
                     return self._of_plan(*found, args, kwargs)
-            armed = None  # type: ignore[assignment] # nobody here keeps what it has seen
+            known = []  # nobody here keeps what was seen
             now = state()
             found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed)), None)
         except NoPlan as error:
@@ -279,6 +293,9 @@ class Compiled(Generic[M]):
         self._calls_without += 1
         if self._calls_without > _TRIES and not self.plan_files and not self._held:
             self._shelf = None
+        if self.functions_between:
+            with self.functions_between.run():
+                return self._compiled(*args, **kwargs)
         return self._compiled(*args, **kwargs)
 
     def _first(self, now: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -318,14 +335,15 @@ class Compiled(Generic[M]):
                 armed.know(now, tokens, plan)
                 if plan.file is not None:
                     self.plan_files[plan.file] = None
+                self._has_graph = True
                 counters.count("plans_used")
                 return self._of_plan(plan, tensors, args, kwargs)
             if plan is not None or shelf.target(abouts[0]) is None:
                 contents.append(digest)
                 return self._without(NoPlan(_SHARED), shelf, args, kwargs)
             contents.append(digest)
-            self._armed.remove(armed)
-            return self._record(tensors, objects, shelf, abouts, contents, args, kwargs)
+            self._armed = [one for one in self._armed if one is not armed]
+            return self._record(tensors, objects, shelf, abouts, args, kwargs)
 
     def _arm(self, objects: list[Any]) -> Armed:
         """A walk over the model and these objects, which holds now."""
@@ -337,18 +355,19 @@ class Compiled(Generic[M]):
         del known  # which keeps what the model may have left behind, and refers to weakly
         walk = Walk()
         digest = walk.over(self.model, objects)
-        if is_new and objects:
+        is_layer = self._is_between and all(isinstance(value, torch.nn.Module) for value in objects)
+        if is_new and objects and not is_layer:
             self._kinds += 1
             if self._kinds > _TRIES:
                 raise NoPlan("arguments that are other objects in each call")
-        made = Armed(self.model, objects, walk, digest, self._planned)
-        self._armed = [made, *self._armed][:_ARMED]
+        made = Armed(self.model, objects, walk, digest, self.functions_between)
+        self._armed = [made, *self._armed][: _LAYERS if is_layer else _ARMED]
         return made
 
     def _planned(self, resumed: Callable[..., Any]) -> Compiled[Any]:
         """What calls a function with which a frame of the model goes on."""
         made = Compiled(resumed, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
-        made.plan_files = self.plan_files
+        made.plan_files, made._is_between = self.plan_files, True
         return made
 
     def _about(self, digest: list[Any], now: Any, tokens: Any) -> dict[str, Any]:
@@ -366,7 +385,6 @@ class Compiled(Generic[M]):
         objects: list[Any],
         shelf: Shelf,
         abouts: list[dict[str, Any]],
-        contents: list[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -377,30 +395,39 @@ class Compiled(Generic[M]):
             assert found is not None
             return found
 
+        known = weakref.ref(self)  # Dynamo's compiled code keeps the recording
+
         def done(path: Path | None, reason: str) -> None:
-            self.why_no_plan = reason
             if reason:
                 counters.count_refused_plan(reason)
                 log.info("no plan: %s", reason)
-                return
-            if path is not None:
+            elif path is not None:
                 counters.count("plans_written")
                 log.info("wrote plan %s", path)
-                self.plan_files[path] = None
-            digest = [abouts[0]["model"], abouts[0]["objects"]]
-            if digest in contents:
-                contents.remove(digest)  # later calls are light ones, too
+            if (owner := known()) is not None:
+                owner._done(path, reason)
 
         def hold(*held: Any) -> None:
-            self._held = [Held(*held), *self._held][:_ARMED]
+            if (owner := known()) is not None:
+                owner._held = [Held(*held), *owner._held][:_ARMED]
 
         recording = Recording(
-            self.model, tensors, objects, folder, abouts[0], abouts[1], done, hold, self._planned
+            self.model, tensors, objects, folder, abouts[0], abouts[1], done, hold, self.functions_between
         )
         with recording.watching():
             result = self._compiled(*args, **kwargs)
+        self._has_graph = self._has_graph or recording.has_graph
+        self.has_no_graph = not self._has_graph
         recording.finish(result, (args, kwargs))
         return result
+
+    def _done(self, path: Path | None, reason: str) -> None:
+        self.why_no_plan = reason
+        if path is not None:
+            self.plan_files[path] = None
+        if not reason:
+            # Later calls are light ones, too; also those of other objects, for which Dynamo had nothing to compile before this was written.
+            self._known.clear()
 
 
 class CompiledContainer(Compiled[M]):

@@ -14,15 +14,19 @@ import itertools
 import marshal
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 
+from fxpasses.plans._torch import call_in_eager
+from fxpasses.plans.between import Functions, Stub, without_hook
 from fxpasses.plans.code import named_by
 from fxpasses.plans.errors import NoPlan
 
 Function = Callable[..., Any]
+PYTHON = "python"
+"""The kind of a plan of a call that has no graph of its own: only what it calls has."""
 _GRAPH, _RESUMED, _DYNAMO = "__compiled_fn", "__resume_at", "torch._dynamo.utils"
 
 
@@ -83,7 +87,10 @@ def handed_on(code: types.CodeType) -> frozenset[str]:
 
 
 def described_frame(
-    function: types.FunctionType, code: types.CodeType, resumed: Mapping[str, types.FunctionType]
+    function: types.FunctionType,
+    code: types.CodeType,
+    resumed: Mapping[str, types.FunctionType],
+    read: Set[str] = frozenset(),
 ) -> tuple[dict[str, list[str]], bytes]:
     """A frame as plain data: what the names stand for that Dynamo has put among its globals, and its code and that of the functions it resumes.
 
@@ -91,11 +98,12 @@ def described_frame(
         function: whose frame it is.
         code: what Dynamo wrote for it.
         resumed: see :func:`resume_functions`.
+        read: the globals of its module that the plan asks to be what they were, besides those that the function names.
 
     Raises:
         NoPlan: the code needs objects of this process.
     """
-    values, own = function.__globals__, {name for _, name in named_by(function.__code__)}
+    values, own = function.__globals__, {name for _, name in named_by(function.__code__)} | read
     handed = handed_on(code)
     names: dict[str, list[str]] = {}
     for how, name in named_by(code):
@@ -164,12 +172,48 @@ _STAND_IN = types.SimpleNamespace(
 """In the place of ``torch._dynamo.utils``, which nobody imports for a plan: what frames call of it."""
 
 
+def in_python(model: Any, functions: Functions, stubs: Sequence[Stub]) -> Function:
+    """The function of a model's arguments that calls it in Python, and what it calls compiled.
+
+    Args:
+        model: the model.
+        functions: those that it calls.
+        stubs: of those that have graphs.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with functions.enter(stubs):
+            return call_in_eager(model)(*args, **kwargs)
+
+    return run
+
+
+class _Calls:
+    """What the code of a frame calls. It belongs to the frame: the globals of a module, where the code finds it, would keep the model for ever."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[..., Any]] = []
+
+    def add(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What globals may hold in its place."""
+        known, number = weakref.ref(self), len(self._calls)
+        self._calls.append(call)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            calls = known()
+            assert calls is not None  # the frame is running
+            return calls._calls[number](*args, **kwargs)
+
+        return run
+
+
 def frame_of(
     names: Mapping[str, list[str]],
     data: bytes,
     model: Any,
     graph: Function,
-    planned: Callable[[Function], Function],
+    functions: Functions,
+    stubs: Sequence[Stub] = (),
 ) -> Function:
     """The function of a model's arguments that runs a frame.
 
@@ -178,18 +222,22 @@ def frame_of(
         data: likewise; its hash has been checked.
         model: the model.
         graph: what its graph is called by.
-        planned: makes of a function that is resumed one that looks for plans.
+        functions: those between the graphs of the model.
+        stubs: of those that have graphs.
     """
     code, resumed = marshal.loads(data)
     function, first = function_of(model)
     values, stem = function.__globals__, f"__fxpasses_{hashlib.sha256(data).hexdigest()[:12]}_{id(graph)}"
     made: dict[str, Any] = {}
+    calls = _Calls()
     for number, (name, (kind, *rest)) in enumerate(names.items()):
         if kind == "graph":
-            value: Any = graph
+            value: Any = calls.add(without_hook(graph) if stubs else graph)
         elif kind in ("resume", "handed"):
             value = types.FunctionType(resumed[name], values, resumed[name].co_name)
-            value = planned(value) if kind == "resume" else value
+            if kind == "resume":
+                planned = functions.planned(value)
+                value = calls.add(without_hook(planned) if stubs else planned)
         elif kind == "builtins":
             value = vars(builtins)
         else:
@@ -199,6 +247,14 @@ def frame_of(
     code = code.replace(co_names=tuple(made.get(name, name) for name in code.co_names))
     frame = types.FunctionType(code, values, function.__name__, function.__defaults__, function.__closure__)
     frame.__kwdefaults__ = function.__kwdefaults__
+    vars(frame)["calls"] = calls
     for name in made.values():
         weakref.finalize(frame, values.pop, name, None)
-    return lambda *args, **kwargs: frame(*first, *args, **kwargs)
+    if not stubs:
+        return lambda *args, **kwargs: frame(*first, *args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with functions.enter(stubs):
+            return frame(*first, *args, **kwargs)
+
+    return run

@@ -16,8 +16,9 @@ import torch
 from fxpasses.counters import counters
 from fxpasses.plans import _torch, native
 from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
+from fxpasses.plans.between import Functions, stubs_named
 from fxpasses.plans.errors import NoPlan, PlanFileError
-from fxpasses.plans.frames import frame_of
+from fxpasses.plans.frames import PYTHON, frame_of, in_python
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still, watch_names
@@ -62,7 +63,11 @@ class Plan(_Checked):
         self.file = file
         self.frame: Callable[..., Any] | None = None
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
-        self._run = names.get("run") or callable_of(content["facts"], names["forward"], names.get("backward"))
+        self._run = (
+            names["run"]
+            if "run" in names
+            else callable_of(content["facts"], names["forward"], names.get("backward"))
+        )
         sources = list(enumerate(content["inputs"]))
         self._inputs = [_held(kind, value, walk) for _, (kind, *value) in sources]
         self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
@@ -137,16 +142,11 @@ class Armed(_Checked):
     """A walk over the model and objects among its arguments, and the plans that hold as long as nothing of them changes."""
 
     def __init__(
-        self,
-        model: Any,
-        objects: Sequence[Any],
-        walk: Walk,
-        digest: list[Any],
-        planned: Callable[[Callable[..., Any]], Callable[..., Any]],
+        self, model: Any, objects: Sequence[Any], walk: Walk, digest: list[Any], functions: Functions
     ) -> None:
-        """Args: what was walked over, the walk and what it returned, and what makes of a function that is resumed one that looks for plans."""
+        """Args: what was walked over, the walk and what it returned, and the functions between the model's graphs."""
         super().__init__(walk, walk.tensors)
-        self.model, self.walk, self.digest, self.planned = model, walk, digest, planned
+        self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
         self._objects = objects
         self._plans: dict[Any, Plan] = {}
         self._dynamic: dict[Any, list[Plan]] = {}
@@ -316,6 +316,8 @@ def loaded(
         armed: the model.
         file: where it is.
     """
+    if content["kind"] == PYTHON:
+        return _made(content, {"run": None, "accepts": lambda: True}, walk, armed, b"", file)
     prefix = "kernel "
     if "check" in sections:
         native.use(lambda: load_library(native.ENTRY, sections["check"], folder))
@@ -330,7 +332,11 @@ def loaded(
 def _walked(content: Mapping[str, Any], armed: Armed) -> Walk | None:
     """The walk over the model, gone on over what a plan reads; ``None`` where that is not what it was."""
     walk = armed.walk.fork()
-    same = walk_reads(walk, content["reads"]) == content["read"] and are_named_still(content["functions"])
+    same = (
+        walk_reads(walk, content["reads"]) == content["read"]
+        and are_named_still(content["functions"])
+        and stubs_named(content.get("between", ())) is not None
+    )
     return walk if same else None
 
 
@@ -345,7 +351,11 @@ def _made(
     watch_names(walk, content["functions"])
     plan = Plan(content, names, walk, file)
     if "frame" in content:
-        plan.frame = frame_of(content["frame"], frame, armed.model, plan.graph, armed.planned)
+        stubs = stubs_named(content.get("between", ())) or []
+        if content["frame"] is None:
+            plan.frame = in_python(armed.model, armed.functions, stubs)
+        else:
+            plan.frame = frame_of(content["frame"], frame, armed.model, plan.graph, armed.functions, stubs)
     return plan
 
 

@@ -15,8 +15,10 @@ from fxpasses.errors import OptionsError
 from fxpasses.plans._torch import planned_call
 from fxpasses.plans.archive import Archive, read_archive, write_archive
 from fxpasses.plans.arguments import ARGUMENT_FACTS, argument_difference
+from fxpasses.plans.between import stubs_named
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
+from fxpasses.plans.frames import PYTHON
 from fxpasses.plans.loaded import Armed, Plan, loaded
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still
@@ -134,7 +136,7 @@ def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
         f"argument {name}": value for name, value in kwargs
     }
     return {
-        "kind": "training" if content["kind"] == "forward" else "inference",
+        "kind": {"forward": "training", PYTHON: PYTHON}.get(content["kind"], "inference"),
         "arguments": {name: _readable(value) for name, value in described.items()},
         "state": about["state"],
         "options": {**about["options"], "dynamic": about["dynamic"], "fullgraph": about["fullgraph"]},
@@ -206,6 +208,8 @@ class _Saved:
                     self._other_reads(content, sections, armed)
                 if not are_named_still(content["functions"]):
                     raise PlanMismatchError(self.path, "functions of torch", "torch's own", "others")
+                if stubs_named(content.get("between", ())) is None:
+                    raise PlanMismatchError(self.path, "functions between its graphs", "there", "absent")
                 plan = loaded(content, sections, None, walk, armed, self.path)
                 if plan.accepts(tensors):
                     return plan

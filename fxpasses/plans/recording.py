@@ -21,9 +21,18 @@ from fake.symbols.guards import guards_of
 from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
 from fxpasses.plans import _torch, _torch_compiled as _t, native
-from fxpasses.plans._torch_entry import without_frame_hook
+from fxpasses.plans._torch_entry import INLINE, without_frame_hook
+from fxpasses.plans.arguments import sources_of
+from fxpasses.plans.between import Functions, names_of, stub_of
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.frames import calls_graph, described_frame, function_of, handed_on, resume_functions
+from fxpasses.plans.frames import (
+    PYTHON,
+    calls_graph,
+    described_frame,
+    function_of,
+    handed_on,
+    resume_functions,
+)
 from fxpasses.plans.generated import Module, function_parameters
 from fxpasses.plans.reads import check_covered, reads_of, walk_reads
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
@@ -64,7 +73,7 @@ class Recording(Observer, Recorder):
         about_all_sizes: those of a plan with symbolic sizes.
         done: called once with the path of the plan, if it is written, and the reason why there is none, or "".
         hold: is called with a plan that cannot be written: what its file would say, the code of its frame, and what runs its graph.
-        planned: makes of a function that Dynamo resumes one that looks for plans.
+        functions: those between the graphs of the model.
     """
 
     def __init__(
@@ -77,35 +86,33 @@ class Recording(Observer, Recorder):
         about_all_sizes: dict[str, Any],
         done: Callable[[Path | None, str], None],
         hold: Callable[[dict[str, Any], bytes, Callable[..., Any]], None],
-        planned: Callable[[Callable[..., Any]], Callable[..., Any]],
+        functions: Functions,
     ) -> None:
         super().__init__()
-        self._model, self._arguments, self._objects, self._planned = model, arguments, objects, planned
+        self._model, self._arguments, self._objects, self._functions = model, arguments, objects, functions
         self._folder, self._about, self._about_all_sizes, self._done = folder, about, about_all_sizes, done
         self._hold, self._versions = hold, list[int]()
         self._held: Callable[..., Any] | None = None
-        self._graphs: dict[str, Any] = {}
-        self._facts: dict[str, Any] = {}
+        self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
         self._codes: list[Any] = []
         self._targets: list[Any] = []
         self._changed: list[Any] = []
         self._guarded: list[str] = []
         self._outputs: list[Any] = []
-        self._calls = self._compilations = 0
+        self._calls = self._compilations = self._others = 0
         self._frames: list[tuple[types.CodeType, types.CodeType]] = []
         self._frame_code = b""
         self._resumed: dict[str, types.FunctionType] = {}
         self._more = ""
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
+        self._later = list[Any]()
         self._guards: tuple[str, list[int], list[bool]] | None = None
         self._numbers: list[list[Any] | None] = []
         self._autocast = False
-        self._over = False
+        self._over = self._has_begun = False
         self._number_of_outputs = 0
-        self._refused = ""
-        self._lasting = True
+        self._refused, self._lasting, self._finished = "", True, False
         self._files: dict[str, str] = {}
-        self._finished = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -114,10 +121,16 @@ class Recording(Observer, Recorder):
         with (
             recorded_by(self),
             _t.recorded_compilation(),
-            _t.compiled_frames(self._compiled_frame) as looked_at,
+            _t.compiled_frames(self._compiled_frame),
+            self._functions.run(functools.partial(recorded_by, None)),
         ):
-            yield
-        if len(self._frames) == 1 and looked_at() > 1 and not self._resumed:
+            try:
+                yield
+            except BaseException:
+                self._finished = True
+                self._release_model()
+                raise
+        if len(self._frames) == 1 and self._others and not self._resumed:
             self._refuse("another function runs in Python")
         if any(calls_graph(new_code) for _, new_code in self._frames[1:]):
             self._refuse("a graph break")
@@ -127,6 +140,19 @@ class Recording(Observer, Recorder):
             self._frames.append((code, new_code))
             if len(self._frames) == 1:
                 self._look_at_frame(code, new_code)
+
+    def instead_of(self, code: types.CodeType) -> types.CodeType | None:
+        """The code that frames of a function between graphs run, which Dynamo is about to compile. Args: the function's code."""
+        try:
+            function, _ = function_of(self._model)
+        except NoPlan:
+            return None
+        if code is function.__code__ or code is INLINE:
+            self._has_begun = True
+            return None
+        stub = stub_of(code) if self._has_begun else None
+        self._others += stub is None
+        return None if stub is None else stub.instead
 
     @_beside_compilation
     def _look_at_frame(self, code: types.CodeType, new_code: types.CodeType) -> None:
@@ -140,10 +166,13 @@ class Recording(Observer, Recorder):
             self._resumed = resume_functions(new_code, function.__globals__)
             handed = handed_on(new_code)
             for name, resumed in self._resumed.items():
-                planned = _unrecorded(self._planned(resumed))
-                function.__globals__[name] = (
-                    resumed if name in handed else without_frame_hook(planned, resumed)
-                )
+                on = None if name in handed else self._functions.resume(name, resumed)
+                function.__globals__[name] = resumed if on is None else without_frame_hook(on, resumed)
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether anything was compiled for the frames of the model itself."""
+        return self._compilations > 0
 
     def _refuse(self, reason: str) -> None:
         self._refused = self._refused or reason
@@ -269,7 +298,7 @@ class Recording(Observer, Recorder):
                 raise NoPlan("code that reads the hash of an object")
             if any(info.mutates_data or info.mutates_metadata for info in infos):
                 _check_memory(inputs)
-            self._content["inputs"] = self._sources(inputs)
+            self._content["inputs"] = sources_of(inputs, walk.tensors, self._arguments, self._numbers)
         except NoPlan as error:
             log.info("no plan: %s", error)
             self._refuse(error.reason)
@@ -285,7 +314,7 @@ class Recording(Observer, Recorder):
     @_beside_compilation
     def _conclude(self, result: Any, given: Any) -> None:
         if not self._compilations:
-            self._end(None, "nothing was compiled")
+            self._conclude_without_graph()
             return
         try:
             if self._refused:
@@ -297,13 +326,30 @@ class Recording(Observer, Recorder):
             self._end(None, error.reason, error.where)
             return
         self._over = True
-        self._arguments, self._objects, self._outputs = (
-            [],
-            [],
-            [],
-        )  # whether a backward pass comes nobody knows
+        # Whether a backward pass comes nobody knows: until then nothing of the model is held, whose compiled code holds this.
+        self._release_model()
         if "forward" not in self._graphs or "backward" in self._graphs:
             self._finish()
+
+    def _conclude_without_graph(self) -> None:
+        """All graphs are those of functions that ran in Python: the plan says which these are."""
+        goes_on = not self._functions.take_over_resumed()
+        stubs = self._functions.stubs()
+        if not stubs:
+            self._end(None, "nothing was compiled")
+            return
+        try:
+            if goes_on:
+                raise NoPlan("a frame that ends before it has a graph")
+            names, walk = names_of(stubs), self._walk
+            if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
+                raise NoPlan("the model changes while it is compiled")
+            content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, []), "inputs": []}
+            self._content = {**content, "frame": None, "between": names}
+            told = {**self._told({"changed": []}, []), "kind": PYTHON}
+            self._end(self._written(told, {}), "")
+        except NoPlan as error:
+            self._end(None, error.reason, error.where)
 
     def _end_of_frame(self, result: Any, given: Any) -> None:
         """How the result is made of the outputs of the graph: as plain data, or by what Dynamo wrote.
@@ -311,10 +357,10 @@ class Recording(Observer, Recorder):
         Raises:
             NoPlan: in neither way.
         """
-        walk = self._walk
+        walk, stubs = self._walk, self._functions.stubs()
         try:
-            if self._more:
-                raise NoPlan(self._more)
+            if self._more or stubs:
+                raise NoPlan(self._more or "another function runs in Python")
             tensors = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
             tensors |= {id(t): ["argument", i] for i, t in enumerate(self._arguments)}
             layout = Layout(result, tensors | {id(t): ["output", i] for i, t in enumerate(self._outputs)})
@@ -334,10 +380,14 @@ class Recording(Observer, Recorder):
                 function, _ = function_of(self._model)
                 if function.__code__ is not code:
                     raise NoPlan("a frame of another function")
-                self._content["frame"], self._frame_code = described_frame(function, new_code, self._resumed)
+                own = function.__globals__.get("__name__")
+                names = {name for module, name, *_ in self._reads if module == own}
+                described = described_frame(function, new_code, self._resumed, names)
+                self._content["frame"], self._frame_code = described
+                self._content["between"] = names_of(stubs)
             except NoPlan as error:
                 log.info("no plan: %s", error)
-                raise (error if self._resumed else why) from None
+                raise (error if self._resumed or stubs else why) from None
 
     def _finish(self) -> None:
         try:
@@ -357,10 +407,17 @@ class Recording(Observer, Recorder):
             if reason and self._codes and lasting and self._lasting and self._held is None:
                 self._write_refusal(reason)
             self._done(path, reason)
-        self._model, self._walk, self._content, self._reads = None, Walk(), {}, []
-        self._arguments, self._objects, self._outputs, self._codes, self._targets = [], [], [], [], []
+        self._release_model()
+        self._content, self._graphs, self._facts = {}, {}, {}
+        self._reads, self._codes, self._targets = [], [], []
+
+    def _release_model(self) -> None:
+        story, self._walk = self._walk.story, Walk()
+        self._walk.story = story
+        self._model = None
+        vars(self).pop("_functions", None)
+        self._arguments, self._objects, self._outputs = [], [], []
         self._changed, self._guarded, self._frames, self._resumed = [], [], [], {}
-        self._graphs, self._facts = {}, {}
 
     def _write_refusal(self, reason: str) -> None:
         """Leave word for later processes, which then need not record, and may use AOTAutograd's cache."""
@@ -397,10 +454,7 @@ class Recording(Observer, Recorder):
             asked = [asks[name] for name in module.add_guards(code_of_guards, known)]
         code, kernels, externs, constants = module.sections()
         plan = {**self._told(facts, asked), "kind": kind, "externs": externs, "constants": constants}
-        story = zlib.compress(
-            json.dumps(self._walk.story).encode(), 1
-        )  # for errors that say what has changed
-        sections = {"plan": json.dumps(plan).encode(), "code": code, "story": story}
+        sections = {"code": code}
         if self._frame_code:
             sections["frame"] = self._frame_code
         sections |= {f"kernel {name}": data for name, data in kernels.items()}
@@ -408,6 +462,12 @@ class Recording(Observer, Recorder):
         check = native.build(_t.kernel_compiler(), folder.parent)
         if check is not None:
             sections["check"] = check
+        return self._written(plan, sections)
+
+    def _written(self, plan: dict[str, Any], sections: dict[str, bytes]) -> Path:
+        story = json.dumps(self._walk.story).encode()  # for errors that say what has changed
+        sections = {"plan": json.dumps(plan).encode(), "story": zlib.compress(story, 1), **sections}
+        folder = self._folder(plan["about"])
         name = hashlib.sha256("".join(map(hash_of, sections.values())).encode()).hexdigest()[:32]
         write_sections(folder / f"{name}.plan", sections)
         return folder / f"{name}.plan"
@@ -423,43 +483,6 @@ class Recording(Observer, Recorder):
             "files": self._files,
             "about": self._about if asked is None else self._about_all_sizes,
         }
-
-    def _sources(self, inputs: Sequence[Any]) -> list[list[Any]]:
-        """The place of each input: in the walk, or among the arguments; or its value, of a float."""
-        places: dict[int, list[Any]] = {id(t): ["model", i] for i, t in enumerate(self._walk.tensors)}
-        places |= {id(t): ["argument", i] for i, t in enumerate(self._arguments) if id(t) not in places}
-        found: list[list[Any]] = []
-        numbers = self._numbers if len(self._numbers) == len(inputs) else [None] * len(inputs)
-        for value, number in zip(inputs, numbers, strict=True):
-            if not isinstance(value, (torch.Tensor, int)):
-                raise NoPlan("an input that is no tensor")
-            if number == ["constant"] and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
-                found.append(["constant", value.item()])
-                continue
-            if isinstance(value, torch.Tensor) and id(value) not in places:
-                raise NoPlan("an input that is neither an argument nor part of the model")
-            found.append(places[id(value)] if isinstance(value, torch.Tensor) else [])
-        for i, value in enumerate(inputs):
-            if isinstance(value, torch.Tensor):
-                continue
-            number = numbers[i]
-            if number is None:
-                raise NoPlan("a symbolic number that is no size of an input")
-            method, of, dim = number
-            if found[of][:1] != ["argument"]:
-                raise NoPlan("a symbolic size of a tensor of the model")
-            found[i] = [method, found[of][1], dim]
-        return found
-
-
-def _unrecorded(call: Callable[..., Any]) -> Callable[..., Any]:
-    """What is compiled by this call is no part of the frame that is being recorded."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with recorded_by(None):
-            return call(*args, **kwargs)
-
-    return run
 
 
 def _versions(inputs: Sequence[Any]) -> list[int]:

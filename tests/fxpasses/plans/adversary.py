@@ -365,9 +365,7 @@ if __name__ == "__main__":
         stats = fxpasses.stats()
         Path(sys.argv[2]).write_text(json.dumps([stats.plans_written, stats.plans_refused]))
     else:
-        Compiled._record = lambda self, walk, tensors, shelf, abouts, signature, args, kwargs: _in_eager(
-            self, *args, **kwargs
-        )
+        Compiled._record = lambda self, *given: _in_eager(self, *given[-2], **given[-1])
         Compiled._compiled = property(lambda self: lambda *args, **kwargs: _in_eager(self, *args, **kwargs))
         late = [name for name in CHANGES if name not in _WHEN_BUILT]
         found = [run(name, False) for name in (*CHANGES, *CALLS)] + [run(name, True) for name in late]

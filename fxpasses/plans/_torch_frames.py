@@ -1,0 +1,65 @@
+"""Private torch names of the evaluation of frames, which torch's C++ code does without Dynamo: what runs in the place of a function."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch._C._dynamo import eval_frame as _eval, guards as _guards
+
+set_hook = _eval.set_eval_frame
+"""Sets what is asked for each frame of this thread that has no code whose guards hold, and returns what was before: nothing, not even code that is
+there (None), or a callback, such as Dynamo's own."""
+
+
+class _AsItIs:
+    """The answer of a callback that compiles nothing, neither this frame nor those that it calls."""
+
+    guarded_code = None
+    frame_exec_strategy = _eval._FrameExecStrategy(_eval._FrameAction.DEFAULT, _eval._FrameAction.DEFAULT)
+    apply_to_code = False
+
+
+def _as_it_is(frame: Any, entry: Any, state: Any) -> Any:
+    return _AsItIs
+
+
+def entries_only() -> Any:
+    """A hook that lets frames run the code that :func:`let_enter` gave them, or else their own.
+
+    ``False`` does that, and takes nanoseconds a frame, where a callback takes microseconds. But it lets frames run as well what other calls of
+    ``torch.compile`` have made of their code, by whichever backend; what a callback may run is of its own backend, and none of Dynamo's is. So
+    ``False`` is for processes without Dynamo.
+    """
+    return _as_it_is if "torch._dynamo" in sys.modules else False
+
+
+_SKIP = _eval._FrameExecStrategy(_eval._FrameAction.SKIP, _eval._FrameAction.DEFAULT)
+
+
+def never_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose own frame Dynamo leaves alone."""
+    assert isinstance(function, types.FunctionType)
+    _eval.set_code_exec_strategy(function.__code__, _SKIP)
+    return function
+
+
+class _Always:
+    """Guards that hold always, as entries have them."""
+
+    def __init__(self) -> None:
+        self.root = _guards.RootGuardManager()
+
+
+def let_enter(code: types.CodeType, instead: types.CodeType) -> None:
+    """Have frames of one code run another, wherever a hook is set.
+
+    Args:
+        code: of the function that is called.
+        instead: has the same parameters, local variables and cells.
+    """
+    if not _eval._debug_get_precompile_entries(code):
+        guards: Any = _Always()
+        _eval._load_precompile_entry(code, guards, instead)

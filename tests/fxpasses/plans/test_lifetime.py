@@ -1,0 +1,77 @@
+"""Nothing keeps a model that its owner has dropped: neither compiled code, which lives as long as Dynamo's, nor the globals of its module."""
+
+import contextlib
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+from tests.fxpasses.plans.functions_between import Layers, WithLoss
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+class Broken(Whole):
+    def forward(self, x):
+        x = self.linear(x).relu()
+        torch._dynamo.graph_break()
+        return self.linear(x) * 2
+
+
+class Raising(Whole):
+    def forward(self, x):
+        x = self.linear(x).relu()
+        torch._dynamo.graph_break()
+        raise ValueError("mine")
+
+
+@pytest.fixture(autouse=True)
+def _dynamo_afresh():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("kind", [Whole, Broken, Raising, WithLoss, Layers])
+def test_a_model_is_freed(tmp_path, kind, backward):
+    fxpasses.reset_stats()
+    for _ in range(2):  # the second one may use the plan of the first
+        model = kind()
+        compiled = fxpasses.compile(model, cache=tmp_path)
+        last = weakref.ref([*model.modules()][-1])
+        for _ in range(2):
+            given = [torch.randn(3, 4) for _ in range(2 if kind in (WithLoss, Layers) else 1)]
+            with pytest.raises(ValueError, match="mine") if kind is Raising else contextlib.nullcontext():
+                result = compiled(*given)
+                if backward:
+                    result.sum().backward()
+                del result
+        del model, compiled
+        gc.collect()
+        assert last() is None
+    if backward and kind is not Raising:
+        assert fxpasses.stats().plans_used
+
+
+def test_what_a_frame_goes_on_with_is_compiled_for_the_next_model(tmp_path):
+    for _ in range(2):
+        model = Broken()
+        compiled = fxpasses.compile(model, cache=tmp_path)
+        x = torch.randn(3, 4)
+        assert torch.equal(compiled(x), model(x))
+
+
+def test_a_plan_is_written_after_its_owner_is_gone(tmp_path):
+    fxpasses.reset_stats()
+    model = Whole()
+    fxpasses.compile(model, cache=tmp_path)(torch.randn(3, 4)).sum().backward()
+    assert fxpasses.stats().plans_written == 1
