@@ -57,6 +57,7 @@ from fake.seam.guards import TensorGuards
 torch_function_mode_enabled = _C._is_torch_function_mode_enabled
 profiler_enabled = _C._autograd._profiler_enabled
 eval_frame_callback = _eval_frame.get_eval_frame_callback
+eval_frame = _eval_frame
 
 
 def tensors_like(*tensors: torch.Tensor) -> Callable[..., bool]:

@@ -45,7 +45,7 @@ _SMALLEST = 32
 _SMALLEST_ALONE = 96
 """The same where each element is computed alone."""
 _FEWEST = 4
-_SAME_ELEMENTS = {torch.ops.aten.alias, torch.ops.aten.detach, torch.ops.aten._to_copy}
+_SAME_ELEMENTS = {getattr(torch.ops.aten, name) for name in ("alias", "detach", "_to_copy")}
 """What a joint graph keeps for the backward pass is an alias."""
 _SUMS = {
     getattr(torch.ops.aten, name)

@@ -386,6 +386,7 @@ class SameState:
         )
 
 
+RootGuardManager = _guards.RootGuardManager
 assert_size_stride = _guards.assert_size_stride  # type: ignore[attr-defined]
 _ASSERTIONS = ("assert_size_stride", "assert_size_stride_grouped", "assert_alignment")
 

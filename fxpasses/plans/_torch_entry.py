@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.external_utils import wrap_inline
 
@@ -16,6 +15,7 @@ from fake.seam.dynamo import skip_code
 from fake.seam.patches import Patch, When
 from fxpasses.dynamo._torch import backend_of
 from fxpasses.plans._torch import CALLS_OF_MODULES
+from fxpasses.plans._torch_frames import set_hook
 
 INLINE = wrap_inline(len).__code__
 """The code of the function through which Dynamo traces the call of a module that has hooks."""
@@ -96,11 +96,11 @@ def without_frame_hook(
     def run(*args: Any, **kwargs: Any) -> Any:
         if (call := held()) is None:
             return compiled(*args, **kwargs)
-        hook = set_eval_frame(None)
+        hook = set_hook(None)
         try:
             return call(*args, **kwargs)
         finally:
-            set_eval_frame(hook)
+            set_hook(hook)
 
     skip_code(run.__code__)
     return functools.wraps(compiled)(run)

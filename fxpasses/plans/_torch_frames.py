@@ -7,7 +7,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from torch._C._dynamo import eval_frame as _eval, guards as _guards
+from fake.seam.library import eval_frame as _eval
+from fxpasses.plans._torch import RootGuardManager
 
 set_hook = _eval.set_eval_frame
 """Sets what is asked for each frame of this thread that has no code whose guards hold, and returns what was before: nothing, not even code that is
@@ -50,7 +51,7 @@ class _Always:
     """Guards that hold always, as entries have them."""
 
     def __init__(self) -> None:
-        self.root = _guards.RootGuardManager()
+        self.root = RootGuardManager()
 
 
 def let_enter(code: types.CodeType, instead: types.CodeType) -> None:
