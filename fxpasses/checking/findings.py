@@ -82,9 +82,8 @@ class _Keeper:
         if item is None or len(sites) < 2:
             return ()
         mine = tuple(site.index for site in sites if site.location.node in mismatch.calls)
-        if (
-            mismatch.rounds and len(mine) == 1
-        ):  # digits are lost in a window, whatever the rest of the graph does
+        # Digits are lost in a window, whatever the rest of the graph does.
+        if mismatch.rounds and len(mine) == 1:
             return mine
         if self.found:
             return ()
