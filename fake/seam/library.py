@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.library as torch_library
 from torch import _C
-from torch._C._dynamo import eval_frame as _eval_frame
 from torch._library import fake_profile, opaque_object as _opaque_object
 from torch._library.autograd import supports_tensorlist
 from torch._library.custom_ops import (
@@ -45,6 +44,7 @@ from fake.seam.dispatch import (
     simple_registry,
     storage_of,
 )
+from fake.seam.eval_frame import get_eval_frame_callback as eval_frame_callback
 from fake.seam.fake_tensor import (
     DataDependentOutputException,
     FakeTensor,
@@ -56,8 +56,6 @@ from fake.seam.guards import TensorGuards
 # --- the dispatcher's state -------------------------------------------------------------------------
 torch_function_mode_enabled = _C._is_torch_function_mode_enabled
 profiler_enabled = _C._autograd._profiler_enabled
-eval_frame_callback = _eval_frame.get_eval_frame_callback
-eval_frame = _eval_frame
 
 
 def tensors_like(*tensors: torch.Tensor) -> Callable[..., bool]:

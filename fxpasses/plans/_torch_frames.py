@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from fake.seam.library import eval_frame as _eval
+from fake.seam import eval_frame as _eval
 from fxpasses.plans._torch import RootGuardManager
 
 set_hook = _eval.set_eval_frame
@@ -19,7 +19,7 @@ class _AsItIs:
     """The answer of a callback that compiles nothing, neither this frame nor those that it calls."""
 
     guarded_code = None
-    frame_exec_strategy = _eval._FrameExecStrategy(_eval._FrameAction.DEFAULT, _eval._FrameAction.DEFAULT)
+    frame_exec_strategy = _eval.FrameExecStrategy(_eval.FrameAction.DEFAULT, _eval.FrameAction.DEFAULT)
     apply_to_code = False
 
 
@@ -37,7 +37,7 @@ def entries_only() -> Any:
     return _as_it_is if "torch._dynamo" in sys.modules else False
 
 
-_SKIP = _eval._FrameExecStrategy(_eval._FrameAction.SKIP, _eval._FrameAction.DEFAULT)
+_SKIP = _eval.FrameExecStrategy(_eval.FrameAction.SKIP, _eval.FrameAction.DEFAULT)
 
 
 def never_traced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,6 +61,6 @@ def let_enter(code: types.CodeType, instead: types.CodeType) -> None:
         code: of the function that is called.
         instead: has the same parameters, local variables and cells.
     """
-    if not _eval._debug_get_precompile_entries(code):
+    if not _eval.entries_of(code):
         guards: Any = _Always()
-        _eval._load_precompile_entry(code, guards, instead)
+        _eval.load_entry(code, guards, instead)
