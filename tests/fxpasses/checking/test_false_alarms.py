@@ -7,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import fxpasses
+from fxpasses.demo.gpt import GPT
 from tests.fxpasses.checking import plants
 from tests.models.zoo import ZOO
 
@@ -55,6 +56,8 @@ SPLITS, BOTH = [plants.splits_products], [plants.reorders_a_product, plants.spli
 )
 def test_passes_that_round_in_another_way(name, dtype, passes):
     entry = ZOO[name]
+    # One layer of the GPT has every sort of site that two have, at less than half of the time.
+    build = (lambda: GPT(1, 16, 2, 32, 40)) if name == "gpt" else entry.build
     inputs = [
         v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in entry.inputs(3)
     ]
@@ -62,7 +65,7 @@ def test_passes_that_round_in_another_way(name, dtype, passes):
         v.detach().requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
         for v in inputs
     ]
-    train(entry.build().to(dtype), inputs, passes)
+    train(build().to(dtype), inputs, passes)
 
 
 @pytest.mark.parametrize("name", ["gpt", "convnet"])
