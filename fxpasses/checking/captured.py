@@ -22,7 +22,7 @@ from fxpasses.checking.values import is_tangent
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.exact import Verdict, equivalent
-from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.rewriting import copy_graph
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
     recorded = trace_calls(step, [values[i] for i in tensors], {}, guards=False)
     _with_declared_writes(recorded)
     if any(map(is_mutating, recorded.graph.nodes)):  # then at the end, as the captured graph does
-        if any(map(is_random, recorded.graph.nodes)):
+        if any(map(uses_rng, recorded.graph.nodes)):
             raise Unsupported("eager draws random numbers in place")
         functional = torch.func.functionalize(recorded, remove="mutations")
         recorded = trace_calls(functional, cloned([values[i] for i in tensors]), {}, guards=False)

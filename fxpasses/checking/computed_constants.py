@@ -17,7 +17,7 @@ from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, allocates
 from fxpasses.checking.rounding import spacing
 from fxpasses.exact.same_values import DRIFT
 from fxpasses.exact.samples import sample_input
-from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.rewriting import constants_of, copy_graph, same_constant
 
 _SEED = 20
@@ -128,7 +128,7 @@ def fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
     free: set[fx.Node] = set()
     for node in gm.graph.nodes:
         pure = node.op == "call_function" and not (
-            is_random(node) or is_mutating(node) or allocates(gm, [node.name])
+            uses_rng(node) or is_mutating(node) or allocates(gm, [node.name])
         )
         if node.op == "get_attr" or (pure and all(value in free for value in node.all_input_nodes)):
             free.add(node)

@@ -115,7 +115,8 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
             wide = {**given, **values}.values()
             inputs = [as_recorded_dtype(v, held) for v, held in zip(wide, window.inputs, strict=True)]
             if any(
-                how.times < math.inf for how in less_precise(window.before, window.after, inputs).values()
+                how.times < math.inf
+                for how in less_precise(window.before, window.after, inputs, chosen=True).values()
             ):
                 found = _on_the_whole(rewriting, window, values, where)
                 if (

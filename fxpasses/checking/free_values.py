@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, as_float64
-from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -113,7 +113,7 @@ class Following:
         calls = above - set(given)
         beside = {value for node in calls for value in node.all_input_nodes}
         beside |= {node for node in gm.graph.nodes if node.name in names}
-        self.is_apart = not any(is_random(node) or is_mutating(node) for node in calls)
+        self.is_apart = not any(uses_rng(node) or is_mutating(node) for node in calls)
         self.is_apart &= all(is_apart(*pair) for pair in itertools.product(given, beside - below))
         self._calls, self._names, self._values = {node.name for node in calls}, set(names), values
         self.start = {node.name: as_float64(values[node.name]) for node in given}

@@ -18,7 +18,7 @@ from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import OpOverload, disable_current_modes
 from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
 from fxpasses.checking.inputs import cloned, made_up, placeholders
-from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import subgraphs
 
@@ -212,7 +212,7 @@ class Run(fx.Interpreter):
     def _made_up(self, n: fx.Node, mine: Any) -> list[Any]:
         """What the other processes hold for a node that is no collective."""
         if n.op != "placeholder":
-            with torch.random.fork_rng([]) if is_random(n) else nullcontext():
+            with torch.random.fork_rng([]) if uses_rng(n) else nullcontext():
                 return [other.run_node(n) for other in self._others]
         if not differs_by_process(n):
             return [cloned([mine])[0] for _ in self._others]
@@ -268,7 +268,7 @@ class ExactRun(Run):
     def _evaluated(self, n: fx.Node) -> Any:
         if n.op != "call_function":
             return super()._evaluated(n)
-        if is_random(n):
+        if uses_rng(n):
             result = self._in_own_precision(n)
         else:
             args, kwargs = self.fetch_args_kwargs_from_env(n)

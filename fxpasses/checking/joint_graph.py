@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from fxpasses.checking.inputs import placeholders
-from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.rewriting import attributes_of, outputs_of, value_of
 
 
@@ -68,7 +68,7 @@ def _copied(source: fx.Graph, graph: fx.Graph, inner: dict[fx.Node, fx.Node]) ->
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), inner.__getitem__)
         same = there.get(node.name)
-        if same is None or writes or is_random(node):
+        if same is None or writes or uses_rng(node):
             name = node.name if same is None else f"{node.name}_again"
             inner[node] = graph.create_node(node.op, node.target, args, kwargs, name)
         elif (same.op, same.target, same.args, same.kwargs) == (node.op, node.target, args, kwargs):

@@ -26,7 +26,7 @@ from fxpasses.checking.repro import fresh_directory, recorded_calls, write_repro
 from fxpasses.checking.rounding import PROGRAM_LIMIT
 from fxpasses.checking.source import CannotEmbed, PassSource
 from fxpasses.checking.values import Reference
-from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.aliasing import uses_rng
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.pass_manager.limits import progress
 
@@ -211,7 +211,7 @@ class LoweringCheck:
 
 
 def _calls_rng(gm: fx.GraphModule) -> bool:
-    return any(is_random(n) or "inductor_random" in str(n.target) for n in gm.graph.nodes)
+    return any(uses_rng(n) or "inductor_random" in str(n.target) for n in gm.graph.nodes)
 
 
 def _call(compiled: Callable[..., Any], inputs: list[Any]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from fake.seam.pytree import tree_leaves
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.computed_constants import explained_by_constants
 from fxpasses.checking.interpret import ExactRun, Poison, allocates
@@ -46,7 +47,7 @@ _MOVES = 2
 _MOST_WIDER = 3
 """So many times what changed is looked at with more of the graph, before all of it is."""
 _NOISE, _SMALL = 64.0, 1e-6
-"""Results that cancel may differ by so many times what a unit in the last place of the inputs does to them, and by so much of the largest number."""
+"""Results that cancel may differ by so many times what a unit in the last place of the inputs does to them, and by so much of the largest number that is computed."""
 _OWN_PRECISION = 8.0
 """Units in the last place by which an operator that does not run in float64 may be off."""
 Relation = Literal["same", "unproved", "other"]
@@ -311,6 +312,7 @@ def differences_in_float64(
         scale = 1e-4 * min(size, 1e3)
         found = []
         nearby: list[list[Any]] = []
+        computed = 0.0
         for leaf, (position, a, b) in enumerate(_leaves(mine, theirs)):
             if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
                 if isinstance(a, Tensor) or isinstance(b, Tensor) or a != b:
@@ -323,9 +325,10 @@ def differences_in_float64(
                 wrong &= b.isfinite()
             if undefined is not None:
                 wrong &= ~undefined
-            if wrong.any() and least <= DRIFT:
-                nearby = nearby or _nearby(before, inputs, mine)
-                wrong &= ~_is_noise(a, b, [run[leaf] for run in nearby], size)
+            if wrong.any() and least <= _CLEAR:
+                if not nearby:
+                    nearby, computed = _nearby(before, inputs, mine)
+                wrong &= ~_is_noise(a, b, [run[leaf] for run in nearby], max(size, computed))
             if wrong.any():
                 at = tuple(
                     int(i) for i in torch.unravel_index(wrong.flatten().long().argmax().cpu(), a.shape)
@@ -339,18 +342,37 @@ def differences_in_float64(
     return []
 
 
-def _nearby(gm: fx.GraphModule, inputs: Sequence[Any], results: Sequence[Any]) -> list[list[Any]]:
-    """The results of a graph, with those of tuples, for inputs that differ by a unit in the last place of float64."""
-    runs = [ExactRun(gm).results(moved(inputs, seed, torch.float64)) for seed in range(_MOVES)]
-    return [[b for _, _, b in _leaves(results, run)] for run in runs if run is not None]
+class _SizedRun(ExactRun):
+    """A run that tells the largest number that it computes on its way."""
+
+    largest = 0.0
+
+    def _evaluated(self, n: fx.Node) -> Any:
+        result = super()._evaluated(n)
+        self.largest = max(self.largest, *map(_largest, tree_leaves(result)), 0.0)
+        return result
+
+
+def _nearby(
+    gm: fx.GraphModule, inputs: Sequence[Any], results: Sequence[Any]
+) -> tuple[list[list[Any]], float]:
+    """The results of a graph, with those of tuples, for inputs that differ by a unit in the last place of float64; and the largest number in it."""
+    runs = [_SizedRun(gm) for _ in range(_MOVES)]
+    found = [run.results(moved(inputs, seed, torch.float64)) for seed, run in enumerate(runs)]
+    leaves = [[b for _, _, b in _leaves(results, run)] for run in found if run is not None]
+    return leaves, max(run.largest for run in runs)
 
 
 def _is_noise(a: Tensor, b: Tensor, nearby: Sequence[Any], size: float) -> Tensor:
-    """Where results are what float64 leaves of terms that cancel: as far apart as a unit in the last place of the inputs takes them."""
+    """Where results are what float64 leaves of terms that cancel: as far apart as a unit in the last place of the inputs takes their tensor.
+
+    Of the tensor, not of each element, as differences are measured: an element may be zero by chance, or by a softmax that is saturated.
+    """
     if a.is_complex() or not a.is_floating_point():
         return torch.zeros(a.shape, dtype=torch.bool, device=a.device)
-    runs = [run for run in nearby if isinstance(run, Tensor) and run.shape == a.shape]
-    noise = sum(((run - a).abs().nan_to_num(0.0, 0.0, 0.0) for run in runs), torch.zeros_like(a))
+    a, b = computable(a), computable(b)
+    runs = [computable(run) for run in nearby if isinstance(run, Tensor) and run.shape == a.shape]
+    noise = sum(((run - a).abs().nan_to_num(0.0, 0.0, 0.0) for run in runs), torch.zeros_like(a)).max()
     apart = (a - b).abs()
     return (apart <= _NOISE * noise) & (apart <= _SMALL * size)
 

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from fxpasses.checking.interpret import allocates
 from fxpasses.exact.same_values import MASK
-from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import constants_of, outputs_of, same_constant, subgraphs, value_of
 
@@ -312,7 +312,7 @@ def can_be_cut(
     """
     order = []
     for gm, names in zip((before, after), changed, strict=True):
-        special = [n for n in gm.graph.nodes if n.op == "call_function" and (is_random(n) or is_mutating(n))]
+        special = [n for n in gm.graph.nodes if n.op == "call_function" and (uses_rng(n) or is_mutating(n))]
         if any(n.name in names for n in special) or allocates(gm, names):
             return False
         order.append([n.name for n in special])
@@ -367,7 +367,7 @@ def cut(
 def _stays(node: fx.Node) -> bool:
     """Whether a call is no part of a window: it calls the RNG or writes, or takes a result of such a call apart."""
     source = node.args[0] if node.target is operator.getitem else node
-    return isinstance(source, fx.Node) and (is_random(source) or is_mutating(source))
+    return isinstance(source, fx.Node) and (uses_rng(source) or is_mutating(source))
 
 
 def _is_fixed(node: fx.Node) -> bool:

@@ -181,7 +181,7 @@ REACH = {
     "a small factor behind a sum": (lambda a, b: a * 0.1 + b.mT * 0.1, lambda a, b: (a + b.mT) * 0.1, False),
     "a quarter behind a sum of products": (
         lambda a, b: a @ b / 4 + (a + 1) @ b / 4 + a @ (b + 1) / 4,
-        lambda a, b: (a @ b + (a + 1) @ b + a @ (b + 1)) / 4,
+        lambda a, b: (a @ (b + 1) + (a + 1) @ b + a @ b) / 4,
         False,
     ),
     "a mean of few by its sum": (

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import fxpasses
 from fxpasses.checking.rounding import distance, less_precise
 from fxpasses.checking.values import Reference, compare, value_names
 
@@ -201,3 +202,39 @@ def test_sums_that_nearly_cancel_in_another_order(dtype):
     x = torch.randn(40, 30, dtype=dtype)
     x[20:] = -x[:20] * (1 + 1e-3 * torch.rand(20, 30, dtype=dtype))
     assert less_precise(graph(lambda x: x.sum(0), x), graph(lambda x: x.flip(0).sum(0), x), [x]) == {}
+
+
+def attends(fused):
+    def run(q, k, v):
+        if fused:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return ((q * 0.5) @ k.mT).softmax(-1) @ v
+
+    return run
+
+
+def joint_graphs(*inputs):
+    given = [x.requires_grad_() for x in inputs]
+    return [fxpasses.capture(attends(fused), *given).joint for fused in (False, True)]
+
+
+def test_what_cancels_exactly_by_luck_may_be_what_rounding_leaves():
+    """Behind a softmax that is saturated, gradients of the definition are exact zeros; a kernel for attention rounds what cancels there."""
+    torch.manual_seed(0)
+    inputs = [32 * torch.randn(1, 2, 8, 4) for _ in range(3)]
+    before, after = joint_graphs(*inputs)
+    given = [*(x.detach() for x in inputs), torch.randn(1, 2, 8, 4)]
+    assert less_precise(before, after, given) == {}
+    lost = graph(lambda *values: [2 * v for v in before(*values)], *given)  # and what does not cancel is seen
+    assert set(less_precise(before, lost, given)) >= {0, 3}
+
+
+def test_of_inputs_that_are_chosen_a_third_of_the_digits_has_to_be_lost():
+    x = 500 + torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    before = graph(lambda x: x.softmax(-1).sum(-1), x)
+    after = graph(lambda x: (x - x.logsumexp(-1, keepdim=True)).exp().sum(-1), x)
+    assert less_precise(before, after, [x])
+    assert less_precise(before, after, [x], chosen=True) == {}
+    small = x * 2.0**-22
+    before, after = graph(torch.log1p, x), graph(lambda x: (x + 1).log(), x)
+    assert less_precise(before, after, [small], chosen=True)

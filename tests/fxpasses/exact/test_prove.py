@@ -253,3 +253,18 @@ def test_graphs_of_small_values_are_judged_on_one_thread(size, threads):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(usual)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_that_drops_nothing_is_as_exact_as_its_definition(dtype):
+    fused = torch.nn.functional.scaled_dot_product_attention
+    inputs = [torch.randn(2, 2, 8, 16).to(dtype) for _ in range(3)]
+    written_out = pattern_pass(
+        lambda q, k, v: fused(q, k, v),
+        lambda q, k, v: ((q @ k.mT) * 0.25).softmax(-1) @ v,
+        inputs,
+        name="written out",
+        graphs=["inference"],
+    )
+    proof = prove(written_out, fused, *inputs)
+    assert proof.ok, proof
