@@ -2,7 +2,7 @@
 
 No tolerance is written down but one: how many times as far off a result may be. The yardstick is the largest of three: what results that
 are right are off by, correct rounding, and what half a unit in the last place of the *inputs* does to the result, which no way to compute
-it can be blamed for. Both sides of a window run on the same inputs in their own types, and the graph before in float64, so that a loss is
+it can be blamed for. What is right by luck is allowed what it loses on inputs nearby, or where each of its calls rounds in a direction by chance. Both sides of a window run on the same inputs in their own types, and the graph before in float64, so that a loss is
 measured where it happens.
 """
 
