@@ -41,6 +41,7 @@ from torch._decomp import decomposition_table, meta_table
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops import utils as higher_order_utils
 from torch._library import fake_impl as library_fake_impl, simple_registry, utils as library_utils
+from torch._library.custom_ops import OPDEFS, CustomOpDef as TorchCustomOpDef
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._prims_common import (
     ELEMENTWISE_TYPE_PROMOTION_KIND,

@@ -16,12 +16,7 @@ import torch.library as torch_library
 from torch import _C
 from torch._library import fake_profile, opaque_object as _opaque_object
 from torch._library.autograd import supports_tensorlist
-from torch._library.custom_ops import (
-    OPDEF_TO_LIB,
-    OPDEFS,
-    CustomOpDef as TorchCustomOpDef,
-    _maybe_get_opdef as maybe_get_opdef,
-)
+from torch._library.custom_ops import OPDEF_TO_LIB, _maybe_get_opdef as maybe_get_opdef
 from torch._library.effects import EffectType
 from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, tuple_to_list
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -29,11 +24,13 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from fake.error_text import error_text
 from fake.seam import pytree
 from fake.seam.dispatch import (
+    OPDEFS,
     BelowAutograd,
     DispatchKey,
     DispatchKeySet,
     OpOverload,
     OpOverloadPacket,
+    TorchCustomOpDef,
     dispatch_keys,
     dispatch_table,
     has_kernel,

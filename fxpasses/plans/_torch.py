@@ -16,17 +16,22 @@ from torch._C._dynamo import guards as _guards
 
 from fake.seam.autograd_engine import top_saved_tensors_hooks
 from fake.seam.dispatch import (
+    OPDEFS,
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
+    TorchCustomOpDef,
     dispatch_mode_depth,
     function_mode_depth,
+    has_kernel,
     is_functorch_wrapped_tensor,
     peek_interpreter_stack,
+    simple_registry,
 )
 from fake.seam.fake_tensor import is_functional_tensor
 from fake.seam.guards import TensorGuards
 from fxpasses.plans import native
+from fxpasses.plans.errors import NoPlan
 
 nn_kernels = torch._C._nn
 PropModule = torch.backends.PropModule
@@ -132,7 +137,9 @@ def is_in_state(values: dict[Any, Any], state: Any) -> bool:
 
 
 def operator_name(value: Any) -> str:
-    """The name of an operator of torch, or ""."""
+    """The name of an operator, or ""."""
+    if isinstance(value, TorchCustomOpDef):
+        value = value._opoverload
     if isinstance(value, (OpOverload, OpOverloadPacket)):
         return str(value)
     return value.name() if isinstance(value, HigherOrderOperator) else ""
@@ -162,6 +169,71 @@ def is_operator_of_torch(value: Any) -> bool:
     if isinstance(value, HigherOrderOperator):
         return type(value).__module__.startswith("torch.")
     return str(value).partition(".")[0] in _NAMESPACES
+
+
+def foreign_operators(value: Any) -> list[OpOverload]:
+    """The operators that a value stands for, if it is no operator of torch."""
+    if isinstance(value, TorchCustomOpDef):
+        value = value._opoverload
+    if isinstance(value, OpOverloadPacket):
+        return [one for name in value.overloads() for one in foreign_operators(getattr(value, name))]
+    if isinstance(value, HigherOrderOperator) and not is_operator_of_torch(value):
+        raise NoPlan("an operator of higher order of another library", value.name())
+    return [value] if isinstance(value, OpOverload) and not is_operator_of_torch(value) else []
+
+
+def operator_named(name: str) -> OpOverload | None:
+    """The operator of a name such as ``namespace.operator.overload``, if it is registered."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+class Registered(NamedTuple):
+    """What decides how calls of an operator are traced.
+
+    Attributes:
+        functions: the functions in Python, by what they do.
+        autocast: the types that its arguments are cast to.
+        watched: objects, and names of attributes that are others once something is registered anew.
+    """
+
+    functions: Mapping[str, Any]
+    autocast: str
+    watched: Sequence[tuple[Any, Sequence[str]]]
+
+
+_ROLES = {
+    "_abstract_fn": "fake",
+    "_setup_context_fn": "setup_context",
+    "_backward_fn": "backward",
+    "_vmap_fn": "vmap",
+}
+_OF_OTHERS = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd", "AutocastCPU")
+
+
+def registered(operator: OpOverload) -> Registered | None:
+    """What is known of an operator that is not torch's; None where code is registered for it that cannot be seen into."""
+    name = operator.name()
+    entry, made = simple_registry.singleton.find(name), OPDEFS.get(name)
+    others = {key for key in _OF_OTHERS if has_kernel(name, key)} - (
+        {"Autograd", "AutocastCPU"} if made else set()
+    )
+    if others or entry.effect.effect is not None or operator.py_kernels:
+        return None
+    if made is None:
+        kernel = entry.fake_impl.kernel
+        return (
+            None
+            if kernel is None
+            else Registered({"fake": kernel.func}, "", [(entry.fake_impl, ("kernel",))])
+        )
+    if made._torch_dispatch_fns:
+        return None
+    functions = {role: getattr(made, name) for name, role in _ROLES.items()}
+    autocast = repr(vars(made).get("_autocast_dtype"))
+    return Registered(functions, autocast, [(made, tuple(_ROLES))])
 
 
 def is_in_transform(tensor: torch.Tensor) -> bool:

@@ -27,7 +27,9 @@ from fake.seam.patches import LEDGER, Edit, When
 from fake.seam.symbolic_shapes import PythonPrinter, TensorPropertySource
 from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
-from fxpasses.plans._torch import TRUSTED_MODULES, is_operator_of_torch, operator_name
+from fxpasses.plans import _torch
+from fxpasses.plans._torch import TRUSTED_MODULES, OpOverload
+from fxpasses.plans._torch_constants import MARKED, marked_calls as marked_calls
 from fxpasses.plans._torch_entry import INLINE
 from fxpasses.plans._torch_views import described_views
 from fxpasses.plans.errors import NoPlan
@@ -66,18 +68,18 @@ def traced_codes() -> list[types.CodeType]:
     return list(dict.fromkeys((*context.traced_code, *context.inlined_code_cache)))
 
 
-def foreign_target() -> str:
-    """A function in the graph that Dynamo is making, or an operator, that is not torch's own: code that Dynamo did not trace; or ""."""
+def foreign_operators() -> list[OpOverload]:
+    """The operators in the graph that Dynamo is making that are not torch's own.
+
+    Raises:
+        NoPlan: a function is in it whose code Dynamo did not trace, or an operator of higher order.
+    """
+    found, known = [], (*TRUSTED_MODULES, *_OWN)
     for target in _targets():
-        known = (
-            is_operator_of_torch(target)
-            if operator_name(target)
-            else not isinstance(target, types.FunctionType)
-            or target.__module__.partition(".")[0] in (*TRUSTED_MODULES, *_OWN)
-        )
-        if not known:
-            return str(target)
-    return ""
+        found += _torch.foreign_operators(target)
+        if isinstance(target, types.FunctionType) and target.__module__.partition(".")[0] not in known:
+            raise NoPlan("a function of another library in the graph", str(target))
+    return found
 
 
 def _targets() -> Iterator[Any]:
@@ -130,7 +132,7 @@ def recorded_compilation() -> Iterator[None]:
     with (
         _functorch_config.patch(enable_autograd_cache=False),
         _dynamo_config.patch(skip_nnmodule_hook_guards=False),
-        LEDGER.in_force(_ITEMS),
+        LEDGER.in_force(_ITEMS, MARKED),
     ):
         yield
 

@@ -34,9 +34,9 @@ _NAMESPACES = ("aten", "mkldnn", "mkl", "prims")
 class Module:
     """The module of a plan in the making: each compiled graph that is added becomes a function in it."""
 
-    def __init__(self, *, fixed: bool) -> None:
-        """Args: whether it holds for the sizes alone that it was compiled for."""
-        self._fixed, self._conforming = fixed, dict[str, str]()
+    def __init__(self, *, fixed: bool, operators: Collection[str] = ()) -> None:
+        """Args: whether it holds for the sizes alone that it was compiled for, and the operators that are not torch's which it may call."""
+        self._fixed, self._conforming, self._operators = fixed, dict[str, str](), operators
         self._body: list[ast.stmt] = []
         self._made: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -220,8 +220,12 @@ class Module:
 
     def _resolve_names(self, body: list[ast.stmt]) -> None:
         """Note the functions of torch that are called as ``extern_kernels``; refuse operators that are not torch's own."""
+        known: set[ast.AST] = set()
         for node in (inner for statement in body for inner in ast.walk(statement)):
-            if not isinstance(node, ast.Attribute):
+            if not isinstance(node, ast.Attribute) or node in known:
+                continue
+            if ast.unparse(node).removeprefix("torch.ops.") in self._operators:
+                known |= set(ast.walk(node))
                 continue
             owner = node.value
             if isinstance(owner, ast.Name) and owner.id == "extern_kernels":

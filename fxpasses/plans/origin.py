@@ -47,3 +47,25 @@ def is_of_others(value: Any) -> bool:
     """Whether it is neither built in nor defined in a file of torch's or Python's own."""
     files = [part.partition(":")[0] for part in origin_of(value).split("; ")]
     return any(os.path.isabs(file) or file.startswith("<") for file in files)  # the latter was typed in
+
+
+TRUSTED_FOLDERS = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (
+        os.path.dirname(torch.__file__),
+        sysconfig.get_path("stdlib"),
+        os.path.dirname(os.path.dirname(__file__)),
+    )
+)
+
+
+def _is_trusted(code: types.CodeType) -> bool:
+    if code.co_filename == "<frozen _collections_abc>":
+        return True  # calls methods of what is walked over
+    file = os.path.realpath(code.co_filename)
+    return file.startswith(TRUSTED_FOLDERS) and "site-packages" not in file.removeprefix(TRUSTED_FOLDERS[1])
+
+
+def is_of_torch(code: types.CodeType) -> bool:
+    """Whether code counts with the version of torch, of Python or of this package."""
+    return os.path.realpath(code.co_filename).startswith(TRUSTED_FOLDERS[0]) or _is_trusted(code)

@@ -10,44 +10,25 @@ import builtins
 import collections
 import dis
 import importlib.util
+import inspect
+import json
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator, Mapping, Sequence
-
-import torch
+from typing import Any
 
 from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, code_digest, codes_inside, global_names, named_by, strings_of
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.origin import TRUSTED_FOLDERS, is_of_torch
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import HOOKS_BESIDE, HOOKS_OF_CALLS, Walk
 
 Read = tuple[str, ...]
-"""The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable."""
-_VARIABLE = "environment variable"
+"""The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable, or of an operator."""
+_VARIABLE, _OPERATOR, _RESULT = "environment variable", "operator of a library", "constant result"
 _OF_STATE = {name for name in HOOKS_BESIDE if "state_dict" in name}
-
-_TRUSTED_FOLDERS = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in (
-        os.path.dirname(torch.__file__),
-        sysconfig.get_path("stdlib"),
-        os.path.dirname(os.path.dirname(__file__)),
-    )
-)
-
-
-def _is_trusted(code: types.CodeType) -> bool:
-    if code.co_filename == "<frozen _collections_abc>":
-        return True  # calls methods of what is walked over
-    file = os.path.realpath(code.co_filename)
-    return file.startswith(_TRUSTED_FOLDERS) and "site-packages" not in file.removeprefix(_TRUSTED_FOLDERS[1])
-
-
-def is_of_torch(code: types.CodeType) -> bool:
-    return os.path.realpath(code.co_filename).startswith(_TRUSTED_FOLDERS[0]) or _is_trusted(code)
 
 
 def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
@@ -138,7 +119,7 @@ def _check_answers(code: types.CodeType, module: types.ModuleType, path: Sequenc
 
 def _settings_read(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iterator[Read]:
     """The plain values among the globals of torch that a function of torch reads; the rest of them counts with torch's version."""
-    if not code.co_filename.startswith(_TRUSTED_FOLDERS[0]):
+    if not code.co_filename.startswith(TRUSTED_FOLDERS[0]):
         return
     for module in modules:
         if _torch.is_imported_with_torch(module):
@@ -204,6 +185,13 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
     """
     digests = []
     for read in reads:
+        if read[0] == _OPERATOR:
+            operator = _torch.operator_named(read[1])
+            digests.append("absent" if operator is None else walk.add(read[1], operator))
+            continue
+        if read[0] == _RESULT:
+            digests.append(_result(*read[1:]))
+            continue
         if read[0] == _VARIABLE:
             digests.append(walk.add(".".join(read), os.environ.get(read[1])))
             variables = os.environ._data  # type: ignore[attr-defined]
@@ -222,6 +210,34 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
         if any(value is function for function in _torch.ABOUT_HARDWARE):
             digests.append(repr(value()))  # type: ignore[operator]
     return ":".join(digests)
+
+
+def read_of_operator(name: str) -> Read:
+    """An operator that is not torch's, as what is read. Args: its name and that of the overload."""
+    return _OPERATOR, name
+
+
+def read_of_result(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Read:
+    """What a function that is marked as one with constant results returns, as what is read: each process asks it once.
+
+    Args: the function, and those of the call.
+
+    Raises:
+        NoPlan: the function has no name, or what it is given or returns cannot be written down.
+    """
+    module, path = function.__module__, function.__qualname__
+    if inspect.unwrap(resolve((module, *path.split(".")))) is not inspect.unwrap(function):  # type: ignore[arg-type]
+        raise NoPlan("a function whose results stand for constants, and that no name leads to", path)
+    given = json.dumps([args, kwargs], default=repr)
+    if json.loads(given) != [args, kwargs] or type(function(*args, **kwargs)) not in _PLAIN:
+        raise NoPlan("a function whose results stand for constants that cannot be written down", path)
+    return _RESULT, module, path, given
+
+
+def _result(module: str, path: str, given: str) -> str:
+    function: Any = resolve((module, *path.split(".")))
+    args, kwargs = json.loads(given)
+    return "absent" if function is _ABSENT else repr(function(*args, **kwargs))
 
 
 def check_covered(codes: Sequence[types.CodeType], walk: Walk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import types
@@ -34,7 +35,8 @@ from fxpasses.plans.frames import (
     resume_functions,
 )
 from fxpasses.plans.generated import Module, function_parameters
-from fxpasses.plans.reads import check_covered, reads_of, walk_reads
+from fxpasses.plans.operators import called_by
+from fxpasses.plans.reads import check_covered, read_of_operator, read_of_result, reads_of, walk_reads
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
 from fxpasses.plans.runtime import load_library
@@ -94,8 +96,7 @@ class Recording(Observer, Recorder):
         self._hold, self._versions = hold, list[int]()
         self._held: Callable[..., Any] | None = None
         self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
-        self._codes: list[Any] = []
-        self._targets: list[Any] = []
+        self._codes, self._targets, self._operators = list[Any](), list[Any](), list[str]()
         self._changed: list[Any] = []
         self._guarded: list[str] = []
         self._outputs: list[Any] = []
@@ -203,15 +204,15 @@ class Recording(Observer, Recorder):
             self._refuse("a graph break")
         if not _t.is_call_of(self._model):
             self._refuse("another function runs in Python")
-        if foreign := _t.foreign_target():
-            log.info("no plan: %s is in the graph", foreign)
-            self._refuse("a function or operator of another library in the graph")
         if _t.asks_for_order():
             self._refuse("the order of a set")
         self._codes += _t.traced_codes()
         self._targets += _t.codes_in_graph()
         self._guarded += _t.guarded_places()
         try:
+            codes, operators = called_by(_t.foreign_operators())
+            self._codes += codes
+            self._operators += operators
             changed, differs = _t.changed_objects()
             self._changed += changed
             self._more = self._more or (differs and "a frame that changes an object")
@@ -281,7 +282,9 @@ class Recording(Observer, Recorder):
             walk = self._walk
             self._versions = _versions(inputs)
             infos = self._input_infos(inputs) if self._held is None else []
-            self._reads, self._later = of_later_modules(dict.fromkeys(reads_of(self._codes)))
+            reads = [*reads_of(self._codes), *map(read_of_operator, self._operators)]
+            reads += itertools.starmap(read_of_result, _t.marked_calls())
+            self._reads, self._later = of_later_modules(dict.fromkeys(reads))
             if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
                 raise NoPlan("the model changes while it is compiled")
             changed = dict(surroundings().items() ^ self._about["surroundings"].items())
@@ -440,7 +443,7 @@ class Recording(Observer, Recorder):
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
         facts["fixed"] = self._guards is None
-        module = Module(fixed=self._guards is None)
+        module = Module(fixed=self._guards is None, operators=self._operators)
         module.add("forward", self._graphs[kind])
         if kind == "forward":
             module.add("backward", self._graphs["backward"])

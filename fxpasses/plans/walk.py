@@ -29,6 +29,7 @@ from fxpasses.plans import _torch
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
+from fxpasses.plans.operators import parts_of_operator
 from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
 from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watch import Watch, value_of
@@ -228,9 +229,8 @@ class Walk:
         elif kind.__module__ == "typing" or kind in (types.GenericAlias, types.UnionType):
             self._say("type", repr(value))
         elif _torch.operator_name(value):
-            if not _torch.is_operator_of_torch(value):
-                raise self._refuse("an operator of another library")
             self._say("operator", _torch.operator_name(value))
+            self._items(dict(parts_of_operator(value, self.watch)))
         else:
             self._object(value, kind)
 
@@ -275,7 +275,7 @@ class Walk:
         self.codes.update(map(code_digest, codes_inside(code)))
         self._say("function", value.__module__, value.__name__, value.__qualname__, code_digest(code))
         if value.__dict__.get("_dynamo_marked_constant"):
-            raise self._refuse("a function whose results stand for constants")
+            return  # it is not traced, and its results are read
         depth = len(self._path)
         try:
             self._inside_function(value, code, module)
