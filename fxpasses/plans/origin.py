@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+import fake
+import fxpasses
+
 BUILTIN = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
 )  # fmt: skip
@@ -49,23 +52,22 @@ def is_of_others(value: Any) -> bool:
     return any(os.path.isabs(file) or file.startswith("<") for file in files)  # the latter was typed in
 
 
-TRUSTED_FOLDERS = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in (
-        os.path.dirname(torch.__file__),
-        sysconfig.get_path("stdlib"),
-        os.path.dirname(os.path.dirname(__file__)),
-    )
-)
+def _folder(module: Any) -> str:
+    return os.path.realpath(os.path.dirname(module.__file__)) + os.sep
 
 
-def _is_trusted(code: types.CodeType) -> bool:
-    if code.co_filename == "<frozen _collections_abc>":
-        return True  # calls methods of what is walked over
-    file = os.path.realpath(code.co_filename)
-    return file.startswith(TRUSTED_FOLDERS) and "site-packages" not in file.removeprefix(TRUSTED_FOLDERS[1])
+OF_TORCH = _folder(torch)
+_OURS = (_folder(fake), _folder(fxpasses))
+_OF_PYTHON = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 
 
 def is_of_torch(code: types.CodeType) -> bool:
-    """Whether code counts with the version of torch, of Python or of this package."""
-    return os.path.realpath(code.co_filename).startswith(TRUSTED_FOLDERS[0]) or _is_trusted(code)
+    """Whether code counts with the version of torch or of Python, or with the source of this package."""
+    if code.co_filename.startswith(("<frozen _collections_abc>", "<fake.library call of ")):
+        return (
+            True  # the first calls methods of what is walked over, the second is made of an operator's schema
+        )
+    file = os.path.realpath(code.co_filename)
+    if file.startswith((OF_TORCH, *_OURS)):
+        return True
+    return file.startswith(_OF_PYTHON) and "site-packages" not in file.removeprefix(_OF_PYTHON)

@@ -21,7 +21,7 @@ from typing import Any
 from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, code_digest, codes_inside, global_names, named_by, strings_of
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.origin import TRUSTED_FOLDERS, is_of_torch
+from fxpasses.plans.origin import OF_TORCH, is_of_torch
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import HOOKS_BESIDE, HOOKS_OF_CALLS, Walk
 
@@ -119,7 +119,7 @@ def _check_answers(code: types.CodeType, module: types.ModuleType, path: Sequenc
 
 def _settings_read(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iterator[Read]:
     """The plain values among the globals of torch that a function of torch reads; the rest of them counts with torch's version."""
-    if not code.co_filename.startswith(TRUSTED_FOLDERS[0]):
+    if not code.co_filename.startswith(OF_TORCH):
         return
     for module in modules:
         if _torch.is_imported_with_torch(module):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import fake.library
 import fxpasses
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.operators import called_by
@@ -38,6 +39,25 @@ def formula(ctx, g):
 doubled.register_fake(lambda x: like(x))
 doubled.register_autograd(formula)
 copied.register_fake(lambda x: like(x))
+
+
+@torch.library.custom_op("fxpasses_tests_plans::added", mutates_args={"x"})
+def added(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(y)
+
+
+@torch.library.custom_op("fxpasses_tests_plans::many", mutates_args=())
+def many(x: torch.Tensor, factors: list[float]) -> list[torch.Tensor]:
+    return [x * factor for factor in factors]
+
+
+@fake.library.custom_op("fxpasses_tests_plans::checked", mutates_args=())
+def checked(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+many.register_fake(lambda x, factors: [like(x) for _ in factors])
+checked.register_fake(lambda x, factor: like(x))
 LIBRARY = torch.library.Library("fxpasses_tests_plans", "FRAGMENT")
 LIBRARY.define("tripled(Tensor x) -> Tensor")
 LIBRARY.impl("tripled", lambda x: x * 3, "CPU")
@@ -128,17 +148,28 @@ def test_a_plan_of_an_operator_gives_way_once_something_is_registered(tmp_path, 
         restored.undo()
 
 
-def test_operators_without_a_gradient_of_their_own(tmp_path):
-    torch._dynamo.reset()
-    x = torch.randn(3, 4)
+def writes(x):
+    result = x.clone() * 2
+    added(result, x)
+    return result.sin()
 
-    def program(x):
-        return torch.ops.fxpasses_tests_plans.tripled(x).sin()
 
-    for compiled in (fxpasses.compile(program, cache=tmp_path), fxpasses.compile(program, cache=tmp_path)):
+PROGRAMS = {
+    "without a gradient of its own": lambda x: torch.ops.fxpasses_tests_plans.tripled(x).sin(),
+    "one that writes": writes,
+    "several results": lambda x: sum(many(x, [2.0, 3.0])).sin(),
+    "of fake.library": lambda x: checked(x, 3.0).sin(),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_operators_of_all_kinds_have_plans(tmp_path, name):
+    x, program = torch.randn(3, 4), PROGRAMS[name]
+    for known in (False, True):
+        torch._dynamo.reset()
         fxpasses.reset_stats()
-        torch.testing.assert_close(compiled(x), program(x))
-    assert (fxpasses.stats().graphs, fxpasses.stats().plans_used) == (0, 1)
+        torch.testing.assert_close(fxpasses.compile(program, cache=tmp_path)(x), program(x))
+        assert (fxpasses.stats().graphs, fxpasses.stats().plans_used) == ((0, 1) if known else (1, 0))
 
 
 def test_what_may_call_anything_has_no_plan():
@@ -172,7 +203,7 @@ VERSION = "2.1"
 
 @torch.compiler.assume_constant_result
 def is_newer(than, *, exactly=False):
-    return VERSION >= than and not exactly
+    return than <= VERSION and not exactly
 
 
 def of_version(x):
