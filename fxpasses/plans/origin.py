@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 
-import fake
-import fxpasses
-
 BUILTIN = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
 )  # fmt: skip
@@ -52,21 +49,17 @@ def is_of_others(value: Any) -> bool:
     return any(os.path.isabs(file) or file.startswith("<") for file in files)  # the latter was typed in
 
 
-def _folder(module: Any) -> str:
-    return os.path.realpath(os.path.dirname(module.__file__)) + os.sep
-
-
-OF_TORCH = _folder(torch)
-_OURS = (_folder(fake), _folder(fxpasses))
+OF_TORCH = os.path.realpath(os.path.dirname(torch.__file__)) + os.sep
+_HERE = os.path.realpath(__file__).split(os.sep)[:-3]
+_OURS = tuple(os.sep.join([*_HERE, package, ""]) for package in ("fake", "fxpasses"))
 _OF_PYTHON = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 
 
 def is_of_torch(code: types.CodeType) -> bool:
     """Whether code counts with the version of torch or of Python, or with the source of this package."""
+    # The first calls methods of what is walked over, the second is made of an operator's schema.
     if code.co_filename.startswith(("<frozen _collections_abc>", "<fake.library call of ")):
-        return (
-            True  # the first calls methods of what is walked over, the second is made of an operator's schema
-        )
+        return True
     file = os.path.realpath(code.co_filename)
     if file.startswith((OF_TORCH, *_OURS)):
         return True

@@ -35,7 +35,7 @@ from fxpasses.plans.frames import (
     resume_functions,
 )
 from fxpasses.plans.generated import Module, function_parameters
-from fxpasses.plans.operators import called_by
+from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.reads import check_covered, read_of_operator, read_of_result, reads_of, walk_reads
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of

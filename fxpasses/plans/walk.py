@@ -29,7 +29,7 @@ from fxpasses.plans import _torch
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
-from fxpasses.plans.operators import parts_of_operator
+from fxpasses.plans.library_operators import parts_of_operator
 from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
 from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watch import Watch, value_of

@@ -9,7 +9,7 @@ from torch import nn
 import fake.library
 import fxpasses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.operators import called_by
+from fxpasses.plans.library_operators import called_by
 
 FACTOR = 2.0
 
