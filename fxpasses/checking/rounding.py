@@ -21,7 +21,7 @@ from fxpasses._torch import OpOverload
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run
 from fxpasses.errors import Location
-from fxpasses.graphs.numbers import computable
+from fxpasses.graphs.numbers import became, computable
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import value_of
 
@@ -119,7 +119,7 @@ class Distance:
 
     def __str__(self) -> str:
         where = f"element {list(self.element)}: " if self.element else ""
-        most = f"{where}{self.values[0]:.9g} became {self.values[1]:.9g}"
+        most = f"{where}{became(*self.values)}"
         if self.times > EXACT:
             return most
         return (

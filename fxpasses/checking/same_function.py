@@ -33,7 +33,7 @@ from fxpasses.checking.windows import (
 )
 from fxpasses.exact import Original, Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK
-from fxpasses.graphs.numbers import computable
+from fxpasses.graphs.numbers import became, computable
 
 log = logging.getLogger(__name__)
 
@@ -334,9 +334,7 @@ def differences_in_float64(
                     int(i) for i in torch.unravel_index(wrong.flatten().long().argmax().cpu(), a.shape)
                 )
                 where = f"element {list(at)}: " if at else ""
-                found.append(
-                    Difference(position, f"{where}{a[at].item():.9g} became {b[at].item():.9g}, in float64")
-                )
+                found.append(Difference(position, f"{where}{became(a[at].item(), b[at].item())}, in float64"))
         if found:
             return found
     return []

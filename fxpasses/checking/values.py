@@ -18,7 +18,7 @@ from fxpasses.checking.rounding import Distance, distance, less_precise, moved, 
 from fxpasses.checking.same_function import Relation, Rewriting
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window, changed_nodes
-from fxpasses.graphs.numbers import computable
+from fxpasses.graphs.numbers import became, computable
 
 aten = torch.ops.aten
 
@@ -189,14 +189,12 @@ def compare(
         if judged is not None:
             return judged
     expected = reference.native
-    same = True
+    same, got = True, expected
     for poison in ("nan", "huge") if allocates(candidate) else ("nan",):
-        try:
-            got = _run(candidate, reference.inputs, poison)
-        except Unsupported:  # not run, which says nothing about it
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever a wrong graph raises is the finding)
-            return [Mismatch("error", "", -1, f"the graph now raises {describe_error(error)}")]
+        tried = _run_rewritten(candidate, reference.inputs, poison)
+        if isinstance(tried, Mismatch):
+            return [tried]
+        got = tried
         found = _shapes(expected, got, names)
         if len(expected.values) == len(got.values):
             found += _memory(expected, got, names)
@@ -257,7 +255,9 @@ def loses(reference: Reference, candidate: fx.GraphModule, names: Sequence[str])
         candidate: the graph after.
         names: of the results.
     """
-    got = _run(candidate, reference.inputs)
+    got = _run_rewritten(candidate, reference.inputs)
+    if isinstance(got, Mismatch):
+        return [got]
     return _newly_infinite(reference, got, names) or rounds_worse(reference.rewriting(candidate), names)
 
 
@@ -339,6 +339,20 @@ def _run(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> O
     return Outcome(values, _shared(values, len(values) - len(copies)))
 
 
+def _run_rewritten(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome | Mismatch:
+    """What a graph gives that a pass has made; whatever it raises is the finding.
+
+    Raises:
+        Unsupported: it cannot be run, which says nothing about it.
+    """
+    try:
+        return _run(gm, inputs, poison)
+    except Unsupported:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever a wrong graph raises is the finding)
+        return Mismatch("error", "", -1, f"the graph now raises {describe_error(error)}")
+
+
 def _shapes(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
     if len(expected.values) != len(got.values):
         return [Mismatch("metadata", "", -1, f"{len(expected.values)} results became {len(got.values)}")]
@@ -399,7 +413,7 @@ def _same_elements(a: Tensor, b: Tensor) -> Tensor:
 
 def _told(a: Tensor, b: Tensor, wrong: Tensor) -> str:
     at = tuple(int(i) for i in torch.unravel_index(wrong.flatten().long().argmax().cpu(), a.shape))
-    return f"element {list(at)}: {a[at].item():.9g} became {b[at].item():.9g}, {int(wrong.sum())} differ"
+    return f"element {list(at)}: {became(a[at].item(), b[at].item())}, {int(wrong.sum())} differ"
 
 
 def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) -> list[Mismatch]:

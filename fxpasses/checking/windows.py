@@ -45,7 +45,10 @@ class Change:
 
 
 def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
-    """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
+    """Names of the nodes of each graph that the other has not, or has with another target or other arguments.
+
+    What nothing depends on is in neither: a pass that leaves a call behind which it has replaced has changed it.
+    """
 
     def described(gm: fx.GraphModule, other: fx.GraphModule | None) -> dict[str, str]:
         theirs = (subgraphs(other), constants_of(other)) if other is not None else ({}, {})
@@ -61,10 +64,22 @@ def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[st
         return found
 
     old, new = described(before, after), described(after, before)
+    for gm, told in ((before, old), (after, new)):
+        for name in told.keys() - _needed(gm):
+            del told[name]
     return (
         {name for name, text in old.items() if new.get(name) != text},
         {name for name, text in new.items() if old.get(name) != text},
     )
+
+
+def _needed(gm: fx.GraphModule) -> set[str]:
+    """The names of the nodes on which a result depends, or something that is written or drawn."""
+    live: set[fx.Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node.op in ("placeholder", "output") or node.is_impure() or not live.isdisjoint(node.users):
+            live.add(node)
+    return {node.name for node in live}
 
 
 def changes(

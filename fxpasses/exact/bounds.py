@@ -110,9 +110,8 @@ class _Uses:
         self, gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any], wanted: set[fx.Node], sizes: Any
     ) -> None:
         self._gm, self._node, self._inputs, self._wanted, self._sizes = gm, node, inputs, wanted, sizes
-        self.makes_floats = any(
-            n.target not in _CHECK_INDICES and _is_float(n.meta.get("val")) for n in wanted
-        )
+        calls = (n for n in wanted if n.op == "call_function" and n.target not in _CHECK_INDICES)
+        self.makes_floats = any(_is_float(n.meta.get("val")) for n in calls)
 
     @classmethod
     def of(cls, gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any]) -> _Uses | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.fields import Field
+from fxpasses.graphs.numbers import became
 
 Relation = Literal["equal", "unproved", "where not finite", "different"]
 RANKS: tuple[Relation, ...] = ("equal", "unproved", "where not finite", "different")
@@ -55,11 +56,11 @@ class Comparison:
         return RANKS.index(self.relation), self.distance
 
     def __str__(self) -> str:
-        if self.first is None:
+        if self.first is None or self.second is None:
             return self.reason or self.relation
         where = f"element {list(self.element)}: " if self.element else ""
         said = f" ({self.reason})" if self.reason else ""
-        return f"{where}{self.first:.9g} became {self.second:.9g}{said}"
+        return f"{where}{became(self.first, self.second)}{said}"
 
 
 EQUAL = Comparison("equal", distance=0.0)

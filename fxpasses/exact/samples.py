@@ -122,6 +122,9 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
         value[0] = example[0]  # offsets begin where they began
         if family == "ties":
             value = value[torch.arange(len(value)) // 2 * 2]
+    elif family == "rows" and value.dim() and value.numel():
+        rows = value.view(-1, value.shape[-1])
+        rows.copy_(rows[:, :1].clone().expand_as(rows))  # of one number: other segments are empty
     elif family == "ties":
         value = torch.where(torch.rand(example.shape, generator=generator) < 0.5, high, value)
     return value.to(example.dtype)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from fake.error_text import describe_error, first_line
+from fake.error_text import first_line
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
@@ -353,7 +353,7 @@ class _Sample:
             others = second.outputs(second.evaluate(*first.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
             # The graph is at fault, or a rule of ours.
-            reason = f"evaluating the graph after raises {describe_error(error)}"
+            reason = f"evaluating the graph after raises {first_line(error)}"
             relation: Relation = "different" if _raises(after, first.inputs) else "unproved"
             self.finding = Finding(first.family, "the graph", Comparison(relation, reason=reason))
         else:

@@ -23,3 +23,17 @@ def computable(value: Tensor) -> Tensor:
         return value.view(torch.int64)
     wider = _WIDER.get(value.dtype)
     return value if wider is None else value.to(wider)
+
+
+def became(first: float, second: float) -> str:
+    """Two numbers in words, with as many digits as tell them apart.
+
+    >>> became(0.5, 0.25), became(0.1, 0.1 + 1e-16), became(0.5, 0.5)
+    ('0.5 became 0.25', '0.1 became 0.1000000000000001', '0.5 became 0.5')
+    """
+    digits = next(
+        (digits for digits in (9, 12, 15, 16) if f"{first:.{digits}g}" != f"{second:.{digits}g}"), 17
+    )
+    if first == second:
+        digits = 9
+    return f"{first:.{digits}g} became {second:.{digits}g}"

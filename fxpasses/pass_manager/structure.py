@@ -148,6 +148,11 @@ class _Comparison:
         except Exception as error:
             reason = f"the graph is not well formed afterwards: {error}"
             raise self._error("lint", reason, None) from error
+        backwards = list(reversed(gm.graph.nodes))
+        astray = next((node for node in gm.graph.nodes if node not in set(backwards)), None)
+        if astray is not None:
+            reason = f"node {astray.name!r} stands beside one that had been erased, and is in the graph when it is read forwards alone: insert nodes before others are erased"
+            raise self._error("lint", reason, astray)
 
     def constants_hold_data(self, after: Facts) -> None:
         """What a pass makes of tensors while graphs are traced is fake."""

@@ -83,17 +83,24 @@ def replace_pattern(
     check_type("replace_pattern", "gm", gm, fx.GraphModule, "a torch.fx.GraphModule")
     _check("replace_pattern", pattern, replacement, inputs, where)
     traced = TracedPattern(pattern, replacement, tuple(inputs))
+    return _replaced(gm, traced, where, f"pattern {_name(pattern)!r}", expect_match)
+
+
+def _replaced(
+    gm: fx.GraphModule, traced: TracedPattern, where: Guard | None, called: str, expect: bool
+) -> int:
+    """Replace a pattern; ``called`` is what a warning calls it."""
     replacer = Replacer(gm, traced, where)
     count = replacer.run()
     for reason, location in replacer.refused:
-        log.debug("%s: match at %s left alone: %s", _name(pattern), location, reason)
-    if expect_match and not count:
+        log.debug("%s: match at %s left alone: %s", called, location, reason)
+    if expect and not count:
         refused = [f"{location}: {reason}" for reason, location in replacer.refused]
         near = f"; subgraphs that look like it: {'; '.join(refused[:3])}" if refused else ""
         warnings.warn(
-            f"pattern {_name(pattern)!r} was expected at least once in the graph and has not been replaced{near}",
+            f"{called} was expected at least once in the graph and has not been replaced{near}",
             NoMatchWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return count
 
@@ -119,10 +126,10 @@ class PatternPass(Pass):
         return self.contract.graphs  # type: ignore[return-value]
 
     def apply(self, gm: fx.GraphModule) -> bool:
-        replaced = replace_pattern(
-            gm, self.pattern, self.replacement, self.inputs, where=self.where, expect_match=self.expect_match
-        )
-        return replaced > 0
+        _check("replace_pattern", self.pattern, self.replacement, self.inputs, self.where)
+        traced = TracedPattern(self.pattern, self.replacement, self.inputs)
+        called = f"pattern {_name(self.pattern)!r} of pass {self.name!r}"
+        return _replaced(gm, traced, self.where, called, self.expect_match) > 0
 
     def __str__(self) -> str:
         return self.name

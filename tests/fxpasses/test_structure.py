@@ -183,6 +183,21 @@ def test_a_graph_that_is_not_well_formed():
     assert rejected(breaks_the_order, traced(computes_twice, X)).problem == "lint"
 
 
+def test_a_node_beside_one_that_was_erased_is_in_the_graph_only_one_way():
+    def inserts_there(gm):
+        node = find(gm, aten.sin.default)
+        (taken,) = node.args
+        with gm.graph.inserting_before(node):
+            node.replace_all_uses_with(insert_call(gm.graph, aten.cos.default, (taken,), like=node))
+            gm.graph.erase_node(node)
+            insert_call(gm.graph, aten.neg.default, (taken,), like=node)
+        return True
+
+    error = rejected(inserts_there, traced(lambda x: x.sin(), X))
+    assert error.problem == "lint"
+    assert "before others are erased" in str(error)
+
+
 # --- blame
 
 

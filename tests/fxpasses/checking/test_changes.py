@@ -83,3 +83,22 @@ def test_rounding_that_leaves_a_place_and_comes_back_is_no_fault():
 
     (found,) = compare(reference, graph(wrong), names)
     assert (found.value, found.position) == ("masked", 1)
+
+
+def test_a_call_that_is_left_behind_is_changed():
+    """A pass replaces it, and does not erase it."""
+
+    def before(call, a, b, c, d, e):
+        return (call("mask", aten.le.Scalar, a, 0),)
+
+    def after(call, a, b, c, d, e):
+        call("mask", aten.le.Scalar, a, 0)
+        return (call("other", aten.lt.Scalar, b, 0),)
+
+    assert changed_nodes(graph(before), graph(after)) == ({"mask", "output"}, {"other", "output"})
+
+    def idle(call, a, b, c, d, e):
+        call("nobody", aten.neg.default, a)
+        return before(call, a, b, c, d, e)
+
+    assert changed_nodes(graph(before), graph(idle)) == (set(), set())

@@ -268,3 +268,19 @@ def test_attention_that_drops_nothing_is_as_exact_as_its_definition(dtype):
     )
     proof = prove(written_out, fused, *inputs)
     assert proof.ok, proof
+
+
+def test_a_graph_that_raises_on_values_of_a_window_is_another_one():
+    table = torch.randn(10, 6)
+
+    @graph_pass(graphs=["inference"])
+    def drops_the_clamp(gm):
+        (node,) = gm.graph.find_nodes(op="call_function", target=aten.embedding.default)
+        node.args = (node.args[0], node.args[1].args[0].args[0])
+        return True
+
+    proof = prove(
+        drops_the_clamp, lambda x: nn.functional.embedding((x * 10).long().clamp(0, 9), table), torch.rand(5)
+    )
+    assert not proof.ok
+    assert "raises IndexError" in str(proof)

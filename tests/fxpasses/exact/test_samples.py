@@ -61,3 +61,10 @@ def test_ties_hold_equal_rows(generator, shape):
     rows = sample_input(torch.randn(shape), "ties", generator).view(-1, shape[-1])
     assert torch.equal(rows[0], rows[1])
     assert len(rows.unique(dim=0)) > 1 or len(rows) == 2
+
+
+def test_rows_of_one_integer_leave_other_segments_empty(generator):
+    segments = torch.arange(1000) % 7
+    assert len(sample_input(segments, "rows", generator).unique()) == 1
+    rows = sample_input(torch.arange(12).view(3, 4) % 5, "rows", generator)
+    assert (rows == rows[:, :1]).all()

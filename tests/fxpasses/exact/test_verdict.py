@@ -434,3 +434,9 @@ def test_labels_whose_view_has_a_symbolic_size():
     assert any(
         v.dtype is torch.int64 and bool((v == -100).any()) for v in made if isinstance(v, torch.Tensor)
     )
+
+
+def test_what_an_index_is_computed_from_goes_far_beside_a_table_of_floats():
+    table, keys = torch.randn(7, 2), torch.randint(0, 1000, (5,))
+    gm = make_fx(lambda table, keys: torch.nn.functional.embedding((keys * 31 + 7) % 7, table))(table, keys)
+    assert at_bounds(gm, [table, keys])[1].abs().max() > 2**31
