@@ -72,11 +72,8 @@ class Module:
         for node in ast.walk(tree):
             if isinstance(node, ast.BoolOp) and len(node.values) == 1:
                 node.values.append(ast.Constant(True))
-        function.args.args = [
-            a
-            for a in function.args.args
-            if a.arg not in known or a.arg in _names(ast.Module(function.body, []))
-        ]
+        used = _names(ast.Module(function.body, []))
+        function.args.args = [a for a in function.args.args if a.arg in used]
         self._body += tree.body
         return [a.arg for a in function.args.args]
 
@@ -258,10 +255,11 @@ def _handing_on(compiled: Any) -> list[ast.stmt]:
     return [*ast.parse(text).body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
 
-def function_parameters(code: str) -> list[str]:
-    """The parameters of the function that is defined first."""
+def used_parameters(code: str) -> dict[str, int]:
+    """The places of the parameters that the function that is defined first uses."""
     function: Any = ast.parse(code).body[0]
-    return [argument.arg for argument in function.args.args]
+    used = _names(ast.Module(function.body, []))
+    return {one.arg: i for i, one in enumerate(function.args.args) if one.arg in used}
 
 
 def _text(sizes: Iterable[Any]) -> str:

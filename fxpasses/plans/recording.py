@@ -34,7 +34,7 @@ from fxpasses.plans.frames import (
     handed_on,
     resume_functions,
 )
-from fxpasses.plans.generated import Module, function_parameters
+from fxpasses.plans.generated import Module, used_parameters
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.reads import check_covered, read_of_operator, read_of_result, reads_of, walk_reads
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
@@ -107,7 +107,7 @@ class Recording(Observer, Recorder):
         self._more = ""
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
         self._later = list[Any]()
-        self._guards: tuple[str, list[int], list[bool]] | None = None
+        self._guards: tuple[str, dict[str, tuple[int, bool]]] | None = None
         self._numbers: list[list[Any] | None] = []
         self._autocast = False
         self._over = self._has_begun = False
@@ -228,8 +228,9 @@ class Recording(Observer, Recorder):
             if not any(self._numbers):
                 return
             guards = guards_of(shape_env).compile()
-            places = [names.index(name.removesuffix("._base")) for name in guards.inputs]
-            self._guards = guards.code, places, [name.endswith("._base") for name in guards.inputs]
+            asked = {p: guards.inputs[i] for p, i in used_parameters(guards.code).items()}
+            places = {p: (names.index(n.removesuffix("._base")), "._base" in n) for p, n in asked.items()}
+            self._guards = guards.code, places
         except NoPlan as error:
             self._refuse(error.reason)
         except ValueError:  # a name that is not in the list
@@ -449,9 +450,8 @@ class Recording(Observer, Recorder):
             module.add("backward", self._graphs["backward"])
         inputs, asked = self._content["inputs"], None
         if self._guards is not None:
-            code_of_guards, places, of_base = self._guards
-            names = function_parameters(code_of_guards)
-            asks = {name: [*inputs[i], base] for name, i, base in zip(names, places, of_base, strict=True)}
+            code_of_guards, places = self._guards
+            asks = {name: [*inputs[i], base] for name, (i, base) in places.items()}
             # Of a base Dynamo asks what is symbolic, and nothing else: it is no input of the graph.
             known = [name for name, (place, _, base) in asks.items() if place == "model" or base]
             asked = [asks[name] for name in module.add_guards(code_of_guards, known)]

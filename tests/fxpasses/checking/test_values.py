@@ -147,7 +147,7 @@ def test_of_forty_sites_the_guilty_one_is_named(tmp_path):
 def test_without_sites_the_place_is_named(tmp_path):
     error = found("one_place", tmp_path)
     assert not error.sites
-    assert error.location.node == "sin_17"  # the first node that is still there and has another value
+    assert error.location.node == "neg_35"  # the call that was replaced there, and left behind
     assert "that changed" in str(error)
 
 

@@ -444,3 +444,16 @@ def test_the_key_of_a_plan_says_how_passes_are_chosen():
     ]
     assert told[0] == told[1] == described_options({"passes": Session(seconds=1.0, fresh=True)})
     assert len({option["passes"] for option in told}) == 3
+
+
+def test_sizes_of_a_model_that_counts_its_batches_are_those_of_a_plan(tmp_path):
+    """Dynamo has a guard source for the number in ``num_batches_tracked``, about which it asks nothing."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    for plans in (0, 1):
+        torch._dynamo.reset()
+        fxpasses.reset_stats()
+        compiled = fxpasses.compile(model, cache=tmp_path, dynamic=True)
+        for rows in (3, 5):
+            compiled(torch.randn(rows, 4)).sum().backward()
+        assert (fxpasses.stats().graphs, fxpasses.stats().plans_refused) == (1 - plans, {})
+        assert fxpasses.stats().plans_used >= plans
