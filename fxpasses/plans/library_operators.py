@@ -7,19 +7,22 @@ that says what the kernel returns, and the formula of the gradient. Both are kno
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fxpasses.plans import _torch
-from fxpasses.plans.code import attribute_names, global_names
+from fxpasses.plans.code import attribute_names, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.origin import is_of_torch
 from fxpasses.plans.watch import Watch
 
 UNKNOWN = "an operator of another library that cannot be seen into"
-_FOLLOWED = (types.FunctionType, types.MethodType, functools.partial, list, tuple, set, frozenset, dict)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_FUNCTIONS = (types.FunctionType, functools.partial)
+_FOLLOWED = (*_FUNCTIONS, *_CONTAINERS)
 _MODULES = 4
 """How many names lead from a module to an operator at most."""
 
@@ -54,45 +57,47 @@ def called_by(operators: Iterable[Any]) -> tuple[list[types.CodeType], list[str]
     """
     codes: dict[types.CodeType, None] = {}
     names: dict[str, None] = {}
-    left = list(operators)
+    left, seen = list(operators), dict[int, Any]()
     while left:
         value = left.pop()
-        if isinstance(value, functools.partial):
-            left.append(value.func)
-        elif isinstance(value, types.MethodType):
-            raise NoPlan(UNKNOWN, f"a method, {value.__qualname__}")
-        elif isinstance(value, (list, tuple, set, frozenset, dict)):
-            left += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, types.FunctionType) and is_of_torch(value.__code__):
-            left += [
-                held for held in _closure(value) if isinstance(held, types.FunctionType)
-            ]  # what it wraps
-        elif isinstance(value, types.FunctionType):
-            if value.__code__ not in codes:
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, types.FunctionType):
+            if not is_of_torch(value.__code__):
                 codes[value.__code__] = None
-                left += _called(value)
-        else:
-            for operator in _torch.foreign_operators(value):
-                if str(operator) not in names:
-                    names[str(operator)] = None
-                    left += [part for _, part in parts_of_operator(operator, Watch()) if callable(part)]
+                left += _followed(_named_in(value), value.__code__.co_qualname)
+            left += [held for held in _closure(value) if isinstance(held, _FUNCTIONS)]  # what it wraps
+        elif isinstance(value, functools.partial):
+            held = [value.func, *value.args, *value.keywords.values()]
+            left += _followed(held, f"a partial of {value.func!r}")
+        elif isinstance(value, _CONTAINERS):
+            left += _followed(value.values() if isinstance(value, dict) else value, "a container")
+        elif hasattr(value, "__wrapped__"):
+            left.append(value.__wrapped__)
+        for operator in _torch.foreign_operators(value):
+            if str(operator) not in names:
+                names[str(operator)] = None
+                left += [part for _, part in parts_of_operator(operator, Watch()) if callable(part)]
     return list(codes), list(names)
 
 
-def _called(function: types.FunctionType) -> Iterator[Any]:
-    """What a function may call: functions and operators that its globals, and modules among them, lead to.
+def _named_in(function: types.FunctionType) -> Iterator[Any]:
+    """What the globals of a function, and modules among them, give for the names that its code reads; its closure and its defaults.
 
     Raises:
-        NoPlan: it may call something else.
+        NoPlan: it imports what is not torch's or Python's.
     """
     code, known = function.__code__, function.__globals__
-    held = [known[name] for name in global_names(code) if name in known]
-    held += _closure(function)
+    for inner in codes_inside(code):
+        imported = (i.argval for i in dis.get_instructions(inner) if i.opname == "IMPORT_NAME")
+        if any(name.partition(".")[0] not in _torch.TRUSTED_MODULES for name in imported):
+            raise NoPlan(UNKNOWN, f"{code.co_qualname} imports")
+    held = [known[name] for name in global_names(code) if name in known] + _closure(function)
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for _ in range(_MODULES):
         inside = [value for value in held if isinstance(value, types.ModuleType)]
-        yield from (
-            value for value in held if not isinstance(value, types.ModuleType) and _may_call(value, code)
-        )
+        yield from (value for value in held if not isinstance(value, types.ModuleType))
         held = [
             vars(module)[name] for module in inside for name in attribute_names(code) if name in vars(module)
         ]
@@ -102,15 +107,17 @@ def _closure(function: types.FunctionType) -> list[Any]:
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
-def _may_call(value: Any, code: types.CodeType) -> bool:
-    """Whether a value may hold or be a function or an operator that is not torch's.
+def _followed(values: Iterable[Any], where: str) -> Iterator[Any]:
+    """The values that may be, hold or call functions and operators that are not torch's.
 
     Raises:
-        NoPlan: it is an object or a class of others, of which any method may be called.
+        NoPlan: one is an object or a class of others, of which any method may be called.
     """
-    if _torch.operator_name(value) or isinstance(value, _FOLLOWED):
-        return True
-    kind = value if isinstance(value, type) else type(value)
-    if _torch.is_trusted(kind):
-        return False
-    raise NoPlan(UNKNOWN, f"{code.co_qualname} reads an object of {kind.__module__}.{kind.__qualname__}")
+    for value in values:
+        kind = value if isinstance(value, type) else type(value)
+        if _torch.operator_name(value) or isinstance(value, _FOLLOWED) or hasattr(value, "__wrapped__"):
+            yield value
+        elif not _torch.is_trusted(kind):
+            raise NoPlan(UNKNOWN, f"{where} reads an object of {kind.__module__}.{kind.__qualname__}")
+        elif isinstance(value, types.MethodType):
+            raise NoPlan(UNKNOWN, f"{where} reads a method, {value.__qualname__}")

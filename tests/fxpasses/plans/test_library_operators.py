@@ -1,5 +1,6 @@
 """Operators of other libraries have plans: what of them decides the trace is part of the key, and their kernels run as they are."""
 
+import functools
 import sys
 
 import pytest
@@ -172,20 +173,43 @@ def test_operators_of_all_kinds_have_plans(tmp_path, name):
         assert (fxpasses.stats().graphs, fxpasses.stats().plans_used) == ((0, 1) if known else (1, 0))
 
 
-def test_what_may_call_anything_has_no_plan():
-    class Settings:
-        def size(self):
-            return 3
+class Settings:
+    def size(self):
+        return 3
 
-    settings = Settings()
+
+SETTINGS, TABLE, CACHED = Settings(), {"three": Settings()}, functools.lru_cache(lambda: like(SETTINGS))
+
+
+def imports(x):
+    from tests.fxpasses.plans.functions_between import tripled
+
+    return tripled(x)
+
+
+@pytest.mark.parametrize(
+    ("fake_kernel", "named"),
+    [
+        (lambda x: x.new_empty(SETTINGS.size()), "Settings"),
+        (lambda x: x.new_empty(TABLE["three"].size()), "Settings"),
+        (lambda x: CACHED(), "Settings"),
+        (functools.partial(lambda settings, x: x, SETTINGS), "Settings"),
+        (lambda x, size=SETTINGS.size: size(), "a method"),
+        (imports, "imports imports"),
+    ],
+    ids=["object", "of a table", "cached", "partial", "default", "import"],
+)
+def test_what_may_call_anything_has_no_plan(fake_kernel, named):
     with torch.library._scoped_library("fxpasses_tests_plans", "FRAGMENT") as library:
         library.define("made(Tensor x) -> Tensor")
-        library.impl("made", lambda x: x.new_ones(settings.size()), "CPU")
-        torch.library.register_fake(
-            "fxpasses_tests_plans::made", lambda x: x.new_empty(settings.size()), lib=library
-        )
-        with pytest.raises(NoPlan, match="Settings"):
+        library.impl("made", lambda x: x, "CPU")
+        torch.library.register_fake("fxpasses_tests_plans::made", fake_kernel, lib=library)
+        with pytest.raises(NoPlan, match=named):
             called_by([torch.ops.fxpasses_tests_plans.made.default])
+
+
+def test_what_is_decomposed_in_an_unknown_way_has_no_plan():
+    with torch.library._scoped_library("fxpasses_tests_plans", "FRAGMENT") as library:
         library.define("unknown(Tensor x) -> Tensor")
         library.impl("unknown", lambda x: x, "CompositeImplicitAutograd")
         with pytest.raises(NoPlan, match="cannot be seen into"):
