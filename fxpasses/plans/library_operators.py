@@ -41,12 +41,15 @@ def parts_of_operator(value: Any, watch: Watch) -> Iterator[tuple[str, Any]]:
         registered = _torch.registered(operator)
         if registered is None:
             raise NoPlan(UNKNOWN, str(operator))
-        yield "schema", str(operator._schema)
-        yield "tags", sorted(map(str, operator.tags))
         for owner, names in registered.watched:
             watch.attributes(owner, names)
-        yield from registered.functions.items()
-        yield "autocast", registered.autocast
+        told = {
+            "schema": str(operator._schema),
+            "tags": sorted(map(str, operator.tags)),
+            "autocast": registered.autocast,
+        }
+        for name, part in (told | dict(registered.functions)).items():
+            yield f"{operator} {name}", part  # of each overload
 
 
 def called_by(operators: Iterable[Any]) -> tuple[list[types.CodeType], list[str]]:

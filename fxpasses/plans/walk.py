@@ -37,15 +37,7 @@ from fxpasses.plans.watch import Watch, value_of
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
 )  # fmt: skip
-_OF_TORCH = (
-    torch.FunctionSchema,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.finfo,
-    torch.iinfo,
-)
+_OF_TORCH = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)  # fmt: skip
 _FIELD = type(vars(collections.namedtuple("_", ["name"]))["name"])
 _CONTAINERS = (
     dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,

@@ -10,7 +10,8 @@ from torch import nn
 import fake.library
 import fxpasses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.library_operators import called_by
+from fxpasses.plans.library_operators import called_by, parts_of_operator
+from fxpasses.plans.watch import Watch
 
 FACTOR = 2.0
 
@@ -259,3 +260,14 @@ def test_constant_results_of_what_cannot_be_written_down_have_no_plan(tmp_path, 
     torch.testing.assert_close(fxpasses.compile(program, cache=tmp_path)(x), x * 3)
     assert fxpasses.stats().plans_written == 0
     assert any("constant" in reason for reason in fxpasses.stats().plans_refused)
+
+
+def test_each_overload_of_a_name_counts():
+    with torch.library._scoped_library("fxpasses_tests_plans", "FRAGMENT") as library:
+        for overload, kernel in (("one", lambda x: x + 1), ("two", lambda x, n: x)):
+            more = ", int n" if overload == "two" else ""
+            library.define(f"several.{overload}(Tensor x{more}) -> Tensor")
+            torch.library.register_fake(f"fxpasses_tests_plans::several.{overload}", kernel, lib=library)
+        parts = dict(parts_of_operator(torch.ops.fxpasses_tests_plans.several, Watch()))
+    assert {name.partition(" ")[0].rpartition(".")[2] for name in parts} == {"one", "two"}
+    assert sum(name.endswith(" fake") for name in parts) == 2
