@@ -419,8 +419,8 @@ class _RoundedAtRandom(ExactRun):
 
     def _evaluated(self, n: fx.Node) -> Any:
         result, held = super()._evaluated(n), value_of(n)
-        if not _rounds(n.target) or not _is_judged(result, held):
-            return result
+        if not _rounds(n.target) or not (_is_judged(result) and _is_judged(held)):
+            return result  # their sizes are not compared: those of the graph may be symbolic
         self.seed += 1
         (moved_by,) = moved([result], self.seed, held.dtype)
         return moved_by
