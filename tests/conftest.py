@@ -1,5 +1,6 @@
 """Settings for every test: few threads, and compile caches that no earlier run has filled."""
 
+import gc
 import os
 import tempfile
 
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish():
+    """What was imported stays: full collections, many of which tests ask for, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

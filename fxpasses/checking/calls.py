@@ -36,8 +36,8 @@ from fxpasses.checking.inputs import (
 )
 from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
-from fxpasses.exact.bounds import at_bounds
-from fxpasses.exact.samples import EDGES, Family
+from fxpasses.exact.bounds import at_bounds, at_counts
+from fxpasses.exact.samples import EDGES, Family, sorted_inputs
 from fxpasses.graphs.threads import few_threads
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
@@ -371,6 +371,7 @@ class _Inputs:
             else:
                 found.append((made_up(values, family, self._generator), family))
         usual = found[0][0]  # random ones
+        found += at_counts(self._gm, usual) if all(map(_is_on_cpu, values)) else ()
         stands = lambda power: stays_finite(self._gm, scaled(usual, 2.0**power), inside=True)  # noqa: E731
         largest = int(WITHIN * largest_power(stands))
         for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):
@@ -378,6 +379,9 @@ class _Inputs:
         # A number that stands for minus infinity is large beside a row of negative ones.
         signs = next(values for values, family in found if family == "signs")
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
+        for at in (at for at, is_sorted in enumerate(sorted_inputs(self._gm)) if is_sorted):
+            for made, _ in found:
+                made[at] = made[at].sort().values
         return found
 
     def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:

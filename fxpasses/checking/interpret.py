@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import torch
@@ -318,7 +318,21 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
         if "half_to_float" in names:  # float64 needs no wider softmax
             position = names.index("half_to_float")
             args = tuple(False if i == position else a for i, a in enumerate(args))
-    return target(*args, **kwargs)
+    result = target(*args, **kwargs)
+    is_of_torch = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+    is_narrow = isinstance(result, Tensor) and result.dtype is torch.float32
+    if not is_narrow or not is_of_torch or target is aten.view.dtype:
+        return result
+    # Of integers alone torch makes numbers of its default type: a quotient, an exponential.
+    args, kwargs = map_aggregate((args, kwargs), _integers_as_float64)
+    with suppress(RuntimeError):  # an index, or a condition
+        return target(*args, **kwargs)
+    return result
+
+
+def _integers_as_float64(value: Any) -> Any:
+    is_integer = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+    return value.double() if is_integer else value
 
 
 def as_float64(value: Any) -> Any:

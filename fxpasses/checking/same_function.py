@@ -183,12 +183,15 @@ class Rewriting:
             return None
         try:
             original = Original(before, [v.cpu() if isinstance(v, Tensor) else v for v in inputs])
-            return original.equivalent(
+            verdict = original.equivalent(
                 after, samples=self._samples, signed_zeros=self._signed_zeros, example=example
             )
         except ValueError as error:
             log.debug("there is no exact verdict: %s", error)
             return None
+        # Of made-up values: random samples have shown that it is the same function elsewhere.
+        is_another_formula = verdict.kind == "APPROXIMATE" and (verdict.distance or 0.0) <= JUMP
+        return Verdict() if is_another_formula and not self._samples else verdict
 
     def _is_large(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         held = [self.values.get(node.name) for node in gm.graph.nodes if node.op == "call_function"]

@@ -1,4 +1,4 @@
-"""Integers at the ends of what a graph takes: what indexes a table is wrong first at the table's ends.
+"""Integers at the ends of what a graph takes: what indexes a table is wrong first at the table's ends. And those that it compares with a number.
 
 Nothing in a graph says that an input is an index. So what is computed from it runs, on plain tensors, with all of its elements further and
 further out, until something refuses. Candidates are the sizes that occur in the graph, on either side of zero.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from fake.seam.pytree import tree_leaves
 from fxpasses._torch import OpOverload
-from fxpasses.exact.samples import is_ordered, symbol_values, with_values
+from fxpasses.exact.samples import is_mask, is_ordered, symbol_values, with_values
 from fxpasses.graphs.numbers import computable
 
 aten = torch.ops.aten
@@ -55,6 +55,7 @@ _FAR = (4099, 2**20 + 3, 2**40 + 5)
 """An integer that the graph takes this far out is no index: it may be any. One that floats are made of goes to the first, which
 no type of two bytes holds: further out, nothing is left of them."""
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
+_MOST_COMPARED = 3
 
 
 def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
@@ -90,6 +91,51 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
         if not torch.equal(made, value) and uses.take(made):
             found[at], any_index = made, True
     return found if any_index else None
+
+
+def at_counts(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[list[Any], str]]:
+    """Returns inputs of which a graph counts nothing, or one: what divides by the count may be clamped.
+
+    Args:
+        gm: a graph of ATen operators with fake tensors as ``meta["val"]``.
+        inputs: example inputs, on which it runs.
+
+    Returns:
+        Inputs, and what they are: flags that hold nowhere, or at one place; integers that are all a number that the graph compares
+        integers with (a label to ignore, a padding), or all but one.
+    """
+    generator = torch.Generator().manual_seed(len(inputs))
+    for number in sorted({0, *_compared(gm)}, key=abs)[:_MOST_COMPARED]:
+        nothing, one = list(inputs), list(inputs)
+        for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+            value = inputs[at]
+            if _may_be(gm, node, inputs, value, number):
+                counted = value[value != number]
+                draw = [
+                    int(torch.randint(n, (1,), generator=generator)) for n in (value.numel(), len(counted))
+                ]
+                nothing[at] = torch.full_like(value, number)
+                one[at] = nothing[at].clone()
+                one[at].view(-1)[draw[0]] = counted[draw[1]]
+        if any(made is not given for made, given in zip(nothing, inputs, strict=True)):
+            yield nothing, f"integers or flags that are {number}"
+            yield one, f"integers or flags that are {number}, but for one"
+
+
+def _may_be(gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any], value: Any, number: int) -> bool:
+    """Whether all elements of an input may be a number that it is compared with, and some are not."""
+    if not isinstance(value, Tensor) or not value.is_contiguous() or bool((value == number).all()):
+        return False
+    if value.dtype is torch.bool or is_mask(value):
+        return number == 0
+    if not _is_integer(value) or is_ordered(value) or number not in _compared(gm):
+        return False
+    uses = _Uses.of(gm, node, inputs)
+    return uses is not None and uses.take(torch.full_like(value, number))
+
+
+def _compared(gm: fx.GraphModule) -> set[int]:
+    return {n.args[1] for n in gm.graph.nodes if n.target in _EQUALITIES and type(n.args[1]) is int}
 
 
 class _Uses:
@@ -186,8 +232,7 @@ def _with_compared(gm: fx.GraphModule, uses: _Uses, made: Tensor, generator: tor
 
     Half of the elements: the first of them hold each pair of the numbers side by side, since two may matter only so; of the others any may.
     """
-    compared = {n.args[1] for n in gm.graph.nodes if n.target in _EQUALITIES and type(n.args[1]) is int}
-    taken = [number for number in sorted(compared) if uses.take(torch.full_like(made, number))]
+    taken = [number for number in sorted(_compared(gm)) if uses.take(torch.full_like(made, number))]
     if not taken:
         return made
     pairs = [

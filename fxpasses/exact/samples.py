@@ -55,7 +55,7 @@ def sample_input(example: Tensor, family: Family, generator: torch.Generator, sc
         return torch.view_as_complex(sample_input(parts, family, generator, scale).contiguous())
     if example.dtype is torch.bool:
         return _truth_values(example, family, generator)
-    if family in ("random", "ties", "rows") and _is_mask(example):
+    if family in ("random", "ties", "rows") and is_mask(example):
         return _truth_values(example, family, generator).to(example.dtype)
     if not example.is_floating_point():
         return example.clone() if family == "index bounds" else _integers(example, family, generator)
@@ -70,7 +70,7 @@ def is_any_integer(example: Any) -> bool:
         or not example.numel()
     ):
         return False
-    return not _is_mask(example) and not is_ordered(example)
+    return not is_mask(example) and not is_ordered(example)
 
 
 def is_ordered(example: Tensor) -> bool:
@@ -79,7 +79,7 @@ def is_ordered(example: Tensor) -> bool:
     return example.dim() == 1 and len(example) > 1 and bool((numbers[1:] >= numbers[:-1]).all())
 
 
-def _is_mask(example: Tensor) -> bool:
+def is_mask(example: Tensor) -> bool:
     """Whether an integer tensor holds truth values: ones and zeros, and not the offsets 0 and 1."""
     return (
         not example.is_floating_point()
@@ -191,6 +191,21 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
         at[int(torch.randint(len(row), (1,), generator=generator))] = True
         row[at] = bad
     return value * scale
+
+
+def sorted_inputs(gm: fx.GraphModule) -> list[bool]:
+    """Whether each input is taken for a sorted sequence: the boundaries of `searchsorted`, as they are or seen otherwise."""
+    boundaries = set()
+    for node in gm.graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet in (torch.ops.aten.searchsorted, torch.ops.aten.bucketize):
+            found = node.args[0 if packet is torch.ops.aten.searchsorted else 1]
+            while (
+                isinstance(found, fx.Node) and found.op == "call_function" and len(found.all_input_nodes) == 1
+            ):
+                found = found.args[0]
+            boundaries.add(found)
+    return [node in boundaries for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def symbol_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[Any, int]:

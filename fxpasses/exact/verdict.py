@@ -24,7 +24,7 @@ from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
 from fxpasses.exact.same_values import DRIFT, EQUAL, KERNEL_DRIFT, Comparison, Relation, compare
-from fxpasses.exact.samples import Family, sample_input
+from fxpasses.exact.samples import Family, sample_input, sorted_inputs
 
 Kind = Literal["EQUAL", "DIFFERENT", "APPROXIMATE", "UNPROVED"]
 _KINDS: tuple[Kind, ...] = ("EQUAL", "UNPROVED", "APPROXIMATE", "DIFFERENT")
@@ -311,9 +311,10 @@ class _FirstRun:
         self.family, self.number = family, number
         self.machine = self.new_machine()
         self.inputs = []
-        for value in inputs:
+        for value, is_sorted in zip(inputs, sorted_inputs(gm), strict=True):
             if isinstance(value, Tensor):
                 made = sample_input(value, family, generator, scale)
+                made = made.sort().values if is_sorted else made
                 self.inputs.append(self._dual(made, value.dtype))
             else:
                 self.inputs.append(value)

@@ -142,7 +142,12 @@ class TracedPattern:
 def _examples(pattern: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, Any]:
     """A fake tensor or a recognizable number for each parameter."""
     name = getattr(pattern, "__name__", type(pattern).__name__)
-    parameters = list(inspect.signature(pattern).parameters)
+    try:
+        parameters = list(inspect.signature(pattern).parameters)
+    except ValueError:
+        raise PatternError(
+            name, f"does not tell its parameters; write it as a function: lambda x: {name}(x)"
+        ) from None
     if len(parameters) != len(inputs):
         raise PatternError(
             name, f"has {len(parameters)} parameters, but {len(inputs)} example inputs were given"

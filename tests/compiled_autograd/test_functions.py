@@ -304,45 +304,57 @@ def test_custom_operators():
 
 
 CPP = """
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
 template <bool traceable>
 struct Scale : public torch::autograd::Function<Scale<traceable>> {
   static constexpr bool is_traceable = traceable;
-  static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& x, double factor) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, double factor) {
     ctx->save_for_backward({x});
     ctx->saved_data["factor"] = factor;
     ctx->saved_data["flag"] = true;
     return x * factor;
   }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
     auto x = ctx->get_saved_variables()[0];
-    return {grads[0] * ctx->saved_data["factor"].toDouble() + x - x, torch::Tensor()};
+    return {grads[0] * ctx->saved_data["factor"].toDouble() + x - x, at::Tensor()};
   }
 };
-torch::Tensor traceable(torch::Tensor x, double factor) { return Scale<true>::apply(x, factor); }
-torch::Tensor opaque(torch::Tensor x, double factor) { return Scale<false>::apply(x, factor); }
+at::Tensor traceable(const at::Tensor& x, double factor) { return Scale<true>::apply(x, factor); }
+at::Tensor opaque(const at::Tensor& x, double factor) { return Scale<false>::apply(x, factor); }
+TORCH_LIBRARY(compiled_autograd_scale, library) {
+  library.def("traceable", traceable);
+  library.def("opaque", opaque);
+}
 """
 
 
 @pytest.fixture(scope="module")
-def cpp_module(tmp_path_factory):
+def cpp_operators(tmp_path_factory):
     if shutil.which("g++") is None or shutil.which("ninja") is None:
         pytest.skip("needs g++ and ninja")
     from torch.utils.cpp_extension import load_inline
 
-    return load_inline(
+    load_inline(
         "compiled_autograd_scale",
         CPP,
-        functions=["traceable", "opaque"],
         build_directory=str(tmp_path_factory.mktemp("cpp")),
         extra_cflags=["-O0"],
+        is_python_module=False,
+        no_implicit_headers=True,  # those of Python bindings take half a minute to compile
     )
+    return torch.ops.compiled_autograd_scale
 
 
 @pytest.mark.parametrize("kind", ["traceable", "opaque"])
 @compilers
-def test_cpp_functions(cpp_module, kind, compiler):
-    cpp_scale = getattr(cpp_module, kind)
+def test_cpp_functions(cpp_operators, kind, compiler):
+    cpp_scale = getattr(cpp_operators, kind)
 
     def scaled():
         for size, factor in ((10, 2.0), (20, 2.0), (20, 5.0), (30, 5.0)):

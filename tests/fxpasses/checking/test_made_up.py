@@ -1,0 +1,79 @@
+"""Made-up inputs reach what a graph counts, and keep what an operator takes for granted; formulas that go over to another one are one function."""
+
+import math
+
+import pytest
+import torch
+
+from fxpasses import pattern_pass
+from fxpasses.testing import prove
+
+ROWS, FLAGS = torch.randn(3, 6), torch.ones(3, 6, dtype=torch.bool).tril(3)
+WORDS, PADDED = torch.randn(6), torch.tensor([3, 7, 9, 2, 0, 0])
+
+
+def mean_of_flags(least):
+    def mean(x, flags):
+        count = flags.sum(-1)
+        return (x * flags).sum(-1) / (count if least is None else count.clamp(min=least))
+
+    return mean
+
+
+def mean_of_words(least):
+    def mean(x, words):
+        flags = words != 0
+        count = flags.sum()
+        return (x * flags).sum() / (count if least is None else count.clamp(min=least))
+
+    return mean
+
+
+@pytest.mark.parametrize("least", [None, 2])
+@pytest.mark.parametrize("mean", [mean_of_flags, mean_of_words])
+def test_counts_of_nothing_and_of_one_are_tried(mean, least):
+    given = (ROWS, FLAGS) if mean is mean_of_flags else (WORDS, PADDED)
+    wrong = pattern_pass(mean(1), mean(least), given, name="counts")
+    assert not prove(wrong, mean(1), *given).ok
+    right = pattern_pass(mean(1), lambda *given: mean(1)(*given) * 3 / 3, given, name="same")
+    assert prove(right, mean(1), *given).ok
+
+
+def frequencies(t):
+    return t[:, None] * torch.exp(-math.log(1e4) * torch.arange(4) / 4)
+
+
+RIGHT = {
+    "an activation that goes over to another formula": (
+        lambda x, g: g * x.sigmoid(),
+        lambda x, g: torch.where(x > 20, g, g * x.exp() / (x.exp() + 1)),  # as the gradient of softplus is
+        *torch.randn(2, 3, 7),
+    ),
+    "numbers made of integers alone": (
+        frequencies,
+        lambda t: t[:, None] * 1e4 ** (-torch.arange(4) / 4),
+        50 * torch.randn(5),
+    ),
+    "boundaries are sorted": (
+        lambda x, boundaries: torch.searchsorted(boundaries, x),
+        lambda x, boundaries: (boundaries < x[:, None]).sum(1),
+        3 * torch.randn(5),
+        torch.arange(6.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_rewrites_are_equal(name):
+    before, after, *given = RIGHT[name]
+    proof = prove(pattern_pass(before, after, tuple(given), name="right"), before, *given)
+    assert proof.sites
+    assert proof.ok, str(proof)
+
+
+def test_a_value_that_is_a_boundary_is_tried_though_boundaries_are_sorted():
+    given = torch.randn(5), torch.arange(6.0)
+    wrong = pattern_pass(
+        lambda x, b: torch.searchsorted(b, x), lambda x, b: (b <= x[:, None]).sum(1), given, name="wrong"
+    )
+    assert not prove(wrong, lambda x, b: torch.searchsorted(b, x), *given).ok
