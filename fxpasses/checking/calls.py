@@ -366,8 +366,8 @@ class _Inputs:
         found = []
         for family in families:
             if family == "index bounds":
-                ends = at_bounds(self._gm, values) if all(map(_is_on_cpu, values)) else None
-                found += [] if ends is None else [(ends, "integers at the ends of what the graph takes")]
+                ends = at_bounds(self._gm, values) if all(map(_is_on_cpu, values)) else ()
+                found += [(made, "integers at the ends of what the graph takes") for made in ends]
             else:
                 found.append((made_up(values, family, self._generator), family))
         usual = found[0][0]  # random ones

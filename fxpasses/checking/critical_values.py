@@ -46,13 +46,19 @@ _MOST_CALLS = 6
 """Calls between an input of a window and one that may be any number."""
 _ROUNDINGS = 64
 """Units in the last place by which computing a constant otherwise may move it."""
-_BEYOND = {torch.bfloat16: 2**8 + 44, torch.float16: 2**11 + 52}
-"""Sizes at which not all positions are numbers of a type any more."""
+_BEYOND = {
+    torch.int8: 2**8 + 44,
+    torch.uint8: 2**9 + 44,
+    torch.bfloat16: 2**8 + 44,
+    torch.float16: 2**11 + 52,
+}
+"""Sizes at which not all positions, or counts of the half of them, are numbers of a type any more."""
 _INTEGERS = (torch.int32, torch.int64)
 _SIZES = (16, 2048)
 _MOST_SIZES = 3
 
 
+_BY_ELEMENT = {torch.Tag.pointwise, torch.Tag.reduction}
 _WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
 _WRITTEN_WITHOUT = {
     **dict.fromkeys((aten.hardswish, aten.hardsigmoid), (3.0,)),
@@ -91,7 +97,8 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
         if not narrow.inputs:
             narrow = _with_users(rewriting, narrow)
         new, is_moved = ([], False) if narrow is whole else _constants(narrow)
-        rounds, chooses = _rounds_otherwise(narrow), narrow is not whole and (_chooses(narrow) or is_moved)
+        rounds = _rounds_otherwise(narrow)
+        chooses = narrow is not whole and (_chooses(narrow) or _takes_counts(rewriting, narrow) or is_moved)
         is_near_the_end = narrow is not whole and is_narrow(narrow)
         if (new and not is_moved) or not (rounds or chooses or is_near_the_end):
             continue
@@ -198,6 +205,13 @@ def _chooses(window: Window) -> bool:
     return torch.bool in kinds or any(packet(node) in _CHOOSING for node in _calls(window))
 
 
+def _takes_counts(rewriting: Rewriting, window: Window) -> bool:
+    """Whether it takes integers that the graph computes: how many elements are the largest, say."""
+    computed = {node.name for node in rewriting.before.graph.nodes if node.op == "call_function"}
+    taken = zip(input_names(window), window.inputs, strict=True)
+    return any(n in computed and isinstance(v, Tensor) and v.dtype in _INTEGERS for n, v in taken)
+
+
 def _constants(window: Window) -> tuple[list[Tensor], bool]:
     """The constants that only one side of a window holds, and whether one is more than another rounding of one of the other side's."""
     sides = [list(fixed_values(gm).values()) for gm in (window.before, window.after)]
@@ -256,6 +270,9 @@ def _compared_values(
 ) -> Iterator[dict[str, Tensor]]:
     """Values of free inputs of a window, by name, at which what it compares may be equal."""
     numbers = _numbers(window)
+    if _reduces(window):  # a mean is on either side of a number where all elements are
+        for name, number, beside in itertools.product(free, numbers[:_MOST_TURNS], (0.0, 0.5, -0.5)):
+            yield {name: torch.full_like(given[name], number + beside * (abs(number) or 1.0))}
     for name in free:
         value = given[name]
         others = [v for other, v in given.items() if other != name and isinstance(v, Tensor)]
@@ -292,6 +309,10 @@ def _numbers(window: Window) -> list[float]:
     made += [a * b for a, b in pairs]
     short = (float(f"{sign * n:.13g}") for n in made for sign in (1, -1))  # not 2.9999999999999996
     return list(dict.fromkeys(short))[:_MOST_NUMBERS]
+
+
+def _reduces(window: Window) -> bool:
+    return any(torch.Tag.reduction in getattr(node.target, "tags", ()) for node in _calls(window))
 
 
 def _broadcasts(constant: Tensor, value: Tensor) -> bool:
@@ -336,7 +357,7 @@ def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
             node.name
             for node in taken
             if node.name in others
-            and torch.Tag.pointwise in getattr(node.target, "tags", ())
+            and not _BY_ELEMENT.isdisjoint(getattr(node.target, "tags", ()))
             and not (is_free(node) and all(is_apart(node, other) for other in taken))
         }
         change = window.change
@@ -385,7 +406,8 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
     taken = [i for i, v in enumerate(rewriting.inputs) if is_any_integer(v)]
     numbers: dict[int, None] = {}
     for window in rewriting.windows or () if taken else ():
-        if any(isinstance(v, Tensor) and v.dtype in _INTEGERS for v in map(value_of, _calls(window))):
+        values = (*window.inputs, *map(value_of, _calls(window)))
+        if any(isinstance(v, Tensor) and v.dtype in _INTEGERS for v in values):
             held = _numbers(_up_to_free_inputs(rewriting, window))
             numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
     known = torch.tensor(list(numbers), dtype=torch.int64)

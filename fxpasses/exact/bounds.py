@@ -58,20 +58,20 @@ _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
 _MOST_COMPARED = 3
 
 
-def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
-    """Returns inputs whose integers lie at the ends of what the graph takes, or next to them.
+def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """Returns inputs whose integers lie at the ends of what the graph takes, or next to them; then with numbers that it compares them with between.
 
     Args:
         gm: a graph of ATen operators with fake tensors as ``meta["val"]``.
         inputs: example inputs, on which it runs.
 
     Returns:
-        The inputs, or ``None`` where none is a tensor of integers that could be an index.
+        Both, as far as they are others than the examples: none where no input is a tensor of integers that could be an index.
     """
     leaves = [leaf for node in gm.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
     sizes = {size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape if type(size) is int}
     generator = torch.Generator().manual_seed(len(inputs))
-    found, any_index = list(inputs), False
+    found, among = list(inputs), list(inputs)
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         value = inputs[at]
         if not _is_integer(value) or not value.numel():
@@ -86,11 +86,14 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
             ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0])])
             made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
             made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
-        made = _with_compared(gm, uses, made, generator)
-        made = made.sort().values if is_ordered(value) else made
-        if not torch.equal(made, value) and uses.take(made):
-            found[at], any_index = made, True
-    return found if any_index else None
+        for kept, tried in ((found, made), (among, _with_compared(gm, uses, made, generator))):
+            tried = tried.sort().values if is_ordered(value) else tried
+            if not torch.equal(tried, value) and uses.take(tried):
+                kept[at] = tried
+    for kept, others in ((found, inputs), (among, found)):
+        pairs = zip(kept, others, strict=True)
+        if any(made is not given and not torch.equal(made, given) for made, given in pairs):
+            yield kept
 
 
 def at_counts(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[list[Any], str]]:

@@ -71,9 +71,36 @@ def test_right_rewrites_are_equal(name):
     assert proof.ok, str(proof)
 
 
-def test_a_value_that_is_a_boundary_is_tried_though_boundaries_are_sorted():
-    given = torch.randn(5), torch.arange(6.0)
-    wrong = pattern_pass(
-        lambda x, b: torch.searchsorted(b, x), lambda x, b: (b <= x[:, None]).sum(1), given, name="wrong"
-    )
-    assert not prove(wrong, lambda x, b: torch.searchsorted(b, x), *given).ok
+WRONG = {
+    "a value that is a boundary": (
+        lambda x, boundaries: torch.searchsorted(boundaries, x),
+        lambda x, boundaries: (boundaries <= x[:, None]).sum(1),
+        torch.randn(5),
+        torch.arange(6.0),
+    ),
+    "a step that is far": (
+        lambda x, step: torch.where(step < 100, x * step / 100, x),
+        lambda x, step: torch.where(step <= 100, x * step / 99, x),
+        torch.randn(5),
+        torch.tensor(500),
+    ),
+    "the last class, among labels that may be ignored": (
+        lambda x, labels: torch.nn.functional.cross_entropy(x, labels),
+        lambda x, labels: torch.nn.functional.cross_entropy(x, labels.clamp(max=4)),
+        torch.randn(4, 6),
+        torch.tensor([0, 3, 2, 1]),
+    ),
+    "a mean beyond a number": (
+        lambda x: torch.where(x.mean() > 5, x * 2, x),
+        lambda x: x + 0,
+        torch.randn(4, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_values_of_which_a_condition_becomes_true_are_tried(name):
+    before, after, *given = WRONG[name]
+    proof = prove(pattern_pass(before, after, tuple(given), name="wrong"), before, *given)
+    assert proof.sites
+    assert not proof.ok
