@@ -49,8 +49,8 @@ _ROUNDINGS = 64
 _BEYOND = {
     torch.int8: 2**8 + 44,
     torch.uint8: 2**9 + 44,
-    torch.bfloat16: 2**8 + 44,
-    torch.float16: 2**11 + 52,
+    torch.bfloat16: 2**9 + 44,
+    torch.float16: 2**12 + 52,
 }
 """Sizes at which not all positions, or counts of the half of them, are numbers of a type any more."""
 _INTEGERS = (torch.int32, torch.int64)
