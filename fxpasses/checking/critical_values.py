@@ -40,6 +40,8 @@ _MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
 """So many elements they hold for one input, or so many numbers are tried all the same."""
 _MOST_TURNS = 8
 """Each element of an input takes so many numbers, one after the other, of an input of few elements."""
+_MOST_CALLED, _FEWEST_TRIES = 20_000, 64
+"""So many calls of a window are made in all, or so many values are tried all the same."""
 _LARGE, _CLOSE = 16.0, 1 / 3
 """What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds."""
 _MOST_CALLS = 6
@@ -270,31 +272,41 @@ def _compared_values(
 ) -> Iterator[dict[str, Tensor]]:
     """Values of free inputs of a window, by name, at which what it compares may be equal."""
     numbers = _numbers(window)
-    if _reduces(window):  # a mean is on either side of a number where all elements are
-        for name, number, beside in itertools.product(free, numbers[:_MOST_TURNS], (0.0, 0.5, -0.5)):
-            yield {name: torch.full_like(given[name], number + beside * (abs(number) or 1.0))}
-    for name in free:
-        value = given[name]
-        others = [v for other, v in given.items() if other != name and isinstance(v, Tensor)]
-        held = [v.to(value) for v in (*constants, *others) if v.is_floating_point() and _broadcasts(v, value)]
-        held = [v for v in held if bool((v.abs() < _MOST).all())]
-        rows = value.numel() // (value.shape[-1] if value.dim() else 1)
-        for known, places in (
-            ([sign * v for v in held for sign in (1, -1)], rows),  # each column has its own
-            ([value.new_full((), number) for number in numbers], value.numel()),
-        ):
-            known = known[: max(_FEWEST_NUMBERS, _MOST_ELEMENTS // value.numel())]
-            at = torch.stack([number.expand(value.shape) for number in known]) if known else value[None][:0]
-            ordered = at.sort(0).values
-            turns = min(_MOST_TURNS, -(-2 * len(known) // places))
-            for candidates, turn in itertools.product((at, (ordered[1:] + ordered[:-1]) / 2), range(turns)):
-                if len(candidates):
-                    yield {name: _in_turn(value, candidates, turn * places)}
+    several = [_values_of(name, window, given, constants, numbers) for name in free]
+    rounds = itertools.chain.from_iterable(
+        itertools.zip_longest(*several)
+    )  # the first of each input, then the second
+    tries = max(_FEWEST_TRIES, _MOST_CALLED // len(window.before.graph.nodes))
+    yield from itertools.islice(filter(None, rounds), tries)
     if free:
         generator = torch.Generator().manual_seed(len(given))
         yield {
             name: sample_input(given[name].cpu(), "ties", generator).to(given[name].device) for name in free
         }
+
+
+def _values_of(
+    name: str, window: Window, given: Mapping[str, Any], constants: Sequence[Tensor], numbers: Sequence[float]
+) -> Iterator[dict[str, Tensor]]:
+    value = given[name]
+    if _reduces(window):  # a mean is on either side of a number where all elements are
+        for number, beside in itertools.product(numbers[:_MOST_TURNS], (0.0, 0.5, -0.5)):
+            yield {name: torch.full_like(value, number + beside * (abs(number) or 1.0))}
+    others = [v for other, v in given.items() if other != name and isinstance(v, Tensor)]
+    held = [v.to(value) for v in (*constants, *others) if v.is_floating_point() and _broadcasts(v, value)]
+    held = [v for v in held if bool((v.abs() < _MOST).all())]
+    rows = value.numel() // (value.shape[-1] if value.dim() else 1)
+    for known, places in (
+        ([sign * v for v in held for sign in (1, -1)], rows),  # each column has its own
+        ([value.new_full((), number) for number in numbers], value.numel()),
+    ):
+        known = known[: max(_FEWEST_NUMBERS, _MOST_ELEMENTS // value.numel())]
+        at = torch.stack([number.expand(value.shape) for number in known]) if known else value[None][:0]
+        ordered = at.sort(0).values
+        turns = min(_MOST_TURNS, -(-2 * len(known) // places))
+        for candidates, turn in itertools.product((at, (ordered[1:] + ordered[:-1]) / 2), range(turns)):
+            if len(candidates):
+                yield {name: _in_turn(value, candidates, turn * places)}
 
 
 def _numbers(window: Window) -> list[float]:
