@@ -59,7 +59,6 @@ _INTEGERS = (torch.int32, torch.int64)
 _SIZES = (16, 2048)
 _MOST_SIZES = 3
 
-
 _BY_ELEMENT = {torch.Tag.pointwise, torch.Tag.reduction}
 _WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
 _WRITTEN_WITHOUT = {
