@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.computed_constants import fixed_values
-from fxpasses.checking.free_values import Following, is_apart, is_free, origin, packet, sources
+from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free, origin, packet, sources
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
@@ -44,7 +44,7 @@ _MOST_CALLED, _FEWEST_TRIES = 20_000, 64
 """So many calls of a window are made in all, or so many values are tried all the same."""
 _LARGE, _CLOSE = 16.0, 1 / 3
 """What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds."""
-_MOST_CALLS = 6
+_MOST_CALLS = 12
 """Calls between an input of a window and one that may be any number."""
 _ROUNDINGS = 64
 """Units in the last place by which computing a constant otherwise may move it."""
@@ -108,8 +108,8 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
             name: as_float64(value) for name, value in zip(input_names(window), window.inputs, strict=True)
         }
         # Right, if it is, for values only that are related, where the window alone is another function.
-        is_other = narrow is not whole and rewriting.relation(narrow) == "other"
-        free = free_inputs(rewriting, given, only_given=is_other)
+        is_other, other_too = (w is not whole and rewriting.relation(w) == "other" for w in (narrow, window))
+        free = free_inputs(rewriting, given, only_given=is_other and other_too)
         for values in _compared_values(window, given, free, new) if chooses else ():
             if _is_another_function(window, list({**given, **values}.values())):
                 yield from _shown(rewriting, window, values)
@@ -368,7 +368,7 @@ def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
             node.name
             for node in taken
             if node.name in others
-            and not _BY_ELEMENT.isdisjoint(getattr(node.target, "tags", ()))
+            and (not _BY_ELEMENT.isdisjoint(getattr(node.target, "tags", ())) or packet(node) in KEEPING)
             and not (is_free(node) and all(is_apart(node, other) for other in taken))
         }
         change = window.change

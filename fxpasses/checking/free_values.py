@@ -21,7 +21,7 @@ _PRODUCTS = {
     *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.linear, aten.embedding),
     *(aten._scaled_dot_product_flash_attention_for_cpu, aten._to_copy),
 }
-_KEEPING = {
+KEEPING = {
     *(aten.view, aten.reshape, aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze),
     *(aten.clone, aten.alias, aten.detach, aten.slice, aten.select, aten.neg, aten.mul, aten.div),
     *(aten.as_strided, aten.expand, aten.split, operator.getitem),
@@ -51,7 +51,7 @@ def is_free(node: fx.Node, calls: int = 32) -> bool:
     if others:  # a product with what is no zero, unless it is chosen
         is_product = called is aten.mul and _has_own(given, others[0]) and _has_own(others[0], given)
         return is_product and is_free(given, calls - 1) and is_free(others[0], calls - 1)
-    handed_on = {*_KEEPING, aten.add, aten.sub}
+    handed_on = {*KEEPING, aten.add, aten.sub}
     return called in handed_on and is_free(given, calls - 1)
 
 

@@ -272,6 +272,8 @@ class _Comparison:
         if len(now) < len(was):
             raise self._error("order", f"{article} {one} is gone: {len(was)} before, {len(now)} now", gone)
         new = next((n for n in now if n not in known), gone)
+        if len(now) > len(was) and new is not None:
+            raise self._error("order", f"{article} {one} is new: {len(was)} before, {len(now)} now", new)
         raise self._error("order", f"the {many} are not the same as before", new)
 
     def _call(self, snapshot: Snapshot, node: fx.Node) -> tuple[str, str]:
