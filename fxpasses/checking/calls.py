@@ -16,12 +16,8 @@ from torch import Tensor, fx
 from fxpasses._torch import disable_current_modes
 from fxpasses.checking.carried import Carried, Step
 from fxpasses.checking.collectives import mark_parameters
-from fxpasses.checking.critical_values import (
-    at_critical_values,
-    critical_integers,
-    critical_rows,
-    critical_sizes,
-)
+from fxpasses.checking.critical_inputs import critical_integers, critical_rows, critical_sizes
+from fxpasses.checking.critical_values import at_critical_values
 from fxpasses.checking.given_values import Found
 from fxpasses.checking.inputs import (
     Unsupported,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.computed_constants import fixed_values
-from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free, origin, packet, sources
+from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free, packet, sources
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
@@ -26,10 +26,10 @@ from fxpasses.checking.overflow import is_narrow, overflows
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
 from fxpasses.checking.values import had_guards
-from fxpasses.checking.windows import Change, Window, changed_nodes, cut
+from fxpasses.checking.windows import Change, Window, cut
 from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall
-from fxpasses.exact.samples import is_any_integer, sample_input
+from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -38,7 +38,7 @@ _MOST, _MOST_NUMBERS = 1e6, 40
 """The largest number that a mask is not, and how many are tried."""
 _MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
 """So many elements they hold for one input, or so many numbers are tried all the same."""
-_MOST_TURNS = 8
+MOST_TURNS = 8
 """Each element of an input takes so many numbers, one after the other, of an input of few elements."""
 _MOST_CALLED, _FEWEST_TRIES = 20_000, 64
 """So many calls of a window are made in all, or so many values are tried all the same."""
@@ -48,16 +48,7 @@ _MOST_CALLS = 12
 """Calls between an input of a window and one that may be any number."""
 _ROUNDINGS = 64
 """Units in the last place by which computing a constant otherwise may move it."""
-_BEYOND = {
-    torch.int8: 2**8 + 44,
-    torch.uint8: 2**9 + 44,
-    torch.bfloat16: 2**9 + 44,
-    torch.float16: 2**12 + 52,
-}
-"""Sizes at which not all positions, or counts of the half of them, are numbers of a type any more."""
-_INTEGERS = (torch.int32, torch.int64)
-_SIZES = (16, 2048)
-_MOST_SIZES = 3
+INTEGERS = (torch.int32, torch.int64)
 
 _BY_ELEMENT = {torch.Tag.pointwise, torch.Tag.reduction}
 _WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
@@ -103,7 +94,7 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
         is_near_the_end = narrow is not whole and is_narrow(narrow)
         if (new and not is_moved) or not (rounds or chooses or is_near_the_end):
             continue
-        window = narrow if narrow is whole else _up_to_free_inputs(rewriting, narrow)
+        window = narrow if narrow is whole else up_to_free_inputs(rewriting, narrow)
         given = {
             name: as_float64(value) for name, value in zip(input_names(window), window.inputs, strict=True)
         }
@@ -144,7 +135,7 @@ def _followed_values(rewriting: Rewriting, window: Window, only_given: bool) -> 
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
     names = input_names(window)
-    numbers = _numbers(window)
+    numbers = written_numbers(window)
     numbers += [(a + b) / 2 for a, b in itertools.pairwise(sorted(numbers))]
     for name, value in zip(names, map(as_float64, window.inputs), strict=True):
         if nodes[name].op != "call_function" or name not in others or not is_any_float(value):
@@ -163,7 +154,7 @@ def _one_a_row(value: Tensor, numbers: Sequence[float]) -> Iterator[Tensor]:
     """What elements of a value are to be: one number in each row, another one in the next, and NaN for all others, whatever they are then."""
     columns = value.shape[-1] if value.dim() else 1
     rows = value.numel() // columns
-    for turn in range(min(_MOST_TURNS, -(-2 * len(numbers) // rows))):
+    for turn in range(min(MOST_TURNS, -(-2 * len(numbers) // rows))):
         row = torch.arange(rows)
         goal = torch.full((rows, columns), math.nan, dtype=value.dtype)
         goal[row, (row + turn) % columns] = torch.tensor(
@@ -195,22 +186,24 @@ def _is_near(a: Any, b: Any) -> bool:
     )
 
 
-def _calls(window: Window) -> list[fx.Node]:
+def window_calls(window: Window) -> list[fx.Node]:
     return [n for gm in (window.before, window.after) for n in gm.graph.nodes if n.op == "call_function"]
 
 
 def _chooses(window: Window) -> bool:
     kinds = [
-        value.dtype for value in (*window.inputs, *map(value_of, _calls(window))) if isinstance(value, Tensor)
+        value.dtype
+        for value in (*window.inputs, *map(value_of, window_calls(window)))
+        if isinstance(value, Tensor)
     ]
-    return torch.bool in kinds or any(packet(node) in _CHOOSING for node in _calls(window))
+    return torch.bool in kinds or any(packet(node) in _CHOOSING for node in window_calls(window))
 
 
 def _takes_counts(rewriting: Rewriting, window: Window) -> bool:
     """Whether it takes integers that the graph computes: how many elements are the largest, say."""
     computed = {node.name for node in rewriting.before.graph.nodes if node.op == "call_function"}
     taken = zip(input_names(window), window.inputs, strict=True)
-    return any(n in computed and isinstance(v, Tensor) and v.dtype in _INTEGERS for n, v in taken)
+    return any(n in computed and isinstance(v, Tensor) and v.dtype in INTEGERS for n, v in taken)
 
 
 def _constants(window: Window) -> tuple[list[Tensor], bool]:
@@ -254,7 +247,7 @@ def _losing_values(
         return
     usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}
     usual = {name: value / value.square().mean().sqrt().clamp(min=1e-30) for name, value in usual.items()}
-    held = {v.dtype for v in (*window.inputs, *map(value_of, _calls(window))) if isinstance(v, Tensor)}
+    held = {v.dtype for v in (*window.inputs, *map(value_of, window_calls(window))) if isinstance(v, Tensor)}
     kinds = [torch.finfo(dtype) for dtype in held if dtype.is_floating_point]
     if all(kind.bits >= 32 for kind in kinds):  # few digits are few there whatever is done
         yield (
@@ -270,7 +263,7 @@ def _compared_values(
     window: Window, given: Mapping[str, Any], free: Sequence[str], constants: Sequence[Tensor]
 ) -> Iterator[dict[str, Tensor]]:
     """Values of free inputs of a window, by name, at which what it compares may be equal."""
-    numbers = _numbers(window)
+    numbers = written_numbers(window)
     several = [_values_of(name, window, given, constants, numbers) for name in free]
     rounds = itertools.chain.from_iterable(
         itertools.zip_longest(*several)
@@ -289,7 +282,7 @@ def _values_of(
 ) -> Iterator[dict[str, Tensor]]:
     value = given[name]
     if _reduces(window):  # a mean is on either side of a number where all elements are
-        for number, beside in itertools.product(numbers[:_MOST_TURNS], (0.0, 0.5, -0.5)):
+        for number, beside in itertools.product(numbers[:MOST_TURNS], (0.0, 0.5, -0.5)):
             yield {name: torch.full_like(value, number + beside * (abs(number) or 1.0))}
     others = [v for other, v in given.items() if other != name and isinstance(v, Tensor)]
     held = [v.to(value) for v in (*constants, *others) if v.is_floating_point() and _broadcasts(v, value)]
@@ -302,16 +295,16 @@ def _values_of(
         known = known[: max(_FEWEST_NUMBERS, _MOST_ELEMENTS // value.numel())]
         at = torch.stack([number.expand(value.shape) for number in known]) if known else value[None][:0]
         ordered = at.sort(0).values
-        turns = min(_MOST_TURNS, -(-2 * len(known) // places))
+        turns = min(MOST_TURNS, -(-2 * len(known) // places))
         for candidates, turn in itertools.product((at, (ordered[1:] + ordered[:-1]) / 2), range(turns)):
             if len(candidates):
                 yield {name: _in_turn(value, candidates, turn * places)}
 
 
-def _numbers(window: Window) -> list[float]:
+def written_numbers(window: Window) -> list[float]:
     """The numbers that a window is written with, of either sign, and then their quotients, sums and products."""
     held: dict[float, None] = {0.0: None}
-    for node in _calls(window):
+    for node in window_calls(window):
         if torch.Tag.pointwise in getattr(node.target, "tags", ()) or packet(node) in _CHOOSING:
             written: list[Any] = [*node.args, *node.kwargs.values(), *_WRITTEN_WITHOUT.get(packet(node), ())]
             held |= {float(n): None for n in written if type(n) in (int, float) and abs(n) < _MOST}
@@ -323,7 +316,7 @@ def _numbers(window: Window) -> list[float]:
 
 
 def _reduces(window: Window) -> bool:
-    return any(torch.Tag.reduction in getattr(node.target, "tags", ()) for node in _calls(window))
+    return any(torch.Tag.reduction in getattr(node.target, "tags", ()) for node in window_calls(window))
 
 
 def _broadcasts(constant: Tensor, value: Tensor) -> bool:
@@ -358,7 +351,7 @@ def _with_users(rewriting: Rewriting, window: Window) -> Window:
             return found or window
 
 
-def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
+def up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
     """A window that begins at inputs that may be any number, whatever the others are, as far as these are near."""
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
@@ -368,7 +361,7 @@ def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
             node.name
             for node in taken
             if node.name in others
-            and (not _BY_ELEMENT.isdisjoint(getattr(node.target, "tags", ())) or packet(node) in KEEPING)
+            and _is_followed(node)
             and not (is_free(node) and all(is_apart(node, other) for other in taken))
         }
         change = window.change
@@ -378,6 +371,14 @@ def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
             break
         window = found
     return window
+
+
+def _is_followed(node: fx.Node) -> bool:
+    """Whether a window is widened by a call: one by element, a reduction, or what such a call's value is seen as."""
+    if not _BY_ELEMENT.isdisjoint(getattr(node.target, "tags", ())):
+        return True
+    (given, *others) = node.all_input_nodes or [node]
+    return packet(node) in KEEPING and not others and (_is_followed(given) or is_free(given))
 
 
 def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Found:
@@ -405,96 +406,3 @@ def _is_at_a_pole(
         return False
     taken = [run.values.get(name) for name in window.change.before]
     return any(isinstance(v, Tensor) and v.is_floating_point() and bool(v.isinf().any()) for v in taken)
-
-
-def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
-    """Inputs of which integers, one tensor of them after the other, are numbers that changed calls on integers are written with, sums of these and so on.
-
-    Args:
-        rewriting: the graphs, and inputs.
-        generator: of random numbers.
-    """
-    taken = [i for i, v in enumerate(rewriting.inputs) if is_any_integer(v)]
-    numbers: dict[int, None] = {}
-    for window in rewriting.windows or () if taken else ():
-        values = (*window.inputs, *map(value_of, _calls(window)))
-        if any(isinstance(v, Tensor) and v.dtype in _INTEGERS for v in values):
-            held = _numbers(_up_to_free_inputs(rewriting, window))
-            numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
-    known = torch.tensor(list(numbers), dtype=torch.int64)
-    for at in taken if numbers else ():
-        shape = rewriting.inputs[at].shape
-        for turn in range(min(_MOST_TURNS, -(-2 * len(known) // shape.numel()))):
-            order = torch.randint(len(known), (shape.numel(),), generator=generator)
-            order[: len(known)] = torch.arange(shape.numel())[: len(known)] + turn * shape.numel()
-            inputs = cloned(rewriting.inputs)
-            inputs[at].copy_(known[order % len(known)].view(shape))
-            yield inputs
-
-
-def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
-    """Inputs whose indices are those of rows that a pass changed.
-
-    Args:
-        rewriting: the graphs, and inputs.
-        generator: of random numbers.
-    """
-    indices = [i for i, v in enumerate(rewriting.inputs) if isinstance(v, Tensor) and v.dtype in _INTEGERS]
-    if not indices:
-        return
-    for mine, theirs in _tables(rewriting):
-        wrong = differs(mine, theirs)
-        for at, dim in itertools.product(indices, range(mine.dim()) if bool(wrong.any()) else ()):
-            rows = wrong.nonzero()[:, dim].cpu()
-            inputs = cloned(rewriting.inputs)
-            if inputs[at].numel():
-                inputs[at].copy_(rows[torch.randint(len(rows), inputs[at].shape, generator=generator)])
-                yield inputs
-
-
-def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
-    """What calls that take integers, too, are given before and after, where it is changed, or made of changed constants alone."""
-    theirs = {node.name: node for node in rewriting.before.graph.nodes}
-    values: list[dict[str, Any]] = []
-    for user in rewriting.after.graph.nodes:
-        other = theirs.get(user.name)
-        kinds = [v.dtype for v in map(value_of, user.all_input_nodes) if isinstance(v, Tensor)]
-        if other is None or other.target != user.target or not set(_INTEGERS) & set(kinds):
-            continue
-        for old, new in zip(other.all_input_nodes, user.all_input_nodes, strict=False):
-            made_of = {node.name for node in (new, *(() if _takes_inputs(new) else origin(new)))}
-            if old.name not in rewriting.changed[0] and not made_of & rewriting.changed[1]:
-                continue
-            if not values:
-                values = [rewriting.values, _all_values(rewriting.after, rewriting.inputs)]
-            a, b = values[0].get(old.name), values[1].get(new.name)
-            floats = [v for v in (a, b) if isinstance(v, Tensor) and v.is_floating_point() and v.dim()]
-            if len(floats) == 2 and floats[0].shape == floats[1].shape:
-                yield floats[0], floats[1]
-
-
-def _takes_inputs(node: fx.Node) -> bool:
-    return any(value.op == "placeholder" for value in (node, *origin(node)))
-
-
-def _all_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
-    run = Run(gm, keep=True)
-    run(cloned(inputs))
-    return run.values
-
-
-def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
-    """Sizes just beyond a number that a changed call holds, or beyond the integers that a type has to which a pass casts."""
-    found: dict[int, None] = {}
-    for gm, names in zip((before, after), changed_nodes(before, after), strict=True):
-        for node in gm.graph.nodes:
-            if node.name not in names or node.op != "call_function":
-                continue
-            kinds = [
-                v.dtype for v in map(value_of, (node, *node.all_input_nodes[:1])) if isinstance(v, Tensor)
-            ]
-            if gm is after and len(set(kinds)) == 2:
-                found |= {size: None for dtype, size in _BEYOND.items() if kinds[0] is dtype}
-            numbers = [abs(n) for n in node.args if isinstance(n, (int, float)) and math.isfinite(n)]
-            found |= {int(n) + 2: None for n in numbers if _SIZES[0] <= n <= _SIZES[1]}
-    return list(found)[:_MOST_SIZES]

@@ -6,7 +6,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import fxpasses
-from fxpasses.checking.critical_values import at_critical_values, critical_integers, critical_sizes
+from fxpasses.checking.critical_inputs import critical_integers, critical_sizes
+from fxpasses.checking.critical_values import at_critical_values
 from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.values import Reference, compare, rounds_worse, value_names
 from fxpasses.graphs.rewriting import copy_graph

@@ -1,0 +1,129 @@
+"""Inputs that are made for one rewrite: integers, indices and sizes at which what it changed shows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.critical_values import (
+    INTEGERS,
+    MOST_TURNS,
+    differs,
+    up_to_free_inputs,
+    window_calls,
+    written_numbers,
+)
+from fxpasses.checking.free_values import origin
+from fxpasses.checking.inputs import cloned
+from fxpasses.checking.interpret import Run
+from fxpasses.checking.same_function import Rewriting
+from fxpasses.checking.windows import changed_nodes
+from fxpasses.exact.samples import is_any_integer
+from fxpasses.graphs.rewriting import value_of
+
+_BEYOND = {
+    torch.int8: 2**8 + 44,
+    torch.uint8: 2**9 + 44,
+    torch.bfloat16: 2**9 + 44,
+    torch.float16: 2**12 + 52,
+}
+"""Sizes at which not all positions, or counts of the half of them, are numbers of a type any more."""
+_SIZES, _MOST_SIZES = (16, 2048), 3
+
+
+def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
+    """Inputs of which integers, one tensor of them after the other, are numbers that changed calls on integers are written with, sums of these and so on.
+
+    Args:
+        rewriting: the graphs, and inputs.
+        generator: of random numbers.
+    """
+    taken = [i for i, v in enumerate(rewriting.inputs) if is_any_integer(v)]
+    numbers: dict[int, None] = {}
+    for window in rewriting.windows or () if taken else ():
+        values = (*window.inputs, *map(value_of, window_calls(window)))
+        if any(isinstance(v, Tensor) and v.dtype in INTEGERS for v in values):
+            held = written_numbers(up_to_free_inputs(rewriting, window))
+            numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
+    known = torch.tensor(list(numbers), dtype=torch.int64)
+    for at in taken if numbers else ():
+        shape = rewriting.inputs[at].shape
+        for turn in range(min(MOST_TURNS, -(-2 * len(known) // shape.numel()))):
+            order = torch.randint(len(known), (shape.numel(),), generator=generator)
+            order[: len(known)] = torch.arange(shape.numel())[: len(known)] + turn * shape.numel()
+            inputs = cloned(rewriting.inputs)
+            inputs[at].copy_(known[order % len(known)].view(shape))
+            yield inputs
+
+
+def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
+    """Inputs whose indices are those of rows that a pass changed.
+
+    Args:
+        rewriting: the graphs, and inputs.
+        generator: of random numbers.
+    """
+    indices = [i for i, v in enumerate(rewriting.inputs) if isinstance(v, Tensor) and v.dtype in INTEGERS]
+    if not indices:
+        return
+    for mine, theirs in _tables(rewriting):
+        wrong = differs(mine, theirs)
+        for at, dim in itertools.product(indices, range(mine.dim()) if bool(wrong.any()) else ()):
+            rows = wrong.nonzero()[:, dim].cpu()
+            inputs = cloned(rewriting.inputs)
+            if inputs[at].numel():
+                inputs[at].copy_(rows[torch.randint(len(rows), inputs[at].shape, generator=generator)])
+                yield inputs
+
+
+def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
+    """What calls that take integers, too, are given before and after, where it is changed, or made of changed constants alone."""
+    theirs = {node.name: node for node in rewriting.before.graph.nodes}
+    values: list[dict[str, Any]] = []
+    for user in rewriting.after.graph.nodes:
+        other = theirs.get(user.name)
+        kinds = [v.dtype for v in map(value_of, user.all_input_nodes) if isinstance(v, Tensor)]
+        if other is None or other.target != user.target or not set(INTEGERS) & set(kinds):
+            continue
+        for old, new in zip(other.all_input_nodes, user.all_input_nodes, strict=False):
+            made_of = {node.name for node in (new, *(() if _takes_inputs(new) else origin(new)))}
+            if old.name not in rewriting.changed[0] and not made_of & rewriting.changed[1]:
+                continue
+            if not values:
+                values = [rewriting.values, _all_values(rewriting.after, rewriting.inputs)]
+            a, b = values[0].get(old.name), values[1].get(new.name)
+            floats = [v for v in (a, b) if isinstance(v, Tensor) and v.is_floating_point() and v.dim()]
+            if len(floats) == 2 and floats[0].shape == floats[1].shape:
+                yield floats[0], floats[1]
+
+
+def _takes_inputs(node: fx.Node) -> bool:
+    return any(value.op == "placeholder" for value in (node, *origin(node)))
+
+
+def _all_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+    run = Run(gm, keep=True)
+    run(cloned(inputs))
+    return run.values
+
+
+def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
+    """Sizes just beyond a number that a changed call holds, or beyond the integers that a type has to which a pass casts."""
+    found: dict[int, None] = {}
+    for gm, names in zip((before, after), changed_nodes(before, after), strict=True):
+        for node in gm.graph.nodes:
+            if node.name not in names or node.op != "call_function":
+                continue
+            kinds = [
+                v.dtype for v in map(value_of, (node, *node.all_input_nodes[:1])) if isinstance(v, Tensor)
+            ]
+            if gm is after and len(set(kinds)) == 2:
+                found |= {size: None for dtype, size in _BEYOND.items() if kinds[0] is dtype}
+            numbers = [abs(n) for n in node.args if isinstance(n, (int, float)) and math.isfinite(n)]
+            found |= {int(n) + 2: None for n in numbers if _SIZES[0] <= n <= _SIZES[1]}
+    return list(found)[:_MOST_SIZES]
