@@ -99,8 +99,9 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
             name: as_float64(value) for name, value in zip(input_names(window), window.inputs, strict=True)
         }
         # Right, if it is, for values only that are related, where the window alone is another function.
-        is_other, other_too = (w is not whole and rewriting.relation(w) == "other" for w in (narrow, window))
-        free = free_inputs(rewriting, given, only_given=is_other and other_too)
+        is_other = narrow is not whole and rewriting.relation(narrow) == "other"
+        only_given = is_other and rewriting.relation(window) == "other"
+        free = free_inputs(rewriting, given, only_given)
         for values in _compared_values(window, given, free, new) if chooses else ():
             if _is_another_function(window, list({**given, **values}.values())):
                 yield from _shown(rewriting, window, values)
@@ -264,12 +265,9 @@ def _compared_values(
 ) -> Iterator[dict[str, Tensor]]:
     """Values of free inputs of a window, by name, at which what it compares may be equal."""
     numbers = written_numbers(window)
-    several = [_values_of(name, window, given, constants, numbers) for name in free]
-    rounds = itertools.chain.from_iterable(
-        itertools.zip_longest(*several)
-    )  # the first of each input, then the second
-    tries = max(_FEWEST_TRIES, _MOST_CALLED // len(window.before.graph.nodes))
-    yield from itertools.islice(filter(None, rounds), tries)
+    several = (_values_of(name, window, given, constants, numbers) for name in free)
+    in_turn = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*several)))
+    yield from itertools.islice(in_turn, max(_FEWEST_TRIES, _MOST_CALLED // len(window.before.graph.nodes)))
     if free:
         generator = torch.Generator().manual_seed(len(given))
         yield {
