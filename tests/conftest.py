@@ -36,10 +36,17 @@ def pytest_collection_finish():
     _set_aside()
 
 
+_modules = 0
+
+
 def pytest_runtest_teardown(item, nextitem):
     """What a module of tests has left is set aside before the next one."""
+    global _modules
     if nextitem is not None and nextitem.path != item.path:
         torch._dynamo.reset()
+        _modules += 1
+        if _modules % 30 == 0:  # what was in use when it was set aside may be garbage by now
+            gc.unfreeze()
         _set_aside()
 
 
