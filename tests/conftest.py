@@ -16,7 +16,6 @@ import shutil
 
 import pytest
 import torch
-import torch._dynamo
 from torch._library import fake_impl as library_fake_impl
 
 torch.set_num_threads(1)
@@ -32,28 +31,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(skip)
 
 
-def pytest_collection_finish():
-    _set_aside()
-
-
-_modules = 0
-
-
-def pytest_runtest_teardown(item, nextitem):
-    """What a module of tests has left is set aside before the next one."""
-    global _modules
-    if nextitem is not None and nextitem.path != item.path:
-        torch._dynamo.reset()
-        _modules += 1
-        if _modules % 30 == 0:  # what was in use when it was set aside may be garbage by now
-            gc.unfreeze()
-        _set_aside()
-
-
-def _set_aside():
-    """What is there now stays: full collections, many of which tests ask for, need not look at it (a tenth of the time of all tests)."""
+@pytest.fixture(scope="module")
+def old_objects_aside():
+    """For modules that collect garbage again and again: what other tests have left is not looked at each time."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ import compiled_autograd
 from compiled_autograd import config
 from tests.compiled_autograd.support import flat, keep
 
+pytestmark = pytest.mark.usefixtures("old_objects_aside")
+
 
 def products(count: int) -> None:
     weight = torch.ones(2, requires_grad=True)

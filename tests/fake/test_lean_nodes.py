@@ -104,14 +104,7 @@ def test_the_collector_is_put_back():
         gc.set_threshold(*before)
 
 
-@pytest.fixture
-def nothing_frozen():
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
-def test_a_full_collection_does_not_follow_a_compilation_at_once(nothing_frozen):
+def test_a_full_collection_does_not_follow_a_compilation_at_once():
     """torch looks at the young objects when it has compiled; then none that is left is young, or due."""
     gc.collect()
     frozen = gc.get_freeze_count()

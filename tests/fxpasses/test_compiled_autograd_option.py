@@ -18,6 +18,8 @@ from fake.seam.patches import LEDGER, When
 from tests.compiled_autograd.support import assert_same
 from tests.compiled_autograd.test_traced_hooks import trained
 
+pytestmark = pytest.mark.usefixtures("old_objects_aside")
+
 OPTIONS = {"compiled_autograd": True, "compiler": "eager"}
 
 

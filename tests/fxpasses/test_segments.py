@@ -25,6 +25,8 @@ from fxpasses.compiling.segments import (
     stitch_segments,
 )
 
+pytestmark = pytest.mark.usefixtures("old_objects_aside")
+
 aten = torch.ops.aten
 CALLS = (aten._foreach_sin.default, aten._foreach_mul.List)
 

@@ -11,6 +11,8 @@ from torch import nn
 import fxpasses
 from tests.fxpasses.plans.functions_between import Layers, WithLoss
 
+pytestmark = pytest.mark.usefixtures("old_objects_aside")
+
 
 class Whole(nn.Module):
     def __init__(self):

@@ -16,6 +16,8 @@ from fxpasses.regional.suffix_array import Repeat, not_overlapping, repeated_sub
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, reasons, taken
 from tests.fxpasses.support import traced
 
+pytestmark = pytest.mark.usefixtures("old_objects_aside")
+
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 

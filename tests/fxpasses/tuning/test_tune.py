@@ -19,6 +19,8 @@ from fxpasses.tuning.ledger import Entry
 from fxpasses.tuning.session import Session
 from fxpasses.tuning.verdicts import Verdicts
 
+pytestmark = pytest.mark.usefixtures("old_objects_aside")
+
 aten = torch.ops.aten
 
 
