@@ -345,3 +345,8 @@ def test_matches_are_sites_with_provenance():
         item.identity()
         != pattern_pass(relu_twice, lambda x: x.relu().clone(), [torch.empty(2)], name="once").identity()
     )
+
+
+def test_a_builtin_without_a_signature_is_refused_with_what_to_write():
+    with pytest.raises(PatternError, match=r"lambda x: log_sigmoid\(x\)"):
+        pattern_pass(torch.nn.functional.logsigmoid, lambda x: -x, (torch.randn(2),), name="builtin")
