@@ -325,7 +325,7 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
         return result
     # Of integers alone torch makes numbers of its default type: a quotient, an exponential.
     args, kwargs = map_aggregate((args, kwargs), _integers_as_float64)
-    with suppress(RuntimeError):  # an index, or a condition
+    with suppress(RuntimeError, IndexError):  # an index, or a condition
         return target(*args, **kwargs)
     return result
 

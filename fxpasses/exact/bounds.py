@@ -55,6 +55,7 @@ _FAR = (4099, 2**20 + 3, 2**40 + 5)
 """An integer that the graph takes this far out is no index: it may be any. One that floats are made of goes to the first, which
 no type of two bytes holds: further out, nothing is left of them."""
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
+_COUNTED = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _MOST_COMPARED = 3
 
 
@@ -127,11 +128,13 @@ def at_counts(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[list[
 
 def _may_be(gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any], value: Any, number: int) -> bool:
     """Whether all elements of an input may be a number that it is compared with, and some are not."""
-    if not isinstance(value, Tensor) or not value.is_contiguous() or bool((value == number).all()):
+    if not isinstance(value, Tensor) or value.dtype not in _COUNTED or not value.is_contiguous():
+        return False
+    if (number < 0 and not value.dtype.is_signed) or bool((value == number).all()):
         return False
     if value.dtype is torch.bool or is_mask(value):
         return number == 0
-    if not _is_integer(value) or is_ordered(value) or number not in _compared(gm):
+    if is_ordered(value) or number not in _compared(gm):
         return False
     uses = _Uses.of(gm, node, inputs)
     return uses is not None and uses.take(torch.full_like(value, number))

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import pattern_pass
+from fxpasses.exact.bounds import at_counts
 from fxpasses.testing import prove
 
 ROWS, FLAGS = torch.randn(3, 6), torch.ones(3, 6, dtype=torch.bool).tril(3)
@@ -104,3 +106,10 @@ def test_values_of_which_a_condition_becomes_true_are_tried(name):
     proof = prove(pattern_pass(before, after, tuple(given), name="wrong"), before, *given)
     assert proof.sites
     assert not proof.ok
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.uint16, torch.uint8, torch.int32])
+def test_inputs_that_cannot_be_the_number_are_left_as_they_are(kind):
+    given = [torch.randn(4), torch.tensor([3, 1, 0, 2]).to(kind)]
+    gm = make_fx(lambda x, i: x * (i != -100))(given[0], given[1].int())
+    assert len(list(at_counts(gm, given))) == (2 if kind is torch.int32 else 0)
