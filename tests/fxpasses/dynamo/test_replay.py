@@ -60,6 +60,7 @@ def test_graphs_places_and_guards_are_those_of_tracing():
         assert names[0] == names[1]
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_other_arguments():
     class Keyed(Layer):
         def forward(self, x, pair, factor=1.0, flip=False, extra=None):
@@ -79,6 +80,7 @@ def test_other_arguments():
     assert stats().copied_calls >= 4
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_changing_numbers_as_arguments():
     class Scaled(Layer):
         def forward(self, x, number):
@@ -94,6 +96,7 @@ def test_changing_numbers_as_arguments():
     agree(model, compiled(model), torch.randn(3, 8))
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_shared_weights_and_shared_layers():
     model, x = Stack(), torch.randn(3, 8)
     model.layers[4].linear.weight = model.layers[0].linear.weight
@@ -101,6 +104,7 @@ def test_shared_weights_and_shared_layers():
     agree(model, compiled(model), x)
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_one_layer_called_again_and_again():
     class Unrolled(nn.Module):
         def __init__(self):
@@ -168,6 +172,7 @@ _log: list = []
 _state = {"factor": 2.0}
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_python_state_that_layers_change():
     model, x = Stack(CountsItself), torch.randn(3, 8)
     call = compiled(model)
@@ -183,6 +188,7 @@ def test_python_state_that_layers_change():
     torch.testing.assert_close(first, writes(x))
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_state_that_changes_between_layers():
     class Changes(Stack):
         def forward(self, x):
@@ -206,6 +212,7 @@ def test_state_that_changes_between_layers():
         torch.testing.assert_close(compiled(model)(x), expected)
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_an_object_of_some_layers_that_changes():
     class Settings:
         def __init__(self):
@@ -232,6 +239,7 @@ def test_an_object_of_some_layers_that_changes():
     torch.testing.assert_close(compiled(model)(x), expected)
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_tensors_that_are_given_attributes():
     class Reads(Layer):
         def forward(self, x):
@@ -260,6 +268,7 @@ def test_hooks_on_values_inside_of_layers():
     agree(model, compiled(model), torch.randn(3, 8))
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_modes_around_some_layers():
     class Modes(Stack):
         def forward(self, x):
@@ -275,6 +284,7 @@ def test_modes_around_some_layers():
     agree(model, compiled(model), torch.randn(3, 8))
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_what_layers_return():
     class Returns(Layer):
         def forward(self, x, number):
@@ -340,6 +350,7 @@ def test_other_backends_are_traced_as_ever():
     assert not fake.accelerate.is_enabled()
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_dynamo_is_left_as_it_was():
     from torch._dynamo.side_effects import SideEffects
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
@@ -361,6 +372,7 @@ def test_dynamo_is_left_as_it_was():
     assert not fake.accelerate.is_enabled()
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_a_graph_break_in_a_layer():
     class Breaks(Layer):
         def forward(self, x):

@@ -80,29 +80,41 @@ CHANGES = [
 ]
 
 
-# The first layer is traced, the second too, the others are copies: see COPIED.
+# The first layer is traced, the second too, the others are copies: see COPIED. One place of them goes through all stages.
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize(("place", "dynamic"), [(0, False), (1, False), (3, False), (LAYERS - 1, True)])
-def test_a_layer_that_differs_is_not_copied(change, place, dynamic):
+def test_a_layer_that_differs_is_not_copied(change, place, dynamic, request):
+    if place != 3:
+        request.getfixturevalue("as_traced")
     model, x = Stack(), torch.randn(3, 8)
     change(model.layers[place])
     agree(model, compiled(model, dynamic), x)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
-def test_a_copied_layer_that_is_changed_later_is_compiled_again(change, dynamic):
-    model, x = Stack(), torch.randn(3, 8)
-    call = compiled(model, dynamic)
+def test_a_copied_layer_that_is_changed_later_is_compiled_again(dynamic, request):
+    """One compiled model for all changes: another model of the same layers runs its code as long as nothing differs."""
+    if dynamic:
+        request.getfixturevalue("as_traced")
+    counted, x = torch._dynamo.utils.counters["stats"], torch.randn(3, 8)
+    before = counted["unique_graphs"]
     with torch._dynamo.config.patch(
-        skip_nnmodule_hook_guards=False
-    ):  # torch does not look for new hooks by default
-        agree(model, call, x)
-        assert stats().copied_calls == COPIED
-        change(model.layers[4])
-        agree(model, call, x)
+        skip_nnmodule_hook_guards=False,  # torch does not look for new hooks by default
+        recompile_limit=len(CHANGES) + 1,
+    ):
+        for number, change in enumerate(CHANGES, 1):
+            model = Stack()
+            call = compiled(model, dynamic)
+            agree(model, call, x)
+            assert counted["unique_graphs"] == before + number, f"compiled again before {change.__name__}"
+            if number == 1:
+                assert stats().copied_calls == COPIED
+            change(model.layers[4])
+            agree(model, call, x)
+    assert counted["unique_graphs"] == before + 1 + len(CHANGES)
 
 
+@pytest.mark.usefixtures("as_traced")
 def test_a_tensor_that_is_only_looked_at():
     class Looks(Layer):
         def __init__(self):
@@ -147,6 +159,7 @@ def test_an_attribute_that_cannot_be_read():
     agree(model, compiled(model), x)
 
 
+@pytest.mark.usefixtures("as_traced")
 @pytest.mark.parametrize("without", [None, 0, 4])
 def test_one_hook_on_several_layers(without):
     def triple(module, args, out):
@@ -159,6 +172,7 @@ def test_one_hook_on_several_layers(without):
     agree(model, compiled(model), x)
 
 
+@pytest.mark.usefixtures("as_traced")
 @pytest.mark.parametrize("place", [0, 4])
 def test_a_dictionary_in_another_order(place):
     class InOrder(Layer):

@@ -10,6 +10,8 @@ from torch.distributed.tensor import Replicate, Shard
 from fxpasses import stats
 from tests.fxpasses.dynamo.support import COPIED, Layer, Stack, agree, compiled
 
+pytestmark = pytest.mark.usefixtures("as_traced")
+
 
 class Kind(enum.Enum):
     PLAIN = 1
