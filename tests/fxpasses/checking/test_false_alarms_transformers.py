@@ -25,7 +25,10 @@ def fresh():
 def test_whole_library(name):
     build, inputs = MODELS[name]
     batch = inputs(2)
-    model = LossAndLogits(build().train(), tuple(batch))
+    model = build().train()
+    if name == "llama":
+        model.model.layers = model.model.layers[:1]  # what passes change in two, they change in one
+    model = LossAndLogits(model, tuple(batch))
     fxpasses.reset_stats()
     options = {"compiler": "eager", "check": "values", "passes": list(library())}
     loss, _ = torch.compile(model, backend="fxpasses", options=options)(*batch.values())
