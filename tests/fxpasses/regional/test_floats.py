@@ -189,12 +189,17 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("kind", READERS)
-def test_each_call_gets_its_own_float(kind, tmp_path, monkeypatch):
+THROUGH_INDUCTOR = ("an output", "an operator of a root", "a factor", "a sum of floats")
+
+
+@pytest.mark.parametrize(
+    ("kind", "compiler"), [*((k, "eager") for k in READERS), *((k, "inductor") for k in THROUGH_INDUCTOR)]
+)
+def test_each_call_gets_its_own_float(kind, compiler, tmp_path, monkeypatch):
     """Also where tensor arithmetic takes the same float, and graphs come from AOTAutograd's cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    call = torch.compile(READERS[kind], backend="fxpasses", options={"cache": "off"})
+    call = torch.compile(READERS[kind], backend="fxpasses", options={"cache": "off", "compiler": compiler})
     x = torch.randn(2)
     for number in (0.5, 1.5, 2.5, 3.5):
         torch.testing.assert_close(call(x, number), READERS[kind](x, number))

@@ -55,15 +55,18 @@ def model():
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize(("compiler", "dynamic"), [("eager", False), ("eager", True), ("inductor", True)])
 def test_what_is_right_is_found_right(compiler, dynamic):
     assert check(model(), [X], check="values", compiler=compiler, dynamic=dynamic, tolerance=1e-4) == [4]
 
 
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
 @pytest.mark.parametrize(
-    "wrong", [wrong_inside, wrong_forward, wrong_backward, wrong_around], ids=lambda p: p.name
+    ("wrong", "compiler"),
+    [
+        *((wrong, "eager") for wrong in (wrong_inside, wrong_forward, wrong_backward, wrong_around)),
+        (wrong_backward, "inductor"),
+    ],
+    ids=lambda p: getattr(p, "name", p),
 )
 def test_a_wrong_pass_is_named(wrong, compiler, tmp_path):
     net = model()
