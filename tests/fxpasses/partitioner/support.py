@@ -10,6 +10,7 @@ import torch.fx as fx
 from functorch.compile import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 
+from fxpasses.dynamo.tracing import accelerated
 from fxpasses.partitioner import META_KEY, PartitionReport, partition
 
 
@@ -53,14 +54,15 @@ def compile_split(
         return make_boxed_func(graph)
 
     def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return aot_module_simplified(
-            graph,
-            inputs,
-            fw_compiler=run_as_is,
-            bw_compiler=run_as_is,
-            partition_fn=partition_and_record,
-            decompositions=decompositions,
-        )
+        with accelerated(True):  # the same graphs in less time
+            return aot_module_simplified(
+                graph,
+                inputs,
+                fw_compiler=run_as_is,
+                bw_compiler=run_as_is,
+                partition_fn=partition_and_record,
+                decompositions=decompositions,
+            )
 
     torch._dynamo.reset()
     return torch.compile(model, backend=backend, dynamic=dynamic), splits

@@ -14,8 +14,8 @@ from tests.fxpasses.partitioner.functions import FUNCTIONS
 from tests.fxpasses.partitioner.support import compile_split
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
-    "gpt": lambda: (models.GPT(), (torch.randint(0, 256, (2, 16)),)),
-    "gpt with dropout": lambda: (models.GPT(dropout=0.1), (torch.randint(0, 256, (2, 16)),)),
+    "gpt": lambda: (models.GPT(layers=1), (torch.randint(0, 256, (2, 16)),)),
+    "gpt with dropout": lambda: (models.GPT(layers=1, dropout=0.1), (torch.randint(0, 256, (2, 16)),)),
     "convnet": lambda: (models.ConvNet(), (torch.randn(2, 3, 16, 16),)),
     "encoder decoder": lambda: (models.EncoderDecoder(), (torch.randn(2, 5, 8), torch.randn(2, 6, 8))),
     "mixture of experts": lambda: (models.MixtureOfExperts(), (torch.randn(6, 16),)),
