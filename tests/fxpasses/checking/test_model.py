@@ -93,7 +93,7 @@ def test_each_graph_of_a_broken_model_is_checked_by_itself(monkeypatch):
     assert fxpasses.check(subject, torch.randn(3, 4), options=EAGER, show=False).ok
     # More often than Dynamo compiles one function: it would go on in eager, where nothing is wrong.
     for _ in range(2):
-        result = fxpasses.check(subject, torch.randn(3, 4), options=options, show=False)
+        result = fxpasses.check(subject, torch.randn(3, 4), options=options, show=False, seconds=0)
         assert {s.stage for s in result.stages if not s.ok} == {
             "pass wrong_gradient (joint)",
             "passes and partition",
@@ -206,7 +206,9 @@ def test_regions_are_a_stage_of_their_own():
     result = fxpasses.check(blocks(), torch.randn(3, 8), options={**EAGER, "regions": "always"}, show=False)
     assert result.ok, str(result)
     assert [s.stage for s in result.stages][-2:] == ["passes and partition", "regions"]
-    without = fxpasses.check(blocks(), torch.randn(3, 8), options={**EAGER, "regions": "off"}, show=False)
+    without = fxpasses.check(
+        blocks(), torch.randn(3, 8), options={**EAGER, "regions": "off"}, show=False, seconds=0
+    )
     assert "regions" not in [s.stage for s in without.stages]
 
 
