@@ -136,7 +136,7 @@ def test_kinds_that_depend_on_each_other():
         max_size=8,
     )
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_sequence(kinds):
     """Collectives of all kinds, of inputs and of one another, in any order: what is computed stays."""
     makers = {

@@ -142,7 +142,12 @@ def test_left_alone_with_symbolic_sizes():
 def test_checks_of_values_raise_no_alarm():
     torch._dynamo.reset()
     fxpasses.reset_stats()
-    options = {"passes": ["default", PASS, "default"], "check": "values", "regions": "off", "compiler": "eager"}
+    options = {
+        "passes": ["default", PASS, "default"],
+        "check": "values",
+        "regions": "off",
+        "compiler": "eager",
+    }
     compiled = torch.compile(Recurrent(dropout=0.5), backend=backend, options=options)
     for _ in range(2):
         compiled(X[:2]).sum().backward()

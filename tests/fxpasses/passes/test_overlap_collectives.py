@@ -127,7 +127,7 @@ def test_memory_that_is_written_to_is_left_alone():
     ),
     st.sampled_from([64, 160, 1 << 20]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_sequence(kinds, max_bytes):
     """Values stay, collectives keep their order, and no more is on its way than allowed."""
 

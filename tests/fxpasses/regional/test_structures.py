@@ -438,9 +438,9 @@ def test_a_mask_of_all_layers_is_saved_once(kind, dynamic):
         return [torch.randn(2, rows, 8), torch.rand(2, 1, rows, rows) > 0.3]
 
     model, kept = Net(), {}
-    for regions in ("off", "always"):
-        kept[regions] = saved_bytes(model, inputs(32), regions, dynamic=dynamic)
     if kind == "the same":
+        for regions in ("off", "always"):
+            kept[regions] = saved_bytes(model, inputs(32), regions, dynamic=dynamic)
         assert 0 < kept["always"] <= 1.02 * kept["off"]
     assert check(model, inputs(6), more=[inputs(9)] if dynamic else [inputs(6)], dynamic=dynamic) == [5]
 
