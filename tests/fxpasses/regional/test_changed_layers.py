@@ -59,4 +59,7 @@ def test_a_layer_that_changes(change, dynamic):
         torch.testing.assert_close(trained(model, call, x), trained(eager, eager, x), rtol=1e-8, atol=1e-8)
     after = fxpasses.stats()
     assert after.region_reports
-    assert after.graphs == before.graphs or len(after.region_reports) > len(before.region_reports)
+    # Only the last hundred reports are kept: their number alone does not tell of a new one.
+    assert (
+        after.graphs == before.graphs or after.region_reports[-1] is not (before.region_reports or [None])[-1]
+    )
