@@ -1,8 +1,6 @@
 """accelerate(): torch.compile gives the same graphs and guards on our cache, and torch is as before afterwards."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -17,6 +15,7 @@ from fake import acceleration
 from fake.acceleration import engine
 from fake.seam.patches import LEDGER
 from fake.symbols.node import OPERATORS
+from tests import children
 from tests.fake.support import structure
 
 
@@ -145,7 +144,7 @@ assert FakeTensorMode.dispatch.__module__ == "torch._subclasses.fake_tensor"
 
 def test_tensors_made_meanwhile_outlive_it():
     # In a process of its own: here, an earlier test may have left the class-level values.
-    done = subprocess.run([sys.executable, "-c", TENSORS_OUTLIVE], capture_output=True, text=True)
+    done = children.run("-c", TENSORS_OUTLIVE)
     assert done.returncode == 0, done.stderr
 
 

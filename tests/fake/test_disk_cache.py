@@ -1,8 +1,6 @@
 """The cache on disk: served across processes, and never wrong: foreign, truncated and stale files are left alone."""
 
 import pickle
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -13,6 +11,7 @@ from fake.cache import disk
 from fake.cache.disk import DiskCache, DiskCacheWarning
 from fake.cache.recipe import Constant
 from fake.mode import ENGINE
+from tests import children
 from tests.fake.support import describe, dynamic, symbolic_mode
 
 WORK = """
@@ -27,12 +26,8 @@ print(info.hits, info.misses)
 
 
 def run(directory, last=2):
-    result = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", WORK.format(last=last), str(directory)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    result = children.run_fresh("-W", "error::UserWarning", "-c", WORK.format(last=last), directory)
+    assert result.returncode == 0, result.stderr
     return [int(word) for word in result.stdout.split()]
 
 
@@ -110,9 +105,8 @@ def test_writers_lose_nothing_and_segments_are_merged(tmp_path):
 
 
 def test_processes_share_a_directory(tmp_path):
-    commands = [[sys.executable, "-c", WORK.format(last=last), str(tmp_path)] for last in (2, 5)]
-    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
-    assert [process.wait() for process in running] == [0, 0]
+    running = [children.Child(["-c", WORK.format(last=last), tmp_path]) for last in (2, 5)]
+    assert [child.finish().returncode for child in running] == [0, 0]
     assert len(list(tmp_path.iterdir())) == 2
     hits, misses = run(tmp_path, 5)
     assert misses == 0

@@ -18,6 +18,7 @@ import fake
 from fake.cache import disk
 from fake.cache.disk import DiskCache, DiskCacheWarning
 from fake.cache.recipe import Constant
+from tests import children
 from tests.fake.support import describe
 
 KILLED = """
@@ -87,9 +88,8 @@ def test_a_writer_that_is_killed_leaves_nothing_to_read(opened, monkeypatch):
 
 
 def test_concurrent_writers_and_mergers_lose_nothing(tmp_path, monkeypatch):
-    command = [sys.executable, "-c", MANY, str(tmp_path)]
-    running = [subprocess.Popen([*command, str(number)]) for number in range(4)]
-    assert [process.wait() for process in running] == [0] * 4
+    running = [children.Child(["-c", MANY, tmp_path, number]) for number in range(4)]
+    assert [child.finish().returncode for child in running] == [0] * 4
     for _ in range(2):
         found = dict(DiskCache(tmp_path).entries("fake", "op"))
         assert found == {(n, turn): Constant(turn) for n in range(4) for turn in range(6)}

@@ -1,8 +1,6 @@
 """The backend as torch.compile sees it: found by name, counted, cached, reported."""
 
 import logging
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ import fxpasses
 from fxpasses.compiling.inductor import cache_identity
 from fxpasses.compiling.options import Options
 from fxpasses.passes import EliminateDeadCode, FoldConstants
+from tests import children
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +32,7 @@ def test_found_by_name_without_an_import(tmp_path):
         "f = torch.compile(lambda x: x.sin() + 1, backend='fxpasses', options={'compiler': 'eager'})\n"
         "print(torch.equal(f(torch.ones(3)), torch.ones(3).sin() + 1))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    done = children.run("-c", program, cwd=tmp_path)
     assert done.stdout.strip() == "True", done.stderr
 
 
@@ -185,12 +184,12 @@ def test_autograd_cache_hits_for_the_same_passes_and_only_those(tmp_path, monkey
     script.write_text(CACHED)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
-    def hits(which):
-        done = subprocess.run([sys.executable, str(script), which], capture_output=True, text=True)
+    def hits(which, run=children.run):
+        done = run(script, which)
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
-    assert [hits("default"), hits("default"), hits("other")] == [0, 1, 0]
+    assert [hits("default"), hits("default", children.run_fresh), hits("other")] == [0, 1, 0]
 
 
 @pytest.mark.gpu

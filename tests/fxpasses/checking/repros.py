@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
+from tests import children
+
 
 def in_a_new_process(file: str | Path) -> tuple[int, str, str]:
-    """Exit status, output and errors of the file as a user runs it: a process takes seconds to import torch."""
-    done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, cwd=Path(file).resolve().parent
-    )
+    """Exit status, output and errors of the file as a user runs it."""
+    done = children.run(file, cwd=Path(file).resolve().parent)
     return done.returncode, done.stdout, done.stderr
 
 

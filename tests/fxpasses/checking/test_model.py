@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from fxpasses.checking import captured
 from fxpasses.commands.main import main
 from fxpasses.exact import equivalent
 from fxpasses.regional import with_regions
+from tests import children
 from tests.fxpasses.checking import plants
 
 
@@ -69,7 +68,7 @@ def test_a_wrong_pass_is_named_with_the_module(capsys):
 
 
 def runs_and_exits_with(file):
-    return subprocess.run([sys.executable, file], capture_output=True, check=False).returncode
+    return children.run(file).returncode
 
 
 class Broken(nn.Module):
@@ -271,17 +270,8 @@ def blocks():
 def test_a_fault_inside_a_region_is_seen_and_fails_in_ci(tmp_path):
     path = tmp_path / "subject.py"
     path.write_text(REGION_MODULE)
-    command = [
-        sys.executable,
-        "-m",
-        "fxpasses",
-        "check",
-        f"{path}:blocks",
-        "--option",
-        "regions=always",
-        "--no-backward",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    options = "--option", "regions=always", "--no-backward"
+    done = children.run("-m", "fxpasses", "check", f"{path}:blocks", *options, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     rows = [line for line in done.stdout.splitlines() if "│" in line]
     assert [row.split("│")[1].strip() for row in rows if "WRONG" in row] == ["inductor with regions"], (
@@ -292,9 +282,7 @@ def test_a_fault_inside_a_region_is_seen_and_fails_in_ci(tmp_path):
     )
     assert shown, done.stdout
     assert int(shown[2]) <= 2
-    repro = subprocess.run(
-        [sys.executable, shown[1]], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    repro = children.run(shown[1], cwd=tmp_path)
     assert repro.returncode == 1, repro.stderr
     assert "Inductor is wrong" in repro.stdout
 

@@ -4,9 +4,9 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import children
 
 
 def job(script, *arguments, processes=2, killed=()):
@@ -21,16 +21,17 @@ def job(script, *arguments, processes=2, killed=()):
         "WORLD_SIZE": str(processes),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
-    ranks = [
-        subprocess.Popen(command, env={**surroundings, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(processes)
-    ]
+    command = [Path(__file__).with_name(script), *arguments]
+    ranks = [children.Child(command, env={**surroundings, "RANK": rank}) for rank in range(processes)]
     try:
-        printed = [rank.communicate(timeout=540)[0] for rank in ranks]
+        done = [rank.finish(timeout=540) for rank in ranks]
         codes = [-signal.SIGKILL if rank in killed else 0 for rank in range(processes)]
-        assert [rank.returncode for rank in ranks] == codes
-        return [json.loads(text.splitlines()[-1]) for rank, text in enumerate(printed) if rank not in killed]
+        assert [rank.returncode for rank in done] == codes, [rank.stderr[-3000:] for rank in done]
+        return [
+            json.loads(rank.stdout.splitlines()[-1])
+            for number, rank in enumerate(done)
+            if number not in killed
+        ]
     finally:
         for rank in ranks:
             rank.kill()

@@ -1,8 +1,5 @@
 """Structure on a process group that does nothing; results on two processes in one test."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from fxpasses.checking.interpret import Run  # noqa: E402
 from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
 from fxpasses.passes import BucketCollectives  # noqa: E402
 from fxpasses.testing import prove  # noqa: E402
+from tests import children  # noqa: E402
 from tests.fxpasses.passes.support import assert_golden, assert_left_alone, captured, rewrite  # noqa: E402
 
 PASS = BucketCollectives()
@@ -199,9 +197,9 @@ def test_two_processes(tmp_path):
     script = tmp_path / "reduce.py"
     script.write_text(PROGRAM)
     root = Path(__file__).parents[3]
-    commands = [[sys.executable, str(script), str(rank), str(tmp_path / "store")] for rank in (0, 1)]
-    running = [subprocess.Popen(c, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) for c in commands]
-    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    running = [children.Child([script, rank, tmp_path / "store"], cwd=root) for rank in (0, 1)]
+    done = [child.finish(timeout=120) for child in running]
+    assert [rank.returncode for rank in done] == [0, 0], done
 
 
 def test_buckets_are_proved():

@@ -2,14 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fxpasses.plans import native, same_tensors
 from fxpasses.plans.runtime import load_library
+from tests import children
 
 PROGRAM = """
 import json, os, sys
@@ -83,15 +82,8 @@ def run_models():
     return _run
 
 
-def _run(cache, *names):
-    program = PROGRAM.format(here=str(Path(__file__).parent))
-    done = subprocess.run(
-        [sys.executable, "-c", program, cache, *names],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+def _run(cache, *names, run=children.run_fresh):
+    done = run("-c", PROGRAM.format(here=str(Path(__file__).parent)), cache, *names)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -105,7 +97,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def cold(cache):
-    return _run(cache)[0]
+    return _run(cache, run=children.run)[0]
 
 
 @pytest.fixture(scope="module", params=["guards", "memory"])

@@ -1,11 +1,11 @@
 """One thing is changed between processes, or between calls: a plan that was made before is not used for it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import children
 
 PROGRAM = Path(__file__).with_name("adversary.py")
 
@@ -17,16 +17,14 @@ def outcomes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adversary")
     folder.chmod(0o700)
 
-    def run(what):
+    def outcome(what, run):
         output = folder / f"{what}.json"
-        done = subprocess.run(
-            [sys.executable, PROGRAM, folder, output, what], capture_output=True, text=True, timeout=900
-        )
+        done = run(PROGRAM, folder, output, what)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(output.read_text())
 
-    assert run("compile") == [1, {}]
-    return run("check")
+    assert outcome("compile", children.run) == [1, {}]
+    return outcome("check", children.run_fresh)
 
 
 def test_nothing_that_changes_the_result_is_missed(outcomes):

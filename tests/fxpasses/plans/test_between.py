@@ -1,8 +1,6 @@
 """Functions that run in Python between the graphs of a call have plans of their own, and later processes compile neither."""
 
 import json
-import subprocess
-import sys
 import threading
 import types
 
@@ -14,6 +12,7 @@ import fxpasses
 from fxpasses.plans.between import Functions, Stub, names_of, stub_of, stubs_named, without_hook
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.walk import Walk
+from tests import children
 from tests.fxpasses.plans import functions_between
 from tests.fxpasses.plans.functions_between import (
     Base,
@@ -36,8 +35,7 @@ def _dynamo_afresh():
 
 
 def run(cache, *names):
-    command = [sys.executable, "-m", functions_between.__name__, str(cache), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = children.run("-m", functions_between.__name__, cache, *names)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

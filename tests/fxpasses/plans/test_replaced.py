@@ -2,7 +2,6 @@
 
 import functools
 import os
-import subprocess
 import sys
 
 import pytest
@@ -24,6 +23,7 @@ from fxpasses.plans.replaced import (
     watch_names,
 )
 from fxpasses.plans.walk import Walk
+from tests import children
 
 REPLACED = {
     "by a function": lambda: lambda x, *rest: x,
@@ -112,17 +112,8 @@ def test_a_graph_break_by_its_name_has_plans(tmp_path):
         "FXPASSES_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    printed = [
-        subprocess.run(
-            [sys.executable, "breaks.py"],
-            cwd=tmp_path,
-            env=surroundings,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for _ in range(2)
-    ]
+    runs = children.run, children.run_fresh
+    printed = [run("breaks.py", env=surroundings, cwd=tmp_path).stdout for run in runs]
     assert printed == ["2 0 {}\n", "0 2 {}\n"]
 
 

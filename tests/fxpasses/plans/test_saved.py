@@ -3,7 +3,6 @@
 import json
 import resource
 import shutil
-import subprocess
 import sys
 import threading
 import zipfile
@@ -17,6 +16,7 @@ import fxpasses
 from fxpasses.commands.main import main
 from fxpasses.plans.archive import read_archive, write_archive
 from fxpasses.plans.errors import PlanFileError
+from tests import children
 
 PROGRAM = """
 import json, os, sys
@@ -88,8 +88,7 @@ def saved(cold, cache, tmp_path_factory):
 
 
 def test_another_process_runs_it_or_names_what_differs(saved):
-    command = [sys.executable, "-c", PROGRAM, saved, Path(__file__).parent]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=saved, check=False)
+    done = children.run_fresh("-c", PROGRAM, saved, Path(__file__).parent, cwd=saved)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("subclass")[0].startswith("a tensor subclass")

@@ -1,8 +1,6 @@
 """Regions through Inductor: numbers, strides, memory, caches."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch import nn
 import fxpasses
 from fxpasses.compiling import inductor
 from fxpasses.compiling.segments import cut_into_segments
+from tests import children
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, saved_bytes, step
 from tests.fxpasses.regional.test_structures import ConvStage, Decoder
 
@@ -129,17 +128,15 @@ def test_a_second_process_and_another_model_find_the_region_compiled(
 ):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
-    def run(layers):
-        command = [sys.executable, "-c", PROGRAM, str(layers), str(int(training)), str(int(dynamic))]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=pytestconfig.rootpath)
+    def run(layers, run=children.run):
+        done = run("-c", PROGRAM, layers, int(training), int(dynamic), cwd=pytestconfig.rootpath)
         assert done.returncode == 0, done.stderr
         hits, misses, lowerings, builds = json.loads(done.stdout)
         return hits, misses, lowerings, builds > 0
 
     graphs = 6 if training else 3  # the region, and the graph before and after it
     assert run(3) == (0, graphs, graphs, True)
-    if not training:
-        assert run(3) == (graphs, 0, 0, False)  # nothing is lowered
+    assert run(3, children.run_fresh) == (graphs, 0, 0, False)  # nothing is lowered
     assert run(4) == (graphs, 0, 0, False)  # nor for a deeper model: the same layer, the same graph around
 
 
