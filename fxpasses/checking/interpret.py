@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
+from fake.library.random_state import seeded_generators
 from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import OpOverload, disable_current_modes
 from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
@@ -64,18 +65,13 @@ _RUN_GRAPHS = {"cond", "while_loop", "map_impl", "scan", "invoke_subgraph"}
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Surroundings of a run: this seed for all devices, no gradients, no autocast; all as before afterwards."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with (
-        torch.random.fork_rng(devices),
+        seeded_generators(seed),
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
         disable_current_modes(),
     ):
-        # torch.manual_seed also remembers, with a stack trace, what devices that are not in use yet are to be told.
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed_all(seed)
         yield
 
 

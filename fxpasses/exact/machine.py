@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.library.random_state import seeded_generators
 from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
 from fxpasses.exact.arithmetic import Arithmetic, Dual
@@ -138,10 +139,7 @@ class Machine:
     ) -> Any:
         if random_call is None:
             raise UnsupportedCall(target, "a decomposition that calls the RNG")
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                self._seed * 1000 + random_call
-            )  # without what torch.manual_seed notes for devices
+        with seeded_generators(self._seed * 1000 + random_call):
             given = tree_map(
                 lambda x: x.witness.to(x.dtype) if is_dual(x) else x,
                 (tuple(args), dict(kwargs)),

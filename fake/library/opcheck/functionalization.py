@@ -9,6 +9,7 @@ import torch
 from fake.error_text import error_text
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 from fake.library.opcheck.result import Evidence, Fault
+from fake.library.random_state import seeded_generators
 from fake.seam import library as _torch
 
 
@@ -26,8 +27,7 @@ def check(op: Any, call: Call) -> str:
     if expected.error is not None:
         raise expected.error
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded_generators(0):
             result = _torch.run_functionalized(op, graph.args, graph.kwargs)
     except Exception as error:
         raise Fault(

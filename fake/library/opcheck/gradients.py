@@ -15,6 +15,7 @@ from fake.library.opcheck.inputs import Call, attempt, flat_tensors, is_order, n
 from fake.library.opcheck.result import Evidence, Fault, describe_tensor
 from fake.library.opcheck.sizes import plan_sizes
 from fake.library.opcheck.variations import code_constants, number_variations, with_defaults
+from fake.library.random_state import seeded_generators
 from fake.seam import library as _torch
 
 Gradients = dict[str, torch.Tensor | None]
@@ -33,6 +34,7 @@ _LAYOUT_FIX = (
 _INPUT_FIX = "save what the formula needs with ctx.save_for_backward, and index it by size and stride, or call .contiguous()"
 
 
+@seeded_generators(0)
 def check(op: Any, call: Call) -> str:
     """Compare the formula with differences of the operator's values, then with itself.
 
@@ -52,7 +54,6 @@ def check(op: Any, call: Call) -> str:
         claimed = False
     else:
         claimed = True
-    torch.manual_seed(0)
     reference = _gradients(op, call, lambda g: g, ones=False)
     if isinstance(reference, str):
         return reference

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fake.library.opcheck.result import describe_tensor
+from fake.library.random_state import seeded_generators
 from fake.seam import library as _torch
 
 pytree = _torch.pytree
@@ -175,8 +176,7 @@ def attempt(function: Callable[..., Any], call: Call, seed: int = 0) -> Outcome:
         seed: the seed of the default generators.
     """
     copied = call.copy()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded_generators(seed):
         try:
             return Outcome(value=function(*copied.args, **copied.kwargs))
         except Exception as error:  # noqa: BLE001  an operator may refuse inputs with any error: that is the outcome

@@ -14,6 +14,7 @@ from fake.library.opcheck.memory import same_bits
 from fake.library.probe.facts import Facts, OutputFact, bind, describe_outputs, facts_of
 from fake.library.probe.isolation import Crash, run_isolated
 from fake.library.probe.variations import DATA_CHANGES, changed, variations
+from fake.library.random_state import seeded_generators
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,7 @@ class Laboratory:
         before = [(name, leaf, leaf.clone()) for name, value in bound.items() for leaf in flat_tensors(value)]
         try:
             facts = facts_of(bound)
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+            with torch.no_grad(), seeded_generators(0):
                 result = self.op(*copied.args, **copied.kwargs)
         except Exception:  # noqa: BLE001  refused inputs say nothing about the outputs
             return None
