@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.common_methods_invocations import op_db
 
 import fake
+from benchmarks.conformance._torch import op_db
 from benchmarks.conformance.subjects import entry_name, pick, seed
 from tests.fake.ways import STATES, copied, outcome, reached, ways
 
@@ -24,7 +24,7 @@ CALLS_EACH = 40
 
 def _calls(name: str) -> list:
     """Ways to write the ATen calls that an entry's samples reach, in random order, with a state for each."""
-    (entry,) = (entry for entry in op_db if entry_name(entry) == name)
+    (entry,) = (entry for entry in op_db() if entry_name(entry) == name)
     seed()
     found: dict = {}
     for dtype in {torch.float32, torch.complex64} & entry.supported_dtypes("cpu"):

@@ -20,10 +20,10 @@ from typing import Any
 import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import fake
+from benchmarks.conformance._torch import op_db
 
 Sizes = list[tuple[int, ...]]
 
@@ -154,7 +154,7 @@ def _metadata(result: Any, values: dict[sympy.Symbol, sympy.Integer]) -> Any:
 
 def samples(name: str, count: int) -> Iterator[tuple[str, Sample]]:
     """Samples of the entries of one name, evenly spread."""
-    for entry in op_db:
+    for entry in op_db():
         if entry.name != name or not entry.supported_dtypes("cpu"):
             continue
         supported = entry.supported_dtypes("cpu")
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=3)
     options = parser.parse_args(arguments)
     index, count = map(int, options.shard.split("/"))
-    names = options.names or sorted({entry.name for entry in op_db} - set(_CRASHES))[index::count]
+    names = options.names or sorted({entry.name for entry in op_db()} - set(_CRASHES))[index::count]
     counts: Counter[str] = Counter()
     for name in names:
         for label, sample in samples(name, options.samples):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch.testing._internal.common_methods_invocations import op_db
 
+from benchmarks.conformance._torch import op_db
 from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.constants import residues_of_number
 from fxpasses.exact.fields import LEVELS, field
@@ -75,9 +75,9 @@ def test_logarithms_of_constants_agree_with_the_field():
 
 
 def _calls():
-    """One small call of each operator of op_db that has a rule: the name, the function, its arguments."""
+    """One small call of each operator of ``op_db`` that has a rule: the name, the function, its arguments."""
     packets = {str(packet).removeprefix("aten.") for packet in RULES}
-    for info in op_db:
+    for info in op_db():
         if info.name in packets or info.aten_name in packets:
             yield pytest.param(info, id=info.full_name)
 
