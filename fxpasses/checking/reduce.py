@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.seam.fx import LazyGraphModule
 from fxpasses.checking.blame import minimise
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
@@ -159,7 +160,7 @@ def extract_calls(
         return None
     graph.output(tuple(outputs))
     others = None if traced is None else [traced[name] for name in inputs]
-    return Case(fx.GraphModule(gm, graph), [values[name] for name in inputs], others)
+    return Case(LazyGraphModule(gm, graph), [values[name] for name in inputs], others)
 
 
 def _many(node: fx.Node) -> bool:
@@ -201,7 +202,7 @@ def _shrunk(case: Case, size: int, small: int) -> Case:
         if node.op == "call_function" and _takes_sizes(node):
             made[node].args = fx.node.map_aggregate(made[node].args, number)
     inputs = [_narrowed(v, size, small) if isinstance(v, Tensor) else number(v) for v in case.inputs]
-    return Case(fx.GraphModule(case.gm, graph), inputs)
+    return Case(LazyGraphModule(case.gm, graph), inputs)
 
 
 def _takes_sizes(node: fx.Node) -> bool:

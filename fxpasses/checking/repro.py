@@ -26,6 +26,7 @@ from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
 from fxpasses.checking.source import CannotEmbed, PassSource, pass_sources
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
+from fxpasses.checking.windows import changed_nodes
 from fxpasses.errors import PassError, StructureError
 from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.provenance import is_backward
@@ -164,6 +165,17 @@ def _mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismat
     return compare(reference, after, value_names(case.gm, "joint"), bitwise)
 
 
+def _may_show(item: Pass, gm: fx.GraphModule, fault: str) -> bool:
+    """Whether the pass does to a part of a graph what the fault is about: known before values are computed, and seldom for a pattern."""
+    if fault == "structure":
+        return True  # of the metadata, perhaps
+    try:
+        after, _ = apply_pass(item, gm)
+    except Exception:  # noqa: BLE001  (a fault of its own)
+        return fault == "error"
+    return any(changed_nodes(gm, after))
+
+
 def _with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) -> Case:
     """The case with no metadata but fake values computed from its inputs, and marks on the backward pass's calls.
 
@@ -240,6 +252,8 @@ def make_repro(
             return None
 
     def fails(case: Case) -> bool:
+        if not (earlier or _may_show(item, case.gm, fault)):
+            return False
         fresh = rebuilt(case)
         if fresh is None:
             return False

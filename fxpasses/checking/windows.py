@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.seam.fx import LazyGraphModule
 from fxpasses.checking.interpret import allocates
 from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
@@ -433,4 +434,4 @@ def _part(
             {**node.meta, "val": value_of(node)} if node.op == "placeholder" else {"val": value_of(node)}
         )
     graph.output(tuple(made[name] for name in outputs))
-    return fx.GraphModule(gm, graph)
+    return LazyGraphModule(gm, graph)

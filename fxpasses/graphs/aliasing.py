@@ -63,6 +63,11 @@ def has_effect(node: fx.Node) -> bool:
     return getattr(target, "__name__", "") == "with_effects"
 
 
+def is_assertion(node: fx.Node) -> bool:
+    """Whether the node raises, or else does nothing (``aten._assert_async``, ``aten._assert_scalar``)."""
+    return isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::_assert_")
+
+
 def reads_metadata_alone(node: fx.Node) -> bool:
     """Whether the node asks its arguments for sizes and types only, whatever their memory holds."""
     return node.target in _OF_METADATA

@@ -250,3 +250,36 @@ def test_a_dropped_effect():
     error = rejected(drops_the_assertion, traced(function, X))
     assert error.problem == "order"
     assert "effect is gone" in error.reason
+
+
+def test_a_new_assertion_is_a_question_of_values():
+    def adds(target, arguments):
+        def apply(gm):
+            sine = find(gm, aten.sin.default)
+            with gm.graph.inserting_before(sine):
+                gm.graph.call_function(target, arguments(sine.all_input_nodes[0]))
+            return True
+
+        return apply
+
+    asserts = adds(aten._assert_tensor_metadata.default, lambda x: (x, None, None, torch.float32))
+    accepted(asserts, traced(torch.sin, X))
+    error = rejected(adds(aten._print.default, lambda x: ("here",)), traced(torch.sin, X))
+    assert error.problem == "order"
+    assert "effect is new" in error.reason
+
+
+def test_an_assertion_does_not_stand_for_another_one():
+    def function(x):
+        torch._assert_async((x > -5).all(), "too small")
+        return x.sin()
+
+    def asserts_less(gm):
+        old = find(gm, aten._assert_async.msg)
+        with gm.graph.inserting_before(old):
+            x = find(gm, aten.sin.default).all_input_nodes[0]
+            holds = insert_call(gm.graph, aten.any.default, (x,), like=old.args[0])
+            gm.graph.call_function(aten._assert_async.msg, (holds, "too small"))
+        return gm.graph.erase_node(old) or True
+
+    assert rejected(asserts_less, traced(function, X)).problem == "order"
