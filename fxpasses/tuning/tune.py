@@ -124,7 +124,7 @@ def tune(
         OptionsError: for a wrong argument, or a pass that holds state of which nothing can be said.
         StageError: when the default cannot be compiled.
     """
-    _check(model, seconds, goal, options, cache)
+    _check(model, kwargs, seconds, goal, options, cache, clock)
     chosen = None if passes is None else Options.parse({"passes": passes}).passes
     allowed = Options.parse({"passes": allow}).passes
     for item in (*(chosen or ()), *allowed):
@@ -183,9 +183,13 @@ def _own(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _check(model: Any, seconds: Any, goal: Any, options: Any, cache: Any) -> None:
+def _check(model: Any, kwargs: Any, seconds: Any, goal: Any, options: Any, cache: Any, clock: Any) -> None:
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
+    if not isinstance(kwargs, Mapping | None):
+        raise OptionsError("kwargs", kwargs, "the model's keyword arguments by name")
+    if not callable(clock):
+        raise OptionsError("clock", clock, "a function that returns seconds, such as time.process_time")
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds >= 0:
         raise OptionsError("seconds", seconds, "a number of seconds, at least 0")
     if goal not in GOALS:

@@ -131,6 +131,8 @@ def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, 
         ({"options": {"passes": []}}, "name those to choose from"),
         ({"options": {"memory_budgt": 1}}, "did you mean"),
         ({"model": 3}, "a module or function"),
+        ({"kwargs": ["scale"]}, "keyword arguments by name"),
+        ({"clock": 3}, "returns seconds"),
     ],
 )
 def test_wrong_arguments(arguments, message):
