@@ -11,6 +11,7 @@ architecture = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(architecture)
 
 
+@pytest.mark.slow
 def test_the_page_is_drawn_from_the_code(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["architecture.py", "--check"])
     architecture.main()
@@ -21,6 +22,7 @@ def test_the_page_is_drawn_from_the_code(monkeypatch, tmp_path):
         architecture.main()
 
 
+@pytest.mark.slow
 def test_packages_import_downwards():
     may = {"fake": set(), "compiled_autograd": {"fake"}, "fxpasses": {"fake", "compiled_autograd"}}
     edges = [(a.split("/")[0], b.split("/")[0]) for a, b in architecture.folders().edges]

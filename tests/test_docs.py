@@ -25,6 +25,7 @@ def examples(page):
     return BLOCK.findall(page.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.stem)
 def test_examples_run(page, tmp_path, monkeypatch):
     torch._dynamo.reset()

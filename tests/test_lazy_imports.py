@@ -41,6 +41,7 @@ def test_a_submodule_is_an_attribute():
     assert done.stdout.split() == ["fxpasses.checking", "True"]
 
 
+@pytest.mark.slow
 def test_loaders_that_keep_no_text():
     """pytest rewrites the assertions of all that is installed together with a plugin: its loader has no ``get_source``."""
     program = """

@@ -45,6 +45,7 @@ def test_the_graph_of_a_pass_holds_the_operators_of_a_compiled_function() -> Non
     assert all(name.startswith("aot") for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_blocks_in_eager_models_with_hooks_between_and_sizes_that_change(compiler: Any) -> None:
     def function() -> Any:
@@ -305,6 +306,7 @@ def test_a_leaf_of_a_compiled_function_whose_turn_is_to_come_gets_no_hook() -> N
         compiled(model)(torch.ones(2, 4)).sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", [keep, "inductor"], ids=["keep", "inductor"])
 def test_dropout_that_is_computed_again_draws_the_mask_of_the_forward(compiler: Any) -> None:
     """Inductor's forward draws from a seed, which eager's kernels ignore."""

@@ -53,6 +53,7 @@ def _train(rank: int, reducer: Any, rendezvous: str, results: str) -> None:
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not distributed.is_available() or not distributed.is_gloo_available(),
     reason="needs torch.distributed with gloo",

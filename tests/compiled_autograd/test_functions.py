@@ -351,6 +351,7 @@ def cpp_operators(tmp_path_factory):
     return torch.ops.compiled_autograd_scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["traceable", "opaque"])
 @compilers
 def test_cpp_functions(cpp_operators, kind, compiler):

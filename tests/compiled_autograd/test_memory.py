@@ -23,6 +23,7 @@ def counts() -> collections.Counter[type]:
     return collections.Counter(type(found) for found in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", [keep, flat])
 def test_a_hundred_captures_leave_nothing_behind(compiler):
     def capture(size):

@@ -49,6 +49,7 @@ def right_twice(left, right):
     return right, right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "sizes", "choices"),
     [

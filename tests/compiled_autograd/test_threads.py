@@ -65,6 +65,7 @@ def training(depth: int, compiler: Any, sizes: tuple[int, ...] = (3, 4, 3)) -> l
     return [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", [keep, "aot_eager", dynamo_eager])
 @pytest.mark.parametrize("depths", [(2, 2, 2, 2), (1, 2, 3, 4)], ids=["same graph", "other graphs"])
 def test_threads_leave_the_process_as_it_was(compiler, depths):

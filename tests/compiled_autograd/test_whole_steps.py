@@ -57,6 +57,7 @@ def ran(step: Step, **options: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [accumulation_and_update, gradient_penalty, hook_between])
 @pytest.mark.parametrize("how", ["enable", "option"])
 def test_a_step_is_one_graph_where_dynamo_traces_it(how: str, step: Step) -> None:

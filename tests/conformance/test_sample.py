@@ -28,16 +28,19 @@ def _findings(options: Options) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["given", "column-major", "sliced", "expanded"])
 def test_the_families_with_rules_answer_like_eager(layout: str) -> None:
     assert _findings(Options(engine=ENGINE, patterns=FAMILIES, layouts=[layout], samples=2)) == []
 
 
+@pytest.mark.slow
 def test_the_families_with_rules_answer_like_eager_with_symbolic_sizes() -> None:
     tables = ("forward", "backward")
     assert _findings(Options(engine=ENGINE, patterns=FAMILIES, tables=tables, symbolic=True, samples=1)) == []
 
 
+@pytest.mark.slow
 def test_every_fifteenth_entry_answers_like_eager() -> None:
     options = Options(engine=ENGINE, layouts=["given", "column-major"], samples=1, shard=(7, 15))
     assert _findings(options) == []

@@ -71,6 +71,7 @@ def capture(accelerated, dynamic, sizes):
     return graphs, guards, results, [p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True, None], ids=["static", "dynamic", "automatic"])
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 def test_same_graphs_and_guards(dynamic):
@@ -142,6 +143,7 @@ assert FakeTensorMode.dispatch.__module__ == "torch._subclasses.fake_tensor"
 """
 
 
+@pytest.mark.slow
 def test_tensors_made_meanwhile_outlive_it():
     # In a process of its own: here, an earlier test may have left the class-level values.
     done = children.run("-c", TENSORS_OUTLIVE)

@@ -102,6 +102,7 @@ def _sensitive_calls() -> list:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backwards", "accelerated"), [(False, False), (True, False), (True, True)])
 def test_calls_in_all_states_of_the_process(backwards, accelerated):
     """Each state comes before each other one, for each call, in one of the two orders."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
@@ -159,6 +160,7 @@ MODES = fake.FakeTensorMode(), fake.FakeTensorMode()
 MODES[1].cache_enabled = False
 
 
+@pytest.mark.slow
 @settings(
     max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much]
 )

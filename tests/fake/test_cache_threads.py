@@ -64,6 +64,7 @@ def crowded():
     fake.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crosscheck", [False, True], ids=["hits", "cross-checked"])
 @pytest.mark.parametrize("shared", [True, False], ids=["one mode", "a mode each"])
 def test_random_calls(crowded, shared, crosscheck):
@@ -110,6 +111,7 @@ def test_random_calls(crowded, shared, crosscheck):
     assert info.size == sum(len(table) for table in ENGINE.store.tables.values())
 
 
+@pytest.mark.slow
 def test_cross_checks_of_threads_do_not_see_each_other(crowded):
     """A wrong entry is found in each thread, whatever hits and misses the others have meanwhile."""
     found = []

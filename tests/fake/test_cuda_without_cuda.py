@@ -49,6 +49,7 @@ def test_cuda_without_an_index_is_the_first():
         assert torch.nn.Linear(2, 3).cuda().weight.device == torch.device("cuda:0")
 
 
+@pytest.mark.slow
 def test_a_graph_of_autograd_does_not_end_the_process():
     """Backward is torch's limit: its engine asks for streams of a real device. It says so; without a guard it aborts."""
     program = (

@@ -104,6 +104,7 @@ def test_writers_lose_nothing_and_segments_are_merged(tmp_path):
     assert dict(DiskCache(tmp_path).entries("fake", "op")) == expected
 
 
+@pytest.mark.slow
 def test_processes_share_a_directory(tmp_path):
     running = [children.Child(["-c", WORK.format(last=last), tmp_path]) for last in (2, 5)]
     assert [child.finish().returncode for child in running] == [0, 0]

@@ -65,6 +65,7 @@ def reopened(directory):
     return work(), fake.cache_info().misses
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_nothing_to_read(opened, monkeypatch):
     expected = work()
     fake.save_disk_cache()

@@ -68,6 +68,7 @@ def test_sizes_are_lean_and_have_nodes_of_their_own():
         assert a.node.expr == b.node.expr
 
 
+@pytest.mark.slow
 def test_operators_are_torchs_where_no_mode_has_symbols_and_nothing_is_compiled():
     gc.collect()
     torchs = {patch.attribute: vars(torch.SymInt)[patch.attribute] for patch in OPERATORS}
@@ -104,6 +105,7 @@ def test_the_collector_is_put_back():
         gc.set_threshold(*before)
 
 
+@pytest.mark.slow
 def test_a_full_collection_does_not_follow_a_compilation_at_once():
     """torch looks at the young objects when it has compiled; then none that is left is young, or due."""
     gc.collect()

@@ -378,6 +378,7 @@ def test_item_is_remembered_until_the_tensor_is_written():
         assert x.item().node.expr != first.node.expr
 
 
+@pytest.mark.slow
 def test_modes_of_several_threads_share_the_cache():
     fake.cache_clear()
     failures = []

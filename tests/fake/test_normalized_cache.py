@@ -150,6 +150,7 @@ def test_one_operator_on_other_sizes(name):
         check([name], SIZES["as before"], sizes, duck_shape=bool(number % 2))
 
 
+@pytest.mark.slow
 def test_most_operators_are_served():
     served = {name: check([name], SIZES["as before"], SIZES["other hints"]) for name in STEPS}
     unserved = {name for name, count in served.items() if not count}
@@ -173,6 +174,7 @@ FACTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fact", FACTS)
 def test_what_is_known_is_part_of_the_key(fact):
     for name in list(STEPS)[:: 1 if fact == "divisible" else 3]:

@@ -173,6 +173,7 @@ with fake.FakeTensorMode():
 """
 
 
+@pytest.mark.slow
 def test_kernels_that_were_registered_before_the_first_answer_are_known():
     # In a process of its own: here, earlier tests have made caches keep answers.
     done = subprocess.run([sys.executable, "-c", BEFORE_THE_FIRST_ANSWER], capture_output=True, text=True)

@@ -161,6 +161,7 @@ def arithmetic(seed):
     return met, [str(guard.expr) for guard in environment.guards]
 
 
+@pytest.mark.slow
 def test_lean_arithmetic_is_torchs():
     """The same expressions, answers and guards in the same order, over random programs."""
     for seed in range(12):

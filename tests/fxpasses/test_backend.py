@@ -24,6 +24,7 @@ def fresh():
 EAGER = {"compiler": "eager"}
 
 
+@pytest.mark.slow
 def test_found_by_name_without_an_import(tmp_path):
     program = (
         "import sys, torch\n"
@@ -179,6 +180,7 @@ print(fxpasses.stats().cache_hits)
 """
 
 
+@pytest.mark.slow
 def test_autograd_cache_hits_for_the_same_passes_and_only_those(tmp_path, monkeypatch):
     script = tmp_path / "cached.py"
     script.write_text(CACHED)
@@ -223,6 +225,7 @@ def test_reduce_overhead_reaches_inductor(monkeypatch):
     assert asked == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [{"freezing": True}, {"cpp_wrapper": True}], ids=lambda s: next(iter(s)))
 def test_settings_that_inductor_reads_before_its_inner_compiler(setting):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()

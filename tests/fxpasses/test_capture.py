@@ -172,6 +172,7 @@ def test_a_pass_sees_the_joint_graph():
     assert torch.ops.aten.cos.default in seen
 
 
+@pytest.mark.slow
 def test_repeated_captures_do_not_wear_out_dynamo():
     def f(x):
         return x * 2

@@ -40,6 +40,7 @@ def gradients(module: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in module.parameters()]
 
 
+@pytest.mark.slow
 def test_the_backward_pass_is_captured_once_and_right() -> None:
     eager, compiled_model = model(), model()
     compiled = torch.compile(compiled_model, backend="fxpasses", options=OPTIONS)
@@ -54,6 +55,7 @@ def test_the_backward_pass_is_captured_once_and_right() -> None:
         assert (stats.captures, stats.hits, stats.fallbacks) == (1, step, 0)
 
 
+@pytest.mark.slow
 def test_a_step_that_calls_backward_itself_is_captured() -> None:
     eager, compiled_model = model(), model()
 
@@ -188,6 +190,7 @@ def test_only_python_nodes_can_be_named() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [OPTIONS, {"compiled_autograd": True}], ids=["eager", "inductor"])
 def test_hooks_of_one_graph_run_in_the_captured_pass(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture

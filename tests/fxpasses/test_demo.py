@@ -14,6 +14,7 @@ from fxpasses.passes import FuseScatterAdd
 SMALL = ["--steps", "3", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_the_table_and_succeeds(capsys, tmp_path):
     torch._dynamo.reset()
     assert main(["demo", *SMALL, "--report", str(tmp_path)]) == 0
@@ -77,6 +78,7 @@ def test_verdict(losses, gradient, agrees):
     assert judge(run(losses, gradient), eager, reference).agrees is agrees
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_noticed(monkeypatch):
     """A pass that scales every product in the backward graph must not pass for rounding."""
 

@@ -235,6 +235,7 @@ def test_an_exception_or_a_result_without_a_text_does_not_hide_the_pass(returns,
     assert told in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"compiler": "eager"}, {}], ids=["eager", "inductor"])
 def test_a_backward_graph_whose_sizes_depend_on_values_is_compiled(options):
     def assign(x, mask, value):

@@ -112,6 +112,7 @@ def test_options_are_factors(tmp_path):
     assert mine().identity() == mine(threshold=0.5).identity()
 
 
+@pytest.mark.slow
 def test_the_identity_is_the_same_in_another_process():
     script = "from fxpasses.passes import default_passes\nprint([p.identity() for p in default_passes()])"
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.getcwd()}

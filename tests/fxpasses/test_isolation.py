@@ -140,6 +140,7 @@ def test_what_cannot_be_cut_says_so(function, why, tmp_path):
 OPERATORS = [torch.sin, torch.cos, torch.tanh, torch.neg, torch.t, torch.relu]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
@@ -222,6 +223,7 @@ def two_halves(x, y):
     return torch.erf(w * z).sum(1), w.exp()
 
 
+@pytest.mark.slow
 def test_forward_and_backward_with_a_repro_and_one_message(tmp_path, caplog):
     with refused(aten.tanh.default), caplog.at_level(logging.WARNING, "fxpasses"):
         got = step(isolating(two_halves, tmp_path), X, Y)
@@ -245,6 +247,7 @@ def test_forward_and_backward_with_a_repro_and_one_message(tmp_path, caplog):
     assert not fxpasses.stats().fallbacks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("breaks", ["code", "compiler"])
 def test_a_failure_behind_the_lowering(breaks, tmp_path, monkeypatch):
     def broken(x):
@@ -265,6 +268,7 @@ def test_a_failure_behind_the_lowering(breaks, tmp_path, monkeypatch):
     assert found.target == "aten.sinh.default"
 
 
+@pytest.mark.slow
 def test_a_failure_with_symbolic_sizes_only(tmp_path):
     def symbolic(value):
         return any(not isinstance(size, int) and size.free_symbols for size in value.get_size())
@@ -310,11 +314,13 @@ def test_the_backward_graph_draws_what_the_forward_graph_drew(tmp_path, monkeypa
     assert 0.3 < (y != 0).float().mean() < 0.7
 
 
+@pytest.mark.slow
 def test_a_draw_that_cannot_be_compiled_is_never_made_up(tmp_path):
     with refused(_torch_inductor.INDUCTOR_RANDOM), pytest.raises(HandoverError, match="fallback_random"):
         isolating(lambda x: F.dropout(torch.tanh(x), 0.5), tmp_path)(X.clone().requires_grad_())
 
 
+@pytest.mark.slow
 def test_a_graph_of_which_nothing_can_be_lowered_with_symbolic_sizes(tmp_path, monkeypatch, caplog):
     inner = _torch.compile_fx_inner
 

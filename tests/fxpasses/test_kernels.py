@@ -176,6 +176,7 @@ print(sum(path.endswith(".main.so") for path in runs))
 """
 
 
+@pytest.mark.slow
 def test_a_graph_compiles_one_unit_and_a_second_process_none(tmp_path: Path) -> None:
     def runs(backend: str, cache: str, run: Callable = children.run) -> int:
         environment = {

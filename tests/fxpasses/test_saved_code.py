@@ -52,6 +52,7 @@ def step(function, model, x):
     return [result, *(p.grad.clone() for p in model.parameters())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "train"),
     [({"compiler": "eager"}, True), ({"regions": "always"}, True), ({"on_failure": "isolate"}, False)],

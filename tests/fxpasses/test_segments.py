@@ -77,6 +77,7 @@ def stack(*inputs: torch.Tensor) -> Any:
     return x.exp() + extra, extra
 
 
+@pytest.mark.slow
 def test_a_stack_is_two_segments() -> None:
     x, w = torch.randn(3), torch.randn(3)
     gm = traced(stack, x, w)

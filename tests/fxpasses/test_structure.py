@@ -354,6 +354,7 @@ def test_the_default_passes_raise_no_alarm(function, inputs, dynamic):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_joint_graph_of_a_model_raises_no_alarm():
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Dropout(0.5)

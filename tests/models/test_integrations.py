@@ -31,6 +31,7 @@ def fresh():
     fxpasses.reset_stats()
 
 
+@pytest.mark.slow
 def test_trainer_of_transformers(tmp_path):
     package("accelerate")
     transformers = package("transformers")
@@ -145,6 +146,7 @@ def test_a_model_of_timm():
     assert not fxpasses.stats().fallbacks
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_diffusers():
     diffusers = package("diffusers")
     torch.manual_seed(0)

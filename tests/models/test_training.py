@@ -28,16 +28,19 @@ def batches(name, sizes):
 DYNAMIC = ("gpt", "many_outputs", "checkpointed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in DYNAMIC])
 def test_inductor_static(name):
     assert_agrees(ZOO[name].build(), compiled(dynamic=False), batches(name, [3, 3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_inductor_dynamic(name):
     assert_agrees(ZOO[name].build(), compiled(dynamic=True), batches(name, [3, 5, 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "autoencoder"])
 def test_inductor_bfloat16(name):
     assert_agrees(ZOO[name].build(), compiled(), batches(name, [3]), dtype=torch.bfloat16)
@@ -51,6 +54,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "dynamic"), STAGES, ids=str)
 def test_stages_before_inductor(name, dtype, dynamic):
     how = compiled(dynamic=dynamic, options={"compiler": "eager"})

@@ -100,16 +100,19 @@ def check(name, sizes, **how):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_static(name):
     check(name, [2], dynamic=False, options={"compiler": "eager"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "resnet"])
 def test_dynamic(name):
     check(name, [2, 3], dynamic=True, options={"compiler": "eager"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama"])
 def test_inductor(name):
     check(name, [2], dynamic=False)

@@ -377,6 +377,7 @@ def test_unbacked_stride():
     opcheck(op, args=[torch.zeros([10, 20])])
 
 
+@pytest.mark.slow
 def test_needs_no_test_dependencies():
     code = (
         "import torch, sys; from fake.library import opcheck;"

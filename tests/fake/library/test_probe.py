@@ -104,6 +104,7 @@ def test_sizes_that_depend_on_data():
     assert "new_dynamic_size()" in rule.source
 
 
+@pytest.mark.slow
 def test_registered_rule_works_in_the_compiler():
     @custom_op(fresh_name(), mutates_args=())
     def select(x: Tensor, mask: Tensor) -> Tensor:
@@ -206,6 +207,7 @@ OPERATORS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_blind_on_torchs_operators():
     operators = functional_operators(10, lambda number, name: name in OPERATORS)

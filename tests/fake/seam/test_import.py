@@ -56,6 +56,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "packages",
     [["fake", "fake.library"], ["compiled_autograd"], ["fxpasses", "fxpasses.backend", "fxpasses.testing"]],
@@ -96,6 +97,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_what_modes_change_goes_with_the_last_of_them():
     done = subprocess.run([sys.executable, "-c", WITH_MODES], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

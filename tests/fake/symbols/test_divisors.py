@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 import sympy
 import torch
 from hypothesis import given, settings, strategies as st
@@ -52,6 +53,7 @@ def holds(conditions: Any, a: int, b: int) -> bool:
     return all(bool(c.xreplace({A: sympy.Integer(a), B: sympy.Integer(b)})) for c in conditions)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=250)
 @given(CONDITIONS)
 def test_the_same_sizes_are_accepted(conditions: list[Any]) -> None:

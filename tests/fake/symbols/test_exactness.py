@@ -14,6 +14,7 @@ from tests.fake.symbols.exactness import Refused, check, check_program, trace
 from tests.fake.symbols.programs import FAMILIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_programs(family):
     @settings(

@@ -121,6 +121,7 @@ def guard_holds(shape_env: Any, symbols: list[sympy.Symbol], binding: tuple[int,
     return [bool(guard.expr.xreplace(numbers)) for guard in shape_env.guards]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(conditions, st.sampled_from(BINDINGS))
 def test_answers_and_guards(
@@ -151,6 +152,7 @@ def test_answers_and_guards(
         )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(conditions, st.lists(conditions, max_size=2))
 def test_unbacked_answers_hold_for_all_values_that_were_checked(

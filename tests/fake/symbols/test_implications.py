@@ -82,6 +82,7 @@ def check_implications(ranges, known, goal):
                 assert _holds(goal, values), f"{goal} fails at {values} although all of {known} hold"
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=120, deadline=None)
 @given(st.tuples(bounds, bounds, bounds), st.lists(conditions, max_size=3), conditions)
 def test_what_is_said_to_follow_holds_wherever_the_facts_hold(ranges, known, goal):

@@ -72,6 +72,7 @@ def passes_from(count):
     return lambda limits: limits.stage == "inductor" or (limits.stage == "passes" and limits.passes >= count)
 
 
+@pytest.mark.slow
 def test_a_wrong_pass_is_found_with_site_and_repro(script, tmp_path):
     verdict = bisect_script(script("wrong_at_one_site"), output=tmp_path / "out")
     assert (verdict.stage, verdict.pass_name) == ("pass", "wrong_at_one_site")
@@ -143,6 +144,7 @@ def test_another_script_does_not_get_the_answers(scripted, tmp_path):
     assert len(processes.runs) > 2
 
 
+@pytest.mark.slow
 def test_a_script_that_is_missing_or_never_compiles(tmp_path):
     with pytest.raises(BisectError, match="no script"):
         bisect_script(tmp_path / "nowhere.py")

@@ -42,6 +42,7 @@ def build(name):
     return GPT(1, 16, 2, 32, 40) if name == "gpt" else ZOO[name].build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_default_passes(name):
     train(build(name), ZOO[name].inputs(2), ["default"])
@@ -50,6 +51,7 @@ def test_default_passes(name):
 SPLITS, BOTH = [plants.splits_products], [plants.reorders_a_product, plants.splits_products]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "passes"),
     [
@@ -83,11 +85,13 @@ class FeedForward(nn.Module):
         return F.cross_entropy(x + self.down(F.gelu(self.up(self.norm(x)))), targets)
 
 
+@pytest.mark.slow
 def test_products_in_a_layer_norm_and_a_cross_entropy_that_round_in_another_way():
     x = torch.randn(6, 16, dtype=torch.bfloat16, requires_grad=True)
     train(FeedForward().to(torch.bfloat16), [x, torch.randint(0, 16, (6,))], BOTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "convnet"])
 def test_symbolic_sizes(name):
     train(build(name), ZOO[name].inputs(3), ["default"], dynamic=True)

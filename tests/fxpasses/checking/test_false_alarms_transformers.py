@@ -21,6 +21,7 @@ def fresh():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_whole_library(name):
     build, inputs = MODELS[name]

@@ -91,6 +91,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_hidden_fault_is_found_and_shown(name, tmp_path):
     build, make = CASES[name]
@@ -106,6 +107,7 @@ def test_a_hidden_fault_is_found_and_shown(name, tmp_path):
     assert f"pass '{name}' is wrong" in output
 
 
+@pytest.mark.slow
 def test_of_many_sites_in_bfloat16_the_wrong_one_is_named(tmp_path):
     with pytest.raises(ValueMismatchError) as caught:
         run(Deep().bfloat16(), [torch.randn(4, 16).bfloat16()], plants.a_little_too_much, directory=tmp_path)
@@ -113,6 +115,7 @@ def test_of_many_sites_in_bfloat16_the_wrong_one_is_named(tmp_path):
     assert site.index == 35 // 2
 
 
+@pytest.mark.slow
 def test_more_roundings_of_the_same_function_are_no_fault(tmp_path):
     run(Deep(4).bfloat16(), [torch.randn(16, 16).bfloat16()], plants.half_as_two_halves, directory=tmp_path)
 

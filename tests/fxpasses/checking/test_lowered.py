@@ -47,6 +47,7 @@ def model():
     return nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.Tanh(), nn.Sigmoid())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_check_writes_a_repro_file(lowering, tmp_path):
     lowering(too_large_tanh)
@@ -63,6 +64,7 @@ def test_check_writes_a_repro_file(lowering, tmp_path):
     assert "Inductor is wrong: output 0: off by" in output
 
 
+@pytest.mark.slow
 def test_a_lowering_that_raises(lowering, tmp_path):
     lowering(raises)
     gm = fxpasses.capture(model().eval().requires_grad_(False), torch.randn(3, 4)).forward

@@ -46,6 +46,7 @@ def test_a_right_model_passes():
     assert all(p.grad is None for p in subject.parameters())
 
 
+@pytest.mark.slow
 def test_a_wrong_pass_is_named_with_the_module(capsys):
     options = {**EAGER, "passes": ["default", plants.wrong_gradient]}
     result = fxpasses.check(model(), torch.randn(3, 4), options=options)
@@ -86,6 +87,7 @@ class Broken(nn.Module):
         return self.last(y.tanh())
 
 
+@pytest.mark.slow
 def test_each_graph_of_a_broken_model_is_checked_by_itself(monkeypatch):
     subject = Broken()
     options = {**EAGER, "passes": ["default", plants.wrong_gradient]}
@@ -163,6 +165,7 @@ def test_random_models_are_compared_graph_by_graph():
     assert any("random" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_inductor_is_the_last_stage():
     result = fxpasses.check(model(), torch.randn(3, 4), show=False)
     assert result.ok, str(result)
@@ -201,6 +204,7 @@ def blocks():
     return nn.Sequential(*(Block() for _ in range(4)), nn.Linear(8, 2))
 
 
+@pytest.mark.slow
 def test_regions_are_a_stage_of_their_own():
     result = fxpasses.check(blocks(), torch.randn(3, 8), options={**EAGER, "regions": "always"}, show=False)
     assert result.ok, str(result)
@@ -224,6 +228,7 @@ def hands_over_the_weights_of_another_layer(*given, **more):
     return found, kept
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_region_machinery_is_named(monkeypatch, capsys):
     monkeypatch.setattr(
         "fxpasses.pipeline.compile_graph.with_regions", hands_over_the_weights_of_another_layer
@@ -267,6 +272,7 @@ def blocks():
 """
 
 
+@pytest.mark.slow
 def test_a_fault_inside_a_region_is_seen_and_fails_in_ci(tmp_path):
     path = tmp_path / "subject.py"
     path.write_text(REGION_MODULE)

@@ -77,6 +77,7 @@ def test_a_cancellation_that_the_graph_before_avoids_is_one():
     assert found[0].times > 16
 
 
+@pytest.mark.slow
 def test_a_running_sum_in_bfloat16_is_less_precise_and_a_sum_in_parts_is_not():
     x = torch.rand(64, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
 
@@ -115,6 +116,7 @@ def test_a_constant_in_the_type_of_the_graph_is_the_number_that_it_stands_for():
 TYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES)
 def test_one_unit_of_one_constant_is_a_difference(dtype):
     x, y = torch.randn(2, 3).to(dtype), torch.randn(4, 16).to(dtype)
@@ -218,6 +220,7 @@ def joint_graphs(*inputs):
     return [fxpasses.capture(attends(fused), *given).joint for fused in (False, True)]
 
 
+@pytest.mark.slow
 def test_what_cancels_exactly_by_luck_may_be_what_rounding_leaves():
     """Behind a softmax that is saturated, gradients of the definition are exact zeros; a kernel for attention rounds what cancels there."""
     torch.manual_seed(0)

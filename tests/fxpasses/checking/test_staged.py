@@ -77,6 +77,7 @@ def exit_status(file):
     return end.value.code
 
 
+@pytest.mark.slow
 def test_the_value_check_shows_a_wrong_partition_on_a_small_program(wrong_partition, tmp_path):
     options = {"check": "values", "compiler": "eager", "report": str(tmp_path)}
     compiled = torch.compile(Model(), backend="fxpasses", options=options)
@@ -87,6 +88,7 @@ def test_the_value_check_shows_a_wrong_partition_on_a_small_program(wrong_partit
     assert exit_status(caught.value.repro) == 1
 
 
+@pytest.mark.slow
 def test_the_file_ends_well_once_the_partition_is_right(wrong_partition, monkeypatch, tmp_path, capsys):
     options = {"check": "values", "compiler": "eager", "report": str(tmp_path)}
     with pytest.raises(ValueMismatchError) as caught:
@@ -96,6 +98,7 @@ def test_the_file_ends_well_once_the_partition_is_right(wrong_partition, monkeyp
     assert "the partition is right on these inputs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_check_shows_a_wrong_capture_on_one_call(wrong_capture, tmp_path):
     options = {"compiler": "eager", "report": str(tmp_path)}
     result = fxpasses.check(Model(), torch.randn(4, 6), options=options, show=False)
@@ -125,6 +128,7 @@ def test_a_stage_that_raises_is_wrong(monkeypatch):
     assert "no way" in found
 
 
+@pytest.mark.slow
 def test_what_is_drawn_at_random_becomes_an_input(wrong_partition, tmp_path):
     model = nn.Sequential(nn.Dropout(0.5), Model(), nn.Dropout(0.5))
     options = {"check": "values", "compiler": "eager", "report": str(tmp_path)}

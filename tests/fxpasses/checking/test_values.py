@@ -120,6 +120,7 @@ def found(name, tmp_path, extra=()):
     return error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_pass_is_found_and_blamed(name, tmp_path):
     error = found(name, tmp_path, extra=["default"])
@@ -137,6 +138,7 @@ def test_without_the_check_the_plants_run(name):
     step(function, inputs(), {"passes": ["default", item], "check": "off"}, **how)
 
 
+@pytest.mark.slow
 def test_of_forty_sites_the_guilty_one_is_named(tmp_path):
     error = found("one_site", tmp_path)
     (site,) = error.sites
@@ -221,6 +223,7 @@ def test_what_a_contract_promises_is_what_is_checked(tmp_path):
         through(plants.changes_numbers("tolerance"))
 
 
+@pytest.mark.slow
 def test_two_percent_are_found_deep_inside_a_model_in_bfloat16(tmp_path):
     entry = ZOO["gpt"]
     options = {"compiler": "eager", "passes": [plants.scales_the_first_product], "check": "values"}

@@ -140,6 +140,7 @@ def test_a_command_line_that_does_not_exist(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_options_behind_a_script_belong_to_the_script(tmp_path, monkeypatch, capsys):
     (tmp_path / "script.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
@@ -243,6 +244,7 @@ def test_check_says_that_the_model_itself_raises_and_where(tmp_path, monkeypatch
         main([*command, "--debug"])
 
 
+@pytest.mark.slow
 def test_caches_are_sized_up_verified_and_cleared(tmp_path, capsys):
     fill = (
         "import torch, fake\nwith fake.FakeTensorMode():\n    (torch.ones(2, 3) @ torch.ones(3, 4)).sum()\n"

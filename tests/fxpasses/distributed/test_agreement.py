@@ -24,11 +24,13 @@ def _error(outcomes, case):
     return outcomes[0][case]["error"]
 
 
+@pytest.mark.slow
 def test_equal_graphs_run(outcomes):
     for rank in outcomes:
         assert rank["same"]["result"] == [[7.0, 7.0], [7.0, 7.0]]
 
 
+@pytest.mark.slow
 def test_the_script_of_the_tutorial(outcomes):
     for rank in outcomes:
         same, verdicts = rank["script_of_the_tutorial"]["result"]
@@ -37,10 +39,12 @@ def test_the_script_of_the_tutorial(outcomes):
         assert all(verdict == "the same values" for verdict in verdicts)
 
 
+@pytest.mark.slow
 def test_ranks_schedule_alike(outcomes):
     assert [rank["scheduled"].get("result", rank) for rank in outcomes] == [[[5.0, 5.0]] * 2] * 2
 
 
+@pytest.mark.slow
 def test_other_passes_are_named(outcomes):
     text = _error(outcomes, "other_passes")
     assert "bucket_collectives" in outcomes[0]["other_passes"]["factor"]
@@ -48,16 +52,19 @@ def test_other_passes_are_named(outcomes):
     assert "all_reduce(float32[4], 'sum')" in text
 
 
+@pytest.mark.slow
 def test_two_equal_sums_that_swap_are_told_apart(outcomes):
     text = _error(outcomes, "swapped")
     assert "number 0 is all_reduce(float32[4], 'sum') of " in text
 
 
+@pytest.mark.slow
 def test_a_swap_inside_of_the_compiler_is_found(outcomes):
     text = _error(outcomes, "swapped_by_inductor")
     assert "after the compiler's own passes" in text
 
 
+@pytest.mark.slow
 def test_other_sizes_are_refused(outcomes):
     text = _error(outcomes, "other_sizes")
     assert "float32[4]" in text
@@ -65,6 +72,7 @@ def test_other_sizes_are_refused(outcomes):
     assert outcomes[0]["other_sizes"]["factor"] == "shape of input value"
 
 
+@pytest.mark.slow
 def test_two_functions_that_send_the_same_are_told_apart(outcomes):
     text = _error(outcomes, "called_in_another_order")
     assert "in another order" in text
@@ -73,17 +81,20 @@ def test_two_functions_that_send_the_same_are_told_apart(outcomes):
     assert ["doubled" in value for value in values].count(True) == 1
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_each_other_in_other_groups_are_named(outcomes):
     assert [outcomes[rank]["crossed_groups"]["factor"] for rank in (0, 1)] == ["process group"] * 2
     assert sorted(outcomes[0]["crossed_groups"]["ranks"]) == [0, 1]
 
 
+@pytest.mark.slow
 def test_the_order_of_groups_in_one_graph_is_compared(outcomes):
     """Each rank would wait in another group."""
     text = _error(outcomes, "groups_in_another_order")
     assert "after 1 of group" in text
 
 
+@pytest.mark.slow
 def test_ranks_that_shard_other_parameters_are_told_before_anything_is_sent(outcomes):
     for rank in outcomes:
         layers, plan = rank["sharded_otherwise"]["result"]
@@ -92,11 +103,13 @@ def test_ranks_that_shard_other_parameters_are_told_before_anything_is_sent(outc
         assert "scatter(float32[4, 4], dimension 1) of 0.weight" in plan
 
 
+@pytest.mark.slow
 def test_one_rank_decides_what_is_saved(outcomes):
     assert "RankMismatch" not in _error(outcomes, "other_budgets")  # only compared: the gathers differ
     assert [rank["other_budgets_agreed"].get("result", rank) for rank in outcomes] == [True, True]
 
 
+@pytest.mark.slow
 def test_decisions_about_another_graph_mean_nothing(outcomes):
     text = _error(outcomes, "other_graphs_agreed")
     assert text == outcomes[1]["other_graphs_agreed"]["error"]
@@ -105,6 +118,7 @@ def test_decisions_about_another_graph_mean_nothing(outcomes):
     assert "aten.sin" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
@@ -121,6 +135,7 @@ def test_harmless_differences_pass(outcomes, case, expected):
     assert [rank[case].get("result", rank[case]) for rank in outcomes] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "sizes"),
     [
@@ -137,6 +152,7 @@ def test_a_symbolic_size_that_differs_in_one_call_is_named(outcomes, case, sizes
         assert sorted(rank[case]["values"]) == sizes
 
 
+@pytest.mark.slow
 def test_a_rank_that_runs_the_graph_that_it_has_is_named(outcomes):
     """Rank 0 is inside of it; the other one would wait for it for ever."""
     stayed, alone = (rank["alone"] for rank in outcomes)
@@ -174,6 +190,7 @@ def test_a_rank_answers_before_it_compiles(monkeypatch):
     assert introduced == [1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_compiles_is_named_at_once():
     """It does not say that it ends: the operating system does, long before ``SILENT_AFTER``."""
     (outcome,) = job("killed.py", killed=(1,))

@@ -74,6 +74,7 @@ def _captured(kind):
     return fxpasses.capture(shard(model, mesh), inputs, passes=["default"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["recurrent", "convolutions", "sums"])
 def test_a_draft_is_what_the_passes_make(kind):
     captured = _captured(kind)

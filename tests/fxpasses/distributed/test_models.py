@@ -12,11 +12,13 @@ def outcomes():
     return job("models.py", *KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_and_gradients_are_those_of_eager(outcomes, kind):
     assert max(max(rank[kind]["error"], rank[kind]["eager"]) for rank in outcomes) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_are_one_region(outcomes, kind):
     """Gathers of parameters stand outside; nine tenths of what a layer calls is inside."""

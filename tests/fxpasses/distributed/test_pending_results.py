@@ -39,6 +39,7 @@ def layer(x, change):
     return x.sin() * x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients_go_through(compiler, dynamic):

@@ -106,6 +106,7 @@ except fake.MissingTorchNameError as missing:
 """
 
 
+@pytest.mark.slow
 def test_a_name_that_is_gone_takes_with_it_only_what_needs_it():
     done = subprocess.run([sys.executable, "-c", WITHOUT_SOME_NAMES], capture_output=True, text=True)
     assert done.stdout.strip() == "works without", done.stderr

@@ -40,6 +40,7 @@ def graphs_of(model, *inputs, accelerate, dynamic=False):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_repeats_are_copied(dynamic):
     model, x = Stack(), torch.randn(3, 8)
@@ -304,6 +305,7 @@ def test_what_layers_return():
     agree(model, compiled(model), torch.randn(3, 8))
 
 
+@pytest.mark.slow
 def test_sizes_that_depend_on_data():
     class Chooses(Layer):
         def forward(self, x):
@@ -329,6 +331,7 @@ def test_a_source_that_has_neither_value_nor_name_is_unknown():
         read(OfAFrame())
 
 
+@pytest.mark.slow
 def test_changing_sizes_compile_as_often():
     counts = []
     for accelerate in (True, False):
@@ -351,6 +354,7 @@ def test_other_backends_are_traced_as_ever():
     assert not fake.accelerate.is_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_traced")
 def test_dynamo_is_left_as_it_was():
     from torch._dynamo.side_effects import SideEffects

@@ -91,6 +91,7 @@ def test_a_layer_that_differs_is_not_copied(change, place, dynamic, request):
     agree(model, compiled(model, dynamic), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_copied_layer_that_is_changed_later_is_compiled_again(dynamic, request):
     """One compiled model for all changes: another model of the same layers runs its code as long as nothing differs."""

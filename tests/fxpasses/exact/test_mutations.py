@@ -17,6 +17,7 @@ def program(x, w):
     return (functional.gelu(normal @ w).softmax(-1) * x[:, 1:]).cumsum(0)
 
 
+@pytest.mark.slow
 def test_single_changes_are_told_apart():
     captured = fxpasses.capture(program, torch.randn(4, 6), torch.randn(6, 5, requires_grad=True))
     original = Original(captured.joint, _joint_inputs(captured, captured.joint))

@@ -78,6 +78,7 @@ def test_a_pass_that_rewrites_nothing_is_no_proof():
         prove(HalfRight(), operator.neg, torch.randn(3))
 
 
+@pytest.mark.slow
 def test_without_a_model_a_pattern_is_proved_on_itself():
     right = pattern_pass(
         lambda x, y: torch.sigmoid(x) * x + y,
@@ -97,6 +98,7 @@ def test_without_a_model_a_pattern_is_proved_on_itself():
     assert "| its pattern | inference | EQUAL | as it is, bfloat16, float16," in proof.table()
 
 
+@pytest.mark.slow
 def test_conditions_under_which_a_pass_is_right_are_found():
     flips = pattern_pass(
         lambda x: x.exp().sum(-1),

@@ -54,6 +54,7 @@ def again(split: Split, budget: float) -> tuple[fx.GraphModule, fx.GraphModule, 
     return forward, backward, forward.meta[META_KEY]
 
 
+@pytest.mark.slow
 def test_bytes_and_flops_move_one_way_with_the_budget(split: Split) -> None:
     reports = [again(split, budget)[2] for budget in BUDGETS]
     zero, full = reports[0].saved_bytes, reports[-1].saved_bytes

@@ -142,6 +142,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [1.0, 0.0])
 @pytest.mark.parametrize("name", CASES)
 def test_construct_has_the_gradients_of_eager(name: str, budget: float) -> None:

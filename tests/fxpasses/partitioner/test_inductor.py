@@ -25,6 +25,7 @@ class Net(nn.Module):
         return self.second(y).softmax(-1)
 
 
+@pytest.mark.slow
 def test_trains_like_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """With symbolic sizes; all tests of the backend that go through Inductor train with fixed ones."""
     budget, reports = 0.25, []
@@ -70,6 +71,7 @@ def test_impossible_budget_is_refused_at_once() -> None:
         MinCutPartitioner(2.0)
 
 
+@pytest.mark.slow
 def test_equal_graphs_are_found_in_the_cache_again() -> None:
     """The report in the forward graph's meta, with its seconds, is no part of Inductor's cache key."""
     with (

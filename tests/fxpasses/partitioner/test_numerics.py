@@ -22,6 +22,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "dynamic"), [(1.0, False), (0.5, True), (0.0, False)])
 @pytest.mark.parametrize("name", MODELS)
 def test_module_trains_like_eager(name: str, dynamic: bool, budget: float) -> None:

@@ -127,6 +127,7 @@ def test_kinds_that_depend_on_each_other():
     assert reductions(gm) == 1
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(["reduce", "gather", "scatter", "gathered sum", "of the last"]),
@@ -193,6 +194,7 @@ os._exit(0)  # destructors of process groups may wait for threads that want the 
 """
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     script = tmp_path / "reduce.py"
     script.write_text(PROGRAM)

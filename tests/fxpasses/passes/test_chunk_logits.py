@@ -55,6 +55,7 @@ def test_logits_are_not_saved():
     assert saved(["default", PASS, "default"]) == 0
 
 
+@pytest.mark.slow
 def test_through_inductor():
     torch._dynamo.reset()
     model = Head()

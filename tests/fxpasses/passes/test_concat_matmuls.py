@@ -54,6 +54,7 @@ def test_golden():
     assert_golden(PASS, steps, X, WEIGHT.clone().requires_grad_())
 
 
+@pytest.mark.slow
 def test_results_and_gradients():
     assert_trains(PASS, Wrapped(steps, WEIGHT), X, dtypes=(*EXACT, torch.bfloat16))
     assert_trains(PASS, Recurrent(), X, dtypes=EXACT)
@@ -78,6 +79,7 @@ def test_what_does_not_depend_on_the_loop_is_one_product_each():
     assert before - len(matmuls(gm)) == 5 * 2
 
 
+@pytest.mark.slow
 def test_random_draws_keep_their_order():
     gm = captured(Recurrent(dropout=0.5), X)
     drawn = [n.name for n in gm.graph.nodes if n.target is torch.ops.aten.rand.default]
@@ -139,6 +141,7 @@ def test_left_alone_with_symbolic_sizes():
     assert not rewrite(PASS, gm)
 
 
+@pytest.mark.slow
 def test_checks_of_values_raise_no_alarm():
     torch._dynamo.reset()
     fxpasses.reset_stats()

@@ -15,6 +15,7 @@ def test_golden():
     assert_golden(PASS, lambda x: x.tanh().exp(), X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 def test_the_forward_is_exact_and_gradients_are_close(compiler):
     torch.manual_seed(0)

@@ -32,6 +32,7 @@ def test_golden():
     assert_golden(PASS, steps, X, WEIGHT.clone().requires_grad_())
 
 
+@pytest.mark.slow
 def test_results_and_gradients():
     assert_trains(PASS, Wrapped(steps, WEIGHT), X, dtypes=(*EXACT, torch.bfloat16))
     assert_trains(ANY, Recurrent(), torch.randn(5, 2, 4), dtypes=EXACT)
@@ -67,6 +68,7 @@ def test_terms_that_are_the_same_product():
     torch.testing.assert_close(gm(a, b, c)[0], f(a, b, c))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     inner=st.lists(st.integers(2, 4), min_size=2, max_size=5),
@@ -154,6 +156,7 @@ def weighted(x, weight):
     return torch.add(x @ weight, (x + 1) @ weight, alpha=3), torch.sub(x @ weight, (x + 1) @ weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [chained, with_itself, weighted])
 def test_checks_of_values_know_sums_of_products(function):
     """Terms cancel, and the reference is exact at some elements by luck."""
@@ -168,6 +171,7 @@ def test_checks_of_values_know_sums_of_products(function):
     assert fxpasses.stats().pass_changes["fuse_matmul_sums"] >= 4
 
 
+@pytest.mark.slow
 def test_checks_of_values_raise_no_alarm():
     torch._dynamo.reset()
     fxpasses.reset_stats()

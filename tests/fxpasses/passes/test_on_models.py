@@ -41,6 +41,7 @@ def fresh():
     fxpasses.reset_stats()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_zoo(name):
     entry = ZOO[name]
@@ -54,6 +55,7 @@ def test_zoo_with_symbolic_sizes(name):
     assert fxpasses.stats().recompiles == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama", "vit"])
 def test_transformers(name):
     build, inputs = MODELS[name]

@@ -119,6 +119,7 @@ def test_memory_that_is_written_to_is_left_alone():
     assert_left_alone(PASS, f, X, ROWS.clone())
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(["gather", "reduce", "scatter", "gather of the last", "compute", "use"]),

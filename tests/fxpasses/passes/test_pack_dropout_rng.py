@@ -44,6 +44,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 # To Inductor a probability is a number in its code: each once is enough there.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "probability", "dtype"),
     [
@@ -106,6 +107,7 @@ class Layers(nn.Module):
 ONCE, TWICE = ("default", PASS, "default"), (PASS, "default", PASS, "default")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "regions", "passes"),
     [
@@ -139,6 +141,7 @@ def attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
 
 
+@pytest.mark.slow
 @COMPILERS
 def test_attention(compiler):
     q, k = torch.zeros(2, 3, 64, 8, requires_grad=True), torch.zeros(2, 3, 64, 8, requires_grad=True)
@@ -240,6 +243,7 @@ def test_odd_sizes(shape):
     assert y.shape == shape
 
 
+@pytest.mark.slow
 def test_together_with_packed_masks():
     from fxpasses.passes import PackSavedMasks
 

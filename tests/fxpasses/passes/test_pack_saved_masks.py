@@ -36,6 +36,7 @@ def step(passes, compiler):
     return [p.grad for p in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 def test_bit_by_bit_with_dropout(compiler):
     without, packed = step(["default"], compiler), step(["default", PASS, "default"], compiler)

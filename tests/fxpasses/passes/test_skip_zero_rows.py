@@ -76,6 +76,7 @@ class Encoder(nn.Module):
         return self.head(self.layer(x))[:, 0]
 
 
+@pytest.mark.slow
 def test_with_early_selection_a_layer_is_trained_on_one_row():
     model = Encoder()
 

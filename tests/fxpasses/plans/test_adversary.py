@@ -27,6 +27,7 @@ def outcomes(tmp_path_factory):
     return outcome("check", children.run_fresh)
 
 
+@pytest.mark.slow
 def test_nothing_that_changes_the_result_is_missed(outcomes):
     assert len(outcomes) > 105
     assert [o for o in outcomes if not o["same"]] == []
@@ -35,6 +36,7 @@ def test_nothing_that_changes_the_result_is_missed(outcomes):
     assert used == calls | {(name, late) for name in HARMLESS for late in (False, True)}
 
 
+@pytest.mark.slow
 def test_a_plan_runs_without_dynamo_and_inductor(outcomes):
     assert outcomes[0] == {
         "change": "nothing", "late": False, "same": True, "plan": True, "loaded": 1, "compilers": [],

@@ -40,6 +40,7 @@ def run(cache, *names):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_next_process_compiles_nothing(tmp_path):
     names = "WithLoss", "Layers", "Local"
     cold, warm = run(tmp_path, *names), run(tmp_path, *names)
@@ -66,6 +67,7 @@ def given():
     return [torch.randn(3, 4, dtype=torch.float64) for _ in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [WithLoss, Layers])
 def test_what_such_a_function_reads_is_noticed(tmp_path, monkeypatch, given, kind):
     model = kind().double()
@@ -87,6 +89,7 @@ def test_what_such_a_function_reads_is_noticed(tmp_path, monkeypatch, given, kin
         torch.testing.assert_close(step(model, compiled, *given), step(model, model, *given))
 
 
+@pytest.mark.slow
 def test_a_layer_that_changes_between_calls(tmp_path, given):
     model = Layers().double()
     compiled = fxpasses.compile(model, cache=tmp_path)
@@ -104,6 +107,7 @@ def test_a_layer_that_changes_between_calls(tmp_path, given):
             torch.testing.assert_close(step(model, compiled, *given), step(model, model, *given))
 
 
+@pytest.mark.slow
 def test_other_compilers_of_such_a_function_are_not_disturbed(tmp_path, given):
     """Its frames enter a stub in this process; where no plan runs, that calls it as it is."""
     model, (x, target) = WithLoss().double(), given
@@ -127,6 +131,7 @@ def test_other_compilers_of_such_a_function_are_not_disturbed(tmp_path, given):
     assert results[0].equal(loss(x, target))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [WithLoss, Layers])
 def test_other_sizes(tmp_path, kind):
     torch.manual_seed(0)
@@ -139,6 +144,7 @@ def test_other_sizes(tmp_path, kind):
             torch.testing.assert_close(step(model, compiled, *given), step(model, model, *given))
 
 
+@pytest.mark.slow
 def test_errors_of_such_a_function_are_its_own(tmp_path, given):
     model, (x, _) = WithLoss().double(), given
     compiled = fxpasses.compile(model, cache=tmp_path)
@@ -149,6 +155,7 @@ def test_errors_of_such_a_function_are_its_own(tmp_path, given):
         torch.testing.assert_close(step(model, compiled, *given), step(model, model, *given))
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(tmp_path, given):
     model = WithLoss().double()
     expected = step(model, model, *given)
@@ -218,6 +225,7 @@ def test_frames_enter_stubs_only_inside():
     assert functions.stubs() == [stub]
 
 
+@pytest.mark.slow
 def test_code_of_other_backends_is_not_run(tmp_path):
     def thousandfold(gm, inputs):
         return lambda *args: tuple(1000 * out for out in gm(*args))
@@ -231,6 +239,7 @@ def test_code_of_other_backends_is_not_run(tmp_path):
     assert fxpasses.stats().plans_used
 
 
+@pytest.mark.slow
 def test_what_follows_a_call_before_the_first_graph_is_compiled(tmp_path):
     x = torch.randn(3, 4)
     for _ in range(2):
@@ -245,6 +254,7 @@ def test_what_follows_a_call_before_the_first_graph_is_compiled(tmp_path):
         assert fxpasses.stats().plans_refused == {"a frame that ends before it has a graph": 1}
 
 
+@pytest.mark.slow
 def test_many_layers_are_known_at_once(tmp_path, monkeypatch):
     model, x, target = Layers(7), torch.randn(3, 4), torch.randn(3, 4)
     with torch.no_grad():
@@ -258,6 +268,7 @@ def test_many_layers_are_known_at_once(tmp_path, monkeypatch):
     assert not walks
 
 
+@pytest.mark.slow
 def test_closures_made_in_each_call_are_compiled_once(tmp_path):
     compiled = fxpasses.compile(makes_closures, cache=tmp_path)
     fxpasses.reset_stats()

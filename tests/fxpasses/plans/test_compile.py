@@ -38,6 +38,7 @@ COUNTS = {
 """How many plans the first process uses and writes, and the second uses: for the first size and for all others, for each frame, before and after."""
 
 
+@pytest.mark.slow
 def test_plans_are_used_by_the_next_process(cold, cache, run_models):
     for name, (agrees, used, written, refused) in cold.items():
         assert agrees, name
@@ -65,6 +66,7 @@ def test_plans_are_used_by_the_next_process(cold, cache, run_models):
     }
 
 
+@pytest.mark.slow
 def test_damaged_files_are_left_aside(cold, cache, tmp_path, run_models):
     files = sorted(cache.glob("*/*.plan"))
     assert len(files) >= 3
@@ -342,6 +344,7 @@ def test_objects_among_arguments_are_walked_over():
     assert described_arguments((model, [model, 3], answer), {}, lambda tensor: None)[0] != tokens
 
 
+@pytest.mark.slow
 def test_an_input_whose_backward_pass_never_comes_is_freed(tmp_path):
     torch._dynamo.reset()
     compiled = fxpasses.compile(nn.Linear(2, 2), cache=str(tmp_path), compiler="eager")
@@ -408,6 +411,7 @@ def test_a_call_that_raises_runs_once(tmp_path):
     assert len(runs) == 2
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_tuned_program_holds_as_long_as_what_was_kept_and_gives_way_where_it_fails(
     tmp_path, monkeypatch
 ):
@@ -446,6 +450,7 @@ def test_the_key_of_a_plan_says_how_passes_are_chosen():
     assert len({option["passes"] for option in told}) == 3
 
 
+@pytest.mark.slow
 def test_sizes_of_a_model_that_counts_its_batches_are_those_of_a_plan(tmp_path):
     """Dynamo has a guard source for the number in ``num_batches_tracked``, about which it asks nothing."""
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))

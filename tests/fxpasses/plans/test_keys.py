@@ -8,6 +8,7 @@ import fxpasses
 from fxpasses.plans.walk import Walk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dynamic", "plans"), [(True, 1), (False, 2)])
 def test_what_dynamic_sets_while_it_compiles_is_no_other_setting(tmp_path, dynamic, plans):
     """It is part of the key; Dynamo's settings are as before when a plan is looked for. ``eps`` is an input of the graph then."""
@@ -39,6 +40,7 @@ def test_several_symbolic_sizes(tmp_path, dynamic, plans):
     assert (stats.plans_used, stats.graphs) == (plans, 0)
 
 
+@pytest.mark.slow
 def test_a_float_that_is_an_input_of_the_graph_is_what_it_is_in_the_call(tmp_path):
     model = _Scaled()
     for number in range(2):

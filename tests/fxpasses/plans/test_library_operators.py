@@ -114,6 +114,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_registered_is_looked_at_and_the_kernel_is_called(tmp_path, restored, change):
     torch.manual_seed(0)
@@ -235,6 +236,7 @@ def of_version(x):
     return x.sin() if is_newer("2.0") and not is_newer("2.1", exactly=True) else x.cos()
 
 
+@pytest.mark.slow
 def test_results_that_stand_for_constants_are_asked_for_once_in_each_process(tmp_path, monkeypatch):
     x = torch.randn(3)
     for version, known in (("2.1", False), ("2.1", True), ("2.3", True), ("1.9", False), ("1.9", True)):

@@ -42,6 +42,7 @@ def _dynamo_afresh():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [True, False])
 @pytest.mark.parametrize("kind", [Whole, Broken, Raising, WithLoss, Layers])
 def test_a_model_is_freed(tmp_path, kind, backward):

@@ -65,6 +65,7 @@ class _Remembers(nn.Linear):
         return super().forward(x) + (1 if self.reference() is None else 2)
 
 
+@pytest.mark.slow
 def test_what_a_weak_reference_refers_to_goes(tmp_path):
     tmp_path.chmod(0o700)
     model, x = _Remembers(), torch.ones(1, 2)

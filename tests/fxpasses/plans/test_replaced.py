@@ -104,6 +104,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_graph_break_by_its_name_has_plans(tmp_path):
     """``torch._dynamo`` is there when the first process makes them, and not when the second one looks for them."""
     (tmp_path / "breaks.py").write_text(BREAKS)

@@ -87,6 +87,7 @@ def saved(cold, cache, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_another_process_runs_it_or_names_what_differs(saved):
     done = children.run_fresh("-c", PROGRAM, saved, Path(__file__).parent, cwd=saved)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -110,6 +111,7 @@ def test_another_process_runs_it_or_names_what_differs(saved):
     }
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_is_in_it(saved, capsys):
     assert main(["inspect", str(saved / "training.fxp"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -123,6 +125,7 @@ def test_the_command_tells_what_is_in_it(saved, capsys):
     assert main(["inspect", str(saved / "no such file")]) == 2
 
 
+@pytest.mark.slow
 def test_damaged_files_are_refused(saved, tmp_path):
     content = (saved / "inference.fxp").read_bytes()
     whole = read_archive(saved / "inference.fxp")
@@ -161,6 +164,7 @@ def test_damaged_files_are_refused(saved, tmp_path):
         read_archive(path)
 
 
+@pytest.mark.slow
 def test_files_are_not_run_without_trust(saved):
     for how in ({}, {"trust": False}):
         with pytest.raises(PlanFileError, match="trust=True"):
@@ -174,6 +178,7 @@ def test_files_are_not_run_without_trust(saved):
     assert not (saved / "none.fxp").exists()
 
 
+@pytest.mark.slow
 def test_signatures(saved, tmp_path):
     pytest.importorskip("cryptography", reason="signatures are an extra")
     from cryptography.hazmat.primitives import serialization
@@ -207,6 +212,7 @@ def test_signatures(saved, tmp_path):
         read_archive(signed, public)
 
 
+@pytest.mark.slow
 def test_signing_needs_its_package(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
     with pytest.raises(PlanFileError, match="cryptography"):

@@ -42,6 +42,7 @@ class Between(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_regions_that_generated_code_calls_by_name(tmp_path):
     torch.manual_seed(0)
     model, x = Between(), torch.randn(3, 8)
@@ -75,6 +76,7 @@ class TwoBroken(nn.Module):
         return self.second(self.first(x + 1).sin()).cos()
 
 
+@pytest.mark.slow
 def test_what_goes_on_in_a_function_that_was_inlined_has_plans(tmp_path):
     """With Dynamo's ``nested_graph_breaks`` the inner function goes on first and then its caller, traced together."""
     torch.manual_seed(0)
@@ -126,6 +128,7 @@ class LeftByTheGraph(nn.Module):
         return broken(x) * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "change"), [(Catches, "REFUSES"), (LeftByTheGraph, "FACTOR")])
 def test_what_functions_read_that_dynamo_did_not_trace_to_their_end(tmp_path, monkeypatch, kind, change):
     """One that raises is part of the trace, too, and so is one in which the graph ends."""

@@ -99,6 +99,7 @@ class ChannelsLast(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+@pytest.mark.slow
 def test_strides_that_are_written_in_two_ways():
     """torch writes those of the first layer's input in another way, for the sake of images without pixels."""
     model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), ChannelsLast(8), *(Convolves() for _ in range(4)))

@@ -41,6 +41,7 @@ def trained(model, call, x):
 
 
 # Each once: what is compared is the same with static and dynamic sizes, and both see every sort of change.
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "dynamic"), [(c, i % 2 == 1) for i, c in enumerate(CHANGES)])
 def test_a_layer_that_changes(change, dynamic):
     build, plant = CHANGES[change]

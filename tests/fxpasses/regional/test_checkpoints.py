@@ -34,12 +34,14 @@ class Segments(nn.Module):
         return x.float().tanh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_layers_inside_of_checkpoints(dynamic):
     assert check(Segments(6), [X], dynamic=dynamic) == [6]
     assert check(Segments(3, 4), [X], dynamic=dynamic) == [4, 3]
 
 
+@pytest.mark.slow
 def test_checkpoints_that_repeat_are_regions_with_regions_inside():
     assert check(Segments(3, 3, 3), [X]) == [3]
     assert check(Segments(1, 1, 1, 1), [X], dynamic=True) == [4]
@@ -52,6 +54,7 @@ def test_what_is_inside_is_not_saved():
     assert 0 < kept["always"] <= kept["off"]
 
 
+@pytest.mark.slow
 def test_random_numbers_are_drawn_by_the_graph_around():
     results = {}
     for regions in ("off", "always"):

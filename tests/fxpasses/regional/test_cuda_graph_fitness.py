@@ -104,6 +104,7 @@ def test_the_recording_sees_what_does_not_belong_into_a_cuda_graph():
     torch.testing.assert_close(y, torch.full((3,), 6.0))  # and not 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked", [{"mode": "reduce-overhead"}, {"inductor": {"triton.cudagraphs": True}}, {}]
 )

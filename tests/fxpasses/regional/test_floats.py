@@ -37,6 +37,7 @@ COMPUTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COMPUTATIONS)
 def test_layers_that_differ_in_a_float_are_one_region_and_floats_may_change(kind):
     torch.manual_seed(0)
@@ -192,6 +193,7 @@ READERS = {
 THROUGH_INDUCTOR = ("an output", "an operator of a root", "a factor", "a sum of floats")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "compiler"), [*((k, "eager") for k in READERS), *((k, "inductor") for k in THROUGH_INDUCTOR)]
 )

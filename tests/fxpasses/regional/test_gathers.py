@@ -32,6 +32,7 @@ def mesh():
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needs_gradient", [True, False])
 def test_graphs_are_those_of_gathers_traced_one_by_one(mesh, monkeypatch, needs_gradient):
     blocks = (nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh()) for _ in range(6))

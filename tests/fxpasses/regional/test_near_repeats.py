@@ -21,6 +21,7 @@ def blocks(count: int = 5, **settings) -> list[Block]:
     return [Block(**settings) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_equal_layers_share_one_region():
     assert check(Stack(blocks()), [X]) == [5]
     assert taken()[0].name == "layers.*"
@@ -205,6 +206,7 @@ def test_off_compiles_nothing_apart():
     assert check(Stack(blocks()), [X], regions="off") == []
 
 
+@pytest.mark.slow
 def test_patterns_choose_modules():
     model = Stack(blocks())
     assert check(copy.deepcopy(model), [X], regions=["layers.*"]) == [5]

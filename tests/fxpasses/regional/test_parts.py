@@ -28,6 +28,7 @@ def fresh():
     fxpasses.reset_stats()
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-2, 2), max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_suffix_array_sorts_suffixes(sequence):
@@ -155,6 +156,7 @@ def test_a_region_that_cannot_be_captured_stays_in_the_graph(monkeypatch):
     assert copies() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["forward", "training", "cudagraphs"])
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 def test_regions_live_as_long_as_the_code_that_calls_them(compiler, mode):
@@ -182,6 +184,7 @@ def test_regions_live_as_long_as_the_code_that_calls_them(compiler, mode):
         table[key]
 
 
+@pytest.mark.slow
 def test_a_graph_that_calls_regions_by_name_is_compiled_with_them():
     """One from AOTAutograd's cache would call regions that nobody holds."""
     for _ in range(2):

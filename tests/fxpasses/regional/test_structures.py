@@ -111,6 +111,7 @@ class Resized(nn.Module):
         return x + y.reshape(x.shape[0], 2 * rows, 8)[:, : x.shape[1]].mean(1, keepdim=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [math.ceil, math.floor, round, int, lambda n: int(math.ceil(n) / 2 * 2.0)])
 def test_sizes_that_are_computed_inside_a_region(half):
     sizes = [(2, 37, 8), (3, 50, 8), (4, 71, 8)]
@@ -290,6 +291,7 @@ def test_functional_code_without_modules():
     assert check(Functional(), [torch.randn(4, 8, requires_grad=True)])[0] >= 5
 
 
+@pytest.mark.slow
 def test_encoder_and_decoder():
     class Net(nn.Module):
         def __init__(self):
@@ -339,6 +341,7 @@ class Decodes(nn.Module):
         return self.cross(self.norm(x + self.out(y)), other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_half_of_a_decoder_layer_calls_what_an_encoder_layer_does(dynamic):
     """Six copies of the same calls, wired in two ways: to take those first would split each layer of the decoder."""
@@ -418,6 +421,7 @@ class Masked(nn.Module):
         return x + self.outer(y.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["the same", "of each layer"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_mask_of_all_layers_is_saved_once(kind, dynamic):

@@ -55,11 +55,13 @@ def model():
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compiler", "dynamic"), [("eager", False), ("eager", True), ("inductor", True)])
 def test_what_is_right_is_found_right(compiler, dynamic):
     assert check(model(), [X], check="values", compiler=compiler, dynamic=dynamic, tolerance=1e-4) == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "compiler"),
     [

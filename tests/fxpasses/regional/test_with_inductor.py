@@ -21,6 +21,7 @@ def same_weights_each_time():
     fxpasses.reset_stats()
 
 
+@pytest.mark.slow
 def test_attention_with_symbolic_sizes():
     sizes = [(2, 5, 8), (3, 7, 8)]
     more = [[torch.randn(s)] for s in sizes[1:]]
@@ -29,6 +30,7 @@ def test_attention_with_symbolic_sizes():
     assert fxpasses.stats().graphs == 1
 
 
+@pytest.mark.slow
 def test_convolutions_in_training_with_channels_last():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), *(ConvStage() for _ in range(3))).to(
         memory_format=torch.channels_last
@@ -37,6 +39,7 @@ def test_convolutions_in_training_with_channels_last():
     assert check(model, [x], more=[[x + 1]], tolerance=1e-4, compiler="inductor")[0] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_forward_graph_that_inductor_gets_as_a_whole(dynamic, monkeypatch):
     """As when it falls into too many segments. Inductor likes another layout for what it returns to the backward pass than
@@ -62,6 +65,7 @@ def test_a_forward_graph_that_inductor_gets_as_a_whole(dynamic, monkeypatch):
     assert found == [2]
 
 
+@pytest.mark.slow
 def test_dropout_draws_for_each_layer():
     class Drops(nn.Module):
         def forward(self, x):
@@ -76,6 +80,7 @@ def test_dropout_draws_for_each_layer():
     torch.testing.assert_close(x.grad, ((~dropped) * 2 * torch.cos(torch.tensor(2.0))).sum(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 def test_saved_memory_is_that_of_the_whole_graph(compiler):
     kept = {}
@@ -120,6 +125,7 @@ print(json.dumps([counted["fxgraph_cache_hit"], counted["fxgraph_cache_miss"], *
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("training", "dynamic"), [(False, False), (True, True)], ids=["inference, static", "training, dynamic"]
 )

@@ -268,6 +268,7 @@ def test_what_regions_save_is_told_of_their_own_lines(tmp_path):
     assert "gelu" in item["why"]
 
 
+@pytest.mark.slow
 def test_inductors_kernels_name_their_nodes(tmp_path):
     compiled_with_report(tmp_path, compiler="inductor", regions="always")
     graphs = read_report(tmp_path)["graphs"]

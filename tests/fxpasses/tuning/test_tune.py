@@ -88,6 +88,7 @@ def with_state():
 counting = with_state()
 
 
+@pytest.mark.slow
 def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setenv("FXPASSES_CACHE_DIR", str(tmp_path))
@@ -444,6 +445,7 @@ class Scaled(torch.nn.Module):
         return self.linear(x) * FACTOR if self.training else self.linear(x)
 
 
+@pytest.mark.slow
 def test_a_call_that_was_tuned_is_not_traced_again(tmp_path, monkeypatch):
     model, x = Scaled(), torch.randn(2, 4)
     how = {"options": {"compiler": "eager"}, "cache": tmp_path, "clock": time.process_time, "show": False}
@@ -472,6 +474,7 @@ def test_a_call_that_was_tuned_is_not_traced_again(tmp_path, monkeypatch):
     assert graphs() > 0
 
 
+@pytest.mark.slow
 def test_a_graph_that_nobody_expected_is_tuned_when_it_runs(tmp_path, monkeypatch):
     model, x = Scaled(), torch.randn(2, 4)
     how = {"options": {"compiler": "eager"}, "cache": tmp_path, "clock": time.process_time, "show": False}
