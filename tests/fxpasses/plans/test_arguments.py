@@ -80,13 +80,20 @@ def test_arguments_are_told_from_others(checks, call):
         assert certain is not None or call != "the same"
 
 
-def test_most_other_tensors_are_known_by_their_memory():
+def test_other_tensors_are_known_by_their_memory():
     """Not each: bytes between the fields of a tensor may be anything, and then it is asked in the other way."""
-    known = SameArguments((_X, _Y, 1), {"flag": None}, [_X, _Y], [], MODEL)
-    if known._certain is None:
-        pytest.skip("the layout of tensors is not known here")
-    others = [(torch.zeros(2, 3), torch.zeros(3), 1) for _ in range(50)]
-    assert any(known._certain(args, {"flag": None}) is not None for args in others)
+
+    def pair():
+        return torch.randn(2, 3), torch.randn(3)
+
+    found = []
+    for _ in range(20):
+        x, y = pair()
+        known = SameArguments((x, y, 1), {"flag": None}, [x, y], [], MODEL)
+        if known._certain is None:
+            pytest.skip("the layout of tensors is not known here")
+        found += [known._certain((*pair(), 1), {"flag": None}) is not None for _ in range(5)]
+    assert any(found)
 
 
 def test_a_list_that_was_empty(checks):
