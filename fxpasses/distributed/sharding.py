@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parameter import is_lazy
 
 from fxpasses.distributed.agreement import agree_on_shards
 from fxpasses.distributed.answering import Answering
@@ -47,10 +49,11 @@ def shard(
         The model.
 
     Raises:
-        ShardingError: before anything is changed, for a mesh of three dimensions, a parameter that cannot be sharded, a pattern that no parameter matches,
+        ShardingError: before anything is changed, for arguments of other types, a mesh of three dimensions, a parameter that cannot be sharded, a pattern that no parameter matches,
             or what only FSDP2's hooks do (offloading, hooks of reductions, tensors that gather themselves).
         RankMismatchError: before anything is sent; another rank shards other parameters, or others of their dimensions.
     """
+    _check(model, mesh, plan, param_dtype, reduce_dtype)
     if is_fully_sharded(model):
         if mesh is not None or plan or param_dtype is not None or reduce_dtype is not None:
             raise ShardingError(
@@ -81,6 +84,25 @@ def shard(
     return model
 
 
+def _check(model: Any, mesh: Any, plan: Any, *dtypes: Any) -> None:
+    """Refuse arguments of other types than :func:`shard` says."""
+    if not isinstance(model, nn.Module):
+        raise ShardingError("", f"expected a module, got {model!r}")
+    if not isinstance(mesh, DeviceMesh | None):
+        raise ShardingError(
+            "", f"expected a mesh (torch.distributed.device_mesh.init_device_mesh), got {mesh!r}"
+        )
+    if not isinstance(plan, Mapping | None) or not all(isinstance(pattern, str) for pattern in plan or ()):
+        raise ShardingError(
+            "", f"expected a plan by patterns of parameter names, such as {{'*.bias': None}}, got {plan!r}"
+        )
+    for what, dtype in zip(("param_dtype", "reduce_dtype"), dtypes, strict=True):
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ShardingError(
+                "", f"expected a floating point type, such as torch.bfloat16, as {what}, got {dtype!r}"
+            )
+
+
 def _dimensions(
     model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, int | None]
 ) -> dict[nn.Parameter, int | None]:
@@ -100,6 +122,10 @@ def _dimensions(
     for name, parameter in model.named_parameters():
         pattern = next((pattern for pattern in plan if fnmatchcase(name, pattern)), None)
         unmatched -= {known for known in plan if fnmatchcase(name, known)}
+        if is_lazy(parameter):
+            raise ShardingError(
+                name, "it has no size before the model is called: call it once, then shard it"
+            )
         dimension = (0 if parameter.ndim else None) if pattern is None else plan[pattern]
         if isinstance(parameter, DTensor):
             raise ShardingError(

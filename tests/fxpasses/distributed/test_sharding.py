@@ -90,6 +90,25 @@ def test_what_is_sharded_already_and_recurrent_layers_are_refused(mesh):
         shard(nn.LSTM(3, 5), mesh)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"model": 3}, "expected a module, got 3"),
+        ({"mesh": "cpu"}, "init_device_mesh.*got 'cpu'"),
+        ({"plan": "*.bias"}, "patterns of parameter names"),
+        ({"plan": {3: 0}}, "patterns of parameter names"),
+        ({"param_dtype": "bf16"}, "as param_dtype, got 'bf16'"),
+        ({"reduce_dtype": torch.int32}, "as reduce_dtype, got torch.int32"),
+        ({"model": nn.LazyLinear(2)}, "'weight': it has no size before the model is called"),
+    ],
+)
+def test_wrong_arguments(mesh, arguments, text):
+    model = nn.Linear(3, 5)
+    with pytest.raises(ShardingError, match=text):
+        shard(**{"model": model, "mesh": mesh, **arguments})
+    assert type(model.weight) is nn.Parameter
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
