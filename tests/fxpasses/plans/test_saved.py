@@ -79,11 +79,14 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def saved(cold, cache, tmp_path_factory):
-    """The saved files, in another directory."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    for name in ("repeated", "training", "inference", "sizes", "graph break"):
-        shutil.copy(cache / f"{name}.fxp", folder)
+def saved(run_models, tmp_path_factory):
+    """The saved files, in another directory than that of the process that made them."""
+    made, folder = tmp_path_factory.mktemp("plans"), tmp_path_factory.mktemp("elsewhere")
+    made.chmod(0o700)
+    names = "repeated", "training", "inference", "sizes", "graph break"
+    run_models(made, *names, run=children.run)
+    for name in names:
+        shutil.copy(made / f"{name}.fxp", folder)
     return folder
 
 
