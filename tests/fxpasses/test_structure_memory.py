@@ -269,17 +269,21 @@ def test_a_new_assertion_is_a_question_of_values():
     assert "effect is new" in error.reason
 
 
-def test_an_assertion_does_not_stand_for_another_one():
+def test_an_assertion_that_is_made_again_beside_a_new_one():
     def function(x):
         torch._assert_async((x > -5).all(), "too small")
         return x.sin()
 
-    def asserts_less(gm):
-        old = find(gm, aten._assert_async.msg)
-        with gm.graph.inserting_before(old):
-            x = find(gm, aten.sin.default).all_input_nodes[0]
-            holds = insert_call(gm.graph, aten.any.default, (x,), like=old.args[0])
-            gm.graph.call_function(aten._assert_async.msg, (holds, "too small"))
-        return gm.graph.erase_node(old) or True
+    def made_again(times):
+        def apply(gm):
+            old = find(gm, aten._assert_async.msg)
+            with gm.graph.inserting_before(old):
+                for _ in range(times):
+                    gm.graph.call_function(aten._assert_async.msg, old.args)
+            return gm.graph.erase_node(old) or True
 
-    assert rejected(asserts_less, traced(function, X)).problem == "order"
+        return apply
+
+    for times in (1, 2):
+        accepted(made_again(times), traced(function, X))
+    assert "effect is gone" in rejected(made_again(0), traced(function, X)).reason
