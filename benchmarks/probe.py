@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from fake.library.errors import ProbeError
-from fake.library.opcheck.inputs import flat_tensors
-from fake.library.probe.api import probe
-from fake.library.probe.facts import bind, describe_outputs, facts_of, parameter_names
+from fake.library.opcheck.sample_calls import flat_tensors
+from fake.library.probe.call_facts import bind, describe_outputs, facts_of, parameter_names
 from fake.library.probe.rule import UndecidedError
+from fake.library.probe.run_probe import probe
 
 __all__ = ["OperatorScore", "few_samples", "functional_operators", "main", "score_operator"]
 

@@ -19,7 +19,7 @@ from rich.table import Table
 import fxpasses
 from fxpasses.backend import fxpasses as backend
 from fxpasses.demo.gpt import GPT
-from fxpasses.regional.runtime import CompiledRegion, table
+from fxpasses.regional.compiled_region import CompiledRegion, table
 
 REPEATS = 3000
 

@@ -25,8 +25,8 @@ from benchmarks.conformance.isolate import isolated
 from benchmarks.conformance.layouts import LAYOUTS
 from benchmarks.conformance.subjects import entry_name
 from benchmarks.conformance.sweep import Options, sweep
-from fake.kernels import registry
-from fake.kernels.checks import registry as checks
+from fake.kernels import rule_registry
+from fake.kernels.checks import check_registry as checks
 
 __all__ = ["main"]
 
@@ -53,7 +53,7 @@ class Switch:
             rule = find(func)
             if rule is not None and _name(rule) == self.left_out:
                 families = (
-                    r for matches, r in registry._registry._families if matches(func) and r is not rule
+                    r for matches, r in rule_registry._registry._families if matches(func) and r is not rule
                 )
                 rule = next(families, None)
             return None if rule is None else self._noting(rule)
@@ -147,7 +147,7 @@ def main(argv: list[str]) -> int:
         "layouts": chosen.layouts,
         "symbolic": chosen.symbolic,
     }
-    switched = mock.patch.object(registry._registry, "find", switch.find(registry._registry.find))
+    switched = mock.patch.object(rule_registry._registry, "find", switch.find(rule_registry._registry.find))
     with nullcontext() if chosen.refusals else switched, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for database, entry in whole.entries():

@@ -14,8 +14,8 @@ from compiled_autograd.session.fallback import is_unknown_torch
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.walking import walks
 from compiled_autograd.stats import Stats
-from fake.seam.frames import skipped_frames
 from fake.seam.patches import LEDGER, When
+from fake.seam.skipped_frames import skipped_frames
 
 LEDGER.add(
     *_torch.session_patches(

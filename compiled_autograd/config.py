@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from fake.arguments import check_type
+from fake.wrong_arguments import check_type
 
 
 @dataclasses.dataclass

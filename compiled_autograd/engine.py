@@ -17,8 +17,8 @@ from compiled_autograd.capture.build import build_graph, ordered_nodes
 from compiled_autograd.capture.hook import Capture, GraphCompiler
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError, StrayPassError
-from compiled_autograd.program.graph import CapturedGraph
-from compiled_autograd.runtime import late_hooks, queries, schedule
+from compiled_autograd.program.cached_graph import CapturedGraph
+from compiled_autograd.runtime import late_hooks, node_order, queries
 from compiled_autograd.runtime.running import EAGER, LateNodeHook, running
 from compiled_autograd.session.fallback import reason_before, refusal_reason
 from compiled_autograd.session.log import log_capture, log_fallback, log_hit
@@ -119,7 +119,7 @@ class _Pass:
         self.found: tuple[CapturedGraph, tuple[Any, ...]] | None = None
         """The graph that C++ found or had recorded, with its arguments, until it runs."""
         self.graph: CapturedGraph | None = None
-        self._walked: list[schedule.WalkedNode] | None = None
+        self._walked: list[node_order.WalkedNode] | None = None
         self.phase = ""
         self.removed_hooks: list[tuple[Any, int, str]] = []
         self.saved_hooks_changes: list[Any] = []
@@ -127,15 +127,15 @@ class _Pass:
 
     # What the graph's functions, and torch._C's queries, ask
 
-    def walk(self) -> list[schedule.WalkedNode]:
+    def walk(self) -> list[node_order.WalkedNode]:
         if self._walked is None:
-            self._walked = schedule.walk(self.tensors, self.inputs, self.accumulate_grad)
+            self._walked = node_order.walk(self.tensors, self.inputs, self.accumulate_grad)
         return self._walked
 
     def execution_order(self) -> list[int]:
         assert self.graph is not None
         order = [index for _, index in self.graph.record.numbered_nodes]
-        return order if len(order) == len(self.walk()) else schedule.eager_order(self.walk())
+        return order if len(order) == len(self.walk()) else node_order.eager_order(self.walk())
 
     def refuse_late_hooks(self) -> None:
         late_hooks.refuse_node_hooks(self)

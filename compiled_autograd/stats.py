@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from compiled_autograd.capture.reasons import Shape
+from compiled_autograd.capture.cache_misses import Shape
 from compiled_autograd.config import config
 
 

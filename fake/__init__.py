@@ -16,7 +16,6 @@ from fake.seam.lazy import lazy_names
 
 if TYPE_CHECKING:  # and when somebody asks for one of them
     from fake.acceleration import accelerate
-    from fake.arguments import ArgumentTypeError
     from fake.cache.calls import cache_custom_op
     from fake.errors import (
         AccelerateError,
@@ -47,13 +46,14 @@ if TYPE_CHECKING:  # and when somebody asks for one of them
         unset_fake_temporarily,
     )
     from fake.symbols.contract import Dim, mark_dynamic
-    from fake.symbols.explain import Explanation, explain
-    from fake.symbols.guards import Guard, Guards, guards_of
+    from fake.symbols.explain_guards import Explanation, explain
     from fake.symbols.shape_env import ShapeEnv, using_shape_env
+    from fake.symbols.shape_guards import Guard, Guards, guards_of
     from fake.symbols.unbacked import facts_of, insert_runtime_assertions, runtime_assertions
     from fake.tensors._torch_devices import allow_cuda
     from fake.tensors.convert import FakeCopyMode, FakeTensorConverter
     from fake.tensors.tensor import FakeTensor
+    from fake.wrong_arguments import ArgumentTypeError
 
 __all__ = [
     "AccelerateError",

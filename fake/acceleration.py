@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from fake.cache.engine import Engine
+from fake.cache.cached_dispatch import Engine
 from fake.errors import AccelerateError, UnsupportedTorchVersionError
 from fake.seam import fake_tensor
 from fake.seam.dispatch import OpOverload
 from fake.seam.dynamo import skip_code
-from fake.seam.frames import SKIPPED_FRAMES
 from fake.seam.patches import (
     LEDGER,
     SUPPORTED_VERSIONS,
@@ -33,6 +32,7 @@ from fake.seam.patches import (
     always,
     is_known_version,
 )
+from fake.seam.skipped_frames import SKIPPED_FRAMES
 from fake.symbols import lean_patches
 from fake.symbols.node import OPERATORS
 from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget

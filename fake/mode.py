@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fake.cache.engine import Engine
+from fake.cache.cached_dispatch import Engine
 from fake.cache.key import plain_key
 from fake.cache.subgraphs import CacheView
 from fake.dispatch.steps import dispatch as dispatch_steps
@@ -21,8 +21,8 @@ from fake.seam.aot_autograd import config as functorch_config
 from fake.seam.dispatch import TorchDispatchMode, TorchDispatchModeKey
 from fake.seam.dynamo import config as dynamo_config, skip_code
 from fake.seam.fake_tensor import FakeTensorMode as TorchFakeTensorMode, nested_tensor_module
-from fake.seam.frames import SKIPPED_FRAMES
 from fake.seam.patches import LEDGER
+from fake.seam.skipped_frames import SKIPPED_FRAMES
 from fake.seam.symbolic_shapes import LocalSource
 from fake.symbols.contract import Dim, Dims, declare_on, parse_dims, symbolic_context as context_of_dims
 from fake.symbols.node import OPERATORS, lean_state

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fake import acceleration, mode
-from fake.arguments import check_type
 from fake.cache.disk import DiskCache, DiskCacheWarning, add_entries
 from fake.cache.replacements import REPLACEMENTS
+from fake.wrong_arguments import check_type
 
 ENVIRONMENT_VARIABLE = "FAKE_DISPATCH_CACHE"
 

@@ -23,7 +23,7 @@ from fake.seam.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # and when somebody asks for one of them: this needs no torch
-    from fxpasses.checking.bisect import bisect_script
+    from fxpasses.checking.bisection import bisect_script
     from fxpasses.checking.model import check
     from fxpasses.compiling.history import Compilation, Miss, compilations, explain_miss, reset_compilations
     from fxpasses.compiling.options import Options
@@ -48,13 +48,13 @@ if TYPE_CHECKING:  # and when somebody asks for one of them: this needs no torch
     from fxpasses.graphs.provenance import Provenance
     from fxpasses.graphs.rewriting import insert_call
     from fxpasses.partitioner import partition
-    from fxpasses.pass_manager.contract import Check, Contract, Pass, graph_pass
     from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning, fixpoint
     from fxpasses.pass_manager.manager import PassManager, PassRun
+    from fxpasses.pass_manager.pass_base import Check, Contract, Pass, graph_pass
     from fxpasses.pass_manager.sites import claim
     from fxpasses.passes.registry import available_passes, use_passes
     from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
-    from fxpasses.pipeline.capture import Captured, SavedValue, capture
+    from fxpasses.pipeline.capture_graphs import Captured, SavedValue, capture
     from fxpasses.plans.compile import Compiled, compile
     from fxpasses.plans.errors import PlanFileError, PlanMismatchError
     from fxpasses.plans.portable import load, save

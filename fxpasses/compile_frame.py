@@ -23,9 +23,9 @@ from fxpasses.compiling.history import Compilation, describe_compilation, explai
 from fxpasses.compiling.observing import Observer, RankCheck, recorder
 from fxpasses.compiling.options import Options
 from fxpasses.errors import ContractError, OptionsError
-from fxpasses.pass_manager.contract import GRAPH_KINDS
 from fxpasses.pass_manager.limits import Limits, in_force
 from fxpasses.pass_manager.manager import PassManager
+from fxpasses.pass_manager.pass_base import GRAPH_KINDS
 from fxpasses.passes import TUNED_PASSES, TunedPasses
 from fxpasses.pipeline.compile_graph import compile_graph, unpartitioned_compiler
 from fxpasses.pipeline.stages import Hooks
@@ -76,7 +76,7 @@ def compile_frame(
         if limits.check and limits.stage in ("capture", "partition"):
             return in_eager_with_repro(gm, limits.stage, parsed.repro_directory(), _log_repro)
     if tuned and limits is None:
-        from fxpasses.tuning.graph import (
+        from fxpasses.tuning.tuned_graph import (
             Session,
             tuned_graph,
         )  # what measures and checks, which others need not import

@@ -11,9 +11,9 @@ import fake.library
 import fxpasses
 import fxpasses.partitioner
 import fxpasses.testing
-from fake.arguments import ArgumentTypeError, check_type
 from fake.library import custom_op
 from fake.library.errors import LibraryError, ProfileError, RegistrationError, SchemaError, SignatureError
+from fake.wrong_arguments import ArgumentTypeError, check_type
 from fxpasses import Options, OptionsError, PatternError
 
 PACKAGES = (fxpasses, fake, compiled_autograd, fake.library, fxpasses.partitioner, fxpasses.testing)

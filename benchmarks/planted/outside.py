@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fxpasses
 from benchmarks.planted import programs
 from benchmarks.planted.plant import Plant, call_before, calls, gradients, in_place_of, swap
-from fxpasses.compiling import inductor
+from fxpasses.compiling import graph_compilers
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -163,7 +163,7 @@ def _partition(change: Any) -> Any:
 
     @contextmanager
     def planted() -> Iterator[None]:
-        real = inductor.partition
+        real = graph_compilers.partition
 
         def wrong(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
             forward, backward = real(*args, **kwargs)
@@ -172,7 +172,7 @@ def _partition(change: Any) -> Any:
             backward.recompile()
             return forward, backward
 
-        with mock.patch.object(inductor, "partition", wrong):
+        with mock.patch.object(graph_compilers, "partition", wrong):
             yield
 
     return planted

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 import fxpasses
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 
 __all__ = [
     "Plant",

@@ -8,7 +8,7 @@ from torch import fx
 import fxpasses
 from benchmarks.planted import programs
 from benchmarks.planted.plant import Plant, call_before, calls, in_place_of, put_after, swap
-from fxpasses.pass_manager.contract import FunctionPass
+from fxpasses.pass_manager.pass_base import FunctionPass
 from fxpasses.pass_manager.sites import claim
 
 aten, prims = torch.ops.aten, torch.ops.prims

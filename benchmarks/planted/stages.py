@@ -14,7 +14,7 @@ from torch import fx
 import fxpasses
 from benchmarks.planted import programs
 from benchmarks.planted.plant import Plant, call_before, calls, in_place_of, swap
-from fxpasses.compiling import inductor
+from fxpasses.compiling import graph_compilers
 
 aten = torch.ops.aten
 
@@ -115,7 +115,7 @@ def reassociates_rightly(gm: fx.GraphModule) -> bool:
 @contextmanager
 def wrong_partition() -> Iterator[None]:
     """A partition that hands values over in the wrong order: the first two saved values that look alike."""
-    real = inductor.partition
+    real = graph_compilers.partition
 
     def wrong(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = real(*args, **kwargs)
@@ -132,14 +132,14 @@ def wrong_partition() -> Iterator[None]:
         forward.recompile()
         return forward, backward
 
-    with mock.patch.object(inductor, "partition", wrong):
+    with mock.patch.object(graph_compilers, "partition", wrong):
         yield
 
 
 @contextmanager
 def partition_forgets() -> Iterator[None]:
     """A partition that calls something else: in the backward graph, the largest for the first sum."""
-    real = inductor.partition
+    real = graph_compilers.partition
 
     def wrong(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = real(*args, **kwargs)
@@ -149,7 +149,7 @@ def partition_forgets() -> Iterator[None]:
             return forward, backward
         raise AssertionError("nothing to change")
 
-    with mock.patch.object(inductor, "partition", wrong):
+    with mock.patch.object(graph_compilers, "partition", wrong):
         yield
 
 

@@ -18,13 +18,13 @@ from torch import fx
 
 import fxpasses
 from benchmarks.rewrites.pairs import REWRITES, Program, Rewriting
-from fxpasses.checking.calls import Rewrite
+from fxpasses.checking.checked_calls import Rewrite
 from fxpasses.checking.findings import findings
 from fxpasses.checking.values import Mismatch
 from fxpasses.errors import CaptureError
 from fxpasses.exact import equivalent
 from fxpasses.graphs.rewriting import outputs_of
-from fxpasses.pass_manager.contract import graph_pass
+from fxpasses.pass_manager.pass_base import graph_pass
 from fxpasses.testing.proof import _joint_inputs
 
 __all__ = ["REWRITES", "main", "verdicts"]

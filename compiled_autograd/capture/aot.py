@@ -17,7 +17,15 @@ import torch
 from torch import fx
 
 from compiled_autograd import _torch
-from compiled_autograd.capture.steps import Constant, Inlined, InputValue, Kind, Step, SumValue, Value
+from compiled_autograd.capture.captured_steps import (
+    Constant,
+    Inlined,
+    InputValue,
+    Kind,
+    Step,
+    SumValue,
+    Value,
+)
 from compiled_autograd.runtime import aot_functional, functional, validation
 from fake.error_text import describe_error
 

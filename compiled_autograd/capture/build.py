@@ -16,12 +16,20 @@ from typing import Any
 import torch
 from torch import fx
 
+from compiled_autograd.capture.captured_steps import (
+    CapturedNode,
+    Constant,
+    InputValue,
+    Step,
+    SumValue,
+    Value,
+    leaves,
+)
 from compiled_autograd.capture.hook import Capture
-from compiled_autograd.capture.steps import CapturedNode, Constant, InputValue, Step, SumValue, Value, leaves
 from compiled_autograd.runtime import functional
 from compiled_autograd.runtime._torch_nodes import NodeWriter
 from compiled_autograd.runtime.executing import graph_module
-from compiled_autograd.runtime.schedule import eager_order
+from compiled_autograd.runtime.node_order import eager_order
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed")
 FREED = ("inputs", "hooks", "packed")

@@ -14,11 +14,19 @@ import torch
 
 from compiled_autograd import _torch
 from compiled_autograd.capture.aot import CompiledCall, inline, is_compiled
-from compiled_autograd.capture.steps import CapturedNode, Inlined, InputValue, Kind, Step, SumValue, Value
+from compiled_autograd.capture.captured_steps import (
+    CapturedNode,
+    Inlined,
+    InputValue,
+    Kind,
+    Step,
+    SumValue,
+    Value,
+)
 from compiled_autograd.capture.symbols import SymbolicNode
 from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime import aot_functional, functional, validation
-from compiled_autograd.runtime.schedule import WalkedNode
+from compiled_autograd.runtime.node_order import WalkedNode
 
 
 class Capture:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiled_autograd.capture.steps import Kind
+from compiled_autograd.capture.captured_steps import Kind
 
 
 def _elements(graph: fx.GraphModule) -> list[fx.Node]:

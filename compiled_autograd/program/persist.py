@@ -15,7 +15,7 @@ from torch import fx
 
 from compiled_autograd import _torch
 from compiled_autograd.errors import GraphReloadError, UnboundOperatorError
-from fake.arguments import check_type
+from fake.wrong_arguments import check_type
 
 _OURS = {
     f"compiled_autograd.runtime.{name}": f"compiled_autograd_runtime_{name}"

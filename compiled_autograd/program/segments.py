@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from compiled_autograd.capture.steps import Kind
+from compiled_autograd.capture.captured_steps import Kind
 from compiled_autograd.runtime._torch_nodes import NodeWriter
 from compiled_autograd.runtime.executing import executable, graph_module
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from compiled_autograd import _torch
+from compiled_autograd.runtime.node_order import edge_of
 from compiled_autograd.runtime.running import running
-from compiled_autograd.runtime.schedule import edge_of
 
 Grad = torch.Tensor | None
 ZEROS = "zeros"

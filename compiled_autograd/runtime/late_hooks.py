@@ -15,8 +15,8 @@ import torch
 
 from compiled_autograd import _torch
 from compiled_autograd.errors import LateHookError
+from compiled_autograd.runtime.node_order import edge_of
 from compiled_autograd.runtime.running import BackwardPass, LateNodeHook, running
-from compiled_autograd.runtime.schedule import edge_of
 
 
 def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from compiled_autograd.runtime.schedule import WalkedNode
+from compiled_autograd.runtime.node_order import WalkedNode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

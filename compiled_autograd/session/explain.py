@@ -9,7 +9,7 @@ from torch import fx
 from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.stats import CaptureRecord, FallbackRecord
-from fake.arguments import check_type
+from fake.wrong_arguments import check_type
 
 
 @dataclasses.dataclass(frozen=True)

@@ -261,7 +261,7 @@ def _tensor_list_key(tensor_class: type) -> Callable:
 def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
     """Source of the statements that set ``key`` from ``mode``, ``args`` and ``kwargs``, and the names they use.
 
-    The source is indented by eight spaces, to be placed in a handler (see ``engine.py``).
+    The source is indented by eight spaces, to be placed in a handler (see ``cached_dispatch.py``).
     """
     positional = [str(a.type) for a in func._schema.arguments if not a.kwarg_only]
     keyword = [str(a.type) for a in func._schema.arguments if a.kwarg_only]

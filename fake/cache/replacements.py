@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fake.kernels.registry import when_rules_change
+from fake.kernels.rule_registry import when_rules_change
 from fake.seam.dispatch import OpOverload, builtin_fake_kernels_exist, has_kernel, registered_fake_kernel
 from fake.seam.patches import LEDGER, Patch, When
 

@@ -33,7 +33,7 @@ from fake.errors import (
     UnsupportedOperatorException,
 )
 from fake.kernels import sparse, views
-from fake.kernels.checks.numbers import real_numbers
+from fake.kernels.checks.number_checks import real_numbers
 from fake.kernels.composites import in_inference_mode
 from fake.kernels.gradients import WATCHED, strides_in_eager
 from fake.kernels.structured import structured

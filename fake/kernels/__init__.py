@@ -12,11 +12,11 @@ from pathlib import Path
 
 from fake.kernels import (  # noqa: F401  (they register their rules)
     arange,
-    attention,
     composites,
     converted,
     data_dependent,
     fft,
+    gpu_attention,
     grouped_mm,
     histogram,
     images,
@@ -35,7 +35,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     views,
     without_meta,
 )
-from fake.kernels.registry import Rule, find, rule, rule_when, rules, takes_sparse
+from fake.kernels.rule_registry import Rule, find, rule, rule_when, rules, takes_sparse
 from fake.seam.symbolic_shapes import HIDDEN_FILES
 
 __all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.fake_tensor import torchs_answer
 
 

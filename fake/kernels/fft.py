@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake.kernels.outputs import contiguous_strides, fresh
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.symbolic_shapes import guard_or_false
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import bind
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.checks.check_registry import bind
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import check
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import bind
+from fake.kernels.checks.check_registry import bind
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import check
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import bind
+from fake.kernels.checks.check_registry import bind
 from fake.kernels.outputs import all_dense, fresh, in_format_of, is_symbolic
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check, conv_backend, suggest_memory_format
 from fake.seam.fake_tensor import torchs_answer

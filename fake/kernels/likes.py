@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fake.kernels.outputs import all_dense, fresh, is_symbolic
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam import pytree
 from fake.seam.dispatch import is_dense
 from fake.seam.fake_tensor import torchs_answer

@@ -8,7 +8,7 @@ import torch
 
 from fake.kernels.out_variants import resize_out
 from fake.kernels.outputs import column_major_strides, fresh, is_symbolic
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check
 

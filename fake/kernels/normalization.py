@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fake.kernels.outputs import fresh, in_format_of, is_symbolic, row_major
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import suggest_memory_format
 from fake.seam.fake_tensor import torchs_answer
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fake.kernels.outputs import all_dense, column_major_strides, dtype_name, is_symbolic
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule, rule_when
 from fake.kernels.resize import restride
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule, rule_when
 from fake.seam.dispatch import hides_structured_meta
 from fake.seam.symbolic_shapes import guard_or_false
 

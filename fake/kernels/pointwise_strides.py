@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import bind
+from fake.kernels.checks.check_registry import bind
 from fake.kernels.outputs import hinted, row_major, with_layout
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import structured_meta
 from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer
 

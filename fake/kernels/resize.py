@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fake.kernels.outputs import contiguous_strides, is_symbolic
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 
 
 def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Tensor:

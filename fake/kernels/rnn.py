@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.fake_tensor import torchs_answer
 
 _GRU_WORKSPACE = 5

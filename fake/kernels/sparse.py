@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fake.kernels.outputs import all_dense, fresh
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check
 from fake.seam.fake_tensor import DynamicOutputShapeException, in_kernel_invocation_manager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule, rule_when
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule, rule_when
 from fake.seam import pytree
 from fake.seam.dispatch import (
     ELEMENTWISE_TYPE_PROMOTION_KIND,

@@ -13,9 +13,9 @@ from typing import Any
 import sympy
 import torch
 
-from fake.kernels.checks.registry import bind
+from fake.kernels.checks.check_registry import bind
 from fake.kernels.outputs import all_dense, contiguous_strides, is_symbolic
-from fake.kernels.registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
+from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import check
 from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer, wrap
 from fake.seam.symbolic_shapes import Mod, has_unbacked, hint, statically_known_true

@@ -10,7 +10,7 @@ from torch.library import triton_op, wrap_triton
 
 from fake.library import errors
 from fake.library.custom_op import CustomOpDef, custom_op, destroy
-from fake.library.library import Library, define, fallthrough_kernel, impl, scoped_library
+from fake.library.libraries import Library, define, fallthrough_kernel, impl, scoped_library
 from fake.library.opcheck import OpCheckError, generate_opcheck_tests, opcheck
 from fake.library.probe import FakeRule, probe
 from fake.library.profiles import (
@@ -35,7 +35,7 @@ from fake.library.register import (
     register_torch_dispatch,
     register_vmap,
 )
-from fake.library.registry import registry
+from fake.library.registrations import registry
 from fake.library.schema import infer_schema
 from fake.seam.library import EffectType, is_opaque_type, register_opaque_type
 

@@ -26,11 +26,11 @@ from typing import Any, overload
 import torch
 
 from fake.library.argument_checks import dispatch_key, names_of_devices, tags_of
-from fake.library.arguments import ArgumentLayout, needs_layout
+from fake.library.argument_types import ArgumentLayout, needs_layout
 from fake.library.errors import DuplicateOpError, OpReplacedWarning, SchemaError, UnknownOpError
 from fake.library.location import warn_user
 from fake.library.op_def import CustomOpDef, DeviceTypes
-from fake.library.registry import registry
+from fake.library.registrations import registry
 from fake.library.schema import (
     check_nameless,
     check_namespace,

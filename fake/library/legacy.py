@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fake.library.library import Library
+from fake.library.libraries import Library
 from fake.library.register import get_ctx, impl_abstract, register_fake
-from fake.seam import custom_op as _torch
+from fake.seam import old_custom_op as _torch
 
 __all__ = [
     "DEVICE_KEYS",

@@ -15,13 +15,13 @@ from fake.library.argument_checks import (
     dispatch_key,
     names_of_devices,
 )
-from fake.library.arguments import ArgumentLayout
+from fake.library.argument_types import ArgumentLayout
 from fake.library.autograd import list_kernel, non_differentiable_kernel
 from fake.library.call_arguments import argument_type
 from fake.library.errors import OpDestroyedError, RegistrationError
 from fake.library.fast_call import FastCall
 from fake.library.location import call_at, user_location
-from fake.library.registry import Registered, registry
+from fake.library.registrations import Registered, registry
 from fake.library.returns import checked_fake_kernel, checked_kernel
 from fake.library.schema import is_functional_schema, is_tensorlist_like_type
 from fake.library.signatures import (

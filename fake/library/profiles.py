@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fake.library.errors import ProfileError
-from fake.library.library import Library
+from fake.library.libraries import Library
 from fake.library.register import get_ctx
 from fake.seam import library as _torch
 

@@ -13,7 +13,7 @@ import torch
 
 from fake.library.argument_checks import check_cast, check_dispatch_class, check_effect
 from fake.library.errors import MissingContextError, UnknownOpError
-from fake.library.library import impl, library_for
+from fake.library.libraries import impl, library_for
 from fake.library.location import call_at, user_location, warn_user
 from fake.library.signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
 from fake.seam import library as _torch

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fake.arguments import check_type
 from fake.cache.key import thread_state
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.symbolic import metadata_of
@@ -30,6 +29,7 @@ from fake.seam.fake_tensor import (
 )
 from fake.seam.pytree import tree_leaves
 from fake.tensors.tensor import FakeTensor, Unkeyable, is_made_here
+from fake.wrong_arguments import check_type
 
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 

@@ -15,15 +15,15 @@ from typing import Any
 import sympy
 import torch
 
-from fake.arguments import check_type
 from fake.errors import ContractError, ContractInputError, ContractViolationError, Violation
 from fake.seam import symbolic_shapes as _t
 from fake.symbols.enumeration import holds_for_all
-from fake.symbols.explain import location_text
-from fake.symbols.guards import minimal_relations, responsible
+from fake.symbols.explain_guards import location_text
 from fake.symbols.implications import Facts
 from fake.symbols.reasons import Reason, reason_now, reasons_of, record
+from fake.symbols.shape_guards import minimal_relations, responsible
 from fake.symbols.terms import Terms, text_of_source
+from fake.wrong_arguments import check_type
 
 _POLICIES = {
     "static": _t.DimDynamic.STATIC,

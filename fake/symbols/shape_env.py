@@ -19,9 +19,9 @@ from fake.errors import ContractViolationError, ShapeEnvError, UnsupportedTorchV
 from fake.seam import symbolic_shapes as _t
 from fake.seam.patches import LEDGER, SUPPORTED_VERSIONS, Edit, Patch, When, always, is_known_version
 from fake.symbols.contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
-from fake.symbols.explain import Explanation, explain
-from fake.symbols.guards import CompiledGuards, Guards, guards_of, minimal_guards
+from fake.symbols.explain_guards import Explanation, explain
 from fake.symbols.reasons import reason_now, record
+from fake.symbols.shape_guards import CompiledGuards, Guards, guards_of, minimal_guards
 from fake.symbols.terms import text_of_source
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import sympy
 import torch
 
-from fake.arguments import check_type
 from fake.seam import symbolic_shapes as _t
 from fake.symbols.reasons import Reason, reasons_of
+from fake.wrong_arguments import check_type
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from fxpasses.checking.windows import changed_nodes
 from fxpasses.errors import Location
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.pass_manager.contract import Contract, FunctionPass, GraphKind, Pass
 from fxpasses.pass_manager.manager import PassManager
+from fxpasses.pass_manager.pass_base import Contract, FunctionPass, GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite, collect_sites
 
 T = TypeVar("T")

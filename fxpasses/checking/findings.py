@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxpasses.checking.blame import guilty_sites
-from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
+from fxpasses.checking.checked_calls import FirstCalls, Rewrite, Trial
 from fxpasses.checking.inputs import placeholders
 from fxpasses.checking.values import Mismatch, is_tangent
 

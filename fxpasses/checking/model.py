@@ -16,17 +16,17 @@ from torch import nn
 from fake.notebook import as_html
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import compile_apart
-from fxpasses.checking.calls import Rewrite, Trial
 from fxpasses.checking.captured import CaptureCheck
+from fxpasses.checking.checked_calls import Rewrite, Trial
 from fxpasses.checking.lowered import LoweringCheck
+from fxpasses.checking.model_steps import Results, Steps
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.region_calls import NoRegions, RegionCalls
 from fxpasses.checking.rounding import EXACT, PROGRAM_LIMIT, distance
 from fxpasses.checking.staged import Stage, in_eager_with_repro
-from fxpasses.checking.steps import Results, Steps
 from fxpasses.checking.values import largest_error
 from fxpasses.checking.watch import ValueCheck
-from fxpasses.compiling.inductor import Compiler
+from fxpasses.compiling.graph_compilers import Compiler
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import OptionsError

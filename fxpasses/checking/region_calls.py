@@ -10,7 +10,7 @@ from torch import fx
 
 from fxpasses.checking.blame import first_difference
 from fxpasses.checking.inputs import Unsupported, cloned
-from fxpasses.compiling.inductor import Compiler
+from fxpasses.compiling.graph_compilers import Compiler
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.graphs.rewriting import copy_graph

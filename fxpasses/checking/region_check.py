@@ -21,7 +21,7 @@ from fxpasses.counters import Fallback, counters
 from fxpasses.errors import StageError
 from fxpasses.graphs.rewriting import copy_graph, outputs_of
 from fxpasses.regional.aliases import return_only, separate_aliases
-from fxpasses.regional.runtime import Exact, Source
+from fxpasses.regional.compiled_region import Exact, Source
 
 log = logging.getLogger(__name__)
 

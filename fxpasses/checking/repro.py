@@ -31,8 +31,8 @@ from fxpasses.errors import PassError, StructureError
 from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.provenance import is_backward
 from fxpasses.graphs.rewriting import constants_of, copy_graph, subgraphs
-from fxpasses.pass_manager.contract import Contract, FunctionPass, Pass
 from fxpasses.pass_manager.manager import PassManager
+from fxpasses.pass_manager.pass_base import Contract, FunctionPass, Pass
 
 
 def replay(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fxpasses._torch import OpOverload
-from fxpasses.pass_manager.contract import FunctionPass, Pass, option_fields
+from fxpasses.pass_manager.pass_base import FunctionPass, Pass, option_fields
 from fxpasses.patterns.pattern_pass import PatternPass
 from fxpasses.patterns.pattern_tracing import ExampleTensor
 

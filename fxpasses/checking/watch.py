@@ -1,7 +1,7 @@
 """The value check of a compilation: remembers what each pass did, and compares when the compiled function first runs.
 
 While compiling there are no values. So the graphs before and after each rewrite are kept, and compared on the inputs of
-the first calls, before the compiled graph sees them (:mod:`fxpasses.checking.calls` says on which inputs).
+the first calls, before the compiled graph sees them (:mod:`fxpasses.checking.checked_calls` says on which inputs).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxpasses.checking.blame import (
     guilty_sites,
     partners,
 )
-from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
+from fxpasses.checking.checked_calls import FirstCalls, Rewrite, Trial
 from fxpasses.checking.inputs import Unsupported, inputs_from_hints, placeholders
 from fxpasses.checking.joint_graph import joined_graph
 from fxpasses.checking.nested_graphs import inner_rewrites
@@ -32,8 +32,8 @@ from fxpasses.checking.windows import changed_nodes, changes
 from fxpasses.compiling.observing import RewriteCheck
 from fxpasses.errors import Location, PassError, StageError, StructureError, ValueMismatchError
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.limits import progress
+from fxpasses.pass_manager.pass_base import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ValueCheck(RewriteCheck):
         self._verdicts: dict[tuple[str, str], str] = {}
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
-        """Keep a copy of the graph. Args: those of :meth:`fxpasses.pass_manager.contract.Check.before`."""
+        """Keep a copy of the graph. Args: those of :meth:`fxpasses.pass_manager.pass_base.Check.before`."""
         copy = copy_graph(gm, constants=True, like=self._latest.after if self._latest else None)
         self._latest = Rewrite(item, kind, copy, copy)
         return copy
@@ -67,7 +67,7 @@ class ValueCheck(RewriteCheck):
     def after(
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
     ) -> None:
-        """Keep the rewrite for the first calls. Args: those of :meth:`fxpasses.pass_manager.contract.Check.after`."""
+        """Keep the rewrite for the first calls. Args: those of :meth:`fxpasses.pass_manager.pass_base.Check.after`."""
         if item.contract.numerics != "none":
             after = copy_graph(gm, constants=True, like=remembered)
             self._latest = Rewrite(item, kind, remembered, after, sites)

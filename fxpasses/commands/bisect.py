@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"{str(script)!r} is not Python: {error}") from error
     with working("importing torch"):
-        from fxpasses.checking.bisect import bisect_script
+        from fxpasses.checking.bisection import bisect_script
     verdict = bisect_script(
         arguments.script,
         arguments.args,

@@ -7,9 +7,9 @@ import argparse
 from pathlib import Path
 
 from fxpasses.commands.outcome import Outcome
-from fxpasses.plans.store import cache_directory
+from fxpasses.plans.plan_files import cache_directory
 from fxpasses.tuning.kept import ledger_file
-from fxpasses.tuning.ledger import Entry, changes, table_of_changes, table_of_entries
+from fxpasses.tuning.tuning_ledger import Entry, changes, table_of_changes, table_of_entries
 
 HELP = "print what tuning found, or compare it with another ledger"
 

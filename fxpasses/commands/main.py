@@ -34,7 +34,7 @@ from fxpasses.commands import (
     probe,
     prove,
     report,
-    simulate,
+    simulation,
 )
 from fxpasses.commands.outcome import Command, Outcome, UsageError, end_quietly, plain_data
 from fxpasses.errors import BisectError, OptionsError, ReportError, did_you_mean
@@ -51,7 +51,7 @@ COMMANDS: dict[str, Command] = {
     "opcheck": opcheck,
     "probe": probe,
     "ledger": ledger,
-    "simulate": simulate,
+    "simulate": simulation,
     "cache": cache,
 }
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")

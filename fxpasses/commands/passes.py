@@ -82,7 +82,7 @@ def _plain(text: str) -> str:
 
 
 def _contract(item: Any) -> Any:
-    from fxpasses.pass_manager.contract import Pass
+    from fxpasses.pass_manager.pass_base import Pass
 
     return (
         item.contract
@@ -92,14 +92,14 @@ def _contract(item: Any) -> Any:
 
 
 def _graphs(item: Any) -> str:
-    from fxpasses.pass_manager.contract import GRAPH_KINDS
+    from fxpasses.pass_manager.pass_base import GRAPH_KINDS
 
     graphs = _contract(item).graphs
     return "any" if set(graphs) == set(GRAPH_KINDS) else ", ".join(k for k in GRAPH_KINDS if k in graphs)
 
 
 def _options(item: Any) -> dict[str, Any]:
-    from fxpasses.pass_manager.contract import Pass, option_fields
+    from fxpasses.pass_manager.pass_base import Pass, option_fields
 
     values = vars(item) if isinstance(item, Pass) else {}
     return {field.name: values.get(field.name, field.default) for field in option_fields(item)}

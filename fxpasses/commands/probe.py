@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Print the rule's source."""
     with working("importing torch") as tell:
         from fake.library.errors import ProbeError
-        from fake.library.probe.api import probe
+        from fake.library.probe.run_probe import probe
 
         op, samples = read_operator(arguments)
         tell("calling the operator")

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Find the pass, and prove it."""
     with working("importing torch"):
-        from fxpasses.pass_manager.contract import Pass
+        from fxpasses.pass_manager.pass_base import Pass
         from fxpasses.pass_manager.specification import parse_pass
         from fxpasses.passes.registry import available_passes
         from fxpasses.testing import NoSiteError, prove

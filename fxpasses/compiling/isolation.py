@@ -27,9 +27,16 @@ from torch import fx
 from fake.error_text import first_line
 from fxpasses import _torch
 from fxpasses.compiling import _torch_inductor
+from fxpasses.compiling.compiled_segments import (
+    COPY,
+    Cut,
+    Segment,
+    connect_segment,
+    segment_module,
+    stitch_segments,
+)
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode, StitchedCode
-from fxpasses.compiling.segments import COPY, Cut, Segment, connect_segment, segment_module, stitch_segments
 from fxpasses.counters import Isolated, counters
 from fxpasses.errors import Location
 from fxpasses.graphs.aliasing import is_alias, is_mutating

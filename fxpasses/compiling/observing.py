@@ -15,7 +15,7 @@ from torch import fx
 from fxpasses.compiling.history import Miss
 from fxpasses.compiling.options import Options
 from fxpasses.errors import PassError, StageError, ValueMismatchError
-from fxpasses.pass_manager.contract import Check
+from fxpasses.pass_manager.pass_base import Check
 from fxpasses.pass_manager.runs import PassRun
 
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from fxpasses._torch import inductor_config, inductor_mode_options
 from fxpasses.errors import OptionsError, did_you_mean, unknown_name
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes import DEFAULT_PASSES, TUNED_PASSES, TunedPasses, default_passes
 from fxpasses.passes.registry import active_passes, available_passes

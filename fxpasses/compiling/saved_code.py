@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fxpasses.compiling import _torch_inductor
-from fxpasses.compiling.segments import fitted, load_stitched
+from fxpasses.compiling.compiled_segments import fitted, load_stitched
 
 log = logging.getLogger(__name__)
 

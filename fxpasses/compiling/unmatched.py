@@ -18,8 +18,8 @@ from torch import fx
 
 from fxpasses import _torch
 from fxpasses.counters import counters
-from fxpasses.pass_manager.contract import FunctionPass, Pass
 from fxpasses.pass_manager.groups import Fixpoint
+from fxpasses.pass_manager.pass_base import FunctionPass, Pass
 from fxpasses.pass_manager.runs import PassRun
 from fxpasses.passes import default_passes
 from fxpasses.patterns import PatternPass

@@ -3,6 +3,6 @@
 * ``gpt.py``: the model
 * ``data.py``: its text, the source of Python's standard library
 * ``training.py``: the same steps for each contestant
-* ``agreement.py``: whether they agree, as closely as float32 allows
+* ``close_results.py``: whether they agree, as closely as float32 allows
 * ``show.py``: the tables
 """

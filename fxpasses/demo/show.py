@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fxpasses.counters import stats
-from fxpasses.demo.agreement import FACTOR, Verdict, judge, step_gradient_distance
+from fxpasses.demo.close_results import FACTOR, Verdict, judge, step_gradient_distance
 from fxpasses.demo.training import DemoSettings, Run, train
 
 

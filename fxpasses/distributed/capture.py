@@ -20,7 +20,7 @@ from fxpasses.distributed.fully_sharded import is_fully_sharded
 from fxpasses.distributed.sharding import shard
 from fxpasses.distributed.simulate import Group
 from fxpasses.errors import SimulationError
-from fxpasses.pipeline.capture import Captured, capture
+from fxpasses.pipeline.capture_graphs import Captured, capture
 
 TRACED_RANKS = 64
 """The largest size of a dimension of the mesh that is traced: what is sharded over more ranks counts as sharded over so many."""

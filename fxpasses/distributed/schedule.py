@@ -19,9 +19,9 @@ from fxpasses.distributed.network import Cluster
 from fxpasses.distributed.simulate import Group, Simulation, measure, simulate, with_passes
 from fxpasses.errors import SimulationError
 from fxpasses.graphs.communication import communicates
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.passes import BucketCollectives, OverlapCollectives
-from fxpasses.pipeline.capture import Captured
+from fxpasses.pipeline.capture_graphs import Captured
 from fxpasses.regional import communicating_graph
 
 log = logging.getLogger(__name__)

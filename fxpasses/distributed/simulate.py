@@ -23,9 +23,9 @@ from fxpasses.graphs.aliasing import AliasInfo
 from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import copy_graph, value_of
 from fxpasses.partitioner.cost import CostModel, is_getitem
-from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.manager import PassManager
-from fxpasses.pipeline.capture import Captured
+from fxpasses.pass_manager.pass_base import Pass
+from fxpasses.pipeline.capture_graphs import Captured
 from fxpasses.regional import communicating_graph, region_work
 
 

@@ -1,7 +1,7 @@
 """Exact checking: whether two graphs are the same function of real numbers, decided without a tolerance.
 
 * :func:`equivalent`: the verdict on two graphs; :class:`Original`: on many that are to replace one
-* ``fields``, ``constants``, ``arithmetic``: dual numbers, a float64 witness with residues modulo primes
+* ``fields``, ``float_constants``, ``arithmetic``: dual numbers, a float64 witness with residues modulo primes
 * ``rules``: ATen's operators on them
 * ``machine``, ``run``, ``same_values``: evaluating calls and graphs, comparing results
 * ``samples``: the inputs that are tried

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.exact.constants import residues_of_number
 from fxpasses.exact.fields import LEVELS, Field
+from fxpasses.exact.float_constants import residues_of_number
 
 _CANCELLED = 1e-9
 """A sum so much smaller than its terms may be zero, and numbers so near to each other may be equal: the residues know."""

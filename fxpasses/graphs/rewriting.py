@@ -13,11 +13,11 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fake.arguments import check_type
 from fake.seam.dispatch import disable_current_modes, enable_python_dispatcher
 from fake.seam.fake_tensor import FakeTensor
 from fake.seam.fx import LazyGraphModule, detect_fake_mode, size_hint
 from fake.seam.pytree import tree_leaves, tree_map
+from fake.wrong_arguments import check_type
 
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
 """The metadata of a node that says where it comes from, and how it is to be treated."""

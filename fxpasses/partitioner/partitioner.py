@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from fake.arguments import check_type
+from fake.wrong_arguments import check_type
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.budget import chain_of_cuts, cut_without_price
 from fxpasses.partitioner.classify import JointGraph, read_joint_graph
@@ -17,8 +17,8 @@ from fxpasses.partitioner.cost import CostModel
 from fxpasses.partitioner.errors import PartitionOptionError
 from fxpasses.partitioner.extract import extract
 from fxpasses.partitioner.flow_graph import BACKWARD, build_network, save_weights
+from fxpasses.partitioner.partition_report import META_KEY, make_report
 from fxpasses.partitioner.recomputation import RecomputePolicy, Verdict, recompute_verdicts
-from fxpasses.partitioner.report import META_KEY, make_report
 
 log = logging.getLogger(__name__)
 

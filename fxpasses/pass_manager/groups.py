@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxpasses.errors import ContractError
-from fxpasses.pass_manager.contract import Contract, Metadata, Numerics, Pass
+from fxpasses.pass_manager.pass_base import Contract, Metadata, Numerics, Pass
 
 _NUMERICS: tuple[Numerics, ...] = ("bitwise", "tolerance", "none")
 _METADATA: tuple[Metadata, ...] = ("exact", "types", "outputs")

@@ -128,7 +128,7 @@ _BY_REPR = (
     PurePath,
 )
 
-_FRAMEWORK = {"fxpasses.pass_manager.contract", "fxpasses.pass_manager.code_objects", __name__}
+_FRAMEWORK = {"fxpasses.pass_manager.pass_base", "fxpasses.pass_manager.code_objects", __name__}
 """Modules that every pass reaches through its base class, and that do not decide its result."""
 
 _IGNORED = {
@@ -238,8 +238,9 @@ class _Walk:
 
     def _class(self, value: type) -> str:
         parts = [self.text(base) for base in value.__bases__]
+        left_out = _IGNORED | generated_methods(value)
         for name, attribute in sorted(vars(value).items()):
-            if name in _IGNORED or (name.startswith("__dataclass") or name in generated_methods(value)):
+            if name in left_out or name.startswith("__dataclass"):
                 continue
             if isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType)):
                 continue

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from torch import fx
 
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.pass_manager.contract import FunctionPass, Pass
+from fxpasses.pass_manager.pass_base import FunctionPass, Pass
 from fxpasses.pass_manager.sites import collect_sites
 
 VARIABLE = "FXPASSES_LIMITS"

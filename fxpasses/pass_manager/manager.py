@@ -23,10 +23,10 @@ from fake.seam.fx import new_nodes
 from fxpasses.errors import ContractError, PassError
 from fxpasses.graphs.provenance import failing_node
 from fxpasses.graphs.rewriting import PROVENANCE, checksum, constants_of, subgraphs
-from fxpasses.pass_manager.contract import Check, FunctionPass, GraphKind, Pass
 from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning
-from fxpasses.pass_manager.metadata import Difference, refresh
+from fxpasses.pass_manager.node_metadata import Difference, refresh
 from fxpasses.pass_manager.ordering import in_order
+from fxpasses.pass_manager.pass_base import Check, FunctionPass, GraphKind, Pass
 from fxpasses.pass_manager.runs import PassRun, PassRuns, Snapshot
 from fxpasses.pass_manager.sites import Sites, collect_sites
 from fxpasses.pass_manager.structure import Facts, check_structure

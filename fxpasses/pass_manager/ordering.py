@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import networkx
 
 from fxpasses.errors import ContractError
-from fxpasses.pass_manager.contract import GraphKind, Pass
+from fxpasses.pass_manager.pass_base import GraphKind, Pass
 
 
 def check_names(passes: Sequence[Pass]) -> None:

@@ -18,7 +18,7 @@ from torch import fx
 
 from fake.notebook import as_html
 from fxpasses.graphs.rewriting import same_size
-from fxpasses.pass_manager.contract import Contract, GraphKind
+from fxpasses.pass_manager.pass_base import Contract, GraphKind
 from fxpasses.pass_manager.sites import MatchSite
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 from fxpasses.errors import OptionsError, unknown_name
-from fxpasses.pass_manager.contract import Pass, option_fields
+from fxpasses.pass_manager.pass_base import Pass, option_fields
 
 PassFactory = Callable[..., Pass]
 

@@ -27,9 +27,9 @@ from fxpasses.errors import StructureError
 from fxpasses.graphs.aliasing import AliasInfo, has_effect, is_assertion, is_mutating, uses_rng
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import attribute_of, value_of
-from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.memory import Memory, stale_read
-from fxpasses.pass_manager.metadata import Difference, metadata_difference
+from fxpasses.pass_manager.node_metadata import Difference, metadata_difference
+from fxpasses.pass_manager.pass_base import GraphKind, Pass
 from fxpasses.pass_manager.runs import Snapshot
 from fxpasses.pass_manager.sites import MatchSite
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.passes.bucket_collectives import BucketCollectives
 from fxpasses.passes.chunk_logits import ChunkLogits
 from fxpasses.passes.concat_matmuls import ConcatMatmuls

@@ -15,7 +15,7 @@ from fake.seam.dispatch import OpOverload, disable_current_modes
 from fake.seam.fake_tensor import FakeTensor
 from fxpasses.graphs.aliasing import has_effect, is_mutating, is_random
 from fxpasses.graphs.rewriting import insert_call, outputs_of, replace, same_metadata, value_of
-from fxpasses.pass_manager.metadata import refresh
+from fxpasses.pass_manager.node_metadata import refresh
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fxpasses.errors import OptionsError
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 
 
 def require_at_least(item: Pass, **minimum: float) -> None:

@@ -14,7 +14,7 @@ from torch import fx
 from fake.seam.dispatch import collectives
 from fxpasses.graphs.aliasing import AliasInfo, is_mutating
 from fxpasses.graphs.rewriting import replace, value_of
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import bring_before, calls_before, is_call, shape_of
 from fxpasses.passes._options import require_at_least

@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fxpasses.graphs.rewriting import replace
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
     bring_before,

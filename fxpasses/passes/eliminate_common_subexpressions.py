@@ -13,7 +13,7 @@ from fake.seam.dispatch import OpOverload
 from fake.seam.fx import has_effects
 from fxpasses.graphs.aliasing import AliasInfo, is_mutating, is_random
 from fxpasses.graphs.rewriting import replace
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 
 

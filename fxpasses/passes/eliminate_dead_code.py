@@ -10,7 +10,7 @@ from torch import fx
 from fake.seam.dispatch import OpOverload
 from fake.seam.fx import has_effects
 from fxpasses.graphs.aliasing import is_mutating, is_random
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 
 

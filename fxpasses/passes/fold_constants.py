@@ -14,7 +14,7 @@ from fake.seam.fake_tensor import FakeTensor
 from fake.seam.fx import has_effects
 from fxpasses.graphs.aliasing import AliasInfo, is_alias, is_mutating, is_random
 from fxpasses.graphs.rewriting import fake_mode_of, insert_call, replace, value_of
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import FACTORIES
 from fxpasses.passes._options import require_at_least

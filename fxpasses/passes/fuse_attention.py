@@ -12,7 +12,7 @@ from torch import fx
 
 from fake.seam.dispatch import disable_current_modes
 from fxpasses.graphs.rewriting import replace, value_of
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import RESHAPES, calls_before, constant_value, find_calls, is_call, shape_of
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxpasses.graphs.rewriting import insert_call, replace, same_metadata, value_of
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxpasses.graphs.rewriting import replace, same_metadata, value_of
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
     RESHAPES,

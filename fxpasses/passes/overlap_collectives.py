@@ -12,7 +12,7 @@ from fake.seam.dispatch import collectives
 from fxpasses.graphs.aliasing import AliasInfo, is_alias
 from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import value_of
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import is_call, needed_before, shape_of
 from fxpasses.passes._options import require_at_least

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxpasses.errors import ContractError, OptionsError
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes import library
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from fxpasses.graphs.aliasing import AliasInfo
 from fxpasses.graphs.rewriting import replace, same_metadata, value_of
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 
 aten, prims = torch.ops.aten, torch.ops.prims

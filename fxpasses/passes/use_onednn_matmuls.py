@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fake.seam.fx import size_hint
 from fxpasses.graphs.onednn import has_onednn, onednn_matmul
 from fxpasses.graphs.rewriting import replace, same_metadata, value_of
-from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import calls_before, find_calls
 from fxpasses.passes._options import require_at_least

@@ -30,9 +30,9 @@ from typing import Any
 
 from torch import fx
 
-from fake.arguments import check_type
+from fake.wrong_arguments import check_type
 from fxpasses.errors import PatternError
-from fxpasses.pass_manager.contract import Contract, GraphKind, Metadata, Numerics, Pass
+from fxpasses.pass_manager.pass_base import Contract, GraphKind, Metadata, Numerics, Pass
 from fxpasses.patterns.pattern_tracing import ExampleTensor, TracedPattern
 from fxpasses.patterns.replacing import Match, Replacer
 

@@ -23,7 +23,12 @@ from typing import Any
 from torch import fx
 
 from fxpasses import _torch
-from fxpasses.compiling.inductor import Compiler, EagerCompiler, InductorCompiler, UnpartitionedCompiler
+from fxpasses.compiling.graph_compilers import (
+    Compiler,
+    EagerCompiler,
+    InductorCompiler,
+    UnpartitionedCompiler,
+)
 from fxpasses.compiling.options import Options
 from fxpasses.errors import StageError
 from fxpasses.pipeline.stages import Hooks, Stages

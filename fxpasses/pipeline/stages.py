@@ -16,7 +16,7 @@ from fake.seam.dynamo import dynamo_timed
 from fake.tracing.compiling import compiling
 from fxpasses import _torch
 from fxpasses.compiling import _torch_inductor
-from fxpasses.compiling.inductor import Compiler, lowered_parts
+from fxpasses.compiling.graph_compilers import Compiler, lowered_parts
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.observing import LoweringCheck, Observer, RankCheck, RewriteCheck
 from fxpasses.compiling.options import Options

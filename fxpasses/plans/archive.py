@@ -17,7 +17,7 @@ from typing import Any
 
 from fake.error_text import describe_error
 from fxpasses.plans.errors import PlanFileError
-from fxpasses.plans.store import write_atomically
+from fxpasses.plans.plan_files import write_atomically
 
 FORMAT = 1
 _MANIFEST, _HASH, _SIGNATURE = "manifest.json", "manifest.sha256", "manifest.ed25519"

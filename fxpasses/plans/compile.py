@@ -24,14 +24,14 @@ from fxpasses.plans.arguments import described_arguments, described_options, wit
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf
-from fxpasses.plans.store import OnlyResults, cache_directory
+from fxpasses.plans.plan_files import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
 from fxpasses.plans.walk import Walk
 from fxpasses.reports.page import directory_of, read_report, report
 from fxpasses.reports.summary import Summary
 
 if TYPE_CHECKING:
-    from fxpasses.pass_manager.contract import Pass
+    from fxpasses.pass_manager.pass_base import Pass
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from fxpasses.plans._torch import caches_are_disabled
 from fxpasses.plans._torch_entry import surround_callables
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.loaded import Directory
-from fxpasses.plans.store import OnlyResults, cache_directory
+from fxpasses.plans.plan_files import OnlyResults, cache_directory
 
 
 def before_tracing(backend: Callable[..., Any]) -> Patch:

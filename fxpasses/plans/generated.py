@@ -23,7 +23,7 @@ from fxpasses.plans.code import codes_inside, named_by
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.held_views import hold_views
 from fxpasses.plans.temporaries import check_once, keep_temporaries
-from fxpasses.regional.runtime import CompiledRegion, table
+from fxpasses.regional.compiled_region import CompiledRegion, table
 
 _DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
 _KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "_constants", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",

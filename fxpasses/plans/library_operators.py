@@ -17,7 +17,7 @@ from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.origin import is_of_torch
-from fxpasses.plans.watch import Watch
+from fxpasses.plans.watched_state import Watch
 
 UNKNOWN = "an operator of another library that cannot be seen into"
 _CONTAINERS = (list, tuple, set, frozenset, dict)

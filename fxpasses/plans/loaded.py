@@ -20,12 +20,12 @@ from fxpasses.plans.between import Functions, stubs_named
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import PYTHON, frame_of, in_python
 from fxpasses.plans.held_views import HeldViews
+from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still, watch_names
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of, load_code, load_library
 from fxpasses.plans.same_tensors import SameTensors
-from fxpasses.plans.store import are_unchanged, candidates, read_sections
 from fxpasses.plans.walk import Walk
 
 log = logging.getLogger(__name__)

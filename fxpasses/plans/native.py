@@ -1,4 +1,4 @@
-"""The checks of a call in C (:mod:`fxpasses.plans.watch`, tensors, arguments, the state of torch): built by the compiler of the kernels when a plan is made, and part of its file.
+"""The checks of a call in C (:mod:`fxpasses.plans.watched_state`, tensors, arguments, the state of torch): built by the compiler of the kernels when a plan is made, and part of its file.
 
 Where there is none (a later Python, no compiler or headers), the same check runs in Python.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fxpasses.plans.errors import PlanFileError
-from fxpasses.plans.store import read_sections, write_sections
+from fxpasses.plans.plan_files import read_sections, write_sections
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
 from fxpasses.plans.frames import PYTHON
 from fxpasses.plans.loaded import Armed, Plan, loaded
+from fxpasses.plans.plan_files import read_sections
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still
-from fxpasses.plans.store import read_sections
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.tensor_facts import TENSOR_FACTS
 from fxpasses.plans.walk import Walk

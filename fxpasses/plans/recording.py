@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fake.seam.dispatch import is_any_autocast_enabled
-from fake.symbols.guards import guards_of
+from fake.symbols.shape_guards import guards_of
 from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
 from fxpasses.plans import _torch, _torch_compiled as _t, native
@@ -36,11 +36,11 @@ from fxpasses.plans.frames import (
 )
 from fxpasses.plans.generated import Module, used_parameters
 from fxpasses.plans.library_operators import called_by
+from fxpasses.plans.plan_files import hash_of, write_sections
 from fxpasses.plans.reads import check_covered, read_of_operator, read_of_result, reads_of, walk_reads
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
 from fxpasses.plans.runtime import load_library
-from fxpasses.plans.store import hash_of, write_sections
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
 

@@ -22,8 +22,8 @@ from fake.seam.dispatch import DisableAutocast, peek_interpreter_stack, set_grad
 from fxpasses.errors import FxPassesError
 from fxpasses.plans import _torch
 from fxpasses.plans.held_views import HeldViews
+from fxpasses.plans.plan_files import write_kernel
 from fxpasses.plans.shared_memory import Hidden, hidden_outputs, with_shared_memory
-from fxpasses.plans.store import write_kernel
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _loaded: dict[str, types.ModuleType] = {}

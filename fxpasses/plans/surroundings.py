@@ -16,7 +16,7 @@ import torch
 
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan, PlanFileError
-from fxpasses.plans.store import cache_directory, check_owner, write_atomically
+from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from fxpasses.plans.hidden_state import hidden_state
 from fxpasses.plans.library_operators import parts_of_operator
 from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
 from fxpasses.plans.tensor_facts import tensor_facts
-from fxpasses.plans.watch import Watch, value_of
+from fxpasses.plans.watched_state import Watch, value_of
 
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,

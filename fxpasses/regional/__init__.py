@@ -9,15 +9,15 @@
 
 from fxpasses.regional._torch_floats import floats_of_one_graph
 from fxpasses.regional.buckets import known_regions, planned_buckets
-from fxpasses.regional.compile import RegionCompiler
+from fxpasses.regional.compile_region import RegionCompiler
+from fxpasses.regional.compiled_region import CompiledRegion, hold_regions
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionContractError, RegionGraphError, RegionRefused
-from fxpasses.regional.explain import RegionReport, RepeatedSubgraph, regions
 from fxpasses.regional.floats import settle_floats
 from fxpasses.regional.gathers import KeptGraphs, inline_gathers
 from fxpasses.regional.region_graph import RegionGraph
 from fxpasses.regional.region_operators import communicating_graph, compiled_callable, region_work
-from fxpasses.regional.runtime import CompiledRegion, hold_regions
+from fxpasses.regional.region_report import RegionReport, RepeatedSubgraph, regions
 from fxpasses.regional.stitch import KnownRegions, with_regions
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from fxpasses.regional import _torch
-from fxpasses.regional.runtime import PREVIOUS, Source, Step, TensorSpec
+from fxpasses.regional.compiled_region import PREVIOUS, Source, Step, TensorSpec
 
 aten = torch.ops.aten
 _UNDECLARED_VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default}

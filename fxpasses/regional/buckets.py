@@ -18,7 +18,7 @@ from torch import fx
 from fxpasses.compiling.options import Options
 from fxpasses.regional.cost_model import CostModel, Estimate
 from fxpasses.regional.facts import read_facts, wiring
-from fxpasses.regional.search import IsomorphicSubgraphs, Search, Subgraph, search
+from fxpasses.regional.region_search import IsomorphicSubgraphs, Search, Subgraph, search
 
 
 @dataclass

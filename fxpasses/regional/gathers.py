@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.compiling.inductor import EagerCompiler
+from fxpasses.compiling.graph_compilers import EagerCompiler
 from fxpasses.graphs.rewriting import compute_value, copy_graph, fake_mode_of, outputs_of
 from fxpasses.regional._torch import storage_of
 from fxpasses.regional.facts import is_call, read_facts, wiring
 from fxpasses.regional.parameters import gathered_parameters
 from fxpasses.regional.region_operators import inlined_graph
-from fxpasses.regional.search import Search, Subgraph
+from fxpasses.regional.region_search import Search, Subgraph
 
 _FEWEST = 16
 """Calls that need not be traced again, from which on an operator for them is less work."""

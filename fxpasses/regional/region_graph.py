@@ -24,7 +24,7 @@ from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.facts import GraphFacts, counts_from_storage, is_literal, literal, value_of, wiring
 from fxpasses.regional.parameters import is_static
-from fxpasses.regional.search import Subgraph
+from fxpasses.regional.region_search import Subgraph
 from fxpasses.regional.writes import target_name, updated_statistics
 
 _VIEWS = frozenset(

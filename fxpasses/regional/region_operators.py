@@ -16,8 +16,8 @@ from torch import fx
 
 import fake
 from fxpasses.regional import _torch, _torch_dtensor
-from fxpasses.regional.recording import functionalize_region_call, trace_region_call
-from fxpasses.regional.runtime import Bindings, CompiledRegion, Size, TensorSpec, table
+from fxpasses.regional.compiled_region import Bindings, CompiledRegion, Size, TensorSpec, table
+from fxpasses.regional.region_tracing import functionalize_region_call, trace_region_call
 from fxpasses.regional.sizes import without_empty
 
 _library = torch.library.Library("fxpasses", "DEF")

@@ -20,14 +20,14 @@ from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageEr
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional import _torch, _torch_dtensor, region_operators
 from fxpasses.regional.buckets import planned_search
+from fxpasses.regional.compiled_region import CompiledRegion
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
-from fxpasses.regional.explain import RegionReport, make_report
 from fxpasses.regional.facts import GraphFacts, value_of
 from fxpasses.regional.gathers import equal_gathers
 from fxpasses.regional.region_graph import RegionGraph, extract_region, outside_of
-from fxpasses.regional.runtime import CompiledRegion
-from fxpasses.regional.search import Search, Subgraph, search
+from fxpasses.regional.region_report import RegionReport, make_report
+from fxpasses.regional.region_search import Search, Subgraph, search
 from fxpasses.regional.writes import written_by
 
 log = logging.getLogger(__name__)

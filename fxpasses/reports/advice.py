@@ -37,7 +37,7 @@ def advice(
     Args:
         graphs: the data of each graph (see :mod:`fxpasses.reports.record`).
         eager: the functions that Dynamo left as they are.
-        steps: measured, compiled and in eager (see :mod:`fxpasses.reports.steps`).
+        steps: measured, compiled and in eager (see :mod:`fxpasses.reports.step_times`).
 
     Returns:
         At most three of ``{"title", "why", "do", "source"}``.

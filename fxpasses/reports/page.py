@@ -48,7 +48,7 @@ def report(
             raise ReportError(
                 f"profile: expected a function that does one step, such as lambda: model(x).sum().backward(), got {profile!r}"
             )
-        from fxpasses.reports.steps import measure_steps  # torch, which a directory alone does without
+        from fxpasses.reports.step_times import measure_steps  # torch, which a directory alone does without
 
         measure_steps(profile, directory)
     file = Path(output) if output else directory / "report.html"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fake.arguments import check_type
+from fake.wrong_arguments import check_type
 from fxpasses.graphs.provenance import provenance
 from fxpasses.graphs.rewriting import value_of
 

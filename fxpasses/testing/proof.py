@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fake.arguments import check_type
 from fake.notebook import as_html
 from fake.seam.pytree import tree_leaves
-from fxpasses.checking.calls import Rewrite
+from fake.wrong_arguments import check_type
+from fxpasses.checking.checked_calls import Rewrite
 from fxpasses.checking.findings import Finding, findings
 from fxpasses.checking.inputs import inputs_from_hints
 from fxpasses.checking.unreachable import unreachable
@@ -21,14 +21,14 @@ from fxpasses.errors import FxPassesError, Location
 from fxpasses.exact import Original, Verdict
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.graphs.threads import few_threads
-from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.manager import PassManager
+from fxpasses.pass_manager.pass_base import GraphKind, Pass
 from fxpasses.pass_manager.runs import PassRun
 from fxpasses.pass_manager.sites import MatchSite, collect_sites
 from fxpasses.passes import default_passes
 from fxpasses.patterns.pattern_pass import PatternPass
 from fxpasses.patterns.pattern_tracing import ExampleTensor
-from fxpasses.pipeline.capture import Captured, capture
+from fxpasses.pipeline.capture_graphs import Captured, capture
 from fxpasses.testing.programs import PROGRAMS, Program, settings, with_setting
 
 

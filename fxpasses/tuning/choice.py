@@ -10,7 +10,7 @@ from torch import fx
 
 from fxpasses.compiling.options import Options
 from fxpasses.errors import OptionsError
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.passes import default_passes
 from fxpasses.tuning.content import family_of
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from fxpasses.errors import OptionsError
 from fxpasses.plans.errors import PlanFileError
-from fxpasses.plans.store import cache_directory, check_owner, write_atomically
+from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomically
 from fxpasses.reports.versions import LEDGER_FILE
-from fxpasses.tuning.ledger import Entry
+from fxpasses.tuning.tuning_ledger import Entry
 
 if TYPE_CHECKING:
-    from fxpasses.pass_manager.contract import Pass  # reading needs no torch
+    from fxpasses.pass_manager.pass_base import Pass  # reading needs no torch
 
 log = logging.getLogger(__name__)
 

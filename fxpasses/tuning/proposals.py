@@ -21,8 +21,8 @@ from fxpasses.compiling.options import Options
 from fxpasses.errors import PassError
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner.cost import CostModel, is_view
-from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.manager import PassManager
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.passes import EliminateDeadCode, default_passes, library
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks

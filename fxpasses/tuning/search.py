@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from fake.error_text import first_line
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.intervals import LOOKS, Interval
-from fxpasses.tuning.ledger import Entry
+from fxpasses.tuning.tuning_ledger import Entry
 
 Goal = Literal["time", "memory", "both"]
 """``time``: faster, whatever it takes. ``memory``: a lower peak, whatever it takes. ``both``: one of them, and not at the other's expense."""

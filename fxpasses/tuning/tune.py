@@ -20,14 +20,14 @@ from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.options import Options
 from fxpasses.counters import counters
 from fxpasses.errors import OptionsError
-from fxpasses.pass_manager.contract import Pass
-from fxpasses.tuning.calls import file_of_call, read_call, write_call
-from fxpasses.tuning.graph import choice_of
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.tuning.kept import Kept
-from fxpasses.tuning.ledger import Entry, table_of_entries
 from fxpasses.tuning.measuring import wall_clock
 from fxpasses.tuning.search import GOALS, Goal
-from fxpasses.tuning.session import Session
+from fxpasses.tuning.tuned_calls import file_of_call, read_call, write_call
+from fxpasses.tuning.tuned_graph import choice_of
+from fxpasses.tuning.tuning_ledger import Entry, table_of_entries
+from fxpasses.tuning.tuning_session import Session
 
 M = TypeVar("M", bound=Callable[..., Any])
 

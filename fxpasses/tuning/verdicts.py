@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxpasses.checking.model import Collector, StageCheck, judged
-from fxpasses.checking.steps import Results, Steps
+from fxpasses.checking.model_steps import Results, Steps
 from fxpasses.compiling.options import Options
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import fake
 from benchmarks.conformance._torch import op_db
 from fake import FakeTensor, FakeTensorMode
-from fake.cache.engine import Engine
+from fake.cache.cached_dispatch import Engine
 from fake.cache.key import compile_key, plain_key
 from fake.cache.recipe import Argument, Constant, Fresh, Sequence, View
-from fake.cache.record import describe as record
+from fake.cache.record_recipe import describe as record
 from fake.dispatch.steps import dispatch
 from fake.mode import ENGINE
 from fake.tensors.tensor import Unkeyable

@@ -14,7 +14,7 @@ from torch.library import _scoped_library
 
 import fake
 from fake.cache.replacements import REPLACEMENTS
-from fake.kernels import registry
+from fake.kernels import rule_registry
 from tests.fake.support import describe, dynamic, symbolic_mode
 
 aten = torch.ops.aten
@@ -181,8 +181,8 @@ def test_kernels_that_were_registered_before_the_first_answer_are_known():
 
 
 def test_a_rule_that_is_registered_later_is_asked(monkeypatch):
-    monkeypatch.setattr(registry._registry, "_by_name", fake.kernels.rules())
-    monkeypatch.setattr(registry._registry, "_found", {})
+    monkeypatch.setattr(rule_registry._registry, "_by_name", fake.kernels.rules())
+    monkeypatch.setattr(rule_registry._registry, "_found", {})
     with fake.FakeTensorMode() as mode:
         x = torch.ones(3)
         for _ in range(2):

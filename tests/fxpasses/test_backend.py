@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.compiling.inductor import cache_identity
+from fxpasses.compiling.graph_compilers import cache_identity
 from fxpasses.compiling.options import Options
 from fxpasses.passes import EliminateDeadCode, FoldConstants
 from tests import children

@@ -6,7 +6,7 @@ import torch
 import fxpasses
 from fxpasses.commands.main import main
 from fxpasses.demo import training
-from fxpasses.demo.agreement import judge
+from fxpasses.demo.close_results import judge
 from fxpasses.demo.data import batches, standard_library_bytes
 from fxpasses.demo.training import DemoSettings, Run, train
 from fxpasses.passes import FuseScatterAdd

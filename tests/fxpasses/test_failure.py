@@ -135,7 +135,7 @@ def test_partition_failing(monkeypatch):
     def refuse(joint, joint_inputs, **_):
         raise KeyError("planted")
 
-    monkeypatch.setattr("fxpasses.compiling.inductor.partition", refuse)
+    monkeypatch.setattr("fxpasses.compiling.graph_compilers.partition", refuse)
     error, _ = failure({})
     assert isinstance(error, PartitionError)
     result, _ = call({"on_failure": "eager"})

@@ -17,7 +17,7 @@ import torch
 
 import fxpasses
 from fxpasses import Compilation, Pass, explain_miss, graph_pass, pattern_pass
-from fxpasses.compiling.inductor import cache_identity
+from fxpasses.compiling.graph_compilers import cache_identity
 from fxpasses.compiling.options import Options
 from fxpasses.pass_manager.identity import identify
 

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import _torch
-from fxpasses.compiling.segments import (
+from fxpasses.compiling.compiled_segments import (
     MOST_SEGMENTS,
     Cut,
     Segment,

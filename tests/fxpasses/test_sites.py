@@ -9,8 +9,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import PassManager, graph_pass
-from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.manager import Check
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pass_manager.sites import MatchSite, claim, collect_sites
 
 

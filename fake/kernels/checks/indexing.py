@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import OpOverload, check_for, extent, refuse, wrapped_dim
+from fake.kernels.checks.check_registry import OpOverload, check_for, extent, refuse, wrapped_dim
 from fake.kernels.outputs import is_symbolic
 
 

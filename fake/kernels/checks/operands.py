@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import OpOverload, check_for, is_refused, refuse
+from fake.kernels.checks.check_registry import OpOverload, check_for, is_refused, refuse
 from fake.seam.dispatch import has_symbols, suggest_memory_format
 
 

@@ -1,7 +1,7 @@
 """`opcheck` and `generate_opcheck_tests`: is an operator registered correctly?
 
-One check a file: `schema`, `autograd_registration`, `fake_kernel`, `fake_variations`, `uninitialized`,
-`functionalization`, `aot_dispatch`, `gradients`. `runner` runs them, `generate` turns a test case into checks.
+One check a file: `schema_check`, `autograd_registration`, `fake_kernel`, `fake_variations`, `uninitialized`,
+`functionalization`, `aot_dispatch`, `backward_formula`. `runner` runs them, `generate` turns a test case into checks.
 """
 
 from typing import Any

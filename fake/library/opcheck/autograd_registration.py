@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fake.error_text import error_text
-from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.result import Fault
+from fake.library.opcheck.sample_calls import Call
 from fake.seam import library as _torch
 
 

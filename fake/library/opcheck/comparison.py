@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import Call, Outcome, attempt, flat_tensors
 from fake.library.opcheck.result import Evidence, describe_tensor
+from fake.library.opcheck.sample_calls import Call, Outcome, attempt, flat_tensors
 from fake.seam import library as _torch
 
 #: What differs → what to do, where the way in which the call was varied does not say more.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, named_tensors
 
 _FINE = 1e-5
 _FINE_STEPS = (3e-6, 1e-5, 3e-5, 1e-4)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fake.library.opcheck.comparison import run_fake
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors
 from fake.library.opcheck.result import Evidence, Fault
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors
 from fake.seam import library as _torch
 
 

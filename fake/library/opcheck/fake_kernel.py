@@ -6,8 +6,8 @@ from typing import Any
 
 from fake.error_text import error_text
 from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
-from fake.library.opcheck.inputs import Call, flat_tensors
 from fake.library.opcheck.result import Evidence, Fault
+from fake.library.opcheck.sample_calls import Call, flat_tensors
 from fake.seam import library as _torch
 
 

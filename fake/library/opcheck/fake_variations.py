@@ -8,9 +8,9 @@ from typing import Any
 
 from fake.error_text import describe_error
 from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
-from fake.library.opcheck.inputs import Call
+from fake.library.opcheck.free_sizes import SizePlan, plan_sizes
 from fake.library.opcheck.result import Evidence, Fault
-from fake.library.opcheck.sizes import SizePlan, plan_sizes
+from fake.library.opcheck.sample_calls import Call
 from fake.library.opcheck.variations import (
     code_constants,
     dtype_variations,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fake.error_text import error_text
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 from fake.library.opcheck.result import Evidence, Fault
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, named_tensors
 from fake.library.random_state import seeded_generators
 from fake.seam import library as _torch
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fake.library.errors import OpCheckError
-from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, is_abstract, run_check
+from fake.library.opcheck.sample_calls import Call
 from fake.seam import library as _torch
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors
-from fake.library.opcheck.memory import OWN_MEMORY_FIX, compare_memory, same_values
+from fake.library.opcheck.call_memory import OWN_MEMORY_FIX, compare_memory, same_values
+from fake.library.opcheck.free_sizes import plan_sizes
 from fake.library.opcheck.result import Evidence, Fault
-from fake.library.opcheck.sizes import plan_sizes
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors
 from fake.library.opcheck.variations import (
     dtype_variations,
     layout_variations,

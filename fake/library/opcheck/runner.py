@@ -14,18 +14,18 @@ from fake.library.op_def import CustomOpDef
 from fake.library.opcheck import (
     aot_dispatch,
     autograd_registration,
+    backward_formula,
     fake_device,
     fake_kernel,
     fake_variations,
     functionalization,
-    gradients,
     kernel_variations,
-    schema,
+    schema_check,
     uninitialized,
     vmap,
 )
-from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.result import CheckFailure, Fault, Passed, Verdict
+from fake.library.opcheck.sample_calls import Call
 from fake.seam import library as _torch
 
 Check = Callable[..., str]
@@ -33,7 +33,7 @@ Check = Callable[..., str]
 
 #: Every check by name, in the order in which they run.
 ALL_TEST_UTILS: dict[str, Check] = {
-    "test_schema": schema.check,
+    "test_schema": schema_check.check,
     "test_autograd_registration": autograd_registration.check,
     "test_faketensor": fake_kernel.check,
     "test_fake_variations": fake_variations.check,
@@ -43,7 +43,7 @@ ALL_TEST_UTILS: dict[str, Check] = {
     "test_functionalization": functionalization.check,
     "test_aot_dispatch_static": functools.partial(aot_dispatch.check, dynamic=False),
     "test_aot_dispatch_dynamic": functools.partial(aot_dispatch.check, dynamic=True),
-    "test_gradients": gradients.check,
+    "test_gradients": backward_formula.check,
     "test_vmap": vmap.check,
 }
 #: What is reported by default: torch's four.

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors
-from fake.library.opcheck.memory import same_bits
+from fake.library.opcheck.call_memory import same_bits
+from fake.library.opcheck.free_sizes import plan_sizes
 from fake.library.opcheck.result import Evidence, Fault
-from fake.library.opcheck.sizes import plan_sizes
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors
 from fake.seam import library as _torch
 from fake.seam.dispatch import TorchDispatchMode
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import Call, refill, restride
+from fake.library.opcheck.sample_calls import Call, refill, restride
 
 _DIMENSION_NAMES = ("dim", "dims", "axis", "axes")
 _LAYOUTS = (

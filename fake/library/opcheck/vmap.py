@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors
-from fake.library.opcheck.memory import same_values
+from fake.library.opcheck.call_memory import same_values
 from fake.library.opcheck.result import Evidence, Fault
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors
 from fake.seam import library as _torch
 
 _BATCH = 3

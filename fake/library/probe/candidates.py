@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from fake.library.probe.call_facts import TensorFact
 from fake.library.probe.experiments import Observation
-from fake.library.probe.facts import TensorFact
 
 
 class Vocabulary:

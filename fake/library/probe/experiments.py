@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import Call, flat_tensors
-from fake.library.opcheck.memory import same_bits
-from fake.library.probe.facts import Facts, OutputFact, bind, describe_outputs, facts_of
-from fake.library.probe.isolation import Crash, run_isolated
-from fake.library.probe.variations import DATA_CHANGES, changed, variations
+from fake.library.opcheck.call_memory import same_bits
+from fake.library.opcheck.sample_calls import Call, flat_tensors
+from fake.library.probe.call_facts import Facts, OutputFact, bind, describe_outputs, facts_of
+from fake.library.probe.forked_calls import Crash, run_isolated
+from fake.library.probe.probed_calls import DATA_CHANGES, changed, variations
 from fake.library.random_state import seeded_generators
 
 

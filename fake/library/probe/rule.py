@@ -15,8 +15,8 @@ import torch
 
 from fake.library.errors import ProbeError
 from fake.library.probe import helpers
-from fake.library.probe.facts import Facts, bind, facts_of
-from fake.library.probe.parameters import fill_defaults, literal, signature_text
+from fake.library.probe.call_facts import Facts, bind, facts_of
+from fake.library.probe.operator_parameters import fill_defaults, literal, signature_text
 from fake.library.register import get_ctx, register_fake
 from fake.seam import library as _torch
 

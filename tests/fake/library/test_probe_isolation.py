@@ -11,7 +11,7 @@ import torch
 
 from fake.library import probe
 from fake.library.errors import ProbeError
-from fake.library.probe.isolation import Crash, can_isolate, run_isolated
+from fake.library.probe.forked_calls import Crash, can_isolate, run_isolated
 from fake.library.probe.rule import UndecidedError
 
 r = torch.randn

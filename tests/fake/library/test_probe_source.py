@@ -11,7 +11,7 @@ import torch
 
 from fake.library import custom_op, probe
 from fake.library.errors import ProbeError
-from fake.library.opcheck.inputs import Call, attempt
+from fake.library.opcheck.sample_calls import Call, attempt
 from tests.fake.library.support import fresh_name
 
 x = torch.arange(6.0).reshape(2, 3)

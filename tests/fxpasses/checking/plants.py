@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 import fxpasses
-from fxpasses.pass_manager.contract import FunctionPass
+from fxpasses.pass_manager.pass_base import FunctionPass
 from fxpasses.pass_manager.sites import claim
 
 aten, prims = torch.ops.aten, torch.ops.prims

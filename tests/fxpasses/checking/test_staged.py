@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import fxpasses
 from fxpasses import ValueMismatchError, _torch
 from fxpasses.checking.staged import stage_differences
-from fxpasses.compiling import inductor
+from fxpasses.compiling import graph_compilers
 from fxpasses.graphs.rewriting import same_metadata
 
 
@@ -42,7 +42,7 @@ class Model(nn.Module):
 @pytest.fixture
 def wrong_partition(monkeypatch):
     """The first two saved values that look alike are handed over in the wrong order."""
-    real = inductor.partition
+    real = graph_compilers.partition
 
     def wrong(*args, **kwargs):
         forward, backward = real(*args, **kwargs)
@@ -57,7 +57,7 @@ def wrong_partition(monkeypatch):
             forward.recompile()
         return forward, backward
 
-    monkeypatch.setattr(inductor, "partition", wrong)
+    monkeypatch.setattr(graph_compilers, "partition", wrong)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_what_is_right_is_right(stage):
 
 
 def test_a_stage_that_raises_is_wrong(monkeypatch):
-    with mock.patch.object(inductor, "partition", side_effect=ValueError("no way")):
+    with mock.patch.object(graph_compilers, "partition", side_effect=ValueError("no way")):
         found = stage_differences(lambda x: x.sin(), [torch.ones(2, requires_grad=True)], "partition")
     assert "no way" in found
 

@@ -14,7 +14,7 @@ import pytest
 import fxpasses
 from fxpasses.commands.main import COMMANDS, SHELLS, main
 from fxpasses.tuning.kept import Kept, Place
-from fxpasses.tuning.ledger import Entry
+from fxpasses.tuning.tuning_ledger import Entry
 
 MODULE = """
 import torch

@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from benchmarks.conformance._torch import op_db
 from fxpasses.exact.arithmetic import Arithmetic, Dual
-from fxpasses.exact.constants import residues_of_number
 from fxpasses.exact.fields import LEVELS, field
+from fxpasses.exact.float_constants import residues_of_number
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.rules import RULES, rule
 

@@ -18,13 +18,13 @@ from fxpasses.plans.arguments import described_arguments, described_options
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.loaded import Directory, Plan
+from fxpasses.plans.plan_files import read_sections, write_sections
 from fxpasses.plans.reads import check_covered
 from fxpasses.plans.recording import Recording, _beside_compilation
-from fxpasses.plans.store import read_sections, write_sections
 from fxpasses.plans.surroundings import _own_source, surroundings
 from fxpasses.plans.walk import Walk
-from fxpasses.tuning import graph as tuning_graph
-from fxpasses.tuning.session import Session
+from fxpasses.tuning import tuned_graph as tuning_graph
+from fxpasses.tuning.tuning_session import Session
 from tests.fxpasses.plans.models_for_plans import Answer, Pair
 
 REFUSED = {"object": "a frame that changes an object"}

@@ -11,7 +11,7 @@ import fake.library
 import fxpasses
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.library_operators import called_by, parts_of_operator
-from fxpasses.plans.watch import Watch
+from fxpasses.plans.watched_state import Watch
 
 FACTOR = 2.0
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fxpasses.regional.runtime import table
+from fxpasses.regional.compiled_region import table
 
 _FORWARD = (torch.ops.fxpasses.region_forward.default, torch.ops.fxpasses.region_forward_random.default)
 _BACKWARD = torch.ops.fxpasses.region_backward.default

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.compiling.inductor import EagerCompiler
+from fxpasses.compiling.graph_compilers import EagerCompiler
 from tests.fxpasses.regional.recorded import Recording
 from tests.fxpasses.regional.support import Block, Stack, compiled, copies
 

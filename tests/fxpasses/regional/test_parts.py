@@ -11,7 +11,7 @@ from torch import nn
 import fxpasses
 from fxpasses.regional import CostModel, RegionContractError, RegionGraphError
 from fxpasses.regional.aliases import separate_aliases
-from fxpasses.regional.runtime import table
+from fxpasses.regional.compiled_region import table
 from fxpasses.regional.suffix_array import Repeat, not_overlapping, repeated_substrings, suffix_array
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, reasons, taken
 from tests.fxpasses.support import traced

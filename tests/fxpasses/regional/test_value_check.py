@@ -102,7 +102,7 @@ def test_eager_instead(wrong, tmp_path):
 
 
 def test_a_region_is_compared_once_not_once_for_each_copy(monkeypatch):
-    from fxpasses.checking.calls import Trial
+    from fxpasses.checking.checked_calls import Trial
 
     seen = []
     inner = Trial.mismatches

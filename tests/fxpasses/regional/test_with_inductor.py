@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.compiling import inductor
-from fxpasses.compiling.segments import cut_into_segments
+from fxpasses.compiling import graph_compilers
+from fxpasses.compiling.compiled_segments import cut_into_segments
 from tests import children
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, saved_bytes, step
 from tests.fxpasses.regional.test_structures import ConvStage, Decoder
@@ -49,7 +49,7 @@ def test_a_forward_graph_that_inductor_gets_as_a_whole(dynamic, monkeypatch):
         is_forward = any("region_forward" in str(n.target) for n in gm.graph.nodes)
         return None if is_forward else cut_into_segments(gm, direct)
 
-    monkeypatch.setattr(inductor, "cut_into_segments", only_backward)
+    monkeypatch.setattr(graph_compilers, "cut_into_segments", only_backward)
     layers = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(2)]
     first = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.Tanh())
     last = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.Sigmoid())
@@ -162,10 +162,10 @@ def test_forward_and_backward_are_one_callable_each():
         functions.append(inner_stitched(*given))
         return functions[-1]
 
-    inner_stitched = inductor.stitch_segments
+    inner_stitched = graph_compilers.stitch_segments
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_torch, "compile_fx_inner", spy)
-        patch.setattr(inductor, "stitch_segments", stitched)
+        patch.setattr(graph_compilers, "stitch_segments", stitched)
         model = Stack([Block() for _ in range(3)])
         output, _ = step(compiled(model, compiler="inductor"), model, [torch.randn(4, 8)])
     assert sources == [[]] * 6  # the region both ways, before and after the layers both ways

@@ -7,7 +7,7 @@ import pytest
 from fxpasses.reports.page import write_page
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 from fxpasses.tuning.kept import Kept
-from fxpasses.tuning.ledger import Entry
+from fxpasses.tuning.tuning_ledger import Entry
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra 'test'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -16,7 +16,7 @@ from fxpasses.reports.advice import advice
 from fxpasses.reports.against import compare
 from fxpasses.reports.page import read_report
 from fxpasses.reports.record import Recorder, parameter_name
-from fxpasses.reports.steps import measure_steps
+from fxpasses.reports.step_times import measure_steps
 from fxpasses.reports.summary import Summary
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 

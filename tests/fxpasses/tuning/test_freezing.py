@@ -5,9 +5,9 @@ import torch
 from fxpasses.compiling.options import Options
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.freezing import FREEZING, FrozenProgram, weights_to_freeze
-from fxpasses.tuning.graph import _Bench, _Graph
 from fxpasses.tuning.kept import Place
-from fxpasses.tuning.session import Session
+from fxpasses.tuning.tuned_graph import _Bench, _Graph
+from fxpasses.tuning.tuning_session import Session
 
 
 def captured(model, x):

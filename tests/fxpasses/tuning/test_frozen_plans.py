@@ -3,7 +3,7 @@
 import torch
 
 import fxpasses
-from fxpasses.tuning import graph
+from fxpasses.tuning import tuned_graph
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.freezing import FREEZING
 from fxpasses.tuning.search import Found
@@ -14,7 +14,7 @@ FROZEN = Choice((FREEZING,))
 def tuned(model, x, cache, monkeypatch):
     torch._dynamo.reset()  # it would take sizes for symbolic that differ from those of another test's model: what is frozen is for fixed ones
     options = {"compiler": "eager", "cache": str(cache)}
-    monkeypatch.setattr(graph, "search", lambda bench, *_: Found(FROZEN, bench.compiled(FROZEN)))
+    monkeypatch.setattr(tuned_graph, "search", lambda bench, *_: Found(FROZEN, bench.compiled(FROZEN)))
     return fxpasses.tune(model, x, seconds=0, options=options, cache=cache, show=False)
 
 

@@ -8,10 +8,10 @@ from fxpasses.compiling.options import Options
 from fxpasses.passes import library
 from fxpasses.tuning.choice import PLAIN, Choice, Step
 from fxpasses.tuning.intervals import RISK, Interval, median_interval
-from fxpasses.tuning.ledger import Entry, changes
 from fxpasses.tuning.measuring import duel
 from fxpasses.tuning.search import search
-from fxpasses.tuning.session import Session
+from fxpasses.tuning.tuning_ledger import Entry, changes
+from fxpasses.tuning.tuning_session import Session
 
 
 class Machine:

@@ -13,10 +13,10 @@ from fxpasses import OptionsError
 from fxpasses.compiling.options import Options
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.content import family_of, graph_digest
-from fxpasses.tuning.graph import tuned_graph
 from fxpasses.tuning.kept import Kept, Place
-from fxpasses.tuning.ledger import Entry
-from fxpasses.tuning.session import Session
+from fxpasses.tuning.tuned_graph import tuned_graph
+from fxpasses.tuning.tuning_ledger import Entry
+from fxpasses.tuning.tuning_session import Session
 from fxpasses.tuning.verdicts import Verdicts
 
 pytestmark = pytest.mark.usefixtures("old_objects_aside")
@@ -271,7 +271,9 @@ def test_what_tuning_meets_does_not_reach_the_program(tmp_path):
 
 
 def test_where_there_is_no_time_for_a_step_none_is_looked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("fxpasses.tuning.graph.Proposals", lambda *_: pytest.fail("it captures the graph"))
+    monkeypatch.setattr(
+        "fxpasses.tuning.tuned_graph.Proposals", lambda *_: pytest.fail("it captures the graph")
+    )
     gm, inputs = a_graph()
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

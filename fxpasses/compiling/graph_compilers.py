@@ -17,12 +17,7 @@ from torch import fx
 from fake.tracing.compiling import compiling
 from fxpasses import _torch
 from fxpasses.compiling import _torch_inductor
-from fxpasses.compiling.environment import own_source
-from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, with_hints
-from fxpasses.compiling.isolation import Isolation, NotIsolated
-from fxpasses.compiling.options import Options
-from fxpasses.compiling.saved_code import EagerCode, unsaved
-from fxpasses.compiling.segments import (
+from fxpasses.compiling.compiled_segments import (
     Cut,
     Direct,
     changed_strides,
@@ -32,6 +27,11 @@ from fxpasses.compiling.segments import (
     segment_module,
     stitch_segments,
 )
+from fxpasses.compiling.environment import own_source
+from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, with_hints
+from fxpasses.compiling.isolation import Isolation, NotIsolated
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.saved_code import EagerCode, unsaved
 from fxpasses.compiling.shared_kernels import one_unit, use_shared_units
 from fxpasses.counters import counters
 from fxpasses.graphs.aliasing import is_random

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fxpasses.pipeline.stages import Stages
-from fxpasses.regional import _torch, recording
+from fxpasses.regional import _torch, region_tracing
 
 
 class Layer(nn.Module):
@@ -108,6 +108,6 @@ def test_a_tensor_that_the_trace_does_not_know_is_left_to_torch() -> None:
     mode = Mode()
     mode.tracer = object()  # type: ignore[attr-defined]
     given = ("key", [torch.ones(2)], [])
-    assert recording.trace_region_call(mode, "operator", (), given) == "torch's"
-    assert recording.functionalize_region_call(mode, "operator", (), given) == "torch's"
+    assert region_tracing.trace_region_call(mode, "operator", (), given) == "torch's"
+    assert region_tracing.functionalize_region_call(mode, "operator", (), given) == "torch's"
     assert seen == ["operator", "operator"]

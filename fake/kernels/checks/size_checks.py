@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import OpOverload, check_for, refuse, refused_with, wrapped_dim
+from fake.kernels.checks.check_registry import OpOverload, check_for, refuse, refused_with, wrapped_dim
 
 
 @check_for("_fft_c2c", "_fft_r2c", "_fft_c2r")

@@ -15,7 +15,7 @@ from typing import Any
 
 from fxpasses.plans.arguments import described_arguments, described_options
 from fxpasses.plans.errors import NoPlan, PlanFileError
-from fxpasses.plans.store import cache_directory, check_owner, write_atomically
+from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomically
 from fxpasses.plans.surroundings import state, surroundings
 from fxpasses.plans.walk import Walk
 from fxpasses.tuning.kept import Kept, read_result

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import OpOverload, check_for, is_refused, refuse
+from fake.kernels.checks.check_registry import OpOverload, check_for, is_refused, refuse
 from fake.kernels.outputs import is_symbolic
 
 

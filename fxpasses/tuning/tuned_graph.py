@@ -20,7 +20,7 @@ from fxpasses.compiling.observing import recorded_by, recorder
 from fxpasses.compiling.options import Options
 from fxpasses.counters import Fallback, counters
 from fxpasses.errors import FxPassesError, StageError
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes.registry import available_passes
 from fxpasses.tuning.choice import Choice, Step
@@ -32,7 +32,7 @@ from fxpasses.tuning.kernels import KernelTimes
 from fxpasses.tuning.measuring import Program, duel, own_inputs
 from fxpasses.tuning.proposals import Proposals
 from fxpasses.tuning.search import Found, search
-from fxpasses.tuning.session import Session
+from fxpasses.tuning.tuning_session import Session
 from fxpasses.tuning.verdicts import Verdicts
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.passes import TunedPasses
 from fxpasses.tuning.kept import Kept
 from fxpasses.tuning.measuring import wall_clock

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fxpasses import BisectError, bisect_script
-from fxpasses.checking import bisect as bisection
+from fxpasses.checking import bisection as bisection
 from fxpasses.checking.failure_rate import Answer
 from fxpasses.pass_manager.limits import VARIABLE, Limits
 from tests.fxpasses.checking.repros import in_this_process

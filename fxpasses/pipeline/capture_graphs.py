@@ -14,14 +14,14 @@ from torch import fx
 
 from fake.notebook import as_html
 from fxpasses import _torch
-from fxpasses.compiling.inductor import EagerCompiler
+from fxpasses.compiling.graph_compilers import EagerCompiler
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import CaptureError, OptionsError, StageError
 from fxpasses.graphs.provenance import Provenance, provenance
 from fxpasses.graphs.rewriting import copy_graph, nbytes_of, outputs_of, value_of
 from fxpasses.partitioner import META_KEY, PartitionReport
-from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
 from fxpasses.reports.text import annotated_code
@@ -200,7 +200,7 @@ class _Recorder(EagerCompiler):
     def forward(
         self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
     ) -> Callable[..., Any]:
-        """Keep the graph; running the result reports its inputs. Args: those of :meth:`fxpasses.compiling.inductor.Compiler.forward`."""
+        """Keep the graph; running the result reports its inputs. Args: those of :meth:`fxpasses.compiling.graph_compilers.Compiler.forward`."""
         self.forward_graph = gm
 
         def report(inputs: list[Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.compiling.inductor import Compiler, cache_identity
+from fxpasses.compiling.graph_compilers import Compiler, cache_identity
 from fxpasses.compiling.observing import RegionCheck
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.shared_kernels import one_unit
@@ -20,9 +20,9 @@ from fxpasses.graphs.rewriting import copy_graph, outputs_of
 from fxpasses.partitioner.cost import CostModel
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import return_only, separate_aliases, spec_of
+from fxpasses.regional.compiled_region import CompiledRegion, Source, table
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.region_graph import RegionGraph
-from fxpasses.regional.runtime import CompiledRegion, Source, table
 from fxpasses.regional.shared import recompute_from_shared
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fake.library.probe.parameters import literal, signature_for
+from fake.library.probe.operator_parameters import literal, signature_for
 from fake.seam import library as _torch
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from fxpasses.plans import native
 from fxpasses.plans._torch import HAS_VERSIONS
+from fxpasses.plans.plan_files import write_sections
 from fxpasses.plans.runtime import load_library
-from fxpasses.plans.store import write_sections
 from fxpasses.plans.walk import Walk
 
 

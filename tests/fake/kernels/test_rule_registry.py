@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fake.kernels
-from fake.kernels.registry import _Registry
+from fake.kernels.rule_registry import _Registry
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch
 
 from fake.notebook import as_html
 from fake.seam import symbolic_shapes as _t
-from fake.symbols.guards import Guard, Guards, guards_of
 from fake.symbols.reasons import Location, Reason, note_graph
+from fake.symbols.shape_guards import Guard, Guards, guards_of
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ExplainedGuard:
 
     Attributes:
         expression: the condition in the user's terms.
-        kind: as in :class:`~fake.symbols.guards.Guard`.
+        kind: as in :class:`~fake.symbols.shape_guards.Guard`.
         why: what it stands for, in a sentence.
         operator: the operator that asked (the last of several); ``None`` if the program itself did, or nobody.
         where: the user's line that led to it.
@@ -83,7 +83,7 @@ def explain(guards: Guards | Any, *, graph: torch.fx.Graph | None = None) -> Exp
     """Tell the story of each guard.
 
     Args:
-        guards: what :func:`~fake.symbols.guards.guards_of` gives, or a shape environment, torch's or ours.
+        guards: what :func:`~fake.symbols.shape_guards.guards_of` gives, or a shape environment, torch's or ours.
         graph: the graph that Dynamo made with torch's own environment: its calls say which operator asked, where that
             environment noted only a function of torch.
 

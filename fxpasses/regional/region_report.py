@@ -12,11 +12,11 @@ from torch import fx
 
 from fake.notebook import as_html
 from fxpasses.compiling.options import check_regions
+from fxpasses.regional.compiled_region import CompiledRegion
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionGraphError
 from fxpasses.regional.facts import value_of
-from fxpasses.regional.runtime import CompiledRegion
-from fxpasses.regional.search import IsomorphicSubgraphs, Search, search
+from fxpasses.regional.region_search import IsomorphicSubgraphs, Search, search
 
 
 @dataclass(frozen=True)

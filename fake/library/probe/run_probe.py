@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from fake.library.errors import ProbeError
-from fake.library.opcheck.inputs import Call
+from fake.library.opcheck.sample_calls import Call
+from fake.library.probe.call_facts import Facts, TensorFact, optional_parameters, parameter_names
 from fake.library.probe.derive import derive
 from fake.library.probe.experiments import Laboratory, Observation
-from fake.library.probe.facts import Facts, TensorFact, optional_parameters, parameter_names
+from fake.library.probe.forked_calls import can_isolate
 from fake.library.probe.helpers import row_major
-from fake.library.probe.isolation import can_isolate
-from fake.library.probe.parameters import fill_defaults, signature_for
+from fake.library.probe.operator_parameters import fill_defaults, signature_for
 from fake.library.probe.rule import FakeRule, UndecidedError, call_text
 from fake.seam import library as _torch
 

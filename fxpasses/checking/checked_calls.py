@@ -35,7 +35,7 @@ from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_t
 from fxpasses.exact.bounds import at_bounds, at_counts
 from fxpasses.exact.samples import EDGES, Family, sorted_inputs
 from fxpasses.graphs.threads import few_threads
-from fxpasses.pass_manager.contract import GraphKind, Pass
+from fxpasses.pass_manager.pass_base import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
 
 _CALLS = 2

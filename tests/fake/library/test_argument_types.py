@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fake import library
 from fake.library import custom_op, opcheck
-from fake.library.arguments import make_codec
+from fake.library.argument_types import make_codec
 from fake.library.errors import SchemaError, UnsupportedAnnotationError
 from tests.fake.library.support import fresh_name, overload_of
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from fake.library.opcheck.inputs import Call, refill, restride
+from fake.library.opcheck.sample_calls import Call, refill, restride
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 _PRIMES = (5, 7, 11, 13, 17, 19)

@@ -52,7 +52,7 @@ def check_type(
 
     >>> check_type("annotated_code", "gm", 3, (str,), "a graph")
     Traceback (most recent call last):
-    fake.arguments.ArgumentTypeError: annotated_code: gm is 3 (int); pass a graph
+    fake.wrong_arguments.ArgumentTypeError: annotated_code: gm is 3 (int); pass a graph
     """
     right = isinstance(value, kinds) if isinstance(kinds, (type, tuple)) else kinds(value)
     if not right:

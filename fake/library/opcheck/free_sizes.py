@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake.error_text import error_text
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, is_order, refill_like
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, is_order, refill_like
 
 #: Which size: ("tensor", number of the tensor in the call, dimension) or ("number", leaf of the call, 0).
 SizeKey = tuple[str, int, int]

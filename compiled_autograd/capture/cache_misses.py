@@ -8,7 +8,7 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from compiled_autograd.capture.steps import CapturedNode, InputValue, Step, SumValue, Value
+from compiled_autograd.capture.captured_steps import CapturedNode, InputValue, Step, SumValue, Value
 
 
 class Shape:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 from fake.library.opcheck.result import Evidence
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, named_tensors
 from fake.seam import library as _torch
 
 _ALIAS_FIX = "return a clone instead of the argument, the other output, or a view of it"

@@ -11,9 +11,9 @@ import torch
 
 from fake.error_text import describe_error
 from fake.library.opcheck.derivatives import Comparison, compare_formula, differentiable, in_double, jittered
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, is_order, named_tensors, restride
+from fake.library.opcheck.free_sizes import plan_sizes
 from fake.library.opcheck.result import Evidence, Fault, describe_tensor
-from fake.library.opcheck.sizes import plan_sizes
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, is_order, named_tensors, restride
 from fake.library.opcheck.variations import code_constants, number_variations, with_defaults
 from fake.library.random_state import seeded_generators
 from fake.seam import library as _torch
@@ -21,7 +21,7 @@ from fake.seam import library as _torch
 Gradients = dict[str, torch.Tensor | None]
 
 
-#: Layouts of gradients, as :func:`fake.library.opcheck.inputs.restride` calls them.
+#: Layouts of gradients, as :func:`fake.library.opcheck.sample_calls.restride` calls them.
 _LAYOUTS = {
     "a transposed gradient": "column-major",
     "a gradient with gaps": "with gaps",

@@ -16,7 +16,7 @@ from fake.cache.disk import DiskCache, symbolic_name
 from fake.cache.key import HANDLER, IN_A_FORMULA, compile_key, made_by, plain_key
 from fake.cache.links import Unlinked, refined, with_links
 from fake.cache.recipe import Apart, Unbuilt, build, mark_of
-from fake.cache.record import describe, verify
+from fake.cache.record_recipe import describe, verify
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.store import Bypass, Store
 from fake.cache.subgraphs import forget_with, may_be_cached, subgraph_key

@@ -16,7 +16,7 @@ import torch
 from fake.library.argument_checks import dispatch_key as dispatch_key_of, names_of_devices
 from fake.library.errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
 from fake.library.location import call_at, user_location
-from fake.library.registry import registry
+from fake.library.registrations import registry
 from fake.library.schema import check_nameless
 from fake.library.signatures import check_kernel, check_torch_dispatch
 from fake.seam import library as _torch

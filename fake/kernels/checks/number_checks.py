@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels.checks.registry import OpOverload, check_for, is_refused, refuse
+from fake.kernels.checks.check_registry import OpOverload, check_for, is_refused, refuse
 from fake.kernels.dtypes import result_type
 from fake.seam.dispatch import no_dispatch
 
