@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fake.error_text import first_line
 from fake.seam.pytree import tree_leaves, tree_map
@@ -81,12 +82,15 @@ class Steps:
                     parameter.data.copy_(value)
         args, kwargs = tree_map(lambda v: _fresh(v, wide, move), (self._args, self._kwargs))
 
+        # A call of the module would print the error of a graph that does not know float64.
+        call = model.forward if isinstance(model, fx.GraphModule) else model
+
         # A function of its own: what the user has compiled is left alone.
         @_torch.with_own_code
         def step(*args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
+            return call(*args, **kwargs)
 
-        with nothing_left_behind(), torch.random.fork_rng():
+        with nothing_left_behind(), torch.random.fork_rng(), _made_in_float64() if wide else nullcontext():
             torch.manual_seed(seed)
             with torch.enable_grad() if self._backward else torch.no_grad():
                 outputs = [v for v in _leaves(compile(step)(*args, **kwargs)) if isinstance(v, Tensor)]
@@ -105,6 +109,17 @@ class Steps:
             found |= {f"buffer {n}": b for n, b in model.named_buffers()}
         found |= {f"gradient of input {i}": v.grad for i, v in enumerate(inputs) if v.grad is not None}
         return {name: value.detach().clone() for name, value in found.items()}
+
+
+@contextmanager
+def _made_in_float64() -> Iterator[None]:
+    """Tensors that a model makes without naming a type are as wide as its parameters."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _same(a: Results, b: Results) -> bool:

@@ -124,6 +124,10 @@ class Options:
         """The options for the graph of a region, cut out of one that is compiled with these."""
         return self
 
+    def asked_for(self) -> tuple[Pass, ...]:
+        """The passes of which the user hears where they change nothing."""
+        return self.passes
+
     def repro_directory(self) -> Path:
         """The directory of repro files."""
         return Path(self.report or ".") / "fxpasses_repros"

@@ -83,7 +83,7 @@ class Stages:
         self._manager = PassManager(
             options.passes, [self._values] if self._values else [], structure=options.check != "off"
         )
-        self._unmatched = Unmatched(self._manager.passes)
+        self._unmatched = Unmatched(options.asked_for())
         self._ran = False
         """Whether any stage has run; AOTAutograd may take the whole from its cache."""
 

@@ -265,8 +265,10 @@ def described_options(options: Mapping[str, Any]) -> dict[str, str]:
         raise NoPlan("backward passes that are captured")
     if passes == "tuned":
         found["passes"] = "tuned"
-    elif not isinstance(passes, str | Sequence | None):
+    elif not isinstance(passes, str | Sequence | None) and hasattr(passes, "told"):
         found["passes"] = passes.told()  # by measuring, and how
+    elif passes is not None and not isinstance(passes, str | Sequence):
+        raise NoPlan("options that cannot be described")
     elif passes is not None:
         found["passes"] = repr(
             [_described_pass(p) for p in ([passes] if isinstance(passes, str) else passes)]

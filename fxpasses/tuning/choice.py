@@ -159,5 +159,8 @@ class _PlacedOptions(Options):
     choice: Choice = Choice()
     given: tuple[Pass, ...] = ()
 
+    def asked_for(self) -> tuple[Pass, ...]:
+        return self.given
+
     def of_region(self, gm: fx.GraphModule) -> Options:
         return replace(self, passes=self.choice.passes(self.given, family_of(gm)))

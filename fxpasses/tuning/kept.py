@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 3
+_FORMAT = 4
+
+_KINDS: dict[str, Any] = {
+    "graph": str, "steps": list, "entries": list, "surroundings": dict, "ratio": list, "memory": (int, float, type(None)), "left": list,
+    "struck": str, "candidates": dict,
+}  # fmt: skip
+
+_VERSIONS = ("torch", "python", "fxpasses source", "device", "instruction set")
+"""What differs between two ledgers that are compared."""
+
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading raises of a file that holds something else."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +76,17 @@ class Kept:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Kept:
-        """Read what :meth:`to_data` gave."""
+        """Read what :meth:`to_data` gave. Raises: ValueError, KeyError, TypeError: it is something else."""
         if data["format"] != _FORMAT:
             raise ValueError(f"format {data['format']}")
+        for name, kind in _KINDS.items():
+            if not isinstance(data[name], kind):
+                raise TypeError(f"{name} is {data[name]!r}")
+        if not all(isinstance(step, Mapping) and isinstance(step["name"], str) for step in data["steps"]):
+            raise TypeError(f"steps are {data['steps']!r}")
         return cls(
             data["graph"], tuple(data["steps"]), tuple(map(Entry.from_data, data["entries"])), data["surroundings"],
-            tuple(data["ratio"]), data["memory"], tuple(data["left"]), data["struck"],
+            tuple(map(float, data["ratio"])), data["memory"], tuple(map(str, data["left"])), data["struck"],
             data["candidates"],
         )  # fmt: skip
 
@@ -130,6 +146,14 @@ class Place:
         folder = self._folder()
         return None if folder is None else folder / f"{self.graph}.json"
 
+    @property
+    def situation(self) -> str:
+        """What is measured in: see :class:`~fxpasses.tuning.tuning_ledger.Entry`."""
+        told = {name: value for name, value in self.surroundings.items() if name not in _VERSIONS}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:6]
+        kind = "training" if told.get("gradients enabled") == "True" else "inference"
+        return f"{kind}, {told.get('threads')} threads, {told.get('goal')}, {digest}"
+
     def write(self, kept: Kept) -> None:
         """Keep a result. A disk that refuses is logged: the program is there all the same."""
         file = self.file
@@ -171,7 +195,7 @@ def add_to_report(directory: str, kept: Kept) -> None:
         before = json.loads(path.read_text()) if path.exists() else []
         others = [data for data in before if data["graph"] != kept.graph]
         write_atomically(path, json.dumps([*others, kept.to_data()]).encode())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *_DAMAGE) as error:
         log.warning("the result of tuning is not in the report: %s", error)
 
 
@@ -185,7 +209,7 @@ def read_result(path: Path) -> Kept:
     check_owner(path)
     try:
         return Kept.from_data(json.loads(path.read_text()))
-    except (ValueError, KeyError, TypeError) as error:
+    except _DAMAGE as error:
         raise PlanFileError(path, f"it is no result of tuning of this version: {error!r}") from error
 
 
@@ -215,6 +239,6 @@ def ledger_file(path: Path) -> list[Entry]:
         return [entry for kept in every_result(path) for entry in kept.entries]
     try:
         return [Entry.from_data(data) for data in json.loads(path.read_text())]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *_DAMAGE) as error:
         problem = f"{path} is no ledger that 'fxpasses ledger --json' printed"
         raise OptionsError("against", str(path), problem=problem) from error

@@ -79,7 +79,8 @@ class Proposals:
         self._kernels = kernels or KernelTimes(0.0)
         self._candidates = (*(default_candidates() if passes is None else passes), *allowed)
         self._allowed, self._gained = allowed, gained
-        self._graphs = _captured(gm, inputs, options)
+        seen = _captured(gm, inputs, dataclasses.replace(options, compiler="eager", regions="off"))
+        self._graphs = seen.kept.get(THE_REST, {})
         self._settings = [
             Step.setting(*pair) for pair in _settings(self._graphs, inputs, options, goal, regions)
         ]
@@ -87,10 +88,11 @@ class Proposals:
         if freezes and "joint" not in self._graphs and weights_to_freeze(gm, inputs):
             predicted = _share_once_laid_out(self._graphs, self._kernels)
             self._settings.insert(0, dataclasses.replace(FREEZING, predicted=predicted))
-        if regions or _changes_by_default(_captured(gm, inputs, Choice((PLAIN,)).options(options))):
+        by_default = {item.name for item in default_passes()}
+        if regions or any(run.changed and run.name in by_default for run in seen.runs):
             self._settings.append(PLAIN)
         self._known: dict[tuple[Pass, ...], list[tuple[Step, int]]] = {}
-        self._of_places = self._changed(_captured_by_place(gm, inputs, options)) if regions else {}
+        self._of_places = self._changed(_captured(gm, inputs, options).kept) if regions else {}
 
     def __call__(self, choice: Choice) -> list[tuple[Step, int]]:
         """The steps that would change the program of a choice, the most promising first, with the number of calls that each changes."""
@@ -188,18 +190,11 @@ class _Graphs(Observer):
         self.kept.setdefault(self._place, {})[kind] = copy_graph(gm)
 
 
-def _captured(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, fx.GraphModule]:
-    options = dataclasses.replace(options, compiler="eager", regions="off")
-    return _captured_by_place(gm, inputs, options).get(THE_REST, {})
-
-
-def _captured_by_place(
-    gm: fx.GraphModule, inputs: Sequence[Any], options: Options
-) -> dict[str, dict[str, fx.GraphModule]]:
+def _captured(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> _Graphs:
     seen = _Graphs()
     with functorch_config.patch(enable_autograd_cache=False):  # from which no graphs come
         compile_graph(gm, inputs, options, Hooks(observers=[seen], counts=False))
-    return seen.kept
+    return seen
 
 
 def _rewritten(gm: fx.GraphModule, passes: Sequence[Pass], kind: Any) -> tuple[fx.GraphModule, int]:
@@ -211,10 +206,6 @@ def _rewritten(gm: fx.GraphModule, passes: Sequence[Pass], kind: Any) -> tuple[f
         runs = PassManager(passes, structure=False).run(copied, kind)
         PassManager([EliminateDeadCode()], structure=False).run(copied, kind)
     return copied, sum(len(run.added) + len(run.removed) + len(run.modified) for run in runs if run.changed)
-
-
-def _changes_by_default(graphs: Mapping[str, fx.GraphModule]) -> bool:
-    return any(_rewritten(gm, default_passes(), kind)[1] for kind, gm in graphs.items())
 
 
 def _seconds(gm: fx.GraphModule, kernels: KernelTimes | None) -> float:

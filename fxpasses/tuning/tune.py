@@ -125,6 +125,9 @@ def tune(
         StageError: when the default cannot be compiled.
     """
     _check(model, kwargs, seconds, goal, options, cache, clock)
+    for name, flag in (("fresh", fresh), ("show", show)):
+        if not isinstance(flag, bool):
+            raise OptionsError(name, flag, "True or False")
     chosen = None if passes is None else Options.parse({"passes": passes}).passes
     allowed = Options.parse({"passes": allow}).passes
     for item in (*(chosen or ()), *allowed):
@@ -186,9 +189,9 @@ def _own(value: Any) -> Any:
 def _check(model: Any, kwargs: Any, seconds: Any, goal: Any, options: Any, cache: Any, clock: Any) -> None:
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
-    if not isinstance(kwargs, Mapping | None):
+    if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
         raise OptionsError("kwargs", kwargs, "the model's keyword arguments by name")
-    if not callable(clock):
+    if not callable(clock) or not isinstance(clock(), (int, float)):
         raise OptionsError("clock", clock, "a function that returns seconds, such as time.process_time")
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds >= 0:
         raise OptionsError("seconds", seconds, "a number of seconds, at least 0")
@@ -196,6 +199,8 @@ def _check(model: Any, kwargs: Any, seconds: Any, goal: Any, options: Any, cache
         raise OptionsError.for_choice("goal", goal, GOALS)
     if not isinstance(cache, (str, os.PathLike)):
         raise OptionsError("cache", cache, "'auto', 'off' or a directory")
+    if not isinstance(options, Mapping | None):
+        raise OptionsError("options", options, "options by name")
     if options is not None and "passes" in options:
         raise OptionsError("options", "passes", "no passes: name those to choose from with passes=[...]")
     Options.parse({**(options or {}), "passes": "tuned"})

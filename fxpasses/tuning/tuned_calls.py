@@ -63,7 +63,7 @@ def read_call(file: Path) -> list[Kept] | None:
     try:
         check_owner(file)
         return [read_result(file.parent.parent / name) for name in json.loads(file.read_text())]
-    except (PlanFileError, OSError, ValueError, TypeError) as error:
+    except (PlanFileError, OSError, ValueError, TypeError, RecursionError) as error:
         log.info("a call that was tuned is traced again: %s", error)
         return None
 

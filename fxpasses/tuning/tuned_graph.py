@@ -108,8 +108,8 @@ def choice_of(kept: Kept, one: Session) -> Choice | None:
             Step.from_data(data, lambda text: named.get(text) or parse_pass(text, available_passes()))
             for data in kept.steps
         ]
-    except FxPassesError as error:
-        log.warning("what was tuned before is not used: %s", error)
+    except (FxPassesError, KeyError, TypeError) as error:
+        log.warning("what was tuned before is not used: %s", describe_error(error))
         return None
     return Choice(tuple(steps))
 
@@ -310,7 +310,7 @@ def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
     return Kept(
         place.graph,
         tuple(step.to_data() for step in found.choice.steps),
-        tuple(found.entries),
+        tuple(dataclasses.replace(entry, situation=place.situation) for entry in found.entries),
         place.surroundings,
         () if ratio is None else (ratio.middle, ratio.low, ratio.high),
         found.memory,
@@ -344,7 +344,8 @@ class _Bench:
         self._compiling, self._measuring = compiling, 0.0
         self.seconds_left, self.tell = one.seconds_left, one.tell
         self.proposals = lambda choice: [(_ANY, 0)]
-        tries = one.seconds_left() > self.expected_seconds()
+        # Which steps there are is asked of graphs that are captured again: as long as compiling, at most. One of them is to be tried then.
+        tries = one.seconds_left() > 2 * self.expected_seconds()
         if tries:
             one.tell("looking for passes that change the graph")
             gained = graph.place.gained()

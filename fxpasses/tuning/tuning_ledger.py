@@ -14,6 +14,9 @@ Outcome = Literal["kept", "no gain", "loses", "wrong", "failed", "struck"]
 """Kept in the tuned program; measured and no better; measured and worse; refused by a check; not compiled or run;
 once kept, until the program failed."""
 
+_REFUSED = ("wrong", "failed", "struck")
+_MEASURED = ("ratio", "low", "high", "memory")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -30,6 +33,7 @@ class Entry:
         memory: peak memory with it over peak memory without, where it was measured.
         changed: calls that it added, changed or removed, for a pass.
         verdict: what the checks say, or why it was refused.
+        situation: what it was measured in, whatever the versions: ``"training, 2 threads, time"`` and a digest of the options.
     """
 
     graph: str
@@ -42,6 +46,7 @@ class Entry:
     memory: float | None = None
     changed: int = 0
     verdict: str = ""
+    situation: str = ""
 
     def to_data(self) -> dict[str, Any]:
         """The entry as plain data."""
@@ -49,9 +54,16 @@ class Entry:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Entry:
-        """Read what :meth:`to_data` gave; keys of later versions are left out."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in data.items() if name in names})
+        """Read what :meth:`to_data` gave; keys of later versions are left out. Raises: TypeError: a value is of another type."""
+        kinds = {
+            "changed": int,
+            **dict.fromkeys(("predicted", "ratio", "low", "high", "memory"), (int, float)),
+        }
+        found = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
+        for name, value in found.items():
+            if not isinstance(value, kinds.get(name, str)) and (value is not None or name not in _MEASURED):
+                raise TypeError(f"{name} is {value!r}")
+        return cls(**found)
 
     @property
     def measured(self) -> str:
@@ -76,21 +88,21 @@ class Change:
 
     @property
     def word(self) -> str:
-        """``wins``, ``loses``, ``new``, ``gone`` or ``as before``: the first two only where the intervals have nothing in common."""
+        """``wins``, ``loses``, ``new``, ``gone`` or ``as before``: the first two where the intervals have nothing in common, or one was refused."""
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"
         a, b = self.before, self.after
-        if "wrong" in (a.outcome, b.outcome) and a.outcome != b.outcome:
-            return "loses" if b.outcome == "wrong" else "wins"
+        if (a.outcome in _REFUSED) != (b.outcome in _REFUSED):
+            return "loses" if b.outcome in _REFUSED else "wins"
         if a.low is None or b.low is None or a.high is None or b.high is None:
             return "as before"
         return "wins" if b.high < a.low else "loses" if b.low > a.high else "as before"
 
 
 def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
-    """What became of each step on each graph, between two ledgers."""
-    old = {(e.graph, e.step): e for e in before}
-    new = {(e.graph, e.step): e for e in after}
+    """What became of each step on each graph, in each situation, between two ledgers."""
+    old = {(e.graph, e.situation, e.step): e for e in before}
+    new = {(e.graph, e.situation, e.step): e for e in after}
     return [Change(old.get(key), new.get(key)) for key in dict.fromkeys((*old, *new))]
 
 
@@ -117,11 +129,11 @@ def table_of_changes(found: Sequence[Change]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    for name in ("graph", "step", "before", "now", ""):
+    for name in ("graph", "step", "in", "before", "now", ""):
         table.add_column(name)
     for change in found:
         entry = change.after or change.before
         assert entry is not None
         told = [f"{e.outcome} {e.measured}".strip() if e else "" for e in (change.before, change.after)]
-        table.add_row(entry.graph[:8], entry.step, *told, change.word)
+        table.add_row(entry.graph[:8], entry.step, entry.situation, *told, change.word)
     return table

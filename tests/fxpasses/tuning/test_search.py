@@ -183,6 +183,16 @@ def test_two_ledgers_are_compared():
     assert Entry.from_data({**after[0].to_data(), "of a later version": 1}) == after[0]
 
 
+def test_a_step_that_does_not_run_any_more_loses_and_situations_are_not_mixed():
+    def entry(outcome, situation):
+        return Entry("g", "a", outcome, ratio=0.9, low=0.8, high=1.0, situation=situation)
+
+    before = [entry("kept", "training"), entry("failed", "inference"), entry("kept", "both")]
+    after = [entry("failed", "training"), entry("no gain", "inference"), entry("loses", "other")]
+    words = {(c.after or c.before).situation: c.word for c in changes(before, after)}
+    assert words == {"training": "loses", "inference": "wins", "both": "gone", "other": "new"}
+
+
 def test_plain_is_kept_where_the_default_loses():
     bench = Bench({"plain": (0.93, 1.0), "good": (0.9, 1.0), "slow": (1.1, 1.0)})
     found = search(bench, "g", "time", bench.default)

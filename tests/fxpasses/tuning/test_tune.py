@@ -134,6 +134,11 @@ def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, 
         ({"model": 3}, "a module or function"),
         ({"kwargs": ["scale"]}, "keyword arguments by name"),
         ({"clock": 3}, "returns seconds"),
+        ({"clock": lambda: "now"}, "returns seconds"),
+        ({"kwargs": {1: torch.ones(2)}}, "keyword arguments by name"),
+        ({"options": []}, "options by name"),
+        ({"fresh": "yes"}, "'fresh'.*True or False"),
+        ({"show": "no"}, "'show'.*True or False"),
     ],
 )
 def test_wrong_arguments(arguments, message):
@@ -346,7 +351,10 @@ def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_p
     assert Place.under("off", "g", "f", {}).gained() == {}
     other.file.unlink()
     data = json.loads(path.read_text())
-    for text in ("{", "[]", json.dumps({**data, "format": 0}), json.dumps({**data, "entries": [{"x": 1}]})):
+    others = [{"format": 0}, {"entries": [{"x": 1}]}, {"graph": None}, {"steps": [None]}, {"steps": 3}]
+    others += [{"ratio": ["x"]}, {"entries": [{**data["entries"][0], "ratio": "1.0"}]}]
+    damaged = [json.dumps({**data, **other}) for other in others]
+    for text in ("{", "[]", "[" * 100_000, *damaged):
         path.write_text(text)
         assert place.read() is None
     path.write_text(json.dumps(data))
