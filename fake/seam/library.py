@@ -324,4 +324,9 @@ register_opaque_type: Callable[..., Any] = (
     or _opaque_object.register_opaque_type
 )
 is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)
-is_opaque_value_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_value_type", lambda _: False)
+# Its name until torch 2.14 warns in 2.15.
+is_opaque_constant_type: Callable[[Any], bool] = getattr(
+    _opaque_object,
+    "is_opaque_constant_type",
+    getattr(_opaque_object, "is_opaque_value_type", lambda _: False),
+)

@@ -46,7 +46,7 @@ from fake.seam.dispatch import (
 )
 from fake.seam.dynamo import GuardBuilder, TensorVariable, builder as variable_builder, config, convert_frame
 from fake.seam.guards import Guard
-from fake.seam.library import is_opaque_value_type
+from fake.seam.library import is_opaque_constant_type
 from fake.seam.patches import LEDGER, SUPPORTED_VERSIONS, Patch, ThreadPatch, When
 from fake.seam.pytree import tree_map
 from fxpasses.dynamo._torch_inputs import DESCRIBES_SIZES
@@ -215,7 +215,7 @@ def _is_opaque_value(variable: Any) -> bool:
     """Whether Dynamo guards by equality what this is: a placement of a DTensor, and other types that are registered as values."""
     if isinstance(variable, LazyVariableTracker):
         variable = variable.realize()
-    return isinstance(variable, UserDefinedObjectVariable) and is_opaque_value_type(type(variable.value))
+    return isinstance(variable, UserDefinedObjectVariable) and is_opaque_constant_type(type(variable.value))
 
 
 _GUARDED_BY_VALUE = (
