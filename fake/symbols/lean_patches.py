@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -48,6 +49,19 @@ def _build_proxy(tracer: Any, expr: Any, out: Any = None) -> Any:
     return None if first is None or second is None else trace_two(tracer, expr.func, first, second, out)
 
 
+def _keeps_first_proxies(torchs_set_proxy_slot: Callable[..., None]) -> Callable[..., None]:
+    """Another number that is a symbol (the larger of it and 1, which DTensor asks for) does not take its proxy's place: it would be computed from itself."""
+
+    def set_proxy_slot(number: Any, tracer: Any, proxy: Any) -> None:
+        symbol = number.node.expr if isinstance(number, torch.SymInt) else None
+        first = tracer.sympy_expr_tracker.get(symbol) if isinstance(symbol, sympy.Symbol) else None
+        torchs_set_proxy_slot(number, tracer, proxy)
+        if first is not None:
+            tracer.sympy_expr_tracker[symbol] = first
+
+    return set_proxy_slot
+
+
 _LOST = "time: symbolic sizes are computed and compared anew each time they occur"
 
 PATCHES = LEDGER.add(
@@ -59,4 +73,11 @@ PATCHES = LEDGER.add(
         FunctionalTensor, "__new__", always(staticmethod(_functional_new)), when=When.COMPILATION, lost=_LOST
     ),
     Patch(proxy_tensor, "_build_proxy_for_sym_expr", always(_build_proxy), when=When.COMPILATION, lost=_LOST),
+    Patch(
+        proxy_tensor,
+        "set_proxy_slot",
+        _keeps_first_proxies,
+        when=When.COMPILATION,
+        lost="tensor parallel models of symbolic sizes: torch's trace of them does not end (RecursionError)",
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
@@ -19,7 +20,12 @@ from fake.seam.patches import LEDGER, Setting, When
 _APART = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
-def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None) -> Any:
+def compile_apart(
+    function: Callable[..., Any],
+    backend: Callable[..., Any] | str,
+    dynamic: bool | None = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
     """``torch.compile`` with entries of its own in Dynamo's caches.
 
     A graph break compiles the user's own functions, whose cache all compilations share: after eight backends Dynamo gives up on
@@ -29,28 +35,35 @@ def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dyn
         function: what to compile.
         backend: of ``torch.compile``.
         dynamic: of ``torch.compile``.
+        options: of ``torch.compile``.
     """
     apart: dict[str, Any] = {"isolate_recompiles": True} if _APART else {}
-    return torch.compile(function, backend=backend, dynamic=dynamic, **apart)
+    return torch.compile(function, backend=backend, dynamic=dynamic, options=options, **apart)
 
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Forget at the end what Dynamo compiled inside, and the sizes that it met; what it knew before stays."""
+    """Forget at the end what Dynamo compiled inside, and the sizes that it met; what it knew before stays, and what other threads compile meanwhile."""
     known = {id(code) for code in _codes() if _debug_get_cache_entry_list(code)}
+    own, compiled = threading.get_ident(), list[CodeType]()
+
+    def hook(code: CodeType, _: CodeType) -> None:
+        if threading.get_ident() == own and id(code) not in known:
+            compiled.append(code)
+
+    handle = convert_frame.register_bytecode_hook(hook)
     with LEDGER.in_force(*_FRESH_SIZES):
         try:
             yield
         finally:
-            for code in _codes():
-                if id(code) not in known:
-                    reset_code(code)
+            handle.remove()
+            for code in compiled:
+                reset_code(code)
 
 
 def _codes() -> list[CodeType]:
     """The code objects that Dynamo has looked at."""
-    seen = (*convert_frame.input_codes.seen, *convert_frame.output_codes.seen)
-    return [code for reference in seen if (code := reference()) is not None]
+    return [code for reference in convert_frame.input_codes.seen if (code := reference()) is not None]
 
 
 _FRESH_SIZES = LEDGER.add(

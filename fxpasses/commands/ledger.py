@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fxpasses.commands.outcome import Outcome
+from fxpasses.commands.outcome import Outcome, UsageError
 from fxpasses.plans.plan_files import cache_directory
 from fxpasses.tuning.kept import ledger_file
 from fxpasses.tuning.tuning_ledger import Entry, changes, table_of_changes, table_of_entries
@@ -30,8 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Read, and compare if that is asked for."""
     own = cache_directory("auto")
-    assert own is not None
-    entries = _read(Path(arguments.ledger) if arguments.ledger else own, arguments.step)
+    source = Path(arguments.ledger) if arguments.ledger else own
+    if source is None:
+        raise UsageError(
+            "FXPASSES_CACHE_DIR is 'off': name a directory of caches, or a file that --json wrote"
+        )
+    entries = _read(source, arguments.step)
     if arguments.against is None:
         data = [entry.to_data() for entry in entries]
         nothing = "nothing was tuned there, or no step of that name"

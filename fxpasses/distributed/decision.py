@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -66,6 +66,9 @@ _COMPILED_NOTHING = (
 )
 
 
+_NOT_ASKED = " Give options={'ranks': 'agree'} on all ranks, or on none."
+
+
 class _Leader:
     """The rank whose decision is awaited."""
 
@@ -83,6 +86,10 @@ class _Leader:
                 raise self._missing(end, "")
             state, now = Answering.ask(self._rank), time.monotonic()
             heard = now if state is not None else heard
+            if self._waits_for_this_one(state) and not self._store.check([digest]):
+                raise self._missing(
+                    "has compiled it without deciding, and waits for this rank to run it", _NOT_ASKED
+                )
             if state is not None and state["running"] and state["seconds"] > STUCK_AFTER:
                 raise self._missing(f"has been inside of the {state['running']} for {state['seconds']:.0f} s")
             if now - heard > SILENT_AFTER:
@@ -90,6 +97,14 @@ class _Leader:
             if now - started > job_store().timeout.total_seconds():
                 raise self._missing(f"was waited for during {job_store().timeout}")
         return json.loads(self._store.get(digest))
+
+    @staticmethod
+    def _waits_for_this_one(state: Mapping[str, Any] | None) -> bool:
+        """Whether a rank compares a call that this one has not begun: it has left the decision behind."""
+        waits = state and state["waits"]
+        return (
+            bool(waits) and dist.get_rank() in waits["ranks"] and waits["number"] >= HERE.calls[waits["key"]]
+        )
 
     def _missing(self, why: str, what_then: str = _COMPILED_NOTHING) -> RankMismatchError:
         own = dist.get_rank()

@@ -53,7 +53,7 @@ class Kept:
         memory: the same for peak memory, where it was measured.
         left: the steps that there was no time for.
         struck: why the choice is not used any more, "" if it is.
-        candidates: the passes that were named to choose from, each with a digest of what it does.
+        candidates: the passes that there were to choose from, each with a digest of what it does.
     """
 
     graph: str
@@ -238,7 +238,10 @@ def ledger_file(path: Path) -> list[Entry]:
     if path.is_dir():
         return [entry for kept in every_result(path) for entry in kept.entries]
     try:
-        return [Entry.from_data(data) for data in json.loads(path.read_text())]
+        entries = json.loads(path.read_text())
+        if not isinstance(entries, list):
+            raise TypeError(f"it is {type(entries).__name__}")
+        return [Entry.from_data(data) for data in entries]
     except (OSError, *_DAMAGE) as error:
         problem = f"{path} is no ledger that 'fxpasses ledger --json' printed"
         raise OptionsError("against", str(path), problem=problem) from error

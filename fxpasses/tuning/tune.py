@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from fake.error_text import describe_error
 from fake.seam.pytree import tree_map
-from fxpasses.checking._torch_dynamo import nothing_left_behind
+from fxpasses.checking._torch_dynamo import compile_apart, nothing_left_behind
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.options import Options
 from fxpasses.counters import counters
@@ -102,8 +103,8 @@ def tune(
 
     Each graph that Dynamo makes is tuned on its own: passes that change it, the memory budget, and options of Inductor are tried against the
     best so far, in turns. What is not clearly better, gives other results or gradients than eager, or has a rewrite that is not proved equal,
-    is not used. What was found is kept on disk; a later call, or ``options={"passes": "tuned"}`` in another process, takes it from there. A copy of the
-    model runs. With Ctrl-C the best so far is taken.
+    is not used. What was found is kept on disk; a later call, or ``options={"passes": "tuned"}`` in another process, takes it from there. A copy of a
+    module runs; a function that is none changes what it holds. With Ctrl-C the best so far is taken.
 
     Args:
         model: a module or function. Its training step is tuned, or inference within ``torch.no_grad()``.
@@ -159,9 +160,9 @@ def tune(
         )
         line("compiling the default")
         with nothing_left_behind(), torch.random.fork_rng(), one.searching():
-            copied = copy.deepcopy(model)
+            copied = _copied(model)
             given, named = tree_map(_own, (args, dict(kwargs or {})))
-            _compiled(copied, options, one)(*given, **named)
+            compile_apart(copied, "fxpasses", options={**(options or {}), "passes": one})(*given, **named)
     graphs = dict.fromkeys(kept.graph for kept in one.results)
     results = tuple(next(k for k in one.results if k.graph == graph) for graph in graphs)
     if file is not None and not one.interrupted:
@@ -178,6 +179,20 @@ def _compiled(
 ) -> Callable[..., Any]:
     given: dict[str, Any] = dict(options or {}) if one is None else {**(options or {}), "passes": one}
     return torch.compile(model, backend="fxpasses", options=given)
+
+
+def _copied(model: M) -> M:
+    try:
+        return copy.deepcopy(model)
+    except (
+        TypeError,
+        RuntimeError,
+        AttributeError,
+    ) as error:  # a lock, a generator, a tensor that was computed
+        problem = (
+            f"{type(model).__name__} cannot be copied, and a copy is what is tuned: {describe_error(error)}"
+        )
+        raise OptionsError("model", type(model).__name__, problem=problem) from error
 
 
 def _own(value: Any) -> Any:

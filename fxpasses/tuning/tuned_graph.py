@@ -30,7 +30,7 @@ from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.kept import Kept, Place, add_to_report
 from fxpasses.tuning.kernels import KernelTimes
 from fxpasses.tuning.measuring import Program, duel, own_inputs
-from fxpasses.tuning.proposals import Proposals
+from fxpasses.tuning.proposals import Proposals, default_candidates
 from fxpasses.tuning.search import Found, search
 from fxpasses.tuning.tuning_session import Session
 from fxpasses.tuning.verdicts import Verdicts
@@ -57,7 +57,7 @@ def tuned_graph(
         StageError: when the default cannot be compiled.
     """
     alone = one is None
-    one = one or Session(cache="auto" if options.cache == "off" else options.cache)
+    one = one or Session(cache="auto" if options.cache == "off" else options.cache, takes_any=True)
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         log.info("not tuned: each process of a job would choose for itself")
         return compile(gm, inputs, options)
@@ -70,6 +70,13 @@ def tuned_graph(
     graph = _Graph(gm, options, compile, place)
     found = None if one.fresh else _found(place, one)
     _told_to_plan(place, found)
+    if alone and found is None and (unknown := _unknown_passes(place)):
+        log.warning(
+            "a graph runs without what was tuned for it, which is kept: this process does not know %s; import them, and give options=%s "
+            "what fxpasses.tune returned, or tune the model here",
+            ", ".join(unknown), "{'passes': ...}",
+        )  # fmt: skip
+        return compile(gm, inputs, options)
     if found is not None:
         kept, choice, exact = found
         _told_to(one, kept, place, options)
@@ -93,6 +100,13 @@ def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
     return None if found is None or choice is None else (found[0], choice, found[1])
 
 
+def _unknown_passes(place: Place) -> list[str]:
+    """The passes of what is kept for a graph that nobody has registered: those of the user who tuned it, by name."""
+    found = place.read()
+    names = [step["name"] for step in found[0].steps if step.get("digest")] if found is not None else []
+    return [name for name in names if name.partition("{")[0] not in available_passes()]
+
+
 def choice_of(kept: Kept, one: Session) -> Choice | None:
     """The choice that was kept; ``None`` where it does not hold any more.
 
@@ -100,7 +114,7 @@ def choice_of(kept: Kept, one: Session) -> Choice | None:
         kept: what was kept.
         one: how is measured, and what may be chosen.
     """
-    if not kept.covers(one.passes or ()):
+    if not one.takes_any and not kept.covers(_candidates(one)):
         return None
     named = {str(item): item for item in (*(one.passes or ()), *one.allowed)}
     try:
@@ -112,6 +126,10 @@ def choice_of(kept: Kept, one: Session) -> Choice | None:
         log.warning("what was tuned before is not used: %s", describe_error(error))
         return None
     return Choice(tuple(steps))
+
+
+def _candidates(one: Session) -> Sequence[Pass]:
+    return default_candidates() if one.passes is None else one.passes
 
 
 def _told_to_plan(place: Place, found: tuple[Kept, Choice, bool] | None) -> None:
@@ -275,7 +293,7 @@ class _FirstCall:
             log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
             counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
             return self.running
-        kept = _kept(found, place, one.passes or ())
+        kept = _kept(found, place, _candidates(one))
         _told_to(one, kept, place, self.graph.options)
         if kept.entries or not kept.left:  # otherwise there was no time for anything
             place.write(kept)

@@ -34,6 +34,7 @@ class Session(TunedPasses):
         spent: seconds that counted before that.
         since: when the time that counts began, by the wall clock; ``None`` while none does.
         interrupted: whether the user stopped it.
+        takes_any: whether what an earlier tuning found holds whatever it chose from.
     """
 
     seconds: float = 60.0
@@ -50,6 +51,7 @@ class Session(TunedPasses):
     spent: float = 0.0
     since: float | None = None
     interrupted: bool = False
+    takes_any: bool = False
 
     def told(self) -> str:
         """The goal and what may be chosen, passes with digests of what they do."""

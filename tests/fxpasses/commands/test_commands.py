@@ -283,8 +283,13 @@ def test_results_of_tuning_are_told_compared_verified_and_cleared(tmp_path, monk
     assert [one["change"] for one in compared] == ["loses", "new"]
     assert "loses" in told(["ledger", "--against", str(before)], capsys, status=1)
     before.write_text("{}")
-    assert main(["ledger", "--against", str(tmp_path / "nothing.json")]) == 2
-    assert "is no ledger" in capsys.readouterr().err
+    for path in (before, tmp_path / "nothing.json"):
+        assert main(["ledger", "--against", str(path)]) == 2
+        assert "is no ledger" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setenv("FXPASSES_CACHE_DIR", "off")
+        assert main(["ledger"]) == 2
+        assert "FXPASSES_CACHE_DIR is 'off'" in capsys.readouterr().err
 
     only = ["--only", "tuned"]
     (listed,) = json.loads(told(["cache", "list", *only, "--json"], capsys))

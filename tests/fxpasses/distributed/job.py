@@ -244,6 +244,12 @@ def other_graphs_agreed():
     return compiled(loss, ranks="agree")(torch.ones(2, requires_grad=True))
 
 
+def agreed_on_one_rank():
+    return compiled(lambda x: doubled(x.sin()).sum(), ranks="agree" if RANK else "check")(
+        torch.ones(2, requires_grad=True)
+    )
+
+
 def alone():
     """Only rank 1 compiles again, and what it gets sends more."""
 
@@ -280,6 +286,7 @@ CASES = (
     other_budgets,
     other_budgets_agreed,
     other_graphs_agreed,
+    agreed_on_one_rank,
     alone,  # the last one: a rank is left
 )
 

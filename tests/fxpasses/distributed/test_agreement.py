@@ -119,6 +119,14 @@ def test_decisions_about_another_graph_mean_nothing(outcomes):
 
 
 @pytest.mark.slow
+def test_a_rank_that_waits_for_a_decision_nobody_makes_is_told(outcomes):
+    for rank in outcomes:
+        error = rank["agreed_on_one_rank"]["error"]
+        assert "rank 0 has compiled it without deciding" in error
+        assert "on all ranks, or on none" in error
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "expected"),
     [

@@ -129,9 +129,9 @@ def test_what_cannot_be_run_has_no_time():
 def test_the_default_that_is_kept_is_called_as_without_tuning(tmp_path, monkeypatch):
     given, compile = [], torch.compile
 
-    def recorded(model, *, backend, options):
+    def recorded(model, *, backend, options, **more):
         given.append(options)
-        return compile(model, backend=backend, options=options)
+        return compile(model, backend=backend, options=options, **more)
 
     monkeypatch.setattr(torch, "compile", recorded)
     own = {"compiler": "eager"}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 import time
 
 import pytest
@@ -14,7 +15,7 @@ from fxpasses.compiling.options import Options
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.content import family_of, graph_digest
 from fxpasses.tuning.kept import Kept, Place
-from fxpasses.tuning.tuned_graph import tuned_graph
+from fxpasses.tuning.tuned_graph import choice_of, tuned_graph
 from fxpasses.tuning.tuning_ledger import Entry
 from fxpasses.tuning.tuning_session import Session
 from fxpasses.tuning.verdicts import Verdicts
@@ -146,6 +147,37 @@ def test_wrong_arguments(arguments, message):
         fxpasses.tune(**{"model": torch.nn.ReLU(), "inputs": torch.ones(2), **arguments})
 
 
+def test_what_was_chosen_from_less_does_not_answer(tmp_path):
+    gm, inputs = a_graph()
+    options = Options.parse({"compiler": "eager"})
+    place = kept_for(gm, inputs, tmp_path, options)
+    kept, _ = place.read()
+    narrow = dataclasses.replace(kept, candidates={"chunk_logits": "its digest"})
+    assert choice_of(narrow, Session()) is None, "there is more to choose from"
+    assert choice_of(narrow, Session(takes_any=True)) is not None, "options={'passes': 'tuned'}"
+    assert choice_of(narrow, Session(passes=())) is not None
+
+
+def test_a_pass_that_this_process_does_not_know_is_named_and_what_is_kept_stays(tmp_path, caplog):
+    gm, inputs = a_graph()
+    options = Options.parse({"compiler": "eager", "cache": str(tmp_path)})
+    place = kept_for(gm, inputs, tmp_path, options)
+    kept, _ = place.read()
+    step = {"name": "mine", "settings": {}, "digest": "of mine", "allowed": False, "places": None}
+    place.write(dataclasses.replace(kept, steps=(step,)))
+    run = tuned_graph(gm, inputs, options, None, lambda *_: gm.forward)
+    assert run(*inputs)[0].tolist() == [2, 2, 2]
+    assert "this process does not know mine" in caplog.text
+    assert place.read()[0].steps == (step,)
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    model = torch.nn.Linear(2, 2)
+    model.lock = threading.Lock()
+    with pytest.raises(OptionsError, match=r"Linear cannot be copied.*lock"):
+        fxpasses.tune(model, torch.ones(2), show=False, options={"compiler": "eager"})
+
+
 def test_tuned_is_one_word():
     assert Options.parse({"passes": "tuned"}).passes == Options.parse().passes
     with pytest.raises(OptionsError, match="did you mean 'tuned'"):
@@ -175,7 +207,7 @@ def kept_for(gm, inputs, cache, options):
     place = Place(cache / "tuned", path.stem, family_of(gm, inputs), kept.surroundings)
     steps = ({"name": "memory_budget=0.8", "settings": {"memory_budget": 0.8}, "digest": None},)
     entries = (Entry(place.graph, "memory_budget=0.8", "kept"),)
-    place.write(Kept(place.graph, steps, entries, kept.surroundings))
+    place.write(Kept(place.graph, steps, entries, kept.surroundings, candidates=kept.candidates))
     assert [*cache.glob("tuned/*/*.json")] == [path]
     return place
 
