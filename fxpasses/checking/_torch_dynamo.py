@@ -47,7 +47,7 @@ def nothing_left_behind() -> Iterator[None]:
     known = {id(code) for code in _codes() if _debug_get_cache_entry_list(code)}
     own, compiled = threading.get_ident(), list[CodeType]()
 
-    def hook(code: CodeType, _: CodeType) -> None:
+    def hook(code: CodeType, new_code: CodeType) -> None:
         if threading.get_ident() == own and id(code) not in known:
             compiled.append(code)
 

@@ -101,10 +101,10 @@ class _Leader:
     @staticmethod
     def _waits_for_this_one(state: Mapping[str, Any] | None) -> bool:
         """Whether a rank compares a call that this one has not begun: it has left the decision behind."""
-        waits = state and state["waits"]
-        return (
-            bool(waits) and dist.get_rank() in waits["ranks"] and waits["number"] >= HERE.calls[waits["key"]]
-        )
+        waits = state["waits"] if state is not None else None
+        if waits is None or dist.get_rank() not in waits["ranks"]:
+            return False
+        return bool(waits["number"] >= HERE.calls[waits["key"]])
 
     def _missing(self, why: str, what_then: str = _COMPILED_NOTHING) -> RankMismatchError:
         own = dist.get_rank()

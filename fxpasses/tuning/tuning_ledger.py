@@ -55,10 +55,8 @@ class Entry:
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Entry:
         """Read what :meth:`to_data` gave; keys of later versions are left out. Raises: TypeError: a value is of another type."""
-        kinds = {
-            "changed": int,
-            **dict.fromkeys(("predicted", "ratio", "low", "high", "memory"), (int, float)),
-        }
+        numbers: dict[str, Any] = dict.fromkeys(("predicted", "ratio", "low", "high", "memory"), (int, float))
+        kinds = {"changed": int, **numbers}
         found = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
         for name, value in found.items():
             if not isinstance(value, kinds.get(name, str)) and (value is not None or name not in _MEASURED):
