@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from fake.error_text import first_line
 from fake.seam.pytree import tree_leaves, tree_map
@@ -90,7 +91,7 @@ class Steps:
         def step(*args: Any, **kwargs: Any) -> Any:
             return call(*args, **kwargs)
 
-        with nothing_left_behind(), torch.random.fork_rng(), _made_in_float64() if wide else nullcontext():
+        with nothing_left_behind(), torch.random.fork_rng(), _MadeInFloat64() if wide else nullcontext():
             torch.manual_seed(seed)
             with torch.enable_grad() if self._backward else torch.no_grad():
                 outputs = [v for v in _leaves(compile(step)(*args, **kwargs)) if isinstance(v, Tensor)]
@@ -111,15 +112,25 @@ class Steps:
         return {name: value.detach().clone() for name, value in found.items()}
 
 
-@contextmanager
-def _made_in_float64() -> Iterator[None]:
-    """Tensors that a model makes without naming a type are as wide as its parameters."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+_RANDOM = frozenset({torch.rand, torch.randn})
+_FACTORIES = _RANDOM | {
+    torch.zeros, torch.ones, torch.empty, torch.full, torch.eye, torch.linspace, torch.logspace, torch.tensor,
+}  # fmt: skip
+
+
+class _MadeInFloat64(TorchFunctionMode):
+    """Tensors that a model makes without naming a type are as wide as its parameters. (The default type would change for all threads.)"""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        made = func(*args, **given)
+        names_none = func in _FACTORIES and given.get("dtype") is None and given.get("out") is None
+        if not names_none or made.dtype is not torch.get_default_dtype():
+            return made
+        # A random one has the numbers that it has in eager.
+        return made.double() if func in _RANDOM else func(*args, **{**given, "dtype": torch.float64})
 
 
 def _same(a: Results, b: Results) -> bool:

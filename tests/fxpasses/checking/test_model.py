@@ -10,6 +10,7 @@ from torch import nn
 
 import fxpasses
 from fxpasses.checking import captured
+from fxpasses.checking.model_steps import Steps
 from fxpasses.commands.main import main
 from fxpasses.exact import equivalent
 from fxpasses.regional import with_regions
@@ -44,6 +45,18 @@ def test_a_right_model_passes():
     assert all(s.times < 5 for s in result.stages)
     assert all(torch.equal(a, b) for a, b in zip(weights, subject.parameters(), strict=True))
     assert all(p.grad is None for p in subject.parameters())
+
+
+def test_tensors_that_a_model_makes_are_wide_in_float64():
+    def made(x):
+        state = torch.zeros(2) + torch.full((2,), 0.1)
+        return torch.stack([x, state]) * torch.arange(2)
+
+    wide, why = Steps(made, (torch.ones(2),), {}, backward=False).yardsticks()
+    assert why == ""
+    assert wide[0]["output 0"].dtype is torch.float64
+    assert wide[0]["output 0"][1].tolist() == [0.0, 0.1], "not the tenth of float32"
+    assert torch.get_default_dtype() is torch.float32
 
 
 @pytest.mark.slow
