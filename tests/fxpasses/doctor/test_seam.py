@@ -13,6 +13,7 @@ from fxpasses.doctor.seam import uses_in
 
 ABSENT = {
     "2.13": {
+        "fake/seam/library.py: torch._library.opaque_object.is_opaque_constant_type",
         "fake/seam/library.py: torch._library.opaque_object.register_custom_class",
         "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
     },
