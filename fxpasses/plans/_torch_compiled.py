@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import inspect
 import itertools
 import sys
@@ -15,6 +16,7 @@ import sympy
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._inductor.output_code import CompiledFxGraph
@@ -23,7 +25,7 @@ from torch._inductor.select_algorithm import extern_kernels
 from fake.seam.aot_autograd import OutputType, config as _functorch_config
 from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config
 from fake.seam.guards import TracingContext
-from fake.seam.patches import LEDGER, Edit, When
+from fake.seam.patches import LEDGER, Edit, Patch, When
 from fake.seam.symbolic_shapes import PythonPrinter, TensorPropertySource
 from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
@@ -132,7 +134,7 @@ def recorded_compilation() -> Iterator[None]:
     with (
         _functorch_config.patch(enable_autograd_cache=False),
         _dynamo_config.patch(skip_nnmodule_hook_guards=False),
-        LEDGER.in_force(_ITEMS, MARKED),
+        LEDGER.in_force(_ITEMS, _ENDS, MARKED),
     ):
         yield
 
@@ -207,17 +209,52 @@ def _is_number(item: Any) -> bool:
 
 
 @contextlib.contextmanager
-def compiled_frames(seen: Callable[[types.CodeType, types.CodeType], None]) -> Iterator[None]:
-    """Have ``seen`` called with the code of each frame that Dynamo compiles, and the code that it wrote for it."""
+def compiled_frames(
+    traced: Callable[[], None], seen: Callable[[types.CodeType, types.CodeType], None]
+) -> Iterator[None]:
+    """Watch the frames that Dynamo compiles.
+
+    Args:
+        traced: is called where the trace of one has ended, and its graph, if there is one, is compiled.
+        seen: then, with the code of the frame and the code that Dynamo wrote for it.
+    """
 
     def hook(code: types.CodeType, new_code: types.CodeType) -> None:
         seen(code, new_code)
 
     handle = register_bytecode_hook(hook)
+    _watching.append(traced)
     try:
         yield
     finally:
+        _watching.remove(traced)
         handle.remove()
+
+
+_watching: list[Callable[[], None]] = []
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_subgraph(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        for traced in tuple(_watching):
+            traced()
+        return result
+
+    return compile_subgraph
+
+
+(_ENDS,) = LEDGER.add(
+    Patch(
+        OutputGraph,
+        "compile_subgraph",
+        _telling,
+        when=When.COMPILATION,
+        versions=None,
+        lost="calls whose first frame ends before it has a graph would have no plans",
+    )
+)
 
 
 _OPERATIONS = frozenset({

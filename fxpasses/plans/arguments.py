@@ -54,7 +54,7 @@ class _Seen:
             return self._tensor(value)
         if value is None or kind in _QUICK:
             return kind.__name__, repr(value)
-        if kind in (tuple, list):
+        if kind in (tuple, list, torch.Size):
             return kind.__name__, *map(self.describe, value)
         if kind is dict and all(type(key) in (str, int) for key in value):
             return "dict", *((repr(key), self.describe(item)) for key, item in value.items())

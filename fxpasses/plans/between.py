@@ -22,10 +22,12 @@ from typing import Any, Protocol
 
 from fxpasses.plans._torch_frames import entries_only, let_enter, never_traced, set_hook
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.resumed import Cells, Resumed
 
-Cells = tuple[types.CellType, ...]
 Name = Sequence[Any]
 """The name of a module, the names that lead from it to a function, and how many functions that wrap it are to be unwrapped."""
+_OWNERS = 4
+"""How many references a cell has that only the frame knows which made it: of the frame, of the tuple that is handed on, and of two names here."""
 _CLOSURES = 32
 """The most closures of a function that are compiled, each on its own; others run in Python."""
 
@@ -37,6 +39,7 @@ class Planned(Protocol):
     has_no_graph: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def by_dynamo(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class _Running(threading.local):
@@ -163,6 +166,81 @@ def without_hook(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+class WithCells:
+    """Makes the function with which a frame goes on whose variables are shared with functions inside it: their cells are others in each call.
+
+    Where nobody but the frame has its cells, what the function does is the same with cells of its own, and their contents are arguments as others are.
+    Where somebody has (a function that the frame has made before), Dynamo compiles it as it does without plans.
+
+    Args:
+        resumed: the function.
+        planned: makes of a function one that looks for plans.
+        around: makes the context of each call.
+    """
+
+    def __init__(
+        self,
+        resumed: Resumed,
+        planned: Callable[[Callable[..., Any]], Planned],
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._resumed, self._planned, self._around = resumed, planned, around
+        self._known: tuple[tuple[str, ...], Cells, Planned] | None = None
+        self._lasting = [name in resumed.closure for name in resumed.code.co_freevars]
+
+    @property
+    def has_no_graph(self) -> bool:
+        """Whether it was called, and nothing was compiled."""
+        return self._known is not None and self._known[-1].has_no_graph
+
+    @property
+    def functions_between(self) -> Functions:
+        """The functions that run in Python between its graphs. Only of one that was called."""
+        assert self._known is not None
+        return self._known[-1].functions_between
+
+    def __call__(self, cells: Cells) -> Callable[..., Any]:
+        """The function. Args: the cells of a frame that is running."""
+
+        def resume(*args: Any) -> Any:
+            hook = set_hook(None)
+            try:
+                call, given = self._call_for(cells)
+                with self._around():
+                    return call(*args, *given)
+            finally:
+                set_hook(hook)
+
+        return never_traced(resume)
+
+    def _call_for(self, cells: Cells) -> tuple[Callable[..., Any], list[Any]]:
+        names, given, lasting = [], [], []
+        counts = [sys.getrefcount(cell) for cell in cells]
+        are_known = any(n > _OWNERS and not lasts for n, lasts in zip(counts, self._lasting, strict=True))
+        for name, lasts, cell in zip(self._resumed.code.co_freevars, self._lasting, cells, strict=True):
+            if lasts:
+                lasting.append(cell)
+                continue
+            try:
+                given.append(cell.cell_contents)
+                names.append(name)
+            except ValueError:
+                pass  # the variable has no value yet
+        filled, closure = tuple(names), tuple(lasting)
+        if self._known is None and not are_known:
+            if filled not in self._resumed.filled:
+                from fxpasses.plans._torch_cells import with_parameters  # imports Dynamo
+
+                self._resumed.filled[filled] = with_parameters(
+                    self._resumed.code, filled, self._resumed.closure
+                )
+            function = self._resumed.function(closure, self._resumed.filled[filled])
+            self._known = filled, closure, self._planned(function)
+        if are_known or self._known is None or self._known[:2] != (filled, closure):
+            return self._planned(self._resumed.function(cells)).by_dynamo, []
+        return self._known[-1], given
+
+
 class Functions:
     """The functions between the graphs of one compiled object.
 
@@ -172,7 +250,7 @@ class Functions:
 
     def __init__(self, planned: Callable[[Callable[..., Any]], Planned]) -> None:
         self.planned = planned
-        self._resumed: dict[str, Planned] = {}
+        self._resumed: dict[str, Planned | WithCells] = {}
         self._known: dict[Stub, list[tuple[dict[str, Any], Cells, Planned | None]]] = {}
 
     def __bool__(self) -> bool:
@@ -227,20 +305,29 @@ class Functions:
         known.append((values, cells, planned))
         return planned
 
-    def resume(self, name: str, resumed: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
+    def resume(self, name: str, resumed: Resumed) -> Callable[[], Callable[..., Any] | None]:
         """What returns the call with which frames of the model go on, or None once the model is gone: globals of a module may hold it.
 
-        Args: the name and the function that Dynamo has written among these globals.
+        Args:
+            name: of the function, among these globals.
+            resumed: the function.
         """
-        self._resumed[name] = planned = self.planned(resumed)
+
+        def around() -> AbstractContextManager[Any]:
+            return _running.around()
+
+        has_cells = bool(resumed.code.co_freevars)
+        planned = WithCells(resumed, self.planned, around) if has_cells else self.planned(resumed.function())
+        self._resumed[name] = planned
         known = weakref.ref(planned)
 
         def held() -> Callable[..., Any] | None:
-            if (call := known()) is None:
-                return None
+            call = known()
+            if call is None or has_cells:
+                return call
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                with _running.around():
+                with around():
                     return call(*args, **kwargs)
 
             return run
@@ -250,10 +337,9 @@ class Functions:
     def take_over_resumed(self) -> bool:
         """Whether what frames of the model go on with has no graphs; what it calls belongs to the model then."""
         for planned in self._resumed.values():
-            inner = planned.functions_between
-            if not planned.has_no_graph or not inner.take_over_resumed():
+            if not planned.has_no_graph or not planned.functions_between.take_over_resumed():
                 return False
-            for stub, known in inner._known.items():
+            for stub, known in planned.functions_between._known.items():
                 self._known.setdefault(stub, []).extend(known)
         return True
 

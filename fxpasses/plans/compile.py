@@ -288,6 +288,10 @@ class Compiled(Generic[M]):
             self._reasons.add(error.reason)
         return self._fully(args, kwargs)
 
+    def by_dynamo(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, compiled, without looking for a plan."""
+        return self._compiled(*args, **kwargs)
+
     def _fully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call by Dynamo, of which there is no plan; after many of them none is looked for any more."""
         self._calls_without += 1

@@ -20,14 +20,15 @@ from typing import Any
 import torch
 
 from fxpasses.plans._torch import call_in_eager
-from fxpasses.plans.between import Functions, Stub, without_hook
+from fxpasses.plans.between import Functions, Stub, WithCells, without_hook
 from fxpasses.plans.code import named_by
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.resumed import PREFIX, Resumed
 
 Function = Callable[..., Any]
 PYTHON = "python"
 """The kind of a plan of a call that has no graph of its own: only what it calls has."""
-_GRAPH, _RESUMED, _DYNAMO = "__compiled_fn", "__resume_at", "torch._dynamo.utils"
+_GRAPH, _DYNAMO = "__compiled_fn", "torch._dynamo.utils"
 
 
 def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
@@ -49,24 +50,6 @@ def calls_graph(code: types.CodeType) -> bool:
     return any(name.startswith(_GRAPH) for _, name in named_by(code))
 
 
-def resume_functions(code: types.CodeType, values: Mapping[str, Any]) -> dict[str, types.FunctionType]:
-    """The functions that a frame calls to go on, by the names of globals that Dynamo gave them.
-
-    Args:
-        code: what Dynamo wrote.
-        values: the globals of the frame.
-    """
-    found = {name: values.get(name) for how, name in named_by(code) if name.startswith(_RESUMED)}
-    return {
-        name: types.FunctionType(
-            value.__code__, value.__globals__, value.__code__.co_name
-        )  # its own name has a number of the process
-        for name, value in found.items()
-        if isinstance(value, types.FunctionType)
-        and value.__code__.co_name.startswith("torch_dynamo_resume_in")
-    }
-
-
 def handed_on(code: types.CodeType) -> frozenset[str]:
     """Which of the functions that a frame names are not called by it, but given to the one that is: with ``nested_graph_breaks`` the function in which
     the graph ended goes on first, and then its caller, which it had been inlined into.
@@ -78,7 +61,7 @@ def handed_on(code: types.CodeType) -> frozenset[str]:
     # Since the last return: a frame ends with the call of the function that goes on, whose name it loads last.
     named: list[str] = []
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL" and str(instruction.argval).startswith(_RESUMED):
+        if instruction.opname == "LOAD_GLOBAL" and str(instruction.argval).startswith(PREFIX):
             named.append(instruction.argval)
         elif instruction.opname.startswith("RETURN_"):
             found += named[:-1]
@@ -89,7 +72,7 @@ def handed_on(code: types.CodeType) -> frozenset[str]:
 def described_frame(
     function: types.FunctionType,
     code: types.CodeType,
-    resumed: Mapping[str, types.FunctionType],
+    resumed: Mapping[str, Resumed],
     read: Set[str] = frozenset(),
 ) -> tuple[dict[str, list[str]], bytes]:
     """A frame as plain data: what the names stand for that Dynamo has put among its globals, and its code and that of the functions it resumes.
@@ -97,7 +80,7 @@ def described_frame(
     Args:
         function: whose frame it is.
         code: what Dynamo wrote for it.
-        resumed: see :func:`resume_functions`.
+        resumed: see :func:`~fxpasses.plans.resumed.resumed_by`.
         read: the globals of its module that the plan asks to be what they were, besides those that the function names.
 
     Raises:
@@ -114,20 +97,25 @@ def described_frame(
             names[name] = ["graph"]
         elif name in resumed:
             names[name] = ["handed"] if name in handed else ["resume"]
+            if resumed[name].values is not values or (name in handed and resumed[name].code.co_freevars):
+                raise NoPlan("a frame that goes on in other modules, or with cells of several functions")
         elif isinstance(value, types.ModuleType) and name not in own:
             names[name] = ["module", value.__name__]
         elif value is vars(builtins):
             names[name] = ["builtins"]
         elif name not in own and (name in values or not hasattr(builtins, name)):
             raise NoPlan("the frame reads a global", name)
-    if list(names.values()).count(["graph"]) != 1:
-        raise NoPlan("the frame has no graph, or several")
+    if list(names.values()).count(["graph"]) > 1:
+        raise NoPlan("the frame has several graphs")
     if code.co_freevars != function.__code__.co_freevars:
         raise NoPlan("a frame with cells of its own")
     listed = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    kept = _kept_on_the_way(listed, names)
+    for place in sorted(kept, reverse=True):
+        del listed[place : place + 2]
     pairs = list(itertools.pairwise(listed))
     # The locals that the module is put in, by Dynamo of torch 2.15. Python 3.13 has instructions for two locals at once.
-    held = {
+    held = set(kept.values()) | {
         _locals(then)[0]
         for loads, then in pairs
         if _loads_dynamo(loads, names) and then.opname.startswith("STORE_FAST")
@@ -138,15 +126,44 @@ def described_frame(
         if asks and not known and not (then.opname.startswith("STORE_FAST") and _locals(then)[0] in held):
             raise NoPlan("the frame calls functions of Dynamo", str(then.argval))
     try:
-        return names, marshal.dumps(
-            (code, {name: value.__code__ for name, value in resumed.items() if name in names})
-        )
+        codes = {name: (one.code, one.filled) for name, one in resumed.items() if name in names}
+        return names, marshal.dumps((*_without_objects(code), codes))
     except ValueError:
         raise NoPlan("a frame whose code holds objects") from None
 
 
+def _without_objects(code: types.CodeType) -> tuple[types.CodeType, dict[int, tuple[str, Any]]]:
+    """Code as data, and what stands for constants of it that are objects which every process has: classes of Python, and sizes of tensors."""
+    kept: list[Any] = list(code.co_consts)
+    objects: dict[int, tuple[str, Any]] = {}
+    for i, constant in enumerate(kept):
+        if isinstance(constant, torch.Size):
+            kept[i], objects[i] = None, ("size", tuple(constant))
+        elif isinstance(constant, type) and constant in vars(builtins).values():
+            kept[i], objects[i] = None, ("builtin", constant.__name__)
+    return code.replace(co_consts=tuple(kept)), objects
+
+
+def _with_objects(code: types.CodeType, objects: Mapping[int, tuple[str, Any]]) -> types.CodeType:
+    constants = list(code.co_consts)
+    for i, (kind, value) in objects.items():
+        constants[i] = torch.Size(value) if kind == "size" else getattr(builtins, value)
+    return code.replace(co_consts=tuple(constants))
+
+
 def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
     return instruction.argval if isinstance(instruction.argval, tuple) else (str(instruction.argval),)
+
+
+def _kept_on_the_way(listed: Sequence[dis.Instruction], names: Mapping[str, list[str]]) -> dict[int, str]:
+    """Where the module is copied into a local, between its load and its use, and into which."""
+    return {
+        i + 1: _locals(listed[i + 2])[0]
+        for i in range(len(listed) - 2)
+        if _loads_dynamo(listed[i], names)
+        and (listed[i + 1].opname, listed[i + 1].arg) == ("COPY", 1)
+        and listed[i + 2].opname == "STORE_FAST"
+    }
 
 
 def _loads_dynamo(instruction: dis.Instruction, names: Mapping[str, list[str]]) -> bool:
@@ -225,7 +242,7 @@ def frame_of(
         functions: those between the graphs of the model.
         stubs: of those that have graphs.
     """
-    code, resumed = marshal.loads(data)
+    code, objects, resumed = marshal.loads(data)
     function, first = function_of(model)
     values, stem = function.__globals__, f"__fxpasses_{hashlib.sha256(data).hexdigest()[:12]}_{id(graph)}"
     made: dict[str, Any] = {}
@@ -234,9 +251,14 @@ def frame_of(
         if kind == "graph":
             value: Any = calls.add(without_hook(graph) if stubs else graph)
         elif kind in ("resume", "handed"):
-            value = types.FunctionType(resumed[name], values, resumed[name].co_name)
-            if kind == "resume":
-                planned = functions.planned(value)
+            code_of_it, filled = resumed[name]
+            goes_on = Resumed(code_of_it, values, function.__code__.co_freevars, filled)
+            if kind == "handed":
+                value = goes_on.function()
+            elif code_of_it.co_freevars:
+                value = calls.add(WithCells(goes_on, functions.planned))
+            else:
+                planned = functions.planned(goes_on.function())
                 value = calls.add(without_hook(planned) if stubs else planned)
         elif kind == "builtins":
             value = vars(builtins)
@@ -244,6 +266,7 @@ def frame_of(
             value = _STAND_IN if rest == [_DYNAMO] else importlib.import_module(rest[0])
         values[f"{stem}_{number}"] = value
         made[name] = f"{stem}_{number}"
+    code = _with_objects(code, objects)
     code = code.replace(co_names=tuple(made.get(name, name) for name in code.co_names))
     frame = types.FunctionType(code, values, function.__name__, function.__defaults__, function.__closure__)
     frame.__kwdefaults__ = function.__kwdefaults__

@@ -317,7 +317,8 @@ def loaded(
         file: where it is.
     """
     if content["kind"] == PYTHON:
-        return _made(content, {"run": None, "accepts": lambda: True}, walk, armed, b"", file)
+        no_graph = {"run": None, "accepts": lambda: True}
+        return _made(content, no_graph, walk, armed, sections.get("frame", b""), file)
     prefix = "kernel "
     if "check" in sections:
         native.use(lambda: load_library(native.ENTRY, sections["check"], folder))

@@ -22,22 +22,15 @@ from fake.symbols.shape_guards import guards_of
 from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
 from fxpasses.plans import _torch, _torch_compiled as _t, native
-from fxpasses.plans._torch_entry import INLINE, without_frame_hook
 from fxpasses.plans.arguments import sources_of
-from fxpasses.plans.between import Functions, names_of, stub_of
+from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.frames import (
-    PYTHON,
-    calls_graph,
-    described_frame,
-    function_of,
-    handed_on,
-    resume_functions,
-)
+from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module, used_parameters
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.plan_files import hash_of, write_sections
 from fxpasses.plans.reads import check_covered, read_of_operator, read_of_result, reads_of, walk_reads
+from fxpasses.plans.recorded_frames import RecordedFrames
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
 from fxpasses.plans.runtime import load_library
@@ -100,17 +93,15 @@ class Recording(Observer, Recorder):
         self._changed: list[Any] = []
         self._guarded: list[str] = []
         self._outputs: list[Any] = []
-        self._calls = self._compilations = self._others = 0
-        self._frames: list[tuple[types.CodeType, types.CodeType]] = []
+        self._calls = self._compilations = 0
+        self._frames = RecordedFrames(model, functions)
         self._frame_code = b""
-        self._resumed: dict[str, types.FunctionType] = {}
-        self._more = ""
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
         self._later = list[Any]()
         self._guards: tuple[str, dict[str, tuple[int, bool]]] | None = None
         self._numbers: list[list[Any] | None] = []
         self._autocast = False
-        self._over = self._has_begun = False
+        self._over = self._frame_was_seen = self._goes_on = False
         self._number_of_outputs = 0
         self._refused, self._lasting, self._finished = "", True, False
         self._files: dict[str, str] = {}
@@ -122,7 +113,7 @@ class Recording(Observer, Recorder):
         with (
             recorded_by(self),
             _t.recorded_compilation(),
-            _t.compiled_frames(self._compiled_frame),
+            _t.compiled_frames(self._traced_frame, self._compiled_frame),
             self._functions.run(functools.partial(recorded_by, None)),
         ):
             try:
@@ -131,49 +122,35 @@ class Recording(Observer, Recorder):
                 self._finished = True
                 self._release_model()
                 raise
-        if len(self._frames) == 1 and self._others and not self._resumed:
-            self._refuse("another function runs in Python")
-        if any(calls_graph(new_code) for _, new_code in self._frames[1:]):
-            self._refuse("a graph break")
+        self._goes_on = not self._compilations and self._frames.goes_on()
+        if reason := self._frames.problem():
+            self._refuse(reason)
+
+    def _traced_frame(self) -> None:
+        if recorder() is self and not self._compilations and not self._frame_was_seen:
+            self._note_trace()
 
     def _compiled_frame(self, code: types.CodeType, new_code: types.CodeType) -> None:
-        if recorder() is self:  # and not one of a function that was resumed
-            self._frames.append((code, new_code))
-            if len(self._frames) == 1:
-                self._look_at_frame(code, new_code)
+        if recorder() is self and self._frames.add(
+            code, new_code
+        ):  # and not one of a function that was resumed
+            self._frame_was_seen = True
+            self._look_at_frame()
+            if not self._compilations:
+                self._look_at_trace()  # before it runs
+
+    @_beside_compilation
+    def _look_at_frame(self) -> None:
+        self._frames.look_for_plans()
 
     def instead_of(self, code: types.CodeType) -> types.CodeType | None:
         """The code that frames of a function between graphs run, which Dynamo is about to compile. Args: the function's code."""
-        try:
-            function, _ = function_of(self._model)
-        except NoPlan:
-            return None
-        if code is function.__code__ or code is INLINE:
-            self._has_begun = True
-            return None
-        stub = stub_of(code) if self._has_begun else None
-        self._others += stub is None
-        return None if stub is None else stub.instead
-
-    @_beside_compilation
-    def _look_at_frame(self, code: types.CodeType, new_code: types.CodeType) -> None:
-        """Functions that Dynamo resumes look for plans of their own, from now on."""
-        self._more = self._more or _t.more_than_its_graph(new_code)
-        try:
-            function, _ = function_of(self._model)
-        except NoPlan:
-            return
-        if function.__code__ is code:
-            self._resumed = resume_functions(new_code, function.__globals__)
-            handed = handed_on(new_code)
-            for name, resumed in self._resumed.items():
-                on = None if name in handed else self._functions.resume(name, resumed)
-                function.__globals__[name] = resumed if on is None else without_frame_hook(on, resumed)
+        return self._frames.instead_of(code)
 
     @property
     def has_graph(self) -> bool:
-        """Whether anything was compiled for the frames of the model itself."""
-        return self._compilations > 0
+        """Whether anything was compiled for the frames of the model itself, or for what they go on with."""
+        return self._compilations > 0 or self._goes_on
 
     def _refuse(self, reason: str) -> None:
         self._refused = self._refused or reason
@@ -202,6 +179,11 @@ class Recording(Observer, Recorder):
         self._autocast = is_any_autocast_enabled()
         if self._compilations > 1:
             self._refuse("a graph break")
+        self._note_trace()
+
+    @_beside_compilation
+    def _note_trace(self) -> None:
+        """What the trace of a frame depends on, which is known until it ends."""
         if not _t.is_call_of(self._model):
             self._refuse("another function runs in Python")
         if _t.asks_for_order():
@@ -215,7 +197,7 @@ class Recording(Observer, Recorder):
             self._operators += operators
             changed, differs = _t.changed_objects()
             self._changed += changed
-            self._more = self._more or (differs and "a frame that changes an object")
+            self._frames.more = self._frames.more or (differs and "a frame that changes an object")
         except NoPlan as error:
             log.info("no plan: %s", error)
             self._refuse(error.reason)
@@ -278,11 +260,23 @@ class Recording(Observer, Recorder):
 
     @_beside_compilation
     def _look(self, inputs: Sequence[Any]) -> None:
+        """See what is handed to the graph in its first call."""
+        self._versions = _versions(inputs)
+        self._look_at_trace()
+        try:
+            infos = self._input_infos(inputs) if self._held is None else []
+            if any(info.mutates_data or info.mutates_metadata for info in infos):
+                _check_memory(inputs)
+            self._content["inputs"] = sources_of(inputs, self._walk.tensors, self._arguments, self._numbers)
+        except NoPlan as error:
+            log.info("no plan: %s", error)
+            self._refuse(error.reason)
+
+    @_beside_compilation
+    def _look_at_trace(self) -> None:
         """See what decided the trace: it is over, and nothing that it decided has happened yet."""
         try:
             walk = self._walk
-            self._versions = _versions(inputs)
-            infos = self._input_infos(inputs) if self._held is None else []
             reads = [*reads_of(self._codes), *map(read_of_operator, self._operators)]
             reads += itertools.starmap(read_of_result, _t.marked_calls())
             self._reads, self._later = of_later_modules(dict.fromkeys(reads))
@@ -300,9 +294,6 @@ class Recording(Observer, Recorder):
                 raise NoPlan("a frame that changes an object")  # what it was before is not known
             if any(name in place for name in walk.hashes for place in self._guarded):
                 raise NoPlan("code that reads the hash of an object")
-            if any(info.mutates_data or info.mutates_metadata for info in infos):
-                _check_memory(inputs)
-            self._content["inputs"] = sources_of(inputs, walk.tensors, self._arguments, self._numbers)
         except NoPlan as error:
             log.info("no plan: %s", error)
             self._refuse(error.reason)
@@ -336,24 +327,35 @@ class Recording(Observer, Recorder):
             self._finish()
 
     def _conclude_without_graph(self) -> None:
-        """All graphs are those of functions that ran in Python: the plan says which these are."""
-        goes_on = not self._functions.take_over_resumed()
-        stubs = self._functions.stubs()
-        if not stubs:
+        """All graphs are those of functions that ran in Python: the plan says which these are, and how the frame goes on, if it does."""
+        goes_on, stubs = self._goes_on, self._functions.stubs()
+        if not stubs and not goes_on:
             self._end(None, "nothing was compiled")
             return
         try:
+            if goes_on and self._refused:
+                raise NoPlan(self._refused)
             if goes_on:
-                raise NoPlan("a frame that ends before it has a graph")
-            names, walk = names_of(stubs), self._walk
-            if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
-                raise NoPlan("the model changes while it is compiled")
-            content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, []), "inputs": []}
-            self._content = {**content, "frame": None, "between": names}
-            told = {**self._told({"changed": []}, []), "kind": PYTHON}
-            self._end(self._written(told, {}), "")
+                self._describe_frame(stubs)
+            else:
+                names, walk = names_of(stubs), Walk(told=True)
+                if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
+                    raise NoPlan("the model changes while it is compiled")
+                self._walk, self._reads, self._codes, self._targets, self._later = walk, [], [], [], []
+                content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, [])}
+                self._content = {**content, "frame": None, "between": names}
+            told = {**self._told({"changed": []}, []), "kind": PYTHON, "inputs": []}
+            self._end(self._written(told, {"frame": self._frame_code} if goes_on else {}), "")
         except NoPlan as error:
             self._end(None, error.reason, error.where)
+
+    def _describe_frame(self, stubs: Sequence[Stub]) -> None:
+        function, _ = function_of(self._model)
+        own = function.__globals__.get("__name__")
+        names = {name for module, name, *_ in self._reads if module == own}
+        self._content["frame"], self._frame_code, self._content["between"] = self._frames.described(
+            stubs, names
+        )
 
     def _end_of_frame(self, result: Any, given: Any) -> None:
         """How the result is made of the outputs of the graph: as plain data, or by what Dynamo wrote.
@@ -363,8 +365,8 @@ class Recording(Observer, Recorder):
         """
         walk, stubs = self._walk, self._functions.stubs()
         try:
-            if self._more or stubs:
-                raise NoPlan(self._more or "another function runs in Python")
+            if self._frames.more or stubs:
+                raise NoPlan(self._frames.more or "another function runs in Python")
             tensors = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
             tensors |= {id(t): ["argument", i] for i, t in enumerate(self._arguments)}
             layout = Layout(result, tensors | {id(t): ["output", i] for i, t in enumerate(self._outputs)})
@@ -380,18 +382,10 @@ class Recording(Observer, Recorder):
             self._reads += classes
         except NoPlan as why:
             try:
-                (code, new_code), *_ = self._frames
-                function, _ = function_of(self._model)
-                if function.__code__ is not code:
-                    raise NoPlan("a frame of another function")
-                own = function.__globals__.get("__name__")
-                names = {name for module, name, *_ in self._reads if module == own}
-                described = described_frame(function, new_code, self._resumed, names)
-                self._content["frame"], self._frame_code = described
-                self._content["between"] = names_of(stubs)
+                self._describe_frame(stubs)
             except NoPlan as error:
                 log.info("no plan: %s", error)
-                raise (error if self._resumed or stubs else why) from None
+                raise (error if self._frames.resumed or stubs else why) from None
 
     def _finish(self) -> None:
         try:
@@ -419,9 +413,10 @@ class Recording(Observer, Recorder):
         story, self._walk = self._walk.story, Walk()
         self._walk.story = story
         self._model = None
-        vars(self).pop("_functions", None)
+        for name in ("_functions", "_frames"):
+            vars(self).pop(name, None)
         self._arguments, self._objects, self._outputs = [], [], []
-        self._changed, self._guarded, self._frames, self._resumed = [], [], [], {}
+        self._changed, self._guarded = [], []
 
     def _write_refusal(self, reason: str) -> None:
         """Leave word for later processes, which then need not record, and may use AOTAutograd's cache."""

@@ -107,6 +107,49 @@ def makes_closures(x):
     return x
 
 
+def shared_with_generator(x, times=2):
+    parts = x.sin(), x
+    torch._dynamo.graph_break()
+    scaled = tuple(part * times + len(parts) for part in parts)
+    torch._dynamo.graph_break()
+    later = scaled[0] + 1
+    return sum(part * later for part in scaled)
+
+
+def shared_before(x, times=2):
+    """A function that was made before the graph ended sees what the frame goes on to write, and the frame what it writes."""
+
+    def double():
+        nonlocal times
+        times = times * 2
+        return times
+
+    x = x.sin()
+    torch._dynamo.graph_break()
+    times += 1
+    x = x * double()
+    return x * times + double()
+
+
+def gives_away(x, times=2):
+    """Functions that live on have variables of their own."""
+    x = x.cos()
+    torch._dynamo.graph_break()
+    scales = [lambda value: value * times + value.numel()]
+    times = float(x.numel())
+    return x * times, scales[0]
+
+
+class Cells(Base):
+    """The class of ``super`` and a mask are shared with functions inside."""
+
+    def forward(self, x, target):
+        mask = target > 0
+        torch._dynamo.graph_break()
+        result = super().forward(x)
+        return sum((part * mask).sum() for part in (result, x))
+
+
 class Local(nn.Module):
     """A function that no name leads to."""
 
@@ -125,7 +168,7 @@ class Local(nn.Module):
         return (self.inner(x + 1) - target).sum()
 
 
-MODELS = {kind.__name__: kind for kind in (WithLoss, Layers, Local)}
+MODELS = {kind.__name__: kind for kind in (WithLoss, Layers, Local, Cells)}
 
 
 def step(model, call, x, target):

@@ -22,8 +22,11 @@ from tests.fxpasses.plans.functions_between import (
     breaks_first,
     chooses,
     decorated,
+    gives_away,
     loss,
     makes_closures,
+    shared_before,
+    shared_with_generator,
     step,
     tripled,
 )
@@ -42,12 +45,12 @@ def run(cache, *names):
 
 @pytest.mark.slow
 def test_the_next_process_compiles_nothing(tmp_path):
-    names = "WithLoss", "Layers", "Local"
+    names = "WithLoss", "Layers", "Cells", "Local"
     cold, warm = run(tmp_path, *names), run(tmp_path, *names)
     for name in names:
         assert (cold[name][0], warm[name][0]) == (True, True), name
         assert cold[name][1] > 1, name  # graphs
-    for name in names[:2]:
+    for name in names[:3]:
         _, graphs, used, written, refused = warm[name]
         assert (graphs, written, refused) == (0, 0, {}), name
         assert used > 2
@@ -242,7 +245,7 @@ def test_code_of_other_backends_is_not_run(tmp_path):
 @pytest.mark.slow
 def test_what_follows_a_call_before_the_first_graph_is_compiled(tmp_path):
     x = torch.randn(3, 4)
-    for _ in range(2):
+    for is_second in (False, True):
         torch._dynamo.reset()
         fxpasses.reset_stats()
         compiled = fxpasses.compile(breaks_first, cache=tmp_path)
@@ -251,7 +254,29 @@ def test_what_follows_a_call_before_the_first_graph_is_compiled(tmp_path):
         with torch.profiler.profile() as profile:
             compiled(x)
         assert not {"aten::mul", "aten::sin"} & {event.name for event in profile.events()}
-        assert fxpasses.stats().plans_refused == {"a frame that ends before it has a graph": 1}
+        stats = fxpasses.stats()
+        assert not stats.plans_refused
+        assert (stats.graphs == 0, stats.plans_written == 0) == (is_second, is_second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [shared_with_generator, shared_before, gives_away])
+def test_variables_shared_with_functions_inside(tmp_path, function):
+    for is_second in (False, True):
+        torch._dynamo.reset()
+        fxpasses.reset_stats()
+        compiled, kept = fxpasses.compile(function, cache=tmp_path), []
+        for i, (size, times) in enumerate([(3, 2), (3, 2), (5, 2), (3, 7), (3, 2)]):
+            x = torch.randn(size)
+            found, expected = compiled(x, times), function(x, times)
+            if function is gives_away:
+                (found, scale), (expected, scale_expected) = found, expected
+                kept.append((scale, scale_expected))
+            torch.testing.assert_close(found, expected)
+            for scale, scale_expected in kept:
+                torch.testing.assert_close(scale(x), scale_expected(x))
+            if i == 1 and function is shared_with_generator:
+                assert (fxpasses.stats().graphs == 0) is is_second
 
 
 @pytest.mark.slow

@@ -1,0 +1,103 @@
+"""The frames that Dynamo compiles in one call which is recorded: that of the model, what it goes on with, and others."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence, Set
+from typing import Any
+
+from fxpasses.plans import _torch_compiled as _t
+from fxpasses.plans._torch_entry import INLINE, without_frame_hook
+from fxpasses.plans.between import Functions, Name, Stub, names_of, stub_of
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.frames import calls_graph, described_frame, function_of, handed_on
+from fxpasses.plans.resumed import Resumed, resumed_by
+
+
+class RecordedFrames:
+    """The frames of a call.
+
+    Args:
+        model: the model.
+        functions: those between its graphs.
+
+    Attributes:
+        resumed: what the model's frame goes on with, by the names of globals that Dynamo gave it.
+        more: why the code that Dynamo wrote for it does more than call its graph, or "".
+    """
+
+    def __init__(self, model: Any, functions: Functions) -> None:
+        self._model, self._functions = model, functions
+        self._compiled: list[tuple[types.CodeType, types.CodeType]] = []
+        self._has_begun, self._others = False, 0
+        self.resumed: dict[str, Resumed] = {}
+        self.more = ""
+
+    def instead_of(self, code: types.CodeType) -> types.CodeType | None:
+        """The code that frames of a function between graphs run, which Dynamo is about to compile. Args: the function's code."""
+        try:
+            function, _ = function_of(self._model)
+        except NoPlan:
+            return None
+        if code is function.__code__ or code is INLINE:
+            self._has_begun = True
+            return None
+        stub = stub_of(code) if self._has_begun else None
+        self._others += stub is None
+        return None if stub is None else stub.instead
+
+    def add(self, code: types.CodeType, new_code: types.CodeType) -> bool:
+        """Note a frame that Dynamo has compiled, which does not run yet. Returns whether it is the first one.
+
+        Args:
+            code: of its function.
+            new_code: what Dynamo wrote for it.
+        """
+        self._compiled.append((code, new_code))
+        return len(self._compiled) == 1
+
+    def look_for_plans(self) -> None:
+        """Functions that the model's frame goes on with look for plans of their own, from now on."""
+        ((code, new_code),) = self._compiled
+        self.more = self.more or _t.more_than_its_graph(new_code)
+        try:
+            function, _ = function_of(self._model)
+        except NoPlan:
+            return
+        if function.__code__ is code:
+            self.resumed = resumed_by(new_code, function)
+            handed, values = handed_on(new_code), function.__globals__
+            for name, resumed in self.resumed.items():
+                if name not in handed:
+                    values[name] = without_frame_hook(self._functions.resume(name, resumed), values[name])
+                elif not resumed.code.co_freevars:
+                    values[name] = resumed.function()
+
+    def goes_on(self) -> bool:
+        """Whether what the model's frame goes on with has graphs; if not, what that calls belongs to the model from now on."""
+        return bool(self.resumed) and not self._functions.take_over_resumed()
+
+    def problem(self) -> str:
+        """Why there can be no plan of the call, which is over, or ""."""
+        if any(calls_graph(new_code) for _, new_code in self._compiled[1:]):
+            return "a graph break"
+        is_alone = len(self._compiled) == 1 and not self.resumed
+        return "another function runs in Python" if is_alone and self._others else ""
+
+    def described(
+        self, stubs: Sequence[Stub], read: Set[str]
+    ) -> tuple[dict[str, list[str]], bytes, list[Name]]:
+        """The model's frame, as Dynamo wrote it, as plain data: see :func:`described_frame`; and the names of the functions that it calls.
+
+        Args:
+            stubs: the functions that it calls and that have graphs.
+            read: see :func:`described_frame`.
+
+        Raises:
+            NoPlan: it cannot be described.
+        """
+        function, _ = function_of(self._model)
+        if not self._compiled or self._compiled[0][0] is not function.__code__:
+            raise NoPlan("a frame of another function")
+        described = described_frame(function, self._compiled[0][1], self.resumed, read)
+        return *described, names_of(stubs)

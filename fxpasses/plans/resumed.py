@@ -1,0 +1,63 @@
+"""Functions of Dynamo's making with which a frame goes on behind a graph break."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from fxpasses.plans.code import named_by
+
+Cells = tuple[types.CellType, ...]
+PREFIX = "__resume_at"
+"""How the names begin that such functions have among the globals of a frame."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """One such function.
+
+    Attributes:
+        code: its own.
+        values: its globals.
+        closure: the names of the variables of the frame's own closure. Other free variables are cells that each call of the frame makes.
+        filled: of these, known ones that have a content when the function begins, and its code with these as parameters.
+    """
+
+    code: types.CodeType
+    values: dict[str, Any]
+    closure: tuple[str, ...]
+    filled: dict[tuple[str, ...], types.CodeType] = field(default_factory=dict)
+
+    def function(self, cells: Cells = (), code: types.CodeType | None = None) -> types.FunctionType:
+        """The function. Its own name would have a number of the process.
+
+        Args:
+            cells: for its free variables.
+            code: in the place of its own.
+        """
+        return types.FunctionType(code or self.code, self.values, self.code.co_name, None, cells)
+
+
+def resumed_by(code: types.CodeType, function: types.FunctionType) -> dict[str, Resumed]:
+    """What a frame goes on with, by the names of globals that Dynamo gave it.
+
+    Args:
+        code: what Dynamo wrote for the frame.
+        function: whose frame it is.
+    """
+    found = {}
+    for name in dict.fromkeys(name for _, name in named_by(code) if name.startswith(PREFIX)):
+        value = function.__globals__.get(name)
+        if not isinstance(value, types.FunctionType):
+            continue
+        own, values = value.__code__, value.__globals__
+        for cell in value.__closure__ or ():
+            # Where there are free variables, Dynamo's function is given their cells, and makes the one that goes on.
+            if isinstance(cell.cell_contents, types.CodeType):
+                own = cell.cell_contents
+            elif isinstance(cell.cell_contents, dict):
+                values = cell.cell_contents
+        if own.co_name.startswith("torch_dynamo_resume_in"):
+            found[name] = Resumed(own, values, function.__code__.co_freevars)
+    return found
