@@ -77,12 +77,16 @@ class RecordedFrames:
         """Whether what the model's frame goes on with has graphs; if not, what that calls belongs to the model from now on."""
         return bool(self.resumed) and not self._functions.take_over_resumed()
 
+    def are_only_the_first(self) -> bool:
+        """Whether Dynamo has traced the model's frame to its end, and no other."""
+        return len(self._compiled) == 1 and not self.resumed
+
     def problem(self) -> str:
         """Why there can be no plan of the call, which is over, or ""."""
         if any(calls_graph(new_code) for _, new_code in self._compiled[1:]):
             return "a graph break"
-        is_alone = len(self._compiled) == 1 and not self.resumed
-        return "another function runs in Python" if is_alone and self._others else ""
+        runs_others = self.are_only_the_first() and self._others
+        return "another function runs in Python" if runs_others else ""
 
     def described(
         self, stubs: Sequence[Stub], read: Set[str]

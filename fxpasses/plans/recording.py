@@ -329,14 +329,16 @@ class Recording(Observer, Recorder):
     def _conclude_without_graph(self) -> None:
         """All graphs are those of functions that ran in Python: the plan says which these are, and how the frame goes on, if it does."""
         goes_on, stubs = self._goes_on, self._functions.stubs()
-        if not stubs and not goes_on:
-            self._end(None, "nothing was compiled")
-            return
+        is_alone = not goes_on and not self._functions and self._frames.are_only_the_first()
         try:
-            if goes_on and self._refused:
+            if (goes_on or is_alone) and self._refused:
                 raise NoPlan(self._refused)
             if goes_on:
                 self._describe_frame(stubs)
+            elif is_alone:  # it runs as it is
+                self._content |= {"frame": None, "between": []}
+            elif not stubs:
+                raise NoPlan("nothing was compiled")
             else:
                 names, walk = names_of(stubs), Walk(told=True)
                 if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
