@@ -47,6 +47,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_symbols
@@ -299,12 +300,28 @@ def _core_decompositions() -> dict[Any, Any]:
 
 
 def trace_calls(
-    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any], guards: bool
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Any],
+    guards: bool,
+    functional: bool = False,
 ) -> fx.GraphModule:
     """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call.
 
-    With ``guards``, what it decides on symbolic sizes is recorded as a guard.
+    Args:
+        function: takes tensors, and returns a tuple.
+        inputs: the fake tensors.
+        decompositions: of operators that are not to be in the graph.
+        guards: whether what the function decides on symbolic sizes is recorded as a guard.
+        functional: whether writes to tensors that the function has made become calls without writes, as in graphs that AOTAutograd captures.
+
+    Returns:
+        The graph.
+
+    Raises:
+        Exception: what the function raises.
     """
+    function = dispatch_functionalize(function) if functional else function
     with disable_current_modes(), torch.no_grad(), DisableAutocast(), tracing(None):
         mode = detect_fake_mode(inputs)
         with contextlib.ExitStack() as stack:

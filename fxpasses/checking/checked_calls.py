@@ -33,7 +33,7 @@ from fxpasses.checking.inputs import (
 from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import at_bounds, at_counts
-from fxpasses.exact.samples import EDGES, Family, sorted_inputs
+from fxpasses.exact.samples import EDGES, Family, in_order
 from fxpasses.graphs.threads import few_threads
 from fxpasses.pass_manager.pass_base import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
@@ -375,15 +375,12 @@ class _Inputs:
         # A number that stands for minus infinity is large beside a row of negative ones.
         signs = next(values for values, family in found if family == "signs")
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
-        for at in (at for at, is_sorted in enumerate(sorted_inputs(self._gm)) if is_sorted):
-            for made, _ in found:
-                made[at] = made[at].sort().values
-        return found
+        return [(in_order(self._gm, made), where) for made, where in found]
 
     def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
         """Made-up inputs of other sizes. Raises: Unsupported: where there are none."""
         given = resized_inputs(self._nodes[: len(self._given)], self._given, sizes, self._generator)
-        return self._with_gradients(given, sizes)
+        return in_order(self._gm, self._with_gradients(given, sizes))
 
     def traced(self) -> list[Any]:
         """Inputs of the sizes of this call."""

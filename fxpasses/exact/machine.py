@@ -48,6 +48,13 @@ def is_random(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
+_MAKE_COMPLEX = {
+    torch.ops.aten.complex.default,
+    torch.ops.aten.polar.default,
+    torch.ops.aten.view_as_complex.default,
+}
+
+
 class Machine:
     """Evaluates the operators of one sample.
 
@@ -85,7 +92,8 @@ class Machine:
         if is_random(target):
             return self._random(target, args, kwargs, random_call)
         flat, spec = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_dual)
-        if any(isinstance(x, Tensor) and x.is_complex() for x in flat) and not target._schema.is_mutable:
+        is_complex = any(isinstance(x, Tensor) and x.is_complex() for x in flat) or target in _MAKE_COMPLEX
+        if is_complex and not target._schema.is_mutable:
             return self._of_complex(target, flat, spec)
         duals = any(is_dual(x) for x in flat)
         if not duals:
@@ -125,6 +133,8 @@ class Machine:
     def _of_complex(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
         """The result of a call with complex numbers: in floats, since they have no exact arithmetic here."""
         args, kwargs = tree_unflatten([x.witness if is_dual(x) else x for x in flat], spec)
+        if target is torch.ops.aten.view.dtype and args[1].is_floating_point:
+            args = [args[0], args[0].real.dtype]  # the parts, which are wider here than in the graph
         try:
             with torch.no_grad():
                 result = target(*args, **kwargs)

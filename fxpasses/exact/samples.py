@@ -112,8 +112,13 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
         and example.dtype in (torch.int8, torch.uint8, torch.int16)
         and not ordered
     ):
-        top = torch.iinfo(example.dtype).max
-        return (top - torch.randint(0, 2, example.shape, generator=generator)).to(example.dtype)
+        ends, near = torch.iinfo(example.dtype), torch.randint(0, 2, example.shape, generator=generator)
+        value = ends.max - near
+        if value.dim():
+            rows, of_rows = (v.view(-1, v.shape[-1] if v.dim() > 1 else 1) for v in (value, near))
+            lower = (len(rows) + 1) // 2 if value.dim() > 1 else max(len(rows) - 1, 1)
+            rows[lower:] = ends.min + of_rows[lower:]
+        return value.to(example.dtype)
     value = torch.randint(low, high + 1, example.shape, generator=generator)
     if not ordered:
         value = _near_others(numbers, value, generator)
@@ -206,6 +211,15 @@ def sorted_inputs(gm: fx.GraphModule) -> list[bool]:
                 found = found.args[0]
             boundaries.add(found)
     return [node in boundaries for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def in_order(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of a graph, those sorted that it takes for sorted sequences."""
+    pairs = zip(inputs, sorted_inputs(gm), strict=True)
+    return [
+        value.sort().values if is_sorted and isinstance(value, Tensor) else value
+        for value, is_sorted in pairs
+    ]
 
 
 def symbol_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[Any, int]:

@@ -24,7 +24,7 @@ from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
 from fxpasses.exact.same_values import DRIFT, EQUAL, KERNEL_DRIFT, Comparison, Relation, compare
-from fxpasses.exact.samples import Family, sample_input, sorted_inputs
+from fxpasses.exact.samples import Family, in_order, sample_input
 
 Kind = Literal["EQUAL", "DIFFERENT", "APPROXIMATE", "UNPROVED"]
 _KINDS: tuple[Kind, ...] = ("EQUAL", "UNPROVED", "APPROXIMATE", "DIFFERENT")
@@ -310,14 +310,11 @@ class _FirstRun:
         generator = torch.Generator().manual_seed(number * 101 + 5)
         self.family, self.number = family, number
         self.machine = self.new_machine()
-        self.inputs = []
-        for value, is_sorted in zip(inputs, sorted_inputs(gm), strict=True):
-            if isinstance(value, Tensor):
-                made = sample_input(value, family, generator, scale)
-                made = made.sort().values if is_sorted else made
-                self.inputs.append(self._dual(made, value.dtype))
-            else:
-                self.inputs.append(value)
+        made = [sample_input(v, family, generator, scale) if isinstance(v, Tensor) else v for v in inputs]
+        self.inputs = [
+            self._dual(new, value.dtype) if isinstance(value, Tensor) else value
+            for new, value in zip(in_order(gm, made), inputs, strict=True)
+        ]
         self.run = Run(self.machine, gm)
         try:
             self.results = self.run.outputs(self.run.evaluate(*self.inputs))

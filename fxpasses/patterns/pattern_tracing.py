@@ -76,8 +76,12 @@ class TracedFunction:
             result = function(*(given[name] for name in values))
             return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
+        table = select_decomp_table() if decompose else {}
         try:
-            module = trace_calls(call, inputs, select_decomp_table() if decompose else {}, guards)
+            module = trace_calls(call, inputs, table, guards)
+            if any(node.op == "call_function" and is_mutating(node) for node in module.graph.nodes):
+                # What functions of torch write to tensors of their own, no captured graph has.
+                module = trace_calls(call, inputs, table, guards, functional=True)
         except Exception as error:
             raise PatternError(self.name, f"cannot be traced: {describe_error(error)}") from error
         self.graph = module.graph

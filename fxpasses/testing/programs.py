@@ -19,10 +19,12 @@ class Program:
     Attributes:
         name: what it is, in a few words.
         make: makes the callable and its inputs.
+        variants: the same with other numbers among its constants, by what these are.
     """
 
     name: str
     make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
+    variants: tuple[tuple[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]], ...] = ()
 
 
 @dataclass(frozen=True)

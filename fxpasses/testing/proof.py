@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +20,9 @@ from fxpasses.checking.findings import Finding, findings
 from fxpasses.checking.inputs import inputs_from_hints
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.values import Reference
-from fxpasses.errors import FxPassesError, Location
+from fxpasses.errors import CaptureError, FxPassesError, Location
 from fxpasses.exact import Original, Verdict
+from fxpasses.exact.samples import in_order
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.graphs.threads import few_threads
 from fxpasses.pass_manager.manager import PassManager
@@ -29,7 +33,7 @@ from fxpasses.passes import default_passes
 from fxpasses.patterns.pattern_pass import PatternPass
 from fxpasses.patterns.pattern_tracing import ExampleTensor
 from fxpasses.pipeline.capture_graphs import Captured, capture
-from fxpasses.testing.programs import PROGRAMS, Program, settings, with_setting
+from fxpasses.testing.programs import PROGRAMS, Program, Setting, settings, with_setting
 
 
 class NoSiteError(FxPassesError):
@@ -94,12 +98,14 @@ class PassProof:
         sites: one verdict for each match site, and one for all of them together.
         idle: programs and settings in which the pass changes nothing, of those in which it does otherwise.
         numerics: what the pass's contract says of results; with ``"none"`` it may approximate them.
+        uncaptured: programs and settings that cannot be captured: nothing is said of these.
     """
 
     name: str
     sites: tuple[SiteProof, ...]
     idle: tuple[tuple[str, str], ...] = ()
     numerics: str = "tolerance"
+    uncaptured: tuple[tuple[str, str], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -119,7 +125,11 @@ class PassProof:
             for (program, setting), said in by_setting.items()
             if said != {"EQUAL"} and program in right
         ]
-        return [*found, *(f"{program}: changes nothing where: {setting}" for program, setting in self.idle)]
+        found += [f"{program}: changes nothing where: {setting}" for program, setting in self.idle]
+        return [
+            *found,
+            *(f"{program}: cannot be captured where: {setting}" for program, setting in self.uncaptured),
+        ]
 
     def table(self) -> str:
         """The verdicts as a table in Markdown, for the page of the pass: one row for each program, its graphs and what is said of them."""
@@ -134,6 +144,8 @@ class PassProof:
             rows.setdefault(row, []).append(setting or "as it is")
         for program, setting in self.idle:
             rows.setdefault((program, "", "changes nothing"), []).append(setting)
+        for program, setting in self.uncaptured:
+            rows.setdefault((program, "", "cannot be captured"), []).append(setting)
         lines = ["| program | graphs | verdict | settings |", "|---|---|---|---|"]
         return "\n".join([*lines, *(f"| {' | '.join(row)} | {', '.join(s)} |" for row, s in rows.items())])
 
@@ -210,7 +222,7 @@ def prove(
     for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):
         kinds.add(kind)
         with few_threads(gm):
-            found += _proofs(item, kind, gm, values, samples)
+            found += _proofs(item, kind, gm, in_order(gm, values), samples)
     if not found:
         looked_at = ", ".join(sorted(kinds)) or f"none of the kinds {', '.join(sorted(item.contract.graphs))}"
         raise NoSiteError(
@@ -223,20 +235,46 @@ def prove(
 def _programs(item: Pass) -> tuple[Program, ...]:
     if not isinstance(item, PatternPass):
         return PROGRAMS
-    pattern, examples = item.pattern, item.inputs
+    examples, names = item.inputs, list(inspect.signature(item.pattern).parameters)
+    variants = []
+    for i, example in enumerate(examples):
+        for other in _other_numbers(example):
+            changed = (*examples[:i], other, *examples[i + 1 :])
+            name = names[i] if i < len(names) else f"argument {i}"
+            variants.append((f"{name} = {other}", functools.partial(_pattern_called, item.pattern, changed)))
+    make = functools.partial(_pattern_called, item.pattern, examples)
+    return (Program("its pattern", make, tuple(variants)),)
 
-    def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        generator = torch.Generator().manual_seed(0)
-        tensors = [v for v in examples if isinstance(v, ExampleTensor)]
-        made = iter([_drawn(v, generator) for v in tensors])
 
-        def program(*given: Any) -> Any:
-            values = iter(given)
-            return pattern(*(next(values) if isinstance(v, ExampleTensor) else v for v in examples))
+def _pattern_called(
+    pattern: Callable[..., Any], examples: Sequence[Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A function that calls a pattern, and tensors for it. The numbers are written in its code: as variables they would be symbols, with symbolic sizes."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [v for v in examples if isinstance(v, ExampleTensor)]
+    parameters = [f"tensor_{i}" for i in range(len(tensors))]
+    given = iter(parameters)
+    values: dict[str, Any] = {"pattern": pattern}
+    arguments = []
+    for i, value in enumerate(examples):
+        if isinstance(value, ExampleTensor):
+            arguments.append(next(given))
+        elif type(value) in (int, float) and math.isfinite(value):
+            arguments.append(repr(value))
+        else:
+            values[f"value_{i}"] = value
+            arguments.append(f"value_{i}")
+    program = eval(f"lambda {', '.join(parameters)}: pattern({', '.join(arguments)})", values)
+    return program, tuple(_drawn(v, generator) for v in tensors)
 
-        return program, tuple(made)
 
-    return (Program("its pattern", make),)
+def _other_numbers(value: Any) -> list[Any]:
+    """Numbers in the place of one that a pattern leaves open: of the other sign, an odd one, and a fraction."""
+    if type(value) is int:
+        return [other for other in (-value, value + 1) if other != value]
+    if type(value) is float:
+        return [other for other in dict.fromkeys((-value, 3.0, 0.375)) if other != value]
+    return []
 
 
 def _drawn(example: ExampleTensor, generator: torch.Generator) -> Tensor:
@@ -252,10 +290,16 @@ def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
     differentiated = bool(set(item.contract.graphs) & {"joint", "forward", "backward"})
     found: list[SiteProof] = []
     idle: list[tuple[str, str]] = []
+    uncaptured: list[tuple[str, str]] = []
+    refusal: CaptureError | None = None
     for program in _programs(item):
-        first, tried = True, settings(program.make()[1], differentiated)
-        for setting in [setting for setting in tried if not found or setting.is_usual]:
-            model, inputs = with_setting(*program.make(), setting)
+        first, inputs = True, program.make()[1]
+        # What eager differentiates in no way (statistics that want a gradient) is tried without.
+        gradients = differentiated and _runs(*with_setting(*program.make(), Setting("")), gradients=True)
+        tried = [(program.make, setting) for setting in settings(inputs, gradients)]
+        tried += [(make, Setting(name, gradients=gradients)) for name, make in program.variants]
+        for make, setting in [(make, setting) for make, setting in tried if not found or setting.is_usual]:
+            model, inputs = with_setting(*make(), setting)
             if not _runs(model, inputs, setting.gradients):
                 continue
             dynamic = setting.dynamic or None
@@ -266,15 +310,21 @@ def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
                     break
                 idle.append((program.name, setting.name))
                 continue
+            except CaptureError as error:
+                refusal = refusal or error
+                uncaptured.append((program.name, setting.name))
+                continue
             finally:
                 first = False
             found += [replace(site, program=program.name, setting=setting.name) for site in proof.sites]
+    if not found and refusal is not None:
+        raise refusal
     if not found:
         raise NoSiteError(
             f"pass '{item.name}' changes nothing in any of the programs that are tried: "
             f"{', '.join(program.name for program in _programs(item))}; give it a model in which it has something to rewrite"
         )
-    return PassProof(item.name, tuple(found), tuple(idle), item.contract.numerics)
+    return PassProof(item.name, tuple(found), tuple(idle), item.contract.numerics, tuple(uncaptured))
 
 
 def _runs(model: Callable[..., Any], inputs: Sequence[Any], gradients: bool) -> bool:
