@@ -15,6 +15,7 @@ from fake.library.random_state import seeded_generators
 from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
 from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.complex_values import ComplexCalls, concerns_complex, without_complex
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.rules import rule_of
 
@@ -48,13 +49,6 @@ def is_random(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
-_MAKE_COMPLEX = {
-    torch.ops.aten.complex.default,
-    torch.ops.aten.polar.default,
-    torch.ops.aten.view_as_complex.default,
-}
-
-
 class Machine:
     """Evaluates the operators of one sample.
 
@@ -70,6 +64,7 @@ class Machine:
     def __init__(self, field: Field, seed: int) -> None:
         self.arithmetic = Arithmetic(field)
         self._seed = seed
+        self._complex = ComplexCalls(self.arithmetic, self.call)
         self.opaque: Counter[str] = Counter()
         self.rough = 0
 
@@ -92,9 +87,9 @@ class Machine:
         if is_random(target):
             return self._random(target, args, kwargs, random_call)
         flat, spec = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_dual)
-        is_complex = any(isinstance(x, Tensor) and x.is_complex() for x in flat) or target in _MAKE_COMPLEX
-        if is_complex and not target._schema.is_mutable:
-            return self._of_complex(target, flat, spec)
+        if concerns_complex(target, flat) and not target._schema.is_mutable:
+            found = self._complex.evaluate(target, args, kwargs)
+            return self._in_floats(target, flat, spec) if found is NotImplemented else found
         duals = any(is_dual(x) for x in flat)
         if not duals:
             with torch.no_grad():
@@ -130,16 +125,17 @@ class Machine:
             return self.arithmetic.dual(value)
         return value
 
-    def _of_complex(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
-        """The result of a call with complex numbers: in floats, since they have no exact arithmetic here."""
-        args, kwargs = tree_unflatten([x.witness if is_dual(x) else x for x in flat], spec)
-        if target is torch.ops.aten.view.dtype and args[1].is_floating_point:
-            args = [args[0], args[0].real.dtype]  # the parts, which are wider here than in the graph
+    def _in_floats(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
+        """The result of a call with complex numbers that has no rule."""
+        values = [x.witness if is_dual(x) else without_complex(x) for x in flat]
+        args, kwargs = tree_unflatten(values, spec)
         try:
             with torch.no_grad():
                 result = target(*args, **kwargs)
         except (RuntimeError, TypeError, NotImplementedError) as error:
-            raise UnsupportedCall(target, f"complex numbers have no exact rules: {error}") from error
+            raise UnsupportedCall(
+                target, f"it has no exact rule for complex numbers, and does not run: {error}"
+            ) from error
         self.opaque[str(target)] += 1
         self.rough += 1
         return tree_map(self._as_dual, result)

@@ -14,7 +14,7 @@ from fake.error_text import describe_error
 from fake.seam.dispatch import OpOverload, disable_current_modes
 from fake.seam.fake_tensor import FakeTensorMode
 from fxpasses.errors import PatternError
-from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.graphs.aliasing import AliasInfo, is_mutating
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.patterns.matching import Numbers
 
@@ -79,8 +79,7 @@ class TracedFunction:
         table = select_decomp_table() if decompose else {}
         try:
             module = trace_calls(call, inputs, table, guards)
-            if any(node.op == "call_function" and is_mutating(node) for node in module.graph.nodes):
-                # What functions of torch write to tensors of their own, no captured graph has.
+            if _writes_to_own_tensors(module.graph):  # as functions of torch do, and no captured graph does
                 module = trace_calls(call, inputs, table, guards, functional=True)
         except Exception as error:
             raise PatternError(self.name, f"cannot be traced: {describe_error(error)}") from error
@@ -205,6 +204,14 @@ def _check_pattern(traced: TracedFunction) -> None:
 
 def _key(value: Any) -> Any:
     return (type(value), value) if type(value) in (int, float) else None
+
+
+def _writes_to_own_tensors(graph: fx.Graph) -> bool:
+    """Whether calls write to tensors, and none to a parameter."""
+    aliases = AliasInfo(graph)
+    writing = [node for node in graph.nodes if node.op == "call_function" and is_mutating(node)]
+    written = {root.op for node in writing for root in aliases.written_by(node)}
+    return bool(writing) and "placeholder" not in written
 
 
 def _is_plain_number(value: Any) -> bool:

@@ -299,12 +299,12 @@ def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
         tried = [(program.make, setting) for setting in settings(inputs, gradients)]
         tried += [(make, Setting(name, gradients=gradients)) for name, make in program.variants]
         for make, setting in [(make, setting) for make, setting in tried if not found or setting.is_usual]:
-            model, inputs = with_setting(*make(), setting)
-            if not _runs(model, inputs, setting.gradients):
+            model, given = with_setting(*make(), setting)
+            if not _runs(model, given, setting.gradients):
                 continue
             dynamic = setting.dynamic or None
             try:
-                proof = prove(item, model, *inputs, dynamic=dynamic, decompose=decompose, samples=samples)
+                proof = prove(item, model, *given, dynamic=dynamic, decompose=decompose, samples=samples)
             except NoSiteError:
                 if first:
                     break

@@ -296,6 +296,20 @@ def test_the_warning_says_why_a_place_was_left_alone():
         replace_pattern(traced(function, X), relu_twice, relu_once, [torch.empty(2)], expect_match=True)
 
 
+def test_functions_that_write_to_tensors_of_their_own_are_patterns():
+    """As graphs have them: torch's cosine similarity clamps norms in place."""
+    a, b = torch.randn(4, 6), torch.randn(4, 6)
+    item = pattern_pass(
+        lambda a, b: torch.nn.functional.cosine_similarity(a, b, dim=-1),
+        lambda a, b: (a * b).sum(-1) * 2,
+        [a, b],
+    )
+    captured = fxpasses.capture(
+        lambda a, b: torch.nn.functional.cosine_similarity(a, b, dim=-1), a, b, passes=[item]
+    )
+    torch.testing.assert_close(captured.forward(a, b)[0], (a * b).sum(-1) * 2)
+
+
 @pytest.mark.parametrize(
     ("pattern", "replacement", "examples", "problem"),
     [

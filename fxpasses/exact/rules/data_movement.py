@@ -113,8 +113,6 @@ def _moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
 @rule(*_VIEWS_BY_SHAPE)
 def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     # Strides of parts are not those of the graph: a reshape always works.
-    if op._overloadname == "dtype" and isinstance(a, Dual) and args[0].is_complex:
-        return torch.view_as_complex(a.witness.reshape(*a.witness.shape[:-1], -1, 2).contiguous())
     if op._overloadname == "dtype":
         bits = (a.witness.to(a.dtype) if isinstance(a, Dual) else a).view(args[0])
         return m.dual(bits) if bits.is_floating_point() else bits

@@ -286,3 +286,109 @@ def test_a_graph_that_raises_on_values_of_a_window_is_another_one():
     )
     assert not proof.ok
     assert "raises IndexError" in str(proof)
+
+
+def test_other_numbers_than_the_example_of_a_pattern_are_tried():
+    """A pattern that takes a number matches any: the larger of both is the leaky one for slopes up to 1."""
+    item = pattern_pass(
+        lambda x, slope: torch.where(x > 0, x, x * slope),
+        lambda x, slope: torch.maximum(x, x * slope),
+        [torch.randn(4, 6), 0.01],
+        name="leaky_by_maximum",
+    )
+    proof = prove(item)
+    assert not proof.ok
+    assert proof.conditions == ["its pattern: DIFFERENT where: slope = 3.0"]
+    assert "symbolic sizes" in {site.setting for site in proof.sites}  # in which the number is no symbol
+
+
+def test_what_cannot_be_differentiated_is_tried_in_all_settings():
+    def replaced(x, mean, var):
+        scaled = (x - mean) * (var + 1e-5).rsqrt()
+        return scaled + 1 if x.shape[0] % 2 else scaled
+
+    item = pattern_pass(
+        lambda x, mean, var: nn.functional.batch_norm(x, mean, var),
+        replaced,
+        [torch.randn(4, 6), torch.randn(6), torch.ones(6)],
+        name="wrong_for_odd_batches",
+    )
+    proof = prove(item)
+    assert "its pattern: DIFFERENT where: odd sizes" in proof.conditions
+
+
+def test_a_setting_that_cannot_be_captured_is_a_condition():
+    item = pattern_pass(
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127) * 1,
+        [torch.randn(4, 6)],
+        name="fake_quantize",
+        numerics="none",
+    )
+    proof = prove(item)
+    assert proof.ok
+    missing = [text for text in proof.conditions if "cannot be captured" in text]
+    assert missing == [f"{name}: cannot be captured where: {setting}" for name, setting in proof.uncaptured]
+
+
+def test_the_lower_end_of_integers_is_tried():
+    item = pattern_pass(
+        lambda q, scale: (q.to(torch.float32) - 7.0) * scale,
+        lambda q, scale: (q - 7).to(torch.float32) * scale,  # wraps
+        [torch.zeros(4, 6, dtype=torch.int8), torch.randn(1, 6)],
+        name="subtracts_in_int8",
+    )
+    assert not prove(item).ok
+
+
+def test_boundaries_are_sorted():
+    item = pattern_pass(
+        lambda x, bounds: torch.bucketize(x, bounds),
+        lambda x, bounds: (x.unsqueeze(-1) > bounds).sum(-1),
+        [torch.randn(4, 6), torch.randn(5)],
+        name="counts",
+    )
+    assert prove(item).ok
+
+
+def rotated(x, y, angles):
+    turns = torch.polar(torch.ones_like(angles), angles)
+    given = torch.view_as_complex(x.unflatten(-1, (-1, 2))), torch.view_as_complex(y.unflatten(-1, (-1, 2)))
+    return [torch.view_as_real(z * turns).flatten(-2) for z in given]
+
+
+def by_parts(x, y, angles, sign=1):
+    def one(z):
+        a, b = z[..., ::2], z[..., 1::2]
+        cos, sin = angles.cos(), sign * angles.sin()
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+    return [one(x), one(y)]
+
+
+@pytest.mark.parametrize(("sign", "said"), [(1, "EQUAL"), (-1, "DIFFERENT")])
+def test_complex_numbers_are_exact(sign, said):
+    """Rotary embeddings as complex products are those by parts."""
+    examples = [torch.randn(2, 4, 6), torch.randn(2, 4, 6), torch.randn(4, 3)]
+    item = pattern_pass(
+        rotated,
+        lambda x, y, angles: by_parts(x, y, angles, sign),
+        examples,
+        name="rotary",
+        graphs="inference",
+    )
+    proof = prove(item)
+    assert {site.said for site in proof.sites} == {said}
+    assert not any(site.verdict.opaque for site in proof.sites)
+
+
+def test_a_sum_of_complex_tensors():
+    """It is lowered to views of another type."""
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    item = pattern_pass(
+        lambda x, y: torch.view_as_real(torch.fft.rfft(x) + torch.fft.rfft(y)),
+        lambda x, y: torch.view_as_real(torch.fft.rfft(x + y)),
+        [x, y],
+        name="transform_of_sum",
+    )
+    assert {site.said for site in prove(item).sites} <= {"EQUAL", "UNPROVED"}

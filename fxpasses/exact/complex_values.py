@@ -1,0 +1,233 @@
+"""Complex tensors as two dual numbers: what operators do to them is written in operators on real numbers, which have exact rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fake.seam.pytree import tree_flatten, tree_map, tree_unflatten
+from fxpasses.exact.arithmetic import Arithmetic, Dual
+
+aten = torch.ops.aten
+Call = Callable[..., Any]
+"""Evaluates an operator on dual numbers: takes it, its arguments and its keyword arguments."""
+
+
+class Complex:
+    """A complex tensor.
+
+    Attributes:
+        real: its real part.
+        imag: its imaginary part, of the same shape.
+    """
+
+    __slots__ = ("imag", "real")
+
+    def __init__(self, real: Dual, imag: Dual) -> None:
+        self.real, self.imag = real, imag
+
+    def joined(self) -> Dual:
+        """Both parts, along a last dimension of two: what ``view_as_real`` returns."""
+        pairs = zip(self.real.residues, self.imag.residues, strict=True)
+        witness = torch.stack([self.real.witness, self.imag.witness], -1)
+        return Dual(witness, [torch.stack(pair, -1) for pair in pairs], self.real.dtype)
+
+    def tensor(self) -> Tensor:
+        """Its witness."""
+        return torch.complex(self.real.witness, self.imag.witness)
+
+
+def of_pairs(pairs: Dual) -> Complex:
+    """What ``view_as_complex`` returns."""
+    return Complex(pairs.map(lambda t: t[..., 0]), pairs.map(lambda t: t[..., 1]))
+
+
+def is_complex(value: Any) -> bool:
+    """Whether it is a complex tensor."""
+    return isinstance(value, Complex) or (isinstance(value, Tensor) and value.is_complex())
+
+
+def concerns_complex(target: Any, flat: Sequence[Any]) -> bool:
+    """Whether a call takes or makes complex tensors.
+
+    Args:
+        target: the operator.
+        flat: its arguments, with no containers around them.
+    """
+    if target in _MAKERS or any(map(is_complex, flat)):
+        return True
+    return target is aten.view.dtype and any(isinstance(v, torch.dtype) and v.is_complex for v in flat)
+
+
+class ComplexCalls:
+    """The rules of complex numbers.
+
+    Args:
+        arithmetic: of the parts.
+        call: evaluates operators on these.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, call: Call) -> None:
+        self._arithmetic, self._call = arithmetic, call
+
+    def evaluate(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a call, or ``NotImplemented`` where there is no rule."""
+        packet = target.overloadpacket
+        if target is aten.view.dtype:
+            return self._as_other_type(*args)
+        if packet in _MAKERS_OF:
+            return getattr(self, _MAKERS_OF[packet])(*args)
+        if packet in _EACH_PART:
+            return self._each_part(target, args, dict(kwargs))
+        rule = _RULES.get(packet)
+        return NotImplemented if rule is None else getattr(self, rule)(target, *args, **kwargs)
+
+    def of(self, value: Any) -> Complex:
+        """A tensor or number as a complex tensor."""
+        if isinstance(value, Complex):
+            return value
+        if isinstance(value, Tensor) and value.is_complex():
+            value = value.resolve_conj()
+            return Complex(self._arithmetic.dual(value.real), self._arithmetic.dual(value.imag))
+        if isinstance(value, complex):
+            return Complex(self._arithmetic.dual(value.real), self._arithmetic.dual(value.imag))
+        real = self._arithmetic.dual(value)
+        return Complex(real, self._arithmetic.dual(torch.zeros_like(real.witness), real.dtype))
+
+    def _mul(self, a: Any, b: Any) -> Dual:
+        return self._call(aten.mul.Tensor, (a, b), {})  # type: ignore[no-any-return]
+
+    def _add(self, a: Any, b: Any) -> Dual:
+        return self._call(aten.add.Tensor, (a, b), {})  # type: ignore[no-any-return]
+
+    def _sub(self, a: Any, b: Any) -> Dual:
+        return self._call(aten.sub.Tensor, (a, b), {})  # type: ignore[no-any-return]
+
+    def _one(self, op: Any, a: Any) -> Dual:
+        return self._call(op, (a,), {})  # type: ignore[no-any-return]
+
+    def complex_of(self, real: Any, imag: Any) -> Complex:
+        """``complex``."""
+        return Complex(self._arithmetic.dual(real), self._arithmetic.dual(imag))
+
+    def polar_of(self, length: Any, angle: Any) -> Complex:
+        """``polar``."""
+        return Complex(
+            self._mul(length, self._one(aten.cos.default, angle)),
+            self._mul(length, self._one(aten.sin.default, angle)),
+        )
+
+    def pairs_of(self, pairs: Any) -> Complex:
+        """``view_as_complex``."""
+        return of_pairs(self._arithmetic.dual(pairs))
+
+    def _as_other_type(self, value: Any, dtype: torch.dtype) -> Any:
+        if dtype.is_complex:
+            if is_complex(value):
+                return value
+            pairs = self._arithmetic.dual(value)
+            return of_pairs(pairs.map(lambda t: t.reshape(*t.shape[:-1], -1, 2)))
+        return self.of(value).joined().map(lambda t: t.flatten(-2))
+
+    def _each_part(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if "dtype" in kwargs:
+            if kwargs["dtype"] is not None and not kwargs["dtype"].is_complex:
+                return NotImplemented
+            del kwargs["dtype"]
+        if target.overloadpacket in (aten.add, aten.sub):
+            args = [self.of(args[0]), self.of(args[1]), *args[2:]]  # a number is a real one
+            target = target.overloadpacket.Tensor
+        flat, spec = tree_flatten((tuple(args), kwargs))
+        found = []
+        for part in ("real", "imag"):
+            values = [getattr(self.of(v), part) if is_complex(v) or isinstance(v, Dual) else v for v in flat]
+            given, named = tree_unflatten(values, spec)
+            found.append(self._call(target, given, named))
+        real, imag = found
+        if isinstance(real, Dual):
+            return Complex(real, imag)
+        return [Complex(a, b) for a, b in zip(real, imag, strict=True)]
+
+    def parts(self, _: Any, a: Any) -> Dual:
+        """``view_as_real``."""
+        return self.of(a).joined()
+
+    def real_part(self, _: Any, a: Any) -> Dual:
+        """``real``."""
+        return self.of(a).real
+
+    def imaginary_part(self, _: Any, a: Any) -> Dual:
+        """``imag``."""
+        return self.of(a).imag
+
+    def conjugate(self, _: Any, a: Any) -> Complex:
+        """``conj``."""
+        a = self.of(a)
+        return Complex(a.real, self._one(aten.neg.default, a.imag))
+
+    def length(self, _: Any, a: Any) -> Dual:
+        """``abs``."""
+        return self._one(aten.sqrt.default, self._squared(self.of(a)))
+
+    def _squared(self, a: Complex) -> Dual:
+        return self._add(self._mul(a.real, a.real), self._mul(a.imag, a.imag))
+
+    def angle(self, _: Any, a: Any) -> Dual:
+        """``angle``."""
+        a = self.of(a)
+        return self._call(aten.atan2.default, (a.imag, a.real), {})  # type: ignore[no-any-return]
+
+    def product(self, _: Any, a: Any, b: Any) -> Complex:
+        """``mul``."""
+        a, b = self.of(a), self.of(b)
+        return Complex(
+            self._sub(self._mul(a.real, b.real), self._mul(a.imag, b.imag)),
+            self._add(self._mul(a.real, b.imag), self._mul(a.imag, b.real)),
+        )
+
+    def quotient(self, target: Any, a: Any, b: Any) -> Complex:
+        """``div``."""
+        a, divisor = self.of(a), self.of(b)
+        if not is_complex(b) and not isinstance(b, complex):
+            return Complex(*(self._call(aten.div.Tensor, (v, divisor.real), {}) for v in (a.real, a.imag)))
+        above, below = self.product(target, a, self.conjugate(target, divisor)), self._squared(divisor)
+        return Complex(*(self._call(aten.div.Tensor, (v, below), {}) for v in (above.real, above.imag)))
+
+    def exponential(self, _: Any, a: Any) -> Complex:
+        """``exp``."""
+        a = self.of(a)
+        return self.polar_of(self._one(aten.exp.default, a.real), a.imag)
+
+
+def without_complex(value: Any) -> Any:
+    """A value with ``Complex`` ones as tensors of their witnesses."""
+    return tree_map(lambda v: v.tensor() if isinstance(v, Complex) else v, value)
+
+
+_MAKERS_OF = {aten.complex: "complex_of", aten.polar: "polar_of", aten.view_as_complex: "pairs_of"}
+_MAKERS = {packet.default for packet in _MAKERS_OF}
+_RULES = {
+    aten.view_as_real: "parts",
+    aten.real: "real_part",
+    aten.imag: "imaginary_part",
+    aten.conj: "conjugate",
+    aten._conj: "conjugate",
+    aten._conj_physical: "conjugate",
+    aten.conj_physical: "conjugate",
+    aten.abs: "length",
+    aten.angle: "angle",
+    aten.mul: "product",
+    aten.div: "quotient",
+    aten.exp: "exponential",
+}
+_EACH_PART = {
+    *(aten.add, aten.sub, aten.neg, aten.sum, aten.mean, aten.cumsum, aten.clone, aten.detach, aten.alias),
+    *(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias, aten.permute, aten.transpose, aten.t),
+    *(aten.unsqueeze, aten.squeeze, aten.expand, aten.slice, aten.select, aten.cat, aten.stack, aten.flip),
+    *(aten.roll, aten.index, aten.index_select, aten.split, aten.split_with_sizes, aten.unbind, aten.repeat),
+    *(aten._to_copy, aten.lift_fresh_copy, aten.resolve_conj, aten.contiguous, aten.constant_pad_nd),
+}
+"""Operators that do to a complex tensor what they do to each of its parts. A real tensor beside it has an imaginary part of zeros."""
