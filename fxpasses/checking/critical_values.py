@@ -34,7 +34,7 @@ from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_MOST, _MOST_NUMBERS = 1e6, 40
+_MOST, _MOST_NUMBERS = 1e6, 64
 """The largest number that a mask is not, and how many are tried."""
 _MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
 """So many elements they hold for one input, or so many numbers are tried all the same."""
@@ -302,12 +302,17 @@ def _values_of(
 def written_numbers(window: Window) -> list[float]:
     """The numbers that a window is written with, of either sign, and then their quotients, sums and products."""
     held: dict[float, None] = {0.0: None}
+    inside: dict[float, None] = {}
     for node in window_calls(window):
         if torch.Tag.pointwise in getattr(node.target, "tags", ()) or packet(node) in _CHOOSING:
-            written: list[Any] = [*node.args, *node.kwargs.values(), *_WRITTEN_WITHOUT.get(packet(node), ())]
+            written: list[Any] = [*node.args, *node.kwargs.values()]
             held |= {float(n): None for n in written if type(n) in (int, float) and abs(n) < _MOST}
-    pairs = [(a, b) for a, b in itertools.product(held, held) if a and b]
-    made = [*held, *(a / b for a, b in pairs), *(a + b for a, b in pairs), *(a - b for a, b in pairs)]
+            inside |= dict.fromkeys(_WRITTEN_WITHOUT.get(packet(node), ()))
+    # A rounding has its ties at halves of what is rounded: of an input, at halves times a scale.
+    scaled = [(a, b) for a, b in itertools.product(inside, held) if b]
+    pairs = [(a, b) for a, b in itertools.product((*held, *inside), repeat=2) if a and b]
+    made = [*held, *inside, *(a * b for a, b in scaled), *(a / b for a, b in scaled)]
+    made += [*(a / b for a, b in pairs), *(a + b for a, b in pairs), *(a - b for a, b in pairs)]
     made += [a * b for a, b in pairs]
     short = (float(f"{sign * n:.13g}") for n in made for sign in (1, -1))  # not 2.9999999999999996
     return list(dict.fromkeys(short))[:_MOST_NUMBERS]

@@ -313,6 +313,17 @@ def test_integers_that_a_type_does_not_have():
     assert "2051 became 2052" in str(less_precise(before, after, [mask])[0])
 
 
+@pytest.mark.parametrize("scale", [0.05, 0.25, 3.0])
+def test_ties_of_a_scaled_rounding_behind_a_clamp(scale):
+    """They are at halves of the scale, and the bounds are numbers of the graph, too."""
+    x = torch.randn(4, 6)
+    before, after = (
+        fxpasses.capture(lambda x: (whole(x / scale)).clamp(-128, 127) * scale, x).forward  # noqa: B023
+        for whole in (torch.round, lambda v: (v + 0.5).floor())
+    )
+    assert found(before, after, [x])
+
+
 def test_flags_that_rounding_turns_over():
     torch.manual_seed(0)
     x, w = torch.randn(64, 40), torch.randn(40, 40)
