@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import fx
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
+from fake.seam.dispatch import disable_current_modes
 from fake.seam.dynamo import code_that_compiles
 from fake.seam.inductor import GraphLowering
 from fake.seam.patches import LEDGER
@@ -64,3 +66,20 @@ _TRUNCATED = LEDGER.thread_patch(
 def nothing_drawn() -> AbstractContextManager[None]:
     """Within, ``trunc_normal_`` leaves tensors as they are: fake ones have no values to draw again until they fit."""
     return LEDGER.using((_TRUNCATED, lambda tensor, *_, **__: tensor))
+
+
+_MESH = LEDGER.thread_patch(
+    DeviceMesh,
+    "__init__",
+    lost="simulations of fully sharded models that are tensor parallel: the mesh of both looks up its ranks in a tensor",
+)
+
+
+def real_meshes() -> AbstractContextManager[None]:
+    """Within, a device mesh is made of real tensors, in fake modes, too: it looks at their values."""
+
+    def init(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+        with disable_current_modes():
+            _MESH.torchs(self, *args, **kwargs)
+
+    return LEDGER.using((_MESH, init))

@@ -69,7 +69,7 @@ def capture_rank(
             groups[str(traced.get_group(name).group_name)] = Group(mesh[name], stride, name)
             stride *= mesh[name]
         with FakeTensorMode(allow_non_fake_inputs=True):
-            with _torch.nothing_drawn():
+            with _torch.nothing_drawn(), _torch.real_meshes():
                 model, inputs = _made(make, *[traced] * distributes)
             if not distributes:
                 model = shard(model, traced)

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxpasses
@@ -281,3 +283,21 @@ def test_groups_of_a_mesh_that_is_larger_than_what_is_traced():
 
     _, groups = capture_rank(make, {"dp": 2048, "tp": 2})
     assert sorted(groups.values(), key=lambda g: g.ranks) == [Group(2, 1, "tp"), Group(2048, 2, "dp")]
+
+
+def test_a_fully_sharded_model_that_is_tensor_parallel():
+    """The mesh of both looks up its ranks in a tensor, which is a fake one unless somebody sees to it."""
+
+    def make(mesh):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return fully_shard(model, mesh=mesh["dp"]), (torch.randn(2, 8),)
+
+    captured, groups = capture_rank(make, {"dp": 4, "tp": 2})
+    used = {
+        groups[node.args[-1]].name
+        for graph in (captured.forward, captured.backward)
+        for node in graph.graph.nodes
+        if node.op == "call_function" and node.args and node.args[-1] in groups
+    }
+    assert used == {"dp", "tp"}
