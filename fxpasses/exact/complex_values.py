@@ -109,19 +109,16 @@ class ComplexCalls:
     def _one(self, op: Any, a: Any) -> Dual:
         return self._call(op, (a,), {})  # type: ignore[no-any-return]
 
-    def complex_of(self, real: Any, imag: Any) -> Complex:
-        """``complex``."""
+    def _complex_of(self, real: Any, imag: Any) -> Complex:
         return Complex(self._arithmetic.dual(real), self._arithmetic.dual(imag))
 
-    def polar_of(self, length: Any, angle: Any) -> Complex:
-        """``polar``."""
+    def _polar_of(self, length: Any, angle: Any) -> Complex:
         return Complex(
             self._mul(length, self._one(aten.cos.default, angle)),
             self._mul(length, self._one(aten.sin.default, angle)),
         )
 
-    def pairs_of(self, pairs: Any) -> Complex:
-        """``view_as_complex``."""
+    def _pairs_of(self, pairs: Any) -> Complex:
         return of_pairs(self._arithmetic.dual(pairs))
 
     def _as_other_type(self, value: Any, dtype: torch.dtype) -> Any:
@@ -151,55 +148,46 @@ class ComplexCalls:
             return Complex(real, imag)
         return [Complex(a, b) for a, b in zip(real, imag, strict=True)]
 
-    def parts(self, _: Any, a: Any) -> Dual:
-        """``view_as_real``."""
+    def _parts(self, _: Any, a: Any) -> Dual:
         return self.of(a).joined()
 
-    def real_part(self, _: Any, a: Any) -> Dual:
-        """``real``."""
+    def _real_part(self, _: Any, a: Any) -> Dual:
         return self.of(a).real
 
-    def imaginary_part(self, _: Any, a: Any) -> Dual:
-        """``imag``."""
+    def _imaginary_part(self, _: Any, a: Any) -> Dual:
         return self.of(a).imag
 
-    def conjugate(self, _: Any, a: Any) -> Complex:
-        """``conj``."""
+    def _conjugate(self, _: Any, a: Any) -> Complex:
         a = self.of(a)
         return Complex(a.real, self._one(aten.neg.default, a.imag))
 
-    def length(self, _: Any, a: Any) -> Dual:
-        """``abs``."""
+    def _length(self, _: Any, a: Any) -> Dual:
         return self._one(aten.sqrt.default, self._squared(self.of(a)))
 
     def _squared(self, a: Complex) -> Dual:
         return self._add(self._mul(a.real, a.real), self._mul(a.imag, a.imag))
 
-    def angle(self, _: Any, a: Any) -> Dual:
-        """``angle``."""
+    def _angle(self, _: Any, a: Any) -> Dual:
         a = self.of(a)
         return self._call(aten.atan2.default, (a.imag, a.real), {})  # type: ignore[no-any-return]
 
-    def product(self, _: Any, a: Any, b: Any) -> Complex:
-        """``mul``."""
+    def _product(self, _: Any, a: Any, b: Any) -> Complex:
         a, b = self.of(a), self.of(b)
         return Complex(
             self._sub(self._mul(a.real, b.real), self._mul(a.imag, b.imag)),
             self._add(self._mul(a.real, b.imag), self._mul(a.imag, b.real)),
         )
 
-    def quotient(self, target: Any, a: Any, b: Any) -> Complex:
-        """``div``."""
+    def _quotient(self, target: Any, a: Any, b: Any) -> Complex:
         a, divisor = self.of(a), self.of(b)
         if not is_complex(b) and not isinstance(b, complex):
             return Complex(*(self._call(aten.div.Tensor, (v, divisor.real), {}) for v in (a.real, a.imag)))
-        above, below = self.product(target, a, self.conjugate(target, divisor)), self._squared(divisor)
+        above, below = self._product(target, a, self._conjugate(target, divisor)), self._squared(divisor)
         return Complex(*(self._call(aten.div.Tensor, (v, below), {}) for v in (above.real, above.imag)))
 
-    def exponential(self, _: Any, a: Any) -> Complex:
-        """``exp``."""
+    def _exponential(self, _: Any, a: Any) -> Complex:
         a = self.of(a)
-        return self.polar_of(self._one(aten.exp.default, a.real), a.imag)
+        return self._polar_of(self._one(aten.exp.default, a.real), a.imag)
 
 
 def without_complex(value: Any) -> Any:
@@ -207,27 +195,36 @@ def without_complex(value: Any) -> Any:
     return tree_map(lambda v: v.tensor() if isinstance(v, Complex) else v, value)
 
 
-_MAKERS_OF = {aten.complex: "complex_of", aten.polar: "polar_of", aten.view_as_complex: "pairs_of"}
+_MAKERS_OF = {aten.complex: "_complex_of", aten.polar: "_polar_of", aten.view_as_complex: "_pairs_of"}
 _MAKERS = {packet.default for packet in _MAKERS_OF}
 _RULES = {
-    aten.view_as_real: "parts",
-    aten.real: "real_part",
-    aten.imag: "imaginary_part",
-    aten.conj: "conjugate",
-    aten._conj: "conjugate",
-    aten._conj_physical: "conjugate",
-    aten.conj_physical: "conjugate",
-    aten.abs: "length",
-    aten.angle: "angle",
-    aten.mul: "product",
-    aten.div: "quotient",
-    aten.exp: "exponential",
+    aten.view_as_real: "_parts",
+    aten.real: "_real_part",
+    aten.imag: "_imaginary_part",
+    aten.conj: "_conjugate",
+    aten._conj: "_conjugate",
+    aten._conj_physical: "_conjugate",
+    aten.conj_physical: "_conjugate",
+    aten.abs: "_length",
+    aten.angle: "_angle",
+    aten.mul: "_product",
+    aten.div: "_quotient",
+    aten.exp: "_exponential",
 }
 _EACH_PART = {
     *(aten.add, aten.sub, aten.neg, aten.sum, aten.mean, aten.cumsum, aten.clone, aten.detach, aten.alias),
     *(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias, aten.permute, aten.transpose, aten.t),
     *(aten.unsqueeze, aten.squeeze, aten.expand, aten.slice, aten.select, aten.cat, aten.stack, aten.flip),
-    *(aten.roll, aten.index, aten.index_select, aten.split, aten.split_with_sizes, aten.unbind, aten.repeat),
+    *(
+        aten.roll,
+        aten.index,
+        aten.index_select,
+        aten.split,
+        aten.split_with_sizes,
+        aten.unbind,
+        aten.repeat,
+        aten.where,
+    ),
     *(aten._to_copy, aten.lift_fresh_copy, aten.resolve_conj, aten.contiguous, aten.constant_pad_nd),
 }
 """Operators that do to a complex tensor what they do to each of its parts. A real tensor beside it has an imaginary part of zeros."""

@@ -88,7 +88,10 @@ class Machine:
             return self._random(target, args, kwargs, random_call)
         flat, spec = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_dual)
         if concerns_complex(target, flat) and not target._schema.is_mutable:
-            found = self._complex.evaluate(target, args, kwargs)
+            try:
+                found = self._complex.evaluate(target, args, kwargs)
+            except (TypeError, AttributeError):  # an overload that the rule was not written for
+                found = NotImplemented
             return self._in_floats(target, flat, spec) if found is NotImplemented else found
         duals = any(is_dual(x) for x in flat)
         if not duals:
