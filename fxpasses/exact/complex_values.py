@@ -134,13 +134,20 @@ class ComplexCalls:
             if kwargs["dtype"] is not None and not kwargs["dtype"].is_complex:
                 return NotImplemented
             del kwargs["dtype"]
-        if target.overloadpacket in (aten.add, aten.sub):
-            args = [self.of(args[0]), self.of(args[1]), *args[2:]]  # a number is a real one
-            target = target.overloadpacket.Tensor
+        packet, args = target.overloadpacket, list(args)
+        # Numbers, and tensors that are not complex, are real ones.
+        if packet in (aten.add, aten.sub):
+            target, args[:2] = packet.Tensor, map(self.of, args[:2])
+        elif packet is aten.where:
+            target, args[1:] = packet.self, map(self.of, args[1:])
+        elif packet in (aten.cat, aten.stack):
+            args[0] = [*map(self.of, args[0])]
+        elif packet is aten.constant_pad_nd and args[2:] not in ([], [0], [0.0]):
+            return NotImplemented
         flat, spec = tree_flatten((tuple(args), kwargs))
         found = []
         for part in ("real", "imag"):
-            values = [getattr(self.of(v), part) if is_complex(v) or isinstance(v, Dual) else v for v in flat]
+            values = [getattr(self.of(v), part) if is_complex(v) else v for v in flat]
             given, named = tree_unflatten(values, spec)
             found.append(self._call(target, given, named))
         real, imag = found
@@ -215,16 +222,8 @@ _EACH_PART = {
     *(aten.add, aten.sub, aten.neg, aten.sum, aten.mean, aten.cumsum, aten.clone, aten.detach, aten.alias),
     *(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias, aten.permute, aten.transpose, aten.t),
     *(aten.unsqueeze, aten.squeeze, aten.expand, aten.slice, aten.select, aten.cat, aten.stack, aten.flip),
-    *(
-        aten.roll,
-        aten.index,
-        aten.index_select,
-        aten.split,
-        aten.split_with_sizes,
-        aten.unbind,
-        aten.repeat,
-        aten.where,
-    ),
-    *(aten._to_copy, aten.lift_fresh_copy, aten.resolve_conj, aten.contiguous, aten.constant_pad_nd),
+    *(aten.roll, aten.index, aten.index_select, aten.split, aten.split_with_sizes, aten.unbind, aten.repeat),
+    *(aten.where, aten.resolve_conj, aten.contiguous, aten.constant_pad_nd),
+    *(aten._to_copy, aten.lift_fresh_copy),
 }
-"""Operators that do to a complex tensor what they do to each of its parts. A real tensor beside it has an imaginary part of zeros."""
+"""Operators that do to a complex tensor what they do to each of its parts."""

@@ -139,9 +139,13 @@ def _without_objects(code: types.CodeType) -> tuple[types.CodeType, dict[int, tu
     for i, constant in enumerate(kept):
         if isinstance(constant, torch.Size):
             kept[i], objects[i] = None, ("size", tuple(constant))
-        elif isinstance(constant, type) and constant in vars(builtins).values():
+        elif isinstance(constant, type) and _is_builtin(constant):
             kept[i], objects[i] = None, ("builtin", constant.__name__)
     return code.replace(co_consts=tuple(kept)), objects
+
+
+def _is_builtin(kind: type) -> bool:
+    return vars(builtins).get(kind.__name__) is kind
 
 
 def _with_objects(code: types.CodeType, objects: Mapping[int, tuple[str, Any]]) -> types.CodeType:

@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+import fxpasses
 from fxpasses import Contract, Pass, claim, graph_pass, insert_call, pattern_pass
+from fxpasses.exact.fields import Field
+from fxpasses.exact.machine import Machine
+from fxpasses.exact.run import Run
 from fxpasses.graphs.rewriting import constants_of
 from fxpasses.passes import EliminateCommonSubexpressions
 from fxpasses.testing import NoSiteError, WrongPassError, prove
@@ -380,6 +384,31 @@ def test_complex_numbers_are_exact(sign, said):
     proof = prove(item)
     assert {site.said for site in proof.sites} == {said}
     assert not any(site.verdict.opaque for site in proof.sites)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda z, w: torch.where(z.real > 0, z, 2.0),
+        lambda z, w: torch.where(z.real > 0, z, w),
+        lambda z, w: nn.functional.pad(z, (1, 0), value=1.0),
+        lambda z, w: torch.cat([z, w.to(z.dtype)]),
+        lambda z, w: z + 1,
+        lambda z, w: z * w - 2,
+    ],
+)
+def test_numbers_and_real_tensors_beside_complex_ones_have_no_imaginary_part(before):
+    """By the exact evaluation, against torch."""
+    x, w = torch.randn(4, 6, 2, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+
+    def parts(x, w):
+        return torch.view_as_real(before(torch.view_as_complex(x), w))
+
+    gm = fxpasses.capture(parts, x, w).forward
+    run = Run(Machine(Field(0), 0), gm)
+    arithmetic = run._machine.arithmetic
+    (found,) = run.evaluate(arithmetic.dual(x), arithmetic.dual(w))
+    torch.testing.assert_close(found.witness, parts(x, w))
 
 
 def test_a_sum_of_complex_tensors():
