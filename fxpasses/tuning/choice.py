@@ -114,6 +114,10 @@ class Choice:
         """The choice with its passes wherever they change something."""
         return Choice(tuple(replace(step, places=None) for step in self.steps))
 
+    def without_inductor(self) -> Choice:
+        """The choice without options of Inductor: what decides which graphs it is given."""
+        return Choice(tuple(step for step in self.steps if "inductor" not in step.settings))
+
     def without_allowed(self) -> Choice:
         """The choice without the steps whose results need not be eager's: what can be compared."""
         return Choice(tuple(step for step in self.steps if not step.allowed))

@@ -79,7 +79,9 @@ class Proposals:
         self._kernels = kernels or KernelTimes(0.0)
         self._candidates = (*(default_candidates() if passes is None else passes), *allowed)
         self._allowed, self._gained = allowed, gained
-        seen = _captured(gm, inputs, dataclasses.replace(options, compiler="eager", regions="off"))
+        whole = dataclasses.replace(options, compiler="eager", regions="off")
+        self._whole = lambda choice: _captured(gm, inputs, choice.without_inductor().options(whole))
+        seen = self._whole(Choice())
         self._graphs = seen.kept.get(THE_REST, {})
         self._settings = [
             Step.setting(*pair) for pair in _settings(self._graphs, inputs, options, goal, regions)
@@ -91,26 +93,25 @@ class Proposals:
         by_default = {item.name for item in default_passes()}
         if regions or any(run.changed and run.name in by_default for run in seen.runs):
             self._settings.append(PLAIN)
-        self._known: dict[tuple[Pass, ...], list[tuple[Step, int]]] = {}
+        self._known: dict[Choice, list[tuple[Step, int]]] = {}
         self._of_places = self._changed(_captured(gm, inputs, options).kept) if regions else {}
 
     def __call__(self, choice: Choice) -> list[tuple[Step, int]]:
         """The steps that would change the program of a choice, the most promising first, with the number of calls that each changes."""
-        taken = tuple(step.item for step in choice.steps if step.item is not None)
-        if taken not in self._known:
-            before = [
-                item for item in taken if not takes_parts(item)
-            ]  # others run after every pass that is weighed here
-            graphs = {kind: _rewritten(gm, before, kind)[0] for kind, gm in self._graphs.items()}
+        if choice not in self._known:
+            taken = [step.item for step in choice.steps if step.item is not None]
+            # What passes for joint graphs change, and where these are parted, graphs captured again show.
+            seen = self._whole(choice.everywhere()).kept.get(THE_REST, {}) if taken else self._graphs
+            graphs = {kind: _rewritten(gm, taken, kind)[0] for kind, gm in seen.items()}
             pairs = [self._of_pass(item, graphs) for item in self._candidates if item not in taken]
-            self._known[taken] = sorted(
+            self._known[choice] = sorted(
                 (pair for pair in pairs if pair is not None), key=lambda p: p[0].predicted
             )
         has_no_regions = any(step.settings.get("regions") == "off" for step in choice.steps)
         settings = [
             s for s in self._settings if s == PLAIN or not (has_no_regions and "regions" in s.settings)
         ]
-        whole = [*self._known[taken], *((step, 0) for step in settings)]
+        whole = [*self._known[choice], *((step, 0) for step in settings)]
         found = [*sorted(whole, key=lambda pair: pair[0].predicted), *self._moved(choice)]
         return sorted(found, key=lambda pair: self._gained.get(pair[0].name, 1.0))
 
@@ -192,7 +193,8 @@ class _Graphs(Observer):
 
 def _captured(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> _Graphs:
     seen = _Graphs()
-    with functorch_config.patch(enable_autograd_cache=False):  # from which no graphs come
+    # No graphs come from the cache; the backward graph is made now, and not in a backward pass that never runs.
+    with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
         compile_graph(gm, inputs, options, Hooks(observers=[seen], counts=False))
     return seen
 

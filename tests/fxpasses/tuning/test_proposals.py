@@ -141,3 +141,80 @@ def test_the_default_that_is_kept_is_called_as_without_tuning(tmp_path, monkeypa
             "with the passes of a session it has no plan until it is tuned"
         )
         torch.testing.assert_close(tuned(torch.ones(8)), torch.ones(8).sin())
+
+
+def training_steps(model, x, *passes, choice=Choice()):  # noqa: B008
+    found = []
+
+    def keep(gm, given):
+        found.extend([gm, given])
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=keep)(x)
+    steps = Proposals(*found, Options(compiler="eager"), "time", passes, (), False)
+    return [step.name for step, _ in steps(choice) if step.item is not None]
+
+
+def swapped(gm):
+    found = [n for n in gm.graph.nodes if n.target is aten.mul.Tensor and n.args[0].name > n.args[1].name]
+    for node in found:
+        node.args = (node.args[1], node.args[0])
+    return bool(found)
+
+
+@fxpasses.graph_pass(graphs=["backward"], numerics="bitwise")
+def swap_factors(gm):
+    """Change what only backward graphs have."""
+    return swapped(gm)
+
+
+@fxpasses.graph_pass(graphs=["backward"], numerics="bitwise")
+def swap_them_too(gm):
+    """Change what ``swap_factors`` leaves nothing of."""
+    return swapped(gm)
+
+
+@fxpasses.graph_pass(graphs=["joint"], numerics="bitwise")
+def negate_twice(gm):
+    """The sine is odd."""
+    found = [
+        n for n in gm.graph.nodes if n.target is aten.sin.default and n.args[0].target != aten.neg.default
+    ]
+    for node in found:
+        with gm.graph.inserting_after(node):
+            result = gm.graph.call_function(aten.neg.default, (node,))
+        node.replace_all_uses_with(result, delete_user_cb=lambda user, kept=result: user is not kept)
+        with gm.graph.inserting_before(node):
+            node.args = (gm.graph.call_function(aten.neg.default, node.args),)
+    return bool(found)
+
+
+@fxpasses.graph_pass(graphs=["forward"], numerics="bitwise")
+def multiply_to_negate(gm):
+    """Change what is there after ``negate_twice`` alone."""
+    found = [n for n in gm.graph.nodes if n.target is aten.neg.default]
+    for node in found:
+        node.target, node.args = aten.mul.Tensor, (node.args[0], -1)
+    return bool(found)
+
+
+def test_passes_for_backward_graphs_alone_are_proposed():
+    x = torch.randn(8, requires_grad=True)
+    assert training_steps(lambda x: x.sin(), x, swap_factors) == ["swap_factors"]
+    assert training_steps(lambda x: x + 1, x, swap_factors) == [], "it changes nothing there"
+
+
+def test_what_steps_change_is_asked_of_the_graphs_behind_those_taken():
+    x = torch.randn(8, requires_grad=True)
+
+    def sine(x):
+        return x.sin()
+
+    passes = (negate_twice, multiply_to_negate, swap_factors, swap_them_too)
+    first = ["negate_twice", "swap_factors", "swap_them_too"]
+    assert sorted(training_steps(sine, x, *passes)) == first
+    after = Choice((choice.Step.of_pass(swap_factors),))
+    assert training_steps(sine, x, *passes, choice=after) == ["negate_twice"]
+    after = Choice((choice.Step.of_pass(negate_twice),))
+    assert "multiply_to_negate" in training_steps(sine, x, *passes, choice=after)
