@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fxpasses.commands.outcome import Outcome, UsageError, working
+from fxpasses.commands.outcome import Outcome, UsageError, console, working
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.plan_files import cache_directory, check_owner, read_sections
 from fxpasses.tuning.kept import read_result
@@ -199,7 +199,6 @@ def _problem_of_pickle(path: Path) -> str:
 
 
 def _show(roots: dict[str, Path], entries: list[Entry], missing: dict[str, str]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     for cache, root in roots.items():
@@ -218,7 +217,7 @@ def _show(roots: dict[str, Path], entries: list[Entry], missing: dict[str, str])
                 f"{len(rest)} more", str(sum(e.files for e in rest)), _size(sum(e.bytes for e in rest))
             )
         table.add_row("all", str(sum(e.files for e in mine)), _size(sum(e.bytes for e in mine)), style="bold")
-        Console().print(table)
+        console().print(table)
     for cache, variable in missing.items():
         print(f"{cache}: no directory ({variable})")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fxpasses.commands.outcome import Outcome, UsageError
+from fxpasses.commands.outcome import Outcome, UsageError, console
 from fxpasses.plans.plan_files import cache_directory
 from fxpasses.tuning.kept import ledger_file
 from fxpasses.tuning.tuning_ledger import Entry, changes, table_of_changes, table_of_entries
@@ -60,6 +60,4 @@ def _read(path: Path, step: str | None) -> list[Entry]:
 
 
 def _show(table: object) -> None:
-    from rich.console import Console
-
-    Console().print(table)
+    console().print(table)

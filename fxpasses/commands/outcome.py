@@ -46,6 +46,14 @@ class Outcome:
     show: Callable[[], None] = nothing
 
 
+def console() -> Any:
+    """A console of ``rich`` on standard output: in a file or pipe as wide as tables are, and not the 80 columns of no terminal."""
+    from rich.console import Console
+
+    found = Console()
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(width=160)
+
+
 @contextlib.contextmanager
 def working(what: str) -> Iterator[Callable[..., None]]:
     """Say on standard error what is being done, with the time it takes and what remains, while it is done; nothing in a file or pipe.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
+from fxpasses.commands.outcome import Outcome, UsageError, console, plain_data, working
 
 HELP = "list the passes that can be asked for by name"
 
@@ -50,29 +50,27 @@ def _described(name: str, item: Any) -> dict[str, Any]:
 
 def _show_list(available: Mapping[str, Any]) -> None:
     """Two lines a pass, so that a name and its options stay whole on narrow screens and in ``grep``."""
-    from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
-    console = Console()
+    out = console()
     for name, item in available.items():
         options = "".join(f" {key}={value!r}" for key, value in _options(item).items())
         summary = (inspect.getdoc(_documented(item)) or "").partition("\n")[0].replace("``", "`")
-        console.print(Text.assemble((name, "bold"), options), soft_wrap=True)
-        console.print(Padding(Text(f"{summary} ({_graphs(item)}; {_contract(item).numerics})"), (0, 0, 0, 4)))
+        out.print(Text.assemble((name, "bold"), options), soft_wrap=True)
+        out.print(Padding(Text(f"{summary} ({_graphs(item)}; {_contract(item).numerics})"), (0, 0, 0, 4)))
 
 
 def _show_each(chosen: list[Any]) -> None:
-    from rich.console import Console
 
-    console = Console()
+    out = console()
     for item in chosen:
-        console.print(str(item), style="bold", markup=False, highlight=False)
+        out.print(str(item), style="bold", markup=False, highlight=False)
         for field in dataclasses.fields(_contract(item)):
             value = getattr(_contract(item), field.name)
             described = value if isinstance(value, str) else ", ".join(sorted(value))
             if described:
-                console.print(f"  {field.name}: {described}", markup=False, highlight=False)
+                out.print(f"  {field.name}: {described}", markup=False, highlight=False)
         print(_plain(inspect.getdoc(_documented(item)) or ""))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fxpasses.commands.named import function_named
-from fxpasses.commands.outcome import Outcome, UsageError, positive, working
+from fxpasses.commands.outcome import Outcome, UsageError, console, positive, working
 
 HELP = "simulate a training step on many devices"
 
@@ -121,7 +121,6 @@ def _figures(found: Any) -> dict[str, Any]:
 
 
 def _show(data: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     title = f"one step on {data['ranks']} devices: milliseconds, and MB at the peak; estimated"
@@ -135,18 +134,18 @@ def _show(data: dict[str, Any]) -> None:
         if cells not in seen:  # larger buckets than there is to send change nothing
             table.add_row(row["name"], *cells)
         seen.add(cells)
-    console = Console()
-    console.print(table)
+    out = console()
+    out.print(table)
     if not data["fits"]:
-        console.print(f"none fits into {data['cluster']['memory'] / 1e9:g} GB; this one takes least:")
-    console.print(f"best: {data['best']}, {data['seconds'] * 1e3:.2f} ms; with")
+        out.print(f"none fits into {data['cluster']['memory'] / 1e9:g} GB; this one takes least:")
+    out.print(f"best: {data['best']}, {data['seconds'] * 1e3:.2f} ms; with")
     for what, seconds in data["seconds_if"].items():
-        console.print(f"  {what}: {seconds * 1e3:.2f} ms")
+        out.print(f"  {what}: {seconds * 1e3:.2f} ms")
     alive = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in data["alive_at_peak"].items())
-    console.print(f"most memory at {data['peak_at']}: {alive}")
+    out.print(f"most memory at {data['peak_at']}: {alive}")
     if data["passes"]:
         options = json.dumps({"passes": ["default", *data["passes"], "default"]})
-        console.print(f"to compile it so: options={options}", soft_wrap=True, markup=False)
+        out.print(f"to compile it so: options={options}", soft_wrap=True, markup=False)
 
 
 def _mesh(text: str) -> dict[str, int]:

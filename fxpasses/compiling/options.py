@@ -155,6 +155,19 @@ def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
         return default_passes()  # to begin with
     if isinstance(value, str) and did_you_mean(value, [TUNED_PASSES]):
         raise OptionsError.for_choice(name, value, [TUNED_PASSES])
+    return check_listed_passes(name, value)
+
+
+def check_listed_passes(name: str, value: Any) -> tuple[Pass, ...]:
+    """The passes of a list of passes and their names.
+
+    Args:
+        name: of the argument, as the user wrote it.
+        value: of the argument.
+
+    Raises:
+        OptionsError: when it is none, or there is no pass of a name.
+    """
     if isinstance(value, (str, Pass)) or not isinstance(value, Sequence):
         raise OptionsError(name, value, "a list of passes and pass names")
     chosen: list[Pass] = []

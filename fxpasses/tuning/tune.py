@@ -18,7 +18,7 @@ from fake.error_text import describe_error
 from fake.seam.pytree import tree_map
 from fxpasses.checking._torch_dynamo import compile_apart, nothing_left_behind
 from fxpasses.checking.progress import ProgressLine
-from fxpasses.compiling.options import Options
+from fxpasses.compiling.options import Options, check_listed_passes
 from fxpasses.counters import counters
 from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.pass_base import Pass
@@ -116,7 +116,7 @@ def tune(
         allow: passes to choose from as well that compute something else on purpose (``"pack_dropout_rng"``, ``"downcast_saved_activations"``):
             these are measured, and not compared with eager.
         options: other options of :class:`fxpasses.Options`, which stay as they are.
-        cache: where results are kept: as for :func:`fxpasses.compile`.
+        cache: where results and plans are kept, as for :func:`fxpasses.compile`; the same as ``options={"cache": ...}``.
         fresh: whether to measure again what is kept.
         clock: gives the seconds that are compared: ``time.process_time`` on a machine that others use, too.
         show: whether to say what is being tried, on standard error.
@@ -125,27 +125,23 @@ def tune(
         OptionsError: for a wrong argument, or a pass that holds state of which nothing can be said.
         StageError: when the default cannot be compiled.
     """
-    _check(model, kwargs, seconds, goal, options, cache, clock)
+    wanted, where = _check(model, kwargs, seconds, goal, options, cache, clock)
     for name, flag in (("fresh", fresh), ("show", show)):
         if not isinstance(flag, bool):
             raise OptionsError(name, flag, "True or False")
-    chosen = None if passes is None else Options.parse({"passes": passes}).passes
-    allowed = Options.parse({"passes": allow}).passes
-    for item in (*(chosen or ()), *allowed):
-        if item.identify().digest is None:
-            problem = f"pass {item.name!r} holds state, and could not be told from another one later: {', '.join(item.identify().unknown)}"
-            raise OptionsError("passes", str(item), problem=problem)
+    chosen = None if passes is None else _listed("passes", passes)
+    allowed = _listed("allow", allow)
     start = time.monotonic()
     args = inputs if isinstance(inputs, tuple) else (inputs,)
-    later = Session(goal=goal, passes=chosen, allowed=allowed, clock=clock, cache=os.fspath(cache))
-    file = file_of_call(model, args, kwargs or {}, {**(options or {}), "passes": later}, later.cache)
+    later = Session(goal=goal, passes=chosen, allowed=allowed, clock=clock, cache=where)
+    file = file_of_call(model, args, kwargs or {}, {**wanted, "passes": later}, where)
     known = None if fresh or file is None else read_call(file)
     if known is not None and all(choice_of(kept, later) for kept in known):
         # Should it be traced into other graphs after all, these are tuned when they first run.
         later.seconds = seconds
         for _ in known:
             counters.count("tuned_reused")
-        compiled = _compiled(model, options, later)
+        compiled = _compiled(model, wanted, later)
         return Tuned(model, tuple(known), time.monotonic() - start, len(known), False, compiled)
     with ProgressLine(show, name="fxpasses.tune") as line:
         one = Session(
@@ -156,13 +152,13 @@ def tune(
             clock=clock,
             tell=line,
             fresh=fresh,
-            cache=later.cache,
+            cache=where,
         )
         line("compiling the default")
         with nothing_left_behind(), torch.random.fork_rng(), one.searching():
             copied = _copied(model)
             given, named = tree_map(_own, (args, dict(kwargs or {})))
-            compile_apart(copied, "fxpasses", options={**(options or {}), "passes": one})(*given, **named)
+            compile_apart(copied, "fxpasses", options={**wanted, "passes": one})(*given, **named)
     graphs = dict.fromkeys(kept.graph for kept in one.results)
     results = tuple(next(k for k in one.results if k.graph == graph) for graph in graphs)
     if file is not None and not one.interrupted:
@@ -170,14 +166,12 @@ def tune(
     later.seconds = 0.0
     # The default is called as it is without tuning: through its plan, which a program that may yet be tuned does not have.
     kept = any(found.steps for found in results)
-    compiled = _compiled(model, options, later if kept else None)
+    compiled = _compiled(model, wanted, later if kept else None)
     return Tuned(model, results, time.monotonic() - start, one.reused, one.interrupted, compiled)
 
 
-def _compiled(
-    model: Callable[..., Any], options: Mapping[str, Any] | None, one: Session | None
-) -> Callable[..., Any]:
-    given: dict[str, Any] = dict(options or {}) if one is None else {**(options or {}), "passes": one}
+def _compiled(model: Callable[..., Any], options: dict[str, Any], one: Session | None) -> Callable[..., Any]:
+    given = options if one is None else {**options, "passes": one}
     return torch.compile(model, backend="fxpasses", options=given)
 
 
@@ -201,7 +195,19 @@ def _own(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _check(model: Any, kwargs: Any, seconds: Any, goal: Any, options: Any, cache: Any, clock: Any) -> None:
+def _listed(name: str, value: Any) -> tuple[Pass, ...]:
+    found = check_listed_passes(name, value)
+    for item in found:
+        if item.identify().digest is None:
+            problem = f"option {name!r}: pass {item.name!r} holds state, and could not be told from another one later: {', '.join(item.identify().unknown)}"
+            raise OptionsError(name, str(item), problem=problem)
+    return found
+
+
+def _check(
+    model: Any, kwargs: Any, seconds: Any, goal: Any, options: Any, cache: Any, clock: Any
+) -> tuple[dict[str, Any], str]:
+    """The options, and where results are kept, which is one of them."""
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
     if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
@@ -212,10 +218,15 @@ def _check(model: Any, kwargs: Any, seconds: Any, goal: Any, options: Any, cache
         raise OptionsError("seconds", seconds, "a number of seconds, at least 0")
     if goal not in GOALS:
         raise OptionsError.for_choice("goal", goal, GOALS)
-    if not isinstance(cache, (str, os.PathLike)):
-        raise OptionsError("cache", cache, "'auto', 'off' or a directory")
     if not isinstance(options, Mapping | None):
         raise OptionsError("options", options, "options by name")
     if options is not None and "passes" in options:
         raise OptionsError("options", "passes", "no passes: name those to choose from with passes=[...]")
-    Options.parse({**(options or {}), "passes": "tuned"})
+    if not isinstance(cache, (str, os.PathLike)):
+        raise OptionsError("cache", cache, "'auto', 'off' or a directory")
+    given = {"cache": cache, **(options or {})}
+    there = Options.parse({**given, "passes": "tuned"}).cache
+    if os.fspath(cache) not in ("auto", there):
+        problem = f"cache={cache!r} and options={{'cache': {there!r}}} name two places for results: give one of them"
+        raise OptionsError("cache", cache, problem=problem)
+    return {**given, "cache": there}, there

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import threading
 import time
 
 import pytest
@@ -74,21 +73,6 @@ def wrong_but_fast(gm):
     return True
 
 
-def with_state():
-    calls = []
-
-    @fxpasses.graph_pass(graphs=["joint"])
-    def counting(gm):
-        "Counts its calls."
-        calls.append(gm)
-        return False
-
-    return counting
-
-
-counting = with_state()
-
-
 @pytest.mark.slow
 def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, monkeypatch):
     torch.manual_seed(0)
@@ -123,30 +107,6 @@ def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, 
     assert stats.pass_changes["reassociate_matmuls"] > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"goal": "speed"}, "'time', 'memory', 'both', got 'speed'"),
-        ({"seconds": -1}, "at least 0"),
-        ({"passes": ["reassociate_matmul"]}, "did you mean 'reassociate_matmuls'"),
-        ({"passes": [counting]}, "holds state.*closure .*calls"),
-        ({"options": {"passes": []}}, "name those to choose from"),
-        ({"options": {"memory_budgt": 1}}, "did you mean"),
-        ({"model": 3}, "a module or function"),
-        ({"kwargs": ["scale"]}, "keyword arguments by name"),
-        ({"clock": 3}, "returns seconds"),
-        ({"clock": lambda: "now"}, "returns seconds"),
-        ({"kwargs": {1: torch.ones(2)}}, "keyword arguments by name"),
-        ({"options": []}, "options by name"),
-        ({"fresh": "yes"}, "'fresh'.*True or False"),
-        ({"show": "no"}, "'show'.*True or False"),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    with pytest.raises(OptionsError, match=message):
-        fxpasses.tune(**{"model": torch.nn.ReLU(), "inputs": torch.ones(2), **arguments})
-
-
 def test_what_was_chosen_from_less_does_not_answer(tmp_path):
     gm, inputs = a_graph()
     options = Options.parse({"compiler": "eager"})
@@ -169,22 +129,6 @@ def test_a_pass_that_this_process_does_not_know_is_named_and_what_is_kept_stays(
     assert run(*inputs)[0].tolist() == [2, 2, 2]
     assert "this process does not know mine" in caplog.text
     assert place.read()[0].steps == (step,)
-
-
-def test_a_model_that_cannot_be_copied_is_refused():
-    model = torch.nn.Linear(2, 2)
-    model.lock = threading.Lock()
-    with pytest.raises(OptionsError, match=r"Linear cannot be copied.*lock"):
-        fxpasses.tune(model, torch.ones(2), show=False, options={"compiler": "eager"})
-
-
-def test_tuned_is_one_word():
-    assert Options.parse({"passes": "tuned"}).passes == Options.parse().passes
-    with pytest.raises(OptionsError, match="did you mean 'tuned'"):
-        Options.parse({"passes": "tune"})
-    options = {"passes": "tuned", "compiled_autograd": True}
-    with pytest.raises(OptionsError, match="leave one of them out"):
-        torch.compile(lambda x: x + 1, backend="fxpasses", options=options)(torch.ones(2))
 
 
 def doubled(x):
@@ -439,9 +383,7 @@ def test_a_trace_of_which_no_plan_is_made_guards_on_no_hooks(tmp_path, monkeypat
     monkeypatch.setattr(GuardBuilder, "SEQUENCE_LENGTH", counted)
     model, x = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.randn(2, 4)
     options = {"compiler": "eager"}
-    tuned = fxpasses.tune(model, x, seconds=0, options=options, cache=tmp_path, show=False)
-    asked.clear()
-    tuned(x)
+    torch.compile(model, backend="fxpasses", options={**options, "cache": "off"})(x)
     assert not asked
     fxpasses.compile(model, **options, cache=tmp_path)(x)
     assert asked, "a plan is for models without hooks"
