@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+
+
+@contextlib.contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """The profiler tells that it starts and stops, and that there is no GPU, unless this variable is set when it is first used."""
+    if _LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LOG_LEVEL] = "6"
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOG_LEVEL, None)
 
 
 def peak_bytes(step: Callable[[], object]) -> int:
@@ -18,7 +35,7 @@ def peak_bytes(step: Callable[[], object]) -> int:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    with profile(profile_memory=True) as recorded:
+    with _quiet_profiler(), profile(profile_memory=True) as recorded:
         step()
     results = recorded.kineto_results
     events = [e for e in results.events() if e.name() == "[memory]"] if results is not None else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -359,21 +360,21 @@ class _Bench:
         gm, options = graph.gm, dataclasses.replace(graph.options, report=None)
         self._inputs, self._options, self._session = inputs, options, one
         self._compile = lambda chosen: graph.compiled(inputs, chosen)
-        self._compiling, self._measuring = compiling, 0.0
+        self._compiling, self._measuring, self._tries = compiling, 0.0, True
         self.seconds_left, self.tell = one.seconds_left, one.tell
         self.proposals = lambda choice: [(_ANY, 0)]
         # Which steps there are is asked of graphs that are captured again: as long as compiling, at most. One of them is to be tried then.
-        tries = one.seconds_left() > 2 * self.expected_seconds()
-        if tries:
+        self._tries = one.seconds_left() > 2 * self.expected_seconds()
+        if self._tries:
             one.tell("looking for passes that change the graph")
             gained = graph.place.gained()
             kernels = KernelTimes(one.seconds_left() * _WEIGHING, one.clock)
             self.proposals = Proposals(
                 gm, inputs, options, one.goal, one.passes, one.allowed, has_regions, gained, kernels
             )
-            tries = bool(self.proposals(Choice()))
+            self._tries = bool(self.proposals(Choice()))
         # What Dynamo has compiled is called through more than what is compiled here: small graphs take up to a fifth longer.
-        self.default = self.compiled(Choice()) if tries else Program(default, inputs)
+        self.default = self.compiled(Choice()) if self._tries else Program(default, inputs)
         # Measuring may write to inputs: what is compared begins with others.
         self._verdicts = Verdicts(gm, own_inputs(inputs), options, self._compile)
 
@@ -405,4 +406,4 @@ class _Bench:
 
     def expected_seconds(self) -> float:
         """Compiling as long as the last time (the first loads what all need), measuring it and the winner as long as the longest so far."""
-        return self._compiling + 2 * self._measuring
+        return self._compiling + 2 * self._measuring if self._tries else math.inf

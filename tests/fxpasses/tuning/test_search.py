@@ -3,12 +3,13 @@
 import random
 
 import pytest
+import torch
 
 from fxpasses.compiling.options import Options
 from fxpasses.passes import library
 from fxpasses.tuning.choice import PLAIN, Choice, Step
 from fxpasses.tuning.intervals import RISK, Interval, median_interval
-from fxpasses.tuning.measuring import duel
+from fxpasses.tuning.measuring import Program, duel
 from fxpasses.tuning.search import search
 from fxpasses.tuning.tuning_ledger import Entry, changes
 from fxpasses.tuning.tuning_session import Session
@@ -220,3 +221,13 @@ def test_plain_is_what_inductor_alone_compiles():
     assert later.passes == (mine, extra.item)
     assert later.regions == "off"
     assert Step.from_data(PLAIN.to_data(), lambda text: pytest.fail(text)) == PLAIN
+
+
+def test_the_peak_is_that_of_a_later_step():
+    calls = []
+
+    def run(x):
+        calls.append(x)
+        return (torch.ones(1 << 20 if len(calls) == 1 else 1 << 10),)
+
+    assert 4096 <= Program(run, [torch.ones(2)]).peak_bytes() < 1 << 20
