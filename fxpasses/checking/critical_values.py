@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.seam.pytree import tree_leaves
 from fxpasses.checking.computed_constants import fixed_values
 from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free, packet, sources
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
@@ -62,6 +63,7 @@ _CHOOSING = {
     *(aten.sort, aten.topk, aten.median, aten.kthvalue, aten.mode, aten.cummax, aten.cummin),
     *(aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.adaptive_max_pool2d),
     *(aten.clamp, aten.clamp_min, aten.clamp_max, aten.hardtanh, aten.fmax, aten.fmin, aten.threshold),
+    *(aten.huber_loss, aten.smooth_l1_loss, aten.softshrink, aten.hardshrink, aten.celu, aten.relu6),
     *(aten.relu, aten.abs, aten.sign, aten.sgn, aten.leaky_relu, aten.elu, aten.prelu, aten.heaviside),
     *(prims.fmax, prims.fmin, prims._low_memory_max_pool_with_offsets, *_WRITTEN_WITHOUT),
 }
@@ -90,7 +92,9 @@ def at_critical_values(rewriting: Rewriting) -> Iterator[Found]:
             narrow = _with_users(rewriting, narrow)
         new, is_moved = ([], False) if narrow is whole else _constants(narrow)
         rounds = _rounds_otherwise(narrow)
-        chooses = narrow is not whole and (_chooses(narrow) or _takes_counts(rewriting, narrow) or is_moved)
+        chooses = narrow is not whole and (
+            _chooses_otherwise(rewriting, narrow) or _takes_counts(rewriting, narrow) or is_moved
+        )
         is_near_the_end = narrow is not whole and is_narrow(narrow)
         if (new and not is_moved) or not (rounds or chooses or is_near_the_end):
             continue
@@ -191,13 +195,41 @@ def window_calls(window: Window) -> list[fx.Node]:
     return [n for gm in (window.before, window.after) for n in gm.graph.nodes if n.op == "call_function"]
 
 
-def _chooses(window: Window) -> bool:
-    kinds = [
-        value.dtype
-        for value in (*window.inputs, *map(value_of, window_calls(window)))
-        if isinstance(value, Tensor)
-    ]
-    return torch.bool in kinds or any(packet(node) in _CHOOSING for node in window_calls(window))
+def _chooses_otherwise(rewriting: Rewriting, window: Window) -> bool:
+    """Whether a window may be another function where what it compares is equal, though it is none on random values.
+
+    It is none where both sides make the same choices of the same values: what is computed before the first choice is analytic, and the same function
+    everywhere if it is so on random values; so is the first choice then, and what is computed before the second one, and so on.
+    """
+    mine, theirs = (list(filter(_chooses, gm.graph.nodes)) for gm in (window.before, window.after))
+    if not mine and not theirs:
+        return False
+    equal = rewriting.equal_values(window)
+    return {node.name: _told(node, {}) for node in mine} != {
+        equal.get(node.name): _told(node, equal) for node in theirs
+    }
+
+
+def _told(node: fx.Node, names: Mapping[str, str]) -> str:
+    """What a node calls with what."""
+    given = fx.map_arg((node.args, node.kwargs), lambda n: f"%{names.get(n.name, n.name)}")
+    return f"{node.target}{given}"
+
+
+def _chooses(node: fx.Node) -> bool:
+    """Whether a call is no analytic function: what it gives jumps, or bends."""
+    if node.op != "call_function":
+        return False
+    result, *given = (value for n in (node, *node.all_input_nodes) for value in tree_leaves(value_of(n)))
+    types = {value.dtype for value in (result, *given) if isinstance(value, Tensor)}
+    counts = (
+        isinstance(result, Tensor)
+        and not result.dtype.is_floating_point
+        and any(d.is_floating_point for d in types)
+    )
+    return (
+        torch.bool in types or counts or bool(node.kwargs.get("rounding_mode")) or packet(node) in _CHOOSING
+    )
 
 
 def _takes_counts(rewriting: Rewriting, window: Window) -> bool:

@@ -146,6 +146,16 @@ class Rewriting:
                 self._known[kind] = "same"
         return self._known[key]
 
+    def equal_values(self, window: Window) -> dict[str, str]:
+        """For the nodes of the second side of a window whose values are those of a node of the first one: its name; nothing where that cannot be asked."""
+        if self._is_large(window.before, window.inputs):
+            return {}
+        given = [v.cpu() if isinstance(v, Tensor) else v for v in window.inputs]
+        try:
+            return Original(window.before, given).equivalent(window.after, samples=1, example=False).adopted
+        except ValueError:
+            return {}
+
     def _related(self, window: Window) -> Relation:
         # Random samples are what proves; the inputs themselves may hold what these do not: numbers that are compared, and are equal.
         is_off = bool(differences_in_float64(window.before, window.after, window.inputs, JUMP))

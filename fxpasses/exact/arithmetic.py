@@ -107,9 +107,12 @@ class Arithmetic:
     def meant(self, value: Tensor) -> Dual:
         """A float tensor as the numbers that its elements are meant to be: ``0.1`` is a tenth."""
         witness = value.double()
-        distinct, at = witness.unique(return_inverse=True)
+        residues = torch.stack(self.field.encode(witness), -1)
+        # What float32 holds is what it is (no tenth among it): most elements of a model's inputs. The others are read one by one.
+        read = (witness != witness.float().double()) & witness.isfinite()
+        distinct, at = witness[read].unique(return_inverse=True)
         rows = [residues_of_number(self.field, float, number) for number in distinct.tolist()]
-        residues = torch.tensor(rows, dtype=torch.int64).view(-1, LEVELS)[at]
+        residues[read] = torch.tensor(rows, dtype=torch.int64).view(-1, LEVELS)[at]
         return Dual(witness, list(residues.unbind(-1)), value.dtype)
 
     def full(self, size: Sequence[int], value: Operand, dtype: torch.dtype) -> Dual:

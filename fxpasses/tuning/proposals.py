@@ -37,6 +37,9 @@ aten = torch.ops.aten
 _FLOPS, _BYTES = 5e10, 1e10
 """Of one second, for what is not measured: the ratio of the two is what counts."""
 
+_UNWEIGHED = 1.1
+"""What is expected of settings that nothing weighs: less than of a pass that should change little, as weights are off by some 5%."""
+
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
@@ -112,7 +115,7 @@ class Proposals:
             s for s in self._settings if s == PLAIN or not (has_no_regions and "regions" in s.settings)
         ]
         whole = [*self._known[choice], *((step, 0) for step in settings)]
-        found = [*sorted(whole, key=lambda pair: pair[0].predicted), *self._moved(choice)]
+        found = [*sorted(whole, key=lambda pair: _expected(pair[0])), *self._moved(choice)]
         return sorted(found, key=lambda pair: self._gained.get(pair[0].name, 1.0))
 
     def _moved(self, choice: Choice) -> list[tuple[Step, int]]:
@@ -171,6 +174,11 @@ class Proposals:
 
     def _step(self, item: Pass, predicted: float = 1.0) -> Step:
         return Step.of_pass(item, predicted=predicted, allowed=item in self._allowed)
+
+
+def _expected(step: Step) -> float:
+    """Time with a step over time without, as far as that is known before it is measured."""
+    return step.predicted if step.item is not None or step == FREEZING else _UNWEIGHED
 
 
 class _Graphs(Observer):
