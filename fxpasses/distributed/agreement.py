@@ -201,7 +201,8 @@ def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -
         return
     code, alike = (gate.key, offer.what), (gate.key, f"{offer.function.partition(' ')[0]}: {offer.sent}")
     accepted, functions = HERE.accepted.setdefault(code, {}), HERE.functions.setdefault(alike, set())
-    known, exchangeable = offer.fits_one_of(accepted), alike in HERE.exchangeable
+    graphs = HERE.graphs.setdefault(code, set())
+    known, exchangeable = offer.fits_one_of(accepted), not {alike, code}.isdisjoint(HERE.exchangeable)
     if known and not exchangeable and not (code in HERE.varying and len(accepted) > 1):
         return
     with reaching_store(f"compare the {offer.what} with the other ranks'"):
@@ -210,16 +211,24 @@ def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -
         Answering.ensure()
         HERE.waits = gate.waits(offer)
         functions.add(offer.function)
-        offer = dataclasses.replace(offer, functions=tuple(sorted(functions)))
+        others = bool(accepted.keys() - {offer.digests[0]})
+        offer = dataclasses.replace(
+            offer, functions=tuple(sorted(functions)), graphs=tuple(sorted(graphs)), has_others=others
+        )
         try:
-            varies, several = gate.come(offer, made, symbolic)
+            opened = gate.come(offer, made, symbolic)
         finally:
             HERE.waits = None
     accepted.update([offer.digests])
-    if varies:
+    graphs.add(offer.graph)
+    if opened.symbolic:
         HERE.varying.add(code)
-    # What was compared before, and comes in another way now, would be asked about at each call.
-    (HERE.exchangeable.add if several and not known else HERE.exchangeable.discard)(alike)
+    if opened.exchangeable and not known:
+        HERE.exchangeable.update((alike, code) if others else (alike,))
+    elif (
+        not opened.as_before
+    ):  # what was compared before, and comes in another way now, would be asked about at each call
+        HERE.exchangeable.difference_update((alike, code))
 
 
 def agree_on_shards(

@@ -93,27 +93,24 @@ class Gate:
 
         Args:
             offer: what this rank sends.
-            exchangeable: whether several functions send that, so that it has to be the same one.
+            exchangeable: whether several functions, or graphs of one, send that, so that it has to be the same one.
         """
-        same = f"{offer.sent} by {offer.function}" if exchangeable else offer.sent
+        same = f"{offer.sent} by {offer.function} {offer.graph}" if exchangeable else offer.sent
         last = self.store.add(same, 1) == len(self.ranks)
         if last:
-            self.store.compare_set("open", "", _YES)
-        elif not came(self.store, "open", ASK_AFTER) or self.store.get("open").decode() != _YES:
+            self.store.compare_set("open", "", _YES + _AS_BEFORE)
+        elif not came(self.store, "open", ASK_AFTER) or _AS_BEFORE not in self.store.get("open").decode():
             return False
         self._forget_the_one_before((), ("open", same) if last else ())
         return True
 
-    def come(self, offer: Offer, made: Compilation | None, symbolic: bool) -> tuple[bool, bool]:
+    def come(self, offer: Offer, made: Compilation | None, symbolic: bool) -> Opened:
         """Wait until all ranks have come with what fits, or are there without having to come.
 
         Args:
             offer: what this rank sends.
             made: what decided its compilation, if it is compiled anew.
             symbolic: whether the sizes that it sends are symbolic in its graph.
-
-        Returns:
-            Whether some rank's are, and whether all came, one of them having sent the same from another function.
 
         Raises:
             RankMismatchError: a rank came with something else, or does not come.
@@ -127,7 +124,7 @@ class Gate:
             self.store.compare_set("differs", "", str(self.rank))
         if symbolic:
             self.store.set("symbolic", "")
-        if len(offer.functions) > 1:
+        if len(offer.functions) > 1 or offer.has_others:
             self.store.set("exchangeable", "")
         self.store.set(f"came/{self.rank}", "")
         last = self.store.add("came", 1) == len(self.ranks)
@@ -143,7 +140,7 @@ class Gate:
         if self.store.check(["differs"]):
             self._tell(reference.rank, int(self.store.get("differs")), difference, made)
         self._forget_the_one_before((f"came/{self.rank}",), _SHARED if last else ())
-        return _SYMBOLIC in verdict, _EXCHANGEABLE in verdict
+        return Opened(_SYMBOLIC in verdict, _EXCHANGEABLE in verdict, _AS_BEFORE in verdict)
 
     def _open(self, all_came: bool = False) -> None:
         verdict = _YES + (_SYMBOLIC if self.store.check(["symbolic"]) else "")
@@ -300,7 +297,8 @@ class Gate:
         raise RankMismatchError(message + text, (first, other), factor, values)
 
 
-_YES, _SYMBOLIC, _EXCHANGEABLE = "all have come", ", sizes are symbolic", ", several functions send the same"
+_YES, _AS_BEFORE = "all have come", ", and send the same as before"
+_SYMBOLIC, _EXCHANGEABLE = ", sizes are symbolic", ", several send the same"
 _SHARED = ("came first", "first", "symbolic", "exchangeable", "came", "open")
 _DIFFERS = (
     "It compiled other code, or did not have to compile again where this rank did: look for what differs between the ranks "
@@ -308,6 +306,21 @@ _DIFFERS = (
 )
 _ASKED_AT_ONCE = 4
 _SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """How a gate was opened.
+
+    Attributes:
+        symbolic: some rank's sizes are symbolic.
+        exchangeable: all came, and for one of them several functions, or graphs of this one, may be called here.
+        as_before: all came with what they had sent before, this rank before the last one.
+    """
+
+    symbolic: bool
+    exchangeable: bool
+    as_before: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,6 +336,8 @@ class Offer:
         lowered: as the compiler's passes left it, if it is known.
         sizes: of inputs, where they are symbolic and decide what is sent.
         functions: all of this rank's that have sent the same.
+        graphs: those of this function that this rank has compared (:attr:`graph`).
+        has_others: whether this rank has compared something else that this function sends.
     """
 
     rank: int
@@ -333,6 +348,14 @@ class Offer:
     lowered: Signature | None
     sizes: Mapping[str, int]
     functions: Sequence[str] = ()
+    graphs: Sequence[str] = ()
+    has_others: bool = False
+
+    @functools.cached_property
+    def graph(self) -> str:
+        """Stands for one graph among those of a function, whatever its sizes: the collectives, and what each is computed from."""
+        told = [(call.operator, call.arguments, call.source) for call in self.calls]
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
     @functools.cached_property
     def digests(self) -> tuple[str, str]:
@@ -406,6 +429,18 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
                     text += f" What differs first: {name} is {size} on rank {first.rank} and {own.sizes[name]} on rank {own.rank}."
                     return _Difference(text, name, (str(size), str(own.sizes[name])), by_size=True)
             return _Difference(text, f"collective {number}{when}", (theirs, ours))
+    if (
+        first.graph in own.graphs and own.graph in first.graphs
+    ):  # each rank knows both: they are called in another order
+        for theirs, ours in zip(first.calls, own.calls, strict=True):
+            if (
+                theirs.source and ours.source and theirs.source != ours.source
+            ):  # of nothing are zeros, say, which any sum takes
+                text = (
+                    f"They fit, but the ranks call the graphs of one function ({own.function}) in another order: the {first.what} on rank {first.rank} has "
+                    f"{theirs}, the {own.what} on rank {own.rank} {ours}. Look for what the function branches on."
+                )
+                return _Difference(text, "order of calls", (str(theirs), str(ours)), by_size=True)
     known = (first.function in own.functions) + (own.function in first.functions)
     # Where inputs are others, one rank may have broken its graph: its function is none of the other rank's.
     if first.function != own.function and known > (first.inputs != own.inputs):

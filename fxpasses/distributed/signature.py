@@ -33,6 +33,7 @@ class CollectiveCall:
             on it. It tells two sums of equal shape apart.
         after: how many collectives of other groups that all ranks of this one are in come before it in the graph (:func:`interleaved`).
         position: its number among all collectives of this rank's graph.
+        source: the part of ``carries`` that tells what it is computed from.
     """
 
     operator: str
@@ -41,6 +42,7 @@ class CollectiveCall:
     carries: str
     after: str = ""
     position: int = dataclasses.field(default=0, compare=False, repr=False)
+    source: str = dataclasses.field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         given = ", ".join(filter(None, (*self.operands, self.arguments)))
@@ -335,8 +337,9 @@ def _described(
         if key != "out"
     )
     name = str(getattr(schema, "name", node.target)).split("::")[-1].removesuffix("_out").removesuffix("_")
-    carries = " -> ".join(filter(None, (_short(needs or ()), _short(reaches))))
-    return group, CollectiveCall(name, ", ".join(map(repr, named.values())), operands, carries)
+    source = _short(needs or ())
+    carries = " -> ".join(filter(None, (source, _short(reaches))))
+    return group, CollectiveCall(name, ", ".join(map(repr, named.values())), operands, carries, source=source)
 
 
 def _short(names: Collection[str]) -> str:

@@ -13,6 +13,7 @@ from fake.seam.dispatch import OpOverload, disable_current_modes
 from fake.seam.fake_tensor import FakeTensor
 from fake.seam.fx import has_effects
 from fxpasses.graphs.aliasing import AliasInfo, is_alias, is_mutating, is_random
+from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import fake_mode_of, insert_call, replace, value_of
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
@@ -123,8 +124,10 @@ class FoldConstants(Pass):
         inputs = node.all_input_nodes
         if any(n not in known for n in inputs) or (not inputs and node.target not in FACTORIES):
             return None
-        if is_mutating(node) or is_random(node) or has_effects(node.target):
-            return None
+        if is_mutating(node) or is_random(node) or has_effects(node.target) or communicates(node.target):
+            return (
+                None  # of constants, too, a collective gives what other ranks send, and they have to call it
+            )
         with disable_current_modes(), torch.no_grad():
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
             return node.target(*args, **kwargs)

@@ -8,6 +8,7 @@ meet halfway.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 _LEAVING_SECONDS = 5.0
 """Seconds that a process waits at its end for the thread that answers."""
 _PAUSE = 0.05
-"""Seconds between two looks for the job's process group: one that ends before it began to answer is not known to have ended."""
+"""Seconds between two looks for the job's process group."""
 
 
 @dataclasses.dataclass
@@ -40,7 +41,8 @@ class Here:
         rounds: decisions so far, by code.
         accepted: what was compared and fits, as digests, by group and code.
         functions: those that were compared, by group and what they send.
-        exchangeable: group and what is sent by several functions on all ranks: each call is compared.
+        graphs: those that were compared, by group and code, whatever their sizes.
+        exchangeable: group and what is sent by several functions on all ranks, or code that sends several things: each call is compared.
         varying: group and code whose symbolic sizes each call compares, if they have had several values.
         compared: by group, the number of the last call that was compared, and what this rank deletes of it at the store.
         decided: what is saved, by the structure of the joint graph.
@@ -58,6 +60,7 @@ class Here:
     rounds: dict[str, int] = dataclasses.field(default_factory=dict)
     accepted: dict[tuple[str, str], dict[str, str]] = dataclasses.field(default_factory=dict)
     functions: dict[tuple[str, str], set[str]] = dataclasses.field(default_factory=dict)
+    graphs: dict[tuple[str, str], set[str]] = dataclasses.field(default_factory=dict)
     exchangeable: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     varying: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     compared: dict[str, tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
@@ -73,7 +76,7 @@ class Here:
 
     def forget(self) -> None:
         """Compare again what was compared: ``torch._dynamo.reset()`` gives other code the same numbers."""
-        for known in (self.accepted, self.functions, self.exchangeable, self.varying):
+        for known in (self.accepted, self.functions, self.graphs, self.exchangeable, self.varying):
             known.clear()  # type: ignore[attr-defined]
 
     def begin(self, key: str, sends: Any) -> int:
@@ -235,12 +238,23 @@ def answer_from_the_first_group() -> None:
 
 def _wait_for_group() -> None:
     while not HERE.leaves.is_set():
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and getattr(distributed, "is_initialized", bool)():
+        if (distributed := _with_group()) is not None:
             if distributed.get_backend() != "fake":
                 answer_from_now_on()
             return
         HERE.leaves.wait(_PAUSE)
+    distributed = (
+        _with_group()
+    )  # it ends right after its first group began: nobody has to ask who does not answer
+    if distributed is not None and distributed.get_backend() != "fake" and HERE.answering is None:
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            job_store().set(left(distributed.get_rank()), "")
+
+
+def _with_group() -> Any:
+    """``torch.distributed``, if this process is in a group."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed if distributed is not None and getattr(distributed, "is_initialized", bool)() else None
 
 
 answer_from_the_first_group()

@@ -196,6 +196,42 @@ def called_in_another_order():
     return [f(value).tolist() for f in ((first, second) if RANK == 0 else (second, first))]
 
 
+def _one_or_the_other(first, second, wait=0.0):
+    """Both ranks know both graphs of one function; then each calls another one."""
+
+    def step(a, b, flag):
+        return first(a) if flag else second(b)
+
+    run, a, b = compiled(step), torch.full((4,), 1.0 + RANK), torch.full((4,), 10.0)
+    told = [run(a, b, True).tolist(), run(a, b, False).tolist()]
+    time.sleep(wait * RANK)
+    return [*told, run(a, b, True).tolist(), run(a, b, RANK == 0).tolist()]
+
+
+def branches_in_another_order():
+    return _one_or_the_other(doubled, doubled)
+
+
+def branches_in_another_order_after_one_was_late():
+    return _one_or_the_other(doubled, doubled, wait=1.0)
+
+
+def reductions_in_another_order():
+    return _one_or_the_other(doubled, lambda b: all_reduce(b, "max", WORLD))
+
+
+def known_sizes_in_another_order():
+    run = compiled(doubled, dynamic=False)
+    for size in (4, 6, 4, 6):
+        run(torch.ones(size))
+    return run(torch.ones(4 + 2 * RANK))
+
+
+def nothing_to_add():
+    """A rank without data adds zeros."""
+    return _one_or_the_other(doubled, lambda b: all_reduce(torch.zeros(4), "sum", WORLD))
+
+
 def late():
     time.sleep(RANK)
     return compiled(doubled)(torch.ones(1)).item()
@@ -280,6 +316,11 @@ CASES = (
     groups_in_another_order,
     sharded_otherwise,
     called_in_another_order,
+    branches_in_another_order,
+    branches_in_another_order_after_one_was_late,
+    reductions_in_another_order,
+    known_sizes_in_another_order,
+    nothing_to_add,
     late,
     scheduled,
     unchecked,

@@ -82,6 +82,31 @@ def test_two_functions_that_send_the_same_are_told_apart(outcomes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "values"),
+    [
+        (
+            "branches_in_another_order",
+            ["all_reduce(float32[4], 'sum') of a", "all_reduce(float32[4], 'sum') of b"],
+        ),
+        (
+            "branches_in_another_order_after_one_was_late",
+            ["all_reduce(float32[4], 'sum') of a", "all_reduce(float32[4], 'sum') of b"],
+        ),
+        ("reductions_in_another_order", ["all_reduce(float32[4], 'max')", "all_reduce(float32[4], 'sum')"]),
+        (
+            "known_sizes_in_another_order",
+            ["all_reduce(float32[4], 'sum') of value", "all_reduce(float32[6], 'sum') of value"],
+        ),
+    ],
+)
+def test_two_graphs_of_one_function_are_told_apart(outcomes, case, values):
+    _error(outcomes, case)
+    for rank in outcomes:
+        assert sorted(value.partition(" ->")[0] for value in rank[case]["values"]) == values
+
+
+@pytest.mark.slow
 def test_ranks_that_wait_for_each_other_in_other_groups_are_named(outcomes):
     assert [outcomes[rank]["crossed_groups"]["factor"] for rank in (0, 1)] == ["process group"] * 2
     assert sorted(outcomes[0]["crossed_groups"]["ranks"]) == [0, 1]
@@ -135,6 +160,7 @@ def test_a_rank_that_waits_for_a_decision_nobody_makes_is_told(outcomes):
         ("compiled_for_each_size_on_one_rank", [[4.0, 6.0, 5.0, 4.0]] * 2),
         ("uneven_splits", [[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]),
         ("other_groups", [2.0, 5.437]),
+        ("nothing_to_add", [[[6.0] * 4, [0.0] * 4, [6.0] * 4, [2.0] * 4]] * 2),
         ("late", [4.0, 4.0]),
         ("unchecked", [5.0, 5.0]),
     ],
