@@ -199,7 +199,8 @@ class FirstCalls:
                     looked_at.append(rewrite)
                     steps.append(step)
                     if first and rewrite.item is not None and last.rewritten is not None:
-                        found += [(rewrite, at) for at in at_critical_values(last.rewritten)]
+                        has_time = functools.partial(self._check.has_time, rewrite)
+                        found += [(rewrite, at) for at in at_critical_values(last.rewritten, has_time)]
             if not first:
                 continue
             for values, where in others:

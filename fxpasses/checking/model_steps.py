@@ -16,7 +16,7 @@ from fake.error_text import first_line
 from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import nothing_left_behind
-from fxpasses.checking.interpret import CANNOT_RUN
+from fxpasses.checking.interpret import CANNOT_RUN, as_float64
 from fxpasses.checking.rounding import moved, next_to, same_bits
 
 Results = dict[str, Tensor]
@@ -75,7 +75,7 @@ class Steps:
     ) -> Results:
         model = copy.deepcopy(self._model)
         if isinstance(model, nn.Module):
-            model = model.double() if wide else model
+            model = _wide(model) if wide else model
             if move is not None:
                 held = [p.detach() for p in self._model.parameters()]
                 weights = moved(held, move) if wide else next_to(held, move)
@@ -149,14 +149,21 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield leaf
 
 
+def _wide(model: nn.Module) -> nn.Module:
+    model = model.double()
+    for held in (*model.parameters(), *model.buffers()):
+        held.data = as_float64(held.data)  # complex numbers stay what they are with `double`
+    return model
+
+
 def _fresh(value: Any, wide: bool, move: int | None) -> Any:
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)  # a cache that the model fills, say
     copied = value.detach().clone()
     if move is not None:
         (copied,) = moved([copied], move) if wide else next_to([copied], move)
-    elif wide and copied.is_floating_point():
-        copied = copied.double()
+    elif wide:
+        copied = as_float64(copied)
     return copied.requires_grad_(value.requires_grad)
 
 

@@ -254,6 +254,8 @@ def moved(
     generator = torch.Generator().manual_seed(seed)
 
     def one(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_complex():
+            return torch.view_as_complex(one(torch.view_as_real(value.detach().resolve_conj())))
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         wide = value.detach().double()

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fake.seam.dispatch import disable_current_modes
 from fake.seam.dynamo import code_that_compiles
+from fake.seam.fake_tensor import FakeTensor
 from fake.seam.inductor import GraphLowering
 from fake.seam.patches import LEDGER
 
@@ -66,6 +67,25 @@ _TRUNCATED = LEDGER.thread_patch(
 def nothing_drawn() -> AbstractContextManager[None]:
     """Within, ``trunc_normal_`` leaves tensors as they are: fake ones have no values to draw again until they fit."""
     return LEDGER.using((_TRUNCATED, lambda tensor, *_, **__: tensor))
+
+
+_SWAP = LEDGER.thread_patch(
+    torch.utils,
+    "swap_tensors",
+    lost="simulations of models that are converted to another type or device as they are made (`model.bfloat16()`)",
+)
+
+
+def converted_in_place() -> AbstractContextManager[None]:
+    """Within, ``Module.to`` and the like give fake parameters their new type: torch would swap tensors, and not those to which there are weak references, as a fake mode has."""
+
+    def swap(a: torch.Tensor, b: torch.Tensor) -> None:
+        if isinstance(a, FakeTensor) and isinstance(b, FakeTensor):
+            a.data = b.data
+        else:
+            _SWAP.torchs(a, b)
+
+    return LEDGER.using((_SWAP, swap))
 
 
 _MESH = LEDGER.thread_patch(

@@ -69,7 +69,7 @@ def capture_rank(
             groups[str(traced.get_group(name).group_name)] = Group(mesh[name], stride, name)
             stride *= mesh[name]
         with FakeTensorMode(allow_non_fake_inputs=True):
-            with _torch.nothing_drawn(), _torch.real_meshes():
+            with _torch.nothing_drawn(), _torch.real_meshes(), _torch.converted_in_place():
                 model, inputs = _made(make, *[traced] * distributes)
             if not distributes:
                 model = shard(model, traced)

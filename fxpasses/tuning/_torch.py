@@ -8,7 +8,20 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch._dynamo import OptimizedModule
 from torch.autograd.profiler import profile
+
+
+def is_compiled(model: object) -> bool:
+    """Whether calling a model calls what ``torch.compile`` made of it, which can be compiled no second time."""
+    compiled = isinstance(model, OptimizedModule) or hasattr(model, "_torchdynamo_orig_callable")
+    return compiled or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def is_profiling() -> bool:
+    """Whether the user profiles: the profiler that measures memory would end that."""
+    return torch.autograd._profiler_enabled()  # type: ignore[attr-defined,no-any-return]
+
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 

@@ -18,6 +18,9 @@ from fxpasses.tuning.intervals import LOOKS, Interval, median_interval
 _SHORTEST = 0.004
 """Seconds of one measurement: a program that takes less runs several times in each."""
 
+_FEWEST, _LOST = 2, 1.5
+"""Pairs after which a program that took so many times as long in each is given up, if the time is up."""
+
 _UNEVEN = 0.01
 """Ratios closer than this to each other are not told apart for longer."""
 
@@ -96,7 +99,7 @@ def duel(
     order = random.Random(0)
     ratios: list[float] = []
     for look in LOOKS:
-        while len(ratios) < look and (has_time() or len(ratios) < least):
+        while len(ratios) < look and (has_time() or (len(ratios) < least and not _is_lost(ratios))):
             if order.random() < 0.5:
                 first, second = _seconds(clock, old, repeats), _seconds(clock, new, repeats)
             else:
@@ -111,6 +114,11 @@ def duel(
         ):
             break
     return found
+
+
+def _is_lost(ratios: Sequence[float]) -> bool:
+    """Whether nothing is to be won: measuring on, though the time is up, would only tell by how much the new program is slower."""
+    return len(ratios) >= _FEWEST and min(ratios) > _LOST
 
 
 def _seconds(clock: Callable[[], float], program: Callable[[], object], repeats: int) -> float:

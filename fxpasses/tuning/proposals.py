@@ -18,7 +18,6 @@ from torch import fx
 from fxpasses._torch import functorch_config, inductor_config, outside_tracing
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
-from fxpasses.errors import PassError
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner.cost import CostModel, is_view
 from fxpasses.pass_manager.manager import PassManager
@@ -152,19 +151,13 @@ class Proposals:
         kinds = [kind for kind in graphs if kind in item.contract.graphs and (late or kind not in PARTS)]
         if not kinds:
             return None
-        before, after = [], []
-        changed = 0
-        for kind in kinds:
-            try:
-                gm, calls = _rewritten(graphs[kind], (item,), kind)
-            except PassError:
-                return self._step(item), 0  # compiling it will tell the same
-            changed += calls
-            before.append(graphs[kind])
-            after.append(gm)
-        if not changed:
-            return None
-        return self._step(item, self._share(after, before)), changed
+        try:
+            pairs = [_rewritten(graphs[kind], (item,), kind) for kind in kinds]
+            changed = sum(calls for _, calls in pairs)
+            share = self._share([gm for gm, _ in pairs], [graphs[kind] for kind in kinds]) if changed else 1.0
+        except Exception:  # noqa: BLE001  (a pass that fails, or leaves a broken graph: compiling it will tell)
+            return self._step(item), 0
+        return (self._step(item, share), changed) if changed else None
 
     def _share(self, after: Sequence[fx.GraphModule], before: Sequence[fx.GraphModule]) -> float:
         """Time of some graphs over that of others: both with kernels that are measured, or both without."""

@@ -22,6 +22,8 @@ from fxpasses.compiling.options import Options, check_listed_passes
 from fxpasses.counters import counters
 from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.pass_base import Pass
+from fxpasses.plans.compile import Compiled
+from fxpasses.tuning._torch import is_compiled, is_profiling
 from fxpasses.tuning.kept import Kept
 from fxpasses.tuning.measuring import wall_clock
 from fxpasses.tuning.search import GOALS, Goal
@@ -43,6 +45,7 @@ class Tuned(Generic[M]):
         seconds: how long it took.
         reused: how many of the graphs were tuned before, and not again.
         interrupted: whether it was stopped early.
+        untuned: why graphs were not tuned, one a graph: sizes that are symbolic, a job of several processes.
     """
 
     model: M
@@ -51,6 +54,7 @@ class Tuned(Generic[M]):
     reused: int
     interrupted: bool
     _compiled: Callable[..., Any]
+    untuned: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model, compiled with what was found."""
@@ -75,6 +79,8 @@ class Tuned(Generic[M]):
         console = Console(width=160, force_terminal=False)
         with console.capture() as captured:
             console.print(self)
+            for why in dict.fromkeys(self.untuned):
+                console.print(f"not tuned: {why}", highlight=False, markup=False)
             for kept in self.graphs:
                 if kept.ratio:
                     told = "{:.3f} [{:.3f}, {:.3f}]".format(*kept.ratio)
@@ -167,7 +173,8 @@ def tune(
     # The default is called as it is without tuning: through its plan, which a program that may yet be tuned does not have.
     kept = any(found.steps for found in results)
     compiled = _compiled(model, wanted, later if kept else None)
-    return Tuned(model, results, time.monotonic() - start, one.reused, one.interrupted, compiled)
+    spent = time.monotonic() - start
+    return Tuned(model, results, spent, one.reused, one.interrupted, compiled, tuple(one.untuned))
 
 
 def _compiled(model: Callable[..., Any], options: dict[str, Any], one: Session | None) -> Callable[..., Any]:
@@ -210,6 +217,12 @@ def _check(
     """The options, and where results are kept, which is one of them."""
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
+    if is_compiled(model) or isinstance(model, Compiled):
+        problem = "the model is compiled already: give what was compiled"
+        raise OptionsError("model", type(model).__name__, problem=problem)
+    if goal in GOALS and goal != "time" and is_profiling():
+        problem = f"goal={goal!r} measures memory with torch's profiler, and one is running: tune outside of it, or with goal='time'"
+        raise OptionsError("goal", goal, problem=problem)
     if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
         raise OptionsError("kwargs", kwargs, "the model's keyword arguments by name")
     if not callable(clock) or not isinstance(clock(), (int, float)):

@@ -60,8 +60,7 @@ def tuned_graph(
     alone = one is None
     one = one or Session(cache="auto" if options.cache == "off" else options.cache, takes_any=True)
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        log.info("not tuned: each process of a job would choose for itself")
-        return compile(gm, inputs, options)
+        return _untuned(one, "each process of a job would choose for itself", compile(gm, inputs, options))
     place = Place.under(
         one.cache,
         graph_digest(gm, inputs),
@@ -89,9 +88,15 @@ def tuned_graph(
     compiling = time.monotonic() - start
     has_regions = counters.snapshot().regions > regions
     if any(isinstance(value, torch.SymInt) for value in inputs):
-        log.info("not tuned: sizes are symbolic, and no other size of the graph was tuned before")
-        return default
+        return _untuned(one, "sizes are symbolic, and no other size of the graph was tuned before", default)
     return _FirstCall(graph, one, default, compiling, alone, has_regions)
+
+
+def _untuned(one: Session, why: str, program: Callable[..., Any]) -> Callable[..., Any]:
+    """The program of a graph that is not tuned. Args: how is measured, why it is not, and the program."""
+    log.info("not tuned: %s", why)
+    one.untuned.append(why)
+    return program
 
 
 def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
@@ -291,6 +296,7 @@ class _FirstCall:
                 raise
             return self.running
         except Exception as error:  # noqa: BLE001  (the default is compiled: it runs, whatever tuning meets)
+            one.untuned.append(describe_error(error))
             log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
             counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
             return self.running

@@ -34,6 +34,7 @@ class Session(TunedPasses):
         spent: seconds that counted before that.
         since: when the time that counts began, by the wall clock; ``None`` while none does.
         interrupted: whether the user stopped it.
+        untuned: why graphs were not tuned, one a graph.
         takes_any: whether what an earlier tuning found holds whatever it chose from.
     """
 
@@ -51,6 +52,7 @@ class Session(TunedPasses):
     spent: float = 0.0
     since: float | None = None
     interrupted: bool = False
+    untuned: list[str] = field(default_factory=list)
     takes_any: bool = False
 
     def told(self) -> str:

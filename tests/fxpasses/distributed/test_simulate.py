@@ -111,6 +111,16 @@ def test_truncated_normals_are_not_drawn():
     assert captured.backward is not None
 
 
+def test_models_are_converted_as_they_are_made():
+    def make():
+        layer = torch.nn.Linear(4, 4)
+        return torch.nn.Sequential(layer, layer).bfloat16(), (torch.randn(1, 4, dtype=torch.bfloat16),)
+
+    captured, _ = capture_rank(make, {"dp": 2})
+    gathers = [n for n in captured.forward.graph.nodes if "all_gather" in str(n.target)]
+    assert [n.meta["val"].dtype for n in gathers] == [torch.bfloat16] * 2, "of one weight and one bias"
+
+
 def test_saved_values_live_until_the_backward_pass_has_used_them():
     def loss(w, x):
         return ((x @ w).sin() @ w).sum()

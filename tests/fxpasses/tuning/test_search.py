@@ -173,6 +173,14 @@ def test_a_comparison_is_not_cut_too_short(least):
     assert found.low < 1 < found.high
 
 
+def test_what_is_clearly_slower_is_not_measured_on_when_the_time_is_up():
+    machine = Machine(noise=0.01)
+    how = {"clock": machine.clock, "settled": lambda _: False, "has_time": lambda: False}
+    found = duel(machine.program(0.01), machine.program(0.1), **how)
+    assert (found.low, found.high) == (0.0, float("inf")), "too few pairs for an interval"
+    assert found.middle > 5
+
+
 def test_two_ledgers_are_compared():
     def entry(step, low, high, outcome="no gain"):
         return Entry("g", step, outcome, ratio=(low + high) / 2, low=low, high=high)

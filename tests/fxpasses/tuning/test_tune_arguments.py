@@ -42,6 +42,9 @@ counting = with_state()
         ({"options": []}, "options by name"),
         ({"fresh": "yes"}, "'fresh'.*True or False"),
         ({"show": "no"}, "'show'.*True or False"),
+        ({"model": torch.compile(torch.nn.ReLU())}, "compiled already"),
+        ({"model": torch.compile(torch.sin)}, "compiled already"),
+        ({"model": fxpasses.compile(torch.nn.ReLU())}, "compiled already"),
         ({"allow": None}, "'allow': expected a list of passes"),
         ({"passes": "tuned"}, "'passes': expected a list of passes"),
         ({"cache": "here", "options": {"cache": "there"}}, "two places"),
@@ -76,3 +79,9 @@ def test_there_is_one_place_for_results(tmp_path, monkeypatch, as_option):
     fxpasses.tune(torch.nn.ReLU(), torch.ones(2), seconds=20, show=False, **how)
     assert list(place.glob("tuned/calls/*.call"))
     assert not (tmp_path / "auto").exists()
+
+
+def test_memory_is_not_measured_inside_of_the_users_profile():
+    with torch.profiler.profile() as profile, pytest.raises(OptionsError, match="tune outside of it"):
+        fxpasses.tune(torch.nn.ReLU(), torch.ones(2), goal="memory")
+    assert profile.events() is not None
