@@ -41,6 +41,7 @@ from fxpasses.distributed.signature import (
     names_on_every_rank,
     signatures,
 )
+from fxpasses.distributed.watching import Watch
 from fxpasses.errors import RankMismatchError
 from fxpasses.ranks.here import HERE
 
@@ -129,7 +130,15 @@ class Agreement:
             for key, offer in offers.items():
                 _agree(Gate(key, sends.groups[key][0], numbers[key]), offer, made, sends.sizes.any)
             made = None  # from the second call on, what decided the compilation explains nothing
-            before, HERE.running, HERE.since = HERE.running, sends.what, time.monotonic()
+            before, HERE.since = (HERE.running, HERE.inside), time.monotonic()
+            HERE.running = sends.what
+            HERE.inside = tuple(
+                (key, tuple(ranks), numbers[key])
+                for key, (ranks, _) in sends.groups.items()
+                if len(ranks) > 1
+            )
+            if HERE.inside:
+                Watch.ensure()
             try:
                 return compiled(inputs)
             except RuntimeError as error:
@@ -137,7 +146,7 @@ class Agreement:
                     note_absent_ranks(error, key, ranks)
                 raise
             finally:
-                HERE.running = before
+                HERE.running, HERE.inside = before
 
         run._boxed_call = True  # type: ignore[attr-defined]
         run.called = [compiled]  # type: ignore[attr-defined]

@@ -409,6 +409,12 @@ class _Difference:
     by_size: bool = False
 
 
+def what_differs(theirs: Offer, own: Offer) -> str:
+    """How what another rank sends in a call does not fit what this one sends, in words; ``""`` if it does. Args: both."""
+    found = _difference(theirs, own)
+    return "" if found is None else found.text
+
+
 def _difference(first: Offer, own: Offer) -> _Difference | None:
     """How two signatures differ; nothing if they fit."""
     pairs = ((first.calls, own.calls, ""), (first.lowered, own.lowered, " after the compiler's own passes"))

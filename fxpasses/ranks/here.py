@@ -48,6 +48,7 @@ class Here:
         decided: what is saved, by the structure of the joint graph.
         running: the compiled graph with collectives that it is inside of.
         since: when it went there.
+        inside: the process groups in which that communicates: what all ranks call them, their ranks, and the number of the call.
         calls: of such graphs, by group.
         sent: what the last of them sent (an object with ``to_json``), by group and number.
         answering: the thread that answers.
@@ -67,6 +68,7 @@ class Here:
     decided: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     running: str = ""
     since: float = 0.0
+    inside: tuple[tuple[str, tuple[int, ...], int], ...] = ()
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     sent: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
     answering: Any = None

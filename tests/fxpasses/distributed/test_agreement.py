@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fxpasses.distributed import answering, decision, gate
+from fxpasses.distributed.watching import EXIT_CODE
 from fxpasses.errors import OptionsError, RankMismatchError
 from fxpasses.ranks import here
-from tests.fxpasses.distributed.processes import job
+from tests.fxpasses.distributed.processes import ended, job
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +231,17 @@ def test_a_rank_that_is_killed_while_it_compiles_is_named_at_once():
     (outcome,) = job("killed.py", killed=(1,))
     assert outcome["ranks"] == [1]
     assert outcome["error"].endswith("rank 1 does not come: it was killed, or crashed")
+
+
+@pytest.mark.slow
+def test_ranks_that_leave_out_a_call_end_with_the_reason():
+    """Both know both halves; the next forward pass of one meets the backward pass of the other."""
+    done = ended("stuck.py")
+    assert [rank.returncode for rank in done].count(EXIT_CODE) >= 1, [rank.stderr[-2000:] for rank in done]
+    told = next(rank.stderr for rank in done if rank.returncode == EXIT_CODE)
+    assert "in the backward graph of frame 0 on rank 0" in told
+    assert "in the forward graph of frame 0 on rank 1" in told
+    assert "look for a call that one of them leaves out" in told
 
 
 def test_a_rank_that_decides_for_others_and_was_killed_is_named(monkeypatch):

@@ -1,0 +1,18 @@
+"""A job of two processes, one of which leaves out a backward pass that both have run before: neither can go on."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from fxpasses.distributed import answering, shard, watching
+
+answering.STUCK_AFTER = watching.STUCK_AFTER = 0.5
+watching._GRACE = 0.2
+dist.init_process_group("gloo")
+model = shard(nn.Linear(8, 8), init_device_mesh("cpu", (2,)))
+run = torch.compile(model, backend="fxpasses", options={"compiler": "eager"})
+for step in range(3):
+    loss = run(torch.ones(2, 8)).sum()
+    if step != 1 or dist.get_rank() == 0:
+        loss.backward()
