@@ -438,15 +438,15 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
     if (
         first.graph in own.graphs and own.graph in first.graphs
     ):  # each rank knows both: they are called in another order
-        for theirs, ours in zip(first.calls, own.calls, strict=True):
+        for a_call, b_call in zip(first.calls, own.calls, strict=True):
             if (
-                theirs.source and ours.source and theirs.source != ours.source
+                a_call.source and b_call.source and a_call.source != b_call.source
             ):  # of nothing are zeros, say, which any sum takes
                 text = (
                     f"They fit, but the ranks call the graphs of one function ({own.function}) in another order: the {first.what} on rank {first.rank} has "
-                    f"{theirs}, the {own.what} on rank {own.rank} {ours}. Look for what the function branches on."
+                    f"{a_call}, the {own.what} on rank {own.rank} {b_call}. Look for what the function branches on."
                 )
-                return _Difference(text, "order of calls", (str(theirs), str(ours)), by_size=True)
+                return _Difference(text, "order of calls", (str(a_call), str(b_call)), by_size=True)
     known = (first.function in own.functions) + (own.function in first.functions)
     # Where inputs are others, one rank may have broken its graph: its function is none of the other rank's.
     if first.function != own.function and known > (first.inputs != own.inputs):
