@@ -435,13 +435,11 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
                     text += f" What differs first: {name} is {size} on rank {first.rank} and {own.sizes[name]} on rank {own.rank}."
                     return _Difference(text, name, (str(size), str(own.sizes[name])), by_size=True)
             return _Difference(text, f"collective {number}{when}", (theirs, ours))
-    if (
-        first.graph in own.graphs and own.graph in first.graphs
-    ):  # each rank knows both: they are called in another order
+    # Where each rank knows both graphs, they are called in another order.
+    if first.graph in own.graphs and own.graph in first.graphs:
         for a_call, b_call in zip(first.calls, own.calls, strict=True):
-            if (
-                a_call.source and b_call.source and a_call.source != b_call.source
-            ):  # of nothing are zeros, say, which any sum takes
+            # What is computed from nothing are zeros, say, which any sum takes.
+            if a_call.source and b_call.source and a_call.source != b_call.source:
                 text = (
                     f"They fit, but the ranks call the graphs of one function ({own.function}) in another order: the {first.what} on rank {first.rank} has "
                     f"{a_call}, the {own.what} on rank {own.rank} {b_call}. Look for what the function branches on."
@@ -452,7 +450,7 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
     if first.function != own.function and known > (first.inputs != own.inputs):
         text = (
             f"They fit, but the ranks call the functions that send them in another order: here the {first.what} ({first.function}) on rank "
-            f"{first.rank}, the {own.what} ({own.function}) on rank {own.rank}, which are {own.sends()}."
+            f"{first.rank}, the {own.what} ({own.function}) on rank {own.rank}, {own.sends()}."
         )
         return _Difference(text, "order of calls", (first.function, own.function), by_size=True)
     return None
