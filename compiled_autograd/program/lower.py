@@ -1,5 +1,8 @@
 """Lower a segment to ATen: run it once for real and record every operator that is called.
 
+Collectives are recorded and not run: other processes may run them compiled already, and would wait for none that is sent twice. The results of
+such a recording are made up.
+
 The recorder sits below autograd, so that what C++'s functional nodes do shows up as plain ATen. Validation
 that has nothing to do calls nothing, and so disappears. Sizes and scalars become constants: whoever runs the
 recorded graph checks that they are the same. So do the Python numbers that a forward multiplied by: nodes save
@@ -8,6 +11,7 @@ number. The order of arguments is that of the segment's inputs.
 """
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -19,6 +23,7 @@ from compiled_autograd import _torch
 from compiled_autograd.program.segments import FunctionalSegment
 from compiled_autograd.runtime._torch_nodes import NodeWriter
 from compiled_autograd.runtime.executing import last_uses
+from fake.dispatch.communication import communicates
 from fake.seam import pytree
 
 _NODE = "_fx_recorded_node"
@@ -44,6 +49,8 @@ class Lowered:
     """Why the recording must not be used; None where it may."""
     random: bool
     """Whether it draws random numbers, so that it must not run twice."""
+    communicates: bool
+    """Whether it speaks with other processes: its results are made up, and what was drawn is as it was."""
 
     @property
     def is_empty(self) -> bool:
@@ -80,6 +87,7 @@ class _Recorder(_torch.TorchDispatchMode):
         self.constants: list[torch.Tensor] = []
         self.problem: str | None = None
         self.random = False
+        self.communicates = False
         self.writes = False  # to any tensor, so that a view must stay one
 
     def node_of(self, value: Any) -> Any:
@@ -137,7 +145,11 @@ class _Recorder(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        if communicates(func):
+            self.communicates = True
+            result = _of_zeros(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
         if func is torch.ops.aten.detach.default:  # an alias: the same value
             self.mark(result, self.node_of(args[0]))
             return result
@@ -182,6 +194,26 @@ class _Recorder(_torch.TorchDispatchMode):
                     self.problem = self.problem or f"{func} changes an input in place"
 
 
+def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
+    """What a collective returns, but for its values."""
+
+    def without_data(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    def zeros(value: Any) -> Any:
+        return torch.zeros_like(value, device=device) if isinstance(value, torch.Tensor) else value
+
+    if func._schema.is_mutable:
+        return args[0]
+    device = next(
+        value.device for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
+    )
+    meta_args, meta_kwargs = pytree.tree_map(without_data, (args, kwargs))
+    return pytree.tree_map(zeros, func(*meta_args, **meta_kwargs))
+
+
 def _indexes_by_position(func: Any, args: Any) -> bool:
     """Whether this is indexing without a mask, whose result has the shape of its indices."""
     if func is not torch.ops.aten.index.Tensor:
@@ -218,6 +250,7 @@ def lower(
             recorder.storages.add(value.untyped_storage().data_ptr())
         placeholders.append(placeholder)
     values.clear()
+    drawn = _random_states(inputs)
     try:
         results = _interpret(segment.module, recorder, (list(inputs), sizes, scalars))
         outputs, computed = _describe_outputs(recorder, results, placeholders)
@@ -225,6 +258,9 @@ def lower(
         for value in (*inputs, *recorder.constants, *locals().get("results", ())):
             if isinstance(value, torch.Tensor):
                 value.__dict__.pop(_NODE, None)
+    if recorder.communicates and recorder.random:
+        for restore, state in drawn:
+            restore(state)
     graph.output(tuple(computed))
     if not recorder.writes:
         _reshape_views(graph)
@@ -241,7 +277,19 @@ def lower(
     problem = recorder.problem
     if problem is not None:
         graph = fx.Graph()
-    return Lowered(graph, recorder.root, used, outputs, baked, results, problem, recorder.random)
+    flags = problem, recorder.random, recorder.communicates
+    return Lowered(graph, recorder.root, used, outputs, baked, results, *flags)
+
+
+def _random_states(values: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
+    """How to restore the random states of the devices of some values, and these states."""
+    devices = {value.device for value in values if value is not None and value.device.type != "cpu"}
+    found: list[tuple[Any, torch.Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
+    for device in devices:
+        of_device = torch.get_device_module(device)
+        restore = functools.partial(of_device.set_rng_state, device=device)
+        found.append((restore, of_device.get_rng_state(device)))
+    return found
 
 
 def _reshape_views(graph: fx.Graph) -> None:

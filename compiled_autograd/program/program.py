@@ -74,6 +74,8 @@ class _Segment:
         self.lifted: _Static | None = None
         self.dynamics: list[_Dynamic] = []
         self.gave_up: str | None = None
+        self.communicates = False
+        """Whether it speaks with other processes: then it cannot run again where a run has failed, as these would not."""
         self._forms = forms
         self._merged: dict[tuple[int, ...], _Segment] = {}
 
@@ -112,7 +114,9 @@ class _Segment:
         kept = list(values)
         try:
             results = form.run(values, sizes)
-        except Exception as error:  # noqa: BLE001 - a compiler may raise anything; the segment is pure
+        except Exception as error:
+            if self.communicates:
+                raise
             self.statics = [static for static in self.statics if static is not form]
             self._give_up(f"its compiler raised {type(error).__name__}: {_first_line(error)}")
             return self.part.run(kept, sizes, scalars)
@@ -194,9 +198,14 @@ class _Segment:
         kept = list(values)
         lowered = lower(self.part, values, sizes, scalars, lifted)
         sessions.records.spend("lower", time.perf_counter() - started)
+        self.communicates = self.communicates or lowered.communicates
+
+        def eager() -> Any:
+            return self.part.run(list(kept), sizes, scalars) if lowered.communicates else lowered.results
+
         if lowered.problem is not None:
             self._give_up(lowered.problem)
-            return lowered.results
+            return eager()
         static = _Static(lowered, kept, sizes, scalars)
         if not lowered.is_empty:
             started = time.perf_counter()
@@ -204,13 +213,16 @@ class _Segment:
                 static.compile(self, kept)
             except Exception as error:  # noqa: BLE001 - a compiler may raise anything; the result is at hand
                 self._give_up(f"its compiler raised {type(error).__name__}: {_first_line(error)}")
-                return lowered.results
+                return eager()
             finally:
                 sessions.records.spend("compile", time.perf_counter() - started)
         if lifted:
             self.lifted = static
         else:
             self.statics.append(static)
+        if lowered.communicates:
+            lowered.results = ()
+            return static.run(kept)
         results, lowered.results = lowered.results, ()
         return results
 
@@ -222,7 +234,9 @@ class _Segment:
         try:
             dynamic = _Dynamic(self, pattern)
             results = dynamic.run(values, sizes, first=True)
-        except Exception as error:  # noqa: BLE001 - as above; the segment is pure and can run again
+        except Exception as error:
+            if self.communicates:
+                raise
             self._give_up(
                 f"its compiler raised {type(error).__name__} for symbolic sizes: {_first_line(error)}"
             )
@@ -315,6 +329,8 @@ class _Static:
             self.compiled = _unmarked(segment.compile_part(_list_module(self.lowered, segment.__name__)))
         segment.count("dynamic 1" if segment.statics else "static")
         log_compile(segment.part.title, "compiled for one pattern of sizes")
+        if self.lowered.communicates:
+            return
         if self.lowered.random:
             self.unproven = True
             return

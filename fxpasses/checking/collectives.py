@@ -4,7 +4,7 @@ The others may look at other graphs, or at none, so that a real collective would
 that is left out, or a mean for a sum, cannot be seen. So a graph with collectives runs as several processes at once, call by call: this one,
 the first, and two or more with inputs of their own. What each collective then answers follows from what all of them hold.
 
-Which operators these are is read from their schemas (:func:`fxpasses.graphs.communication.communicates`), so that those of other libraries count, too. A
+Which operators these are is read from their schemas (:func:`fake.dispatch.communication.communicates`), so that those of other libraries count, too. A
 graph with one that :data:`_MODELS` does not know is not run at all (:func:`refuse_unknown`). Each model gets the arguments by name: the
 older namespace has the same collectives with other arguments.
 """
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.dispatch.communication import NAMESPACES, communicates
 from fxpasses._torch import HigherOrderOperator, OpOverload
 from fxpasses.checking.inputs import Unsupported
-from fxpasses.graphs.communication import NAMESPACES, communicates
 from fxpasses.graphs.rewriting import subgraphs
 
 _SAME = "is_same_in_all_processes"

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
+from fake.dispatch.communication import communicates
 from fake.library.random_state import seeded_generators
 from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import OpOverload, disable_current_modes
 from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
 from fxpasses.checking.inputs import cloned, made_up, placeholders
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
-from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import subgraphs
 
 aten, prims = torch.ops.aten, torch.ops.prims

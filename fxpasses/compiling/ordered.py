@@ -13,9 +13,9 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from fake.dispatch.communication import communicates
 from fake.seam.dispatch import OpOverload, collectives
 from fxpasses.graphs.aliasing import is_alias, is_mutating
-from fxpasses.graphs.communication import communicates
 from fxpasses.partitioner.cost import is_getitem
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.dispatch.communication import communicates
 from fxpasses.distributed.network import Cluster
 from fxpasses.distributed.simulate import Clock, Compute, Event, Group, Send, Simulation, Steps, Wait
 from fxpasses.graphs.aliasing import AliasInfo, aliased_arguments, is_random
-from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.partitioner.cost import CostModel, is_getitem
 from fxpasses.passes._matching import is_pure, only_samples

@@ -13,12 +13,12 @@ from typing import ClassVar, Generic, TypeVar
 
 from torch import fx
 
+from fake.dispatch.communication import communicates
 from fxpasses.distributed import _torch
 from fxpasses.distributed.draft import Draft, Sheet
 from fxpasses.distributed.network import Cluster
 from fxpasses.distributed.simulate import Group, Simulation, measure, simulate, with_passes
 from fxpasses.errors import SimulationError
-from fxpasses.graphs.communication import communicates
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.passes import BucketCollectives, OverlapCollectives
 from fxpasses.pipeline.capture_graphs import Captured

@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxpasses.graphs.communication import communicates
+from fake.dispatch.communication import communicates
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.regional import communicating_graph
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.dispatch.communication import communicates
 from fxpasses.distributed.network import KINDS, Cluster
 from fxpasses.errors import SimulationError
 from fxpasses.graphs.aliasing import AliasInfo
-from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import copy_graph, value_of
 from fxpasses.partitioner.cost import CostModel, is_getitem
 from fxpasses.pass_manager.manager import PassManager

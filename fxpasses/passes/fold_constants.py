@@ -9,11 +9,11 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from fake.dispatch.communication import communicates
 from fake.seam.dispatch import OpOverload, disable_current_modes
 from fake.seam.fake_tensor import FakeTensor
 from fake.seam.fx import has_effects
 from fxpasses.graphs.aliasing import AliasInfo, is_alias, is_mutating, is_random
-from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import fake_mode_of, insert_call, replace, value_of
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from fake.dispatch.communication import communicates
 from fake.seam.dispatch import collectives
 from fxpasses.graphs.aliasing import AliasInfo, is_alias
-from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim

@@ -123,7 +123,7 @@ def _eager_collective() -> str:
     """The function of ``torch.distributed``, or the operator, that the main thread is inside of, and who called it; ``""`` elsewhere."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     name = ""
-    known = sys.modules.get("fxpasses.graphs.communication")  # of a rank that has compiled something
+    known = sys.modules.get("fake.dispatch.communication")  # of a rank that has compiled something
     communicates = known.communicates if known is not None else lambda called: "c10d" in str(called)
     while frame is not None and frame.f_code.co_filename.endswith("torch/_ops.py"):
         called = frame.f_locals.get("self")

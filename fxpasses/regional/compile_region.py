@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.dispatch.communication import communicates
 from fxpasses.compiling.graph_compilers import Compiler, cache_identity
 from fxpasses.compiling.observing import RegionCheck
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.shared_kernels import one_unit
-from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import copy_graph, outputs_of
 from fxpasses.partitioner.cost import CostModel
 from fxpasses.regional import _torch

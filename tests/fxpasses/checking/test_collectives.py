@@ -11,6 +11,7 @@ import torch.distributed._symmetric_memory
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fake.dispatch.communication import NAMESPACES, communicates
 from fxpasses.checking.collectives import (
     UnknownCollective,
     answers,
@@ -23,7 +24,6 @@ from fxpasses.checking.interpret import ExactRun, Run
 from fxpasses.checking.lowered import differences
 from fxpasses.checking.staged import stage_repro
 from fxpasses.checking.values import Reference, compare
-from fxpasses.graphs.communication import NAMESPACES, communicates
 
 functional = torch.ops._c10d_functional
 X = torch.tensor([1.0, -4.0])

@@ -22,6 +22,7 @@ from torch.distributed._functional_collectives import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 
+import compiled_autograd
 from fxpasses.distributed import gate, shard
 from fxpasses.distributed.network import Cluster
 from fxpasses.distributed.schedule import ScheduleCollectives
@@ -232,6 +233,24 @@ def nothing_to_add():
     return _one_or_the_other(doubled, lambda b: all_reduce(torch.zeros(4), "sum", WORLD))
 
 
+def captured_backward_pass():
+    """Recording it sends nothing, and so one rank may record it again alone."""
+    model = shard(nn.Linear(4, 4), init_device_mesh("cpu", (2,)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    run = compiled(model, compiled_autograd=True)
+    found = []
+    for step in range(3):
+        if step == 1 and RANK == 1:
+            compiled_autograd.reset()
+        model.zero_grad()
+        run(torch.full((2, 4), 1.0 + RANK + step)).sum().backward()
+        weight, _ = model.parameters()
+        found.append(weight.grad.full_tensor().unique().tolist())
+    return [*found, torch._C._distributed_c10d._get_work_registry_size()]
+
+
 def late():
     time.sleep(RANK)
     return compiled(doubled)(torch.ones(1)).item()
@@ -321,6 +340,7 @@ CASES = (
     reductions_in_another_order,
     known_sizes_in_another_order,
     nothing_to_add,
+    captured_backward_pass,
     late,
     scheduled,
     unchecked,

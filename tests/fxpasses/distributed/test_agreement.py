@@ -162,6 +162,7 @@ def test_a_rank_that_waits_for_a_decision_nobody_makes_is_told(outcomes):
         ("uneven_splits", [[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]),
         ("other_groups", [2.0, 5.437]),
         ("nothing_to_add", [[[6.0] * 4, [0.0] * 4, [6.0] * 4, [2.0] * 4]] * 2),
+        ("captured_backward_pass", [[[3.0], [5.0], [7.0], 0]] * 2),
         ("late", [4.0, 4.0]),
         ("unchecked", [5.0, 5.0]),
     ],
