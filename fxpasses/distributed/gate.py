@@ -211,8 +211,10 @@ class Gate:
                         return self._give_up(
                             rank, offer, f"is inside of {where}, which is not compiled there. {_DIFFERS}"
                         )
-                    elif self._waits_for_this(state["waits"]) and time.monotonic() - started > STUCK_AFTER:
-                        return self._cross(rank, state["waits"], offer)
+                    elif time.monotonic() - started > STUCK_AFTER and (
+                        circle := self._circle(rank, state["waits"])
+                    ):
+                        return self._cross(circle, offer)
                     continue
                 silent = time.monotonic() - heard.get(rank, started)
                 if silent > STUCK_AFTER and rank not in warned:
@@ -240,20 +242,45 @@ class Gate:
             and HERE.calls[waits["key"]] <= waits["number"]
         )
 
-    def _cross(self, other: int, waits: dict[str, Any], offer: Offer) -> None:
-        """Neither passes: each waits for the other in another process group."""
-        groups = [
-            f"{key} (ranks {_few(ranks)})"
-            for key, ranks in ((self.key, self.ranks), (waits["key"], waits["ranks"]))
-        ]
-        problem = (
-            f"rank {self.rank} and rank {other} wait for each other: the first collectives of what they compiled belong to different process groups. Rank {self.rank}: "
-            f"the {offer.what} in group {groups[0]}, {offer.sends()}. Rank {other}: group {groups[1]}, {waits['sends']}. Look for what gives them other groups, or another "
-            "order of them (meshes, branches on the rank)."
+    def _circle(self, rank: int, waits: dict[str, Any] | None) -> list[tuple[int, dict[str, Any]]]:
+        """Ranks each of which waits for the next one in another group, with where, and the last one for this rank; nothing where that is not so.
+
+        Args:
+            rank: the first of them, for which this rank waits.
+            waits: where that one is.
+        """
+        found: list[tuple[int, dict[str, Any]]] = []
+        while waits is not None:
+            found.append((rank, waits))
+            if self._waits_for_this(waits):
+                return found
+            passed = {self.rank, *(one for one, _ in found)}
+            for other in [one for one in waits["ranks"] if one not in passed][:_ASKED_AT_ONCE]:
+                state = Answering.ask(other, waits["key"], waits["number"])
+                if state is not None and not state["sent"] and state["waits"]:
+                    rank, waits = other, state["waits"]
+                    break
+            else:
+                return []
+        return []
+
+    def _cross(self, circle: Sequence[tuple[int, dict[str, Any]]], offer: Offer) -> None:
+        """None passes: each waits for the next one in another process group. Args: the others with where they wait, and what this rank sends."""
+        ranks = (self.rank, *(rank for rank, _ in circle))
+        gates = [(self.key, self.ranks, self.number, offer.sends())]
+        gates += [(waits["key"], waits["ranks"], waits["number"], waits["sends"]) for _, waits in circle]
+        groups = [f"{key} (ranks {_few(members)})" for key, members, _, _ in gates]
+        told = ". ".join(
+            f"Rank {rank}: group {group}, {sends}"
+            for rank, group, (*_, sends) in zip(ranks, groups, gates, strict=True)
         )
-        told = _told(problem, (self.rank, other), "process group", groups)
-        for key, number in ((self.key, self.number), (waits["key"], waits["number"])):
-            _round(key, number).compare_set("open", "", told)
+        problem = (
+            f"{' and '.join(f'rank {rank}' for rank in ranks)} wait for each other: the first collectives of what they compiled belong to different process groups. "
+            f"{told}. Look for what gives them other groups, or another order of them (meshes, branches on the rank)."
+        )
+        error = _told(problem, ranks, "process group", groups)
+        for key, _, number, _ in gates:
+            _round(key, number).compare_set("open", "", error)
 
     def _give_up(self, missing: int, offer: Offer, why: str) -> None:
         problem = f"rank {self.rank} compiled the {offer.what}, {offer.sends()}; rank {missing} does not come: it {why}"

@@ -114,6 +114,13 @@ def test_ranks_that_wait_for_each_other_in_other_groups_are_named(outcomes):
 
 
 @pytest.mark.slow
+def test_ranks_that_wait_for_one_another_in_a_circle_are_named():
+    for outcome in job("circle.py", processes=3):
+        assert sorted(outcome["ranks"]) == [0, 1, 2]
+        assert len(set(outcome["groups"])) == 3
+
+
+@pytest.mark.slow
 def test_the_order_of_groups_in_one_graph_is_compared(outcomes):
     """Each rank would wait in another group."""
     text = _error(outcomes, "groups_in_another_order")
