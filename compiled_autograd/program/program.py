@@ -115,9 +115,10 @@ class _Segment:
         try:
             results = form.run(values, sizes)
         except Exception as error:
-            if self.communicates:
+            if self.communicates and not isinstance(error, _torch.TorchDynamoException):
                 raise
             self.statics = [static for static in self.statics if static is not form]
+            self.lifted = None if self.lifted is form else self.lifted
             self._give_up(f"its compiler raised {type(error).__name__}: {_first_line(error)}")
             return self.part.run(kept, sizes, scalars)
         form.unproven = False
@@ -222,7 +223,7 @@ class _Segment:
             self.statics.append(static)
         if lowered.communicates:
             lowered.results = ()
-            return static.run(kept)
+            return self._first_run(static, list(kept), sizes, scalars)
         results, lowered.results = lowered.results, ()
         return results
 
@@ -235,7 +236,7 @@ class _Segment:
             dynamic = _Dynamic(self, pattern)
             results = dynamic.run(values, sizes, first=True)
         except Exception as error:
-            if self.communicates:
+            if self.communicates and not isinstance(error, _torch.TorchDynamoException):
                 raise
             self._give_up(
                 f"its compiler raised {type(error).__name__} for symbolic sizes: {_first_line(error)}"

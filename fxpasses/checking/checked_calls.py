@@ -121,7 +121,7 @@ class Examiner(Protocol):
         """Compare one rewrite on one set of inputs."""
 
     def has_time(self, rewrite: Rewrite) -> bool:
-        """Whether to go on with made-up inputs."""
+        """Whether to go on with other inputs than those of the first call."""
 
     def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
         """The graph before cannot be run on any inputs."""
@@ -205,7 +205,8 @@ class FirstCalls:
                 continue
             for values, where in others:
                 self._on(looked_at, steps, values, f"the inputs of this call{where}", real=True)
-            for values, where in inputs.made_up:
+            timely = [rewrite for rewrite in looked_at if self._check.has_time(rewrite)]
+            for values, where in inputs.made_up if timely else ():
                 self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}")
             for rewrite in looked_at:
                 self._where_it_differs(rewrite, inputs.real(first)[0][0])
@@ -252,7 +253,7 @@ class FirstCalls:
         carried = Carried(values)
         for rewrite, step in zip(rewrites, steps, strict=True):
             # The partition has no options of values: what it is given, it hands over.
-            if (rewrite.item is None and not real) or not (real or self._check.has_time(rewrite)):
+            if (rewrite.item is None and not real) or not self._check.has_time(rewrite):
                 continue
             self.before_error = rewrite.before
             try:

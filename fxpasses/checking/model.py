@@ -146,7 +146,7 @@ def check(
         dynamic: as for ``torch.compile``.
         backward: whether gradients are compared.
         show: whether the table is printed, and what it is at.
-        seconds: after how long passes are no more tried on made-up inputs, but on the model's own only; a note then says so.
+        seconds: after how long passes are no more tried on made-up inputs and gradients of outputs, but on the model's own only; a note then says so.
 
     Raises:
         OptionsError: for a wrong option, ``seconds`` below zero, or what cannot be called.
