@@ -55,6 +55,9 @@ class Verdicts:
         if not end.ok:
             return f"not what eager gives: {end.problems[0]}", ""
         told = [f"eager's results, {end.times:.2g} x rounding" if end.times else "eager's bits"]
+        computed = [v for name, v in (self._eager or {}).items() if name.startswith(("output", "gradient"))]
+        if not any(bool(value.isfinite().any()) for value in computed):
+            told = ["nothing that eager gives is finite"]
         for step in choice.steps[-1:]:
             refused, verdict = self._of_step(step, choice, seconds)
             if refused:
