@@ -19,6 +19,7 @@ from torch import fx
 
 from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, came
+from fxpasses.distributed.gate import EagerCollectives
 from fxpasses.errors import RankMismatchError
 from fxpasses.ranks.here import HERE, job_store
 
@@ -79,6 +80,9 @@ class _Leader:
 
     def decision(self, digest: str) -> list[str]:
         started = heard = time.monotonic()
+        eager = EagerCollectives(
+            known=dist.get_world_size() == 2
+        )  # of more ranks, it may wait for a third one
         while not came(self._store, digest, ASK_AFTER):
             if self._store.check([self._at_my_place]) and not self._store.check([digest]):
                 raise self._other(json.loads(self._store.get(self._at_my_place)))
@@ -92,6 +96,11 @@ class _Leader:
                 )
             if state is not None and state["running"] and state["seconds"] > STUCK_AFTER:
                 raise self._missing(f"has been inside of the {state['running']} for {state['seconds']:.0f} s")
+            where = eager.of_all([self._rank], self._rank, state["eager"]) if state is not None else ""
+            if where:
+                raise self._missing(
+                    f"is inside of {where}, which is not compiled there, or with ranks='off'", _NOT_ASKED
+                )
             if now - heard > SILENT_AFTER:
                 raise self._missing(f"has not answered for {SILENT_AFTER:.0f} s, has ended or hangs")
             if now - started > job_store().timeout.total_seconds():

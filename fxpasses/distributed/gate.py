@@ -34,7 +34,7 @@ def _round(key: str, number: int) -> Any:
     return _torch.PrefixStore(f"fxpasses/{key}/{number}", job_store())
 
 
-class _EagerCollectives:
+class EagerCollectives:
     """Since when ranks that do not come have been inside of collectives that are not compiled.
 
     If all of them are, and the others stand at the gate, nobody is left to let them go on: known only where all ranks of the job are in the group.
@@ -181,7 +181,7 @@ class Gate:
     def _ask_who_is_missing(self, offer: Offer) -> None:
         """Wait for the last rank; meanwhile find out whether one will never come."""
         started, heard, fitting, warned = time.monotonic(), dict[int, float](), set[int](), set[int]()
-        eager = _EagerCollectives(len(self.ranks) == dist.get_world_size())
+        eager = EagerCollectives(len(self.ranks) == dist.get_world_size())
         patience = self.patience.total_seconds()
         most_silent = min(SILENT_AFTER, patience / 2)
         while not came(self.store, "open", ASK_AFTER):

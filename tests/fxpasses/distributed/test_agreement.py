@@ -1,6 +1,7 @@
 """Ranks that compile other collectives than the others are named before they run."""
 
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -207,14 +208,14 @@ def test_a_rank_that_runs_the_graph_that_it_has_is_named(outcomes):
 def test_ranks_in_eager_collectives_are_stuck_only_if_all_missing_ones_are(monkeypatch):
     now = 0.0
     monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: now))
-    eager = gate._EagerCollectives(known=True)
+    eager = gate.EagerCollectives(known=True)
     assert [eager.of_all([1, 2], rank, "all_reduce") for rank in (1, 2)] == ["", ""]
     now = gate.STUCK_AFTER + 1
     assert eager.of_all([1, 2], 2, "") == ""  # it went on
     assert eager.of_all([1, 2], 1, "all_reduce") == ""
     assert eager.of_all([1], 1, "all_reduce") == "all_reduce"
     assert eager.of_all([1], 1, "all_gather") == ""
-    assert gate._EagerCollectives(known=False).of_all([1], 1, "all_reduce") == ""
+    assert gate.EagerCollectives(known=False).of_all([1], 1, "all_reduce") == ""
 
 
 def test_a_rank_answers_before_it_compiles(monkeypatch):
@@ -257,6 +258,7 @@ def test_a_rank_that_decides_for_others_and_was_killed_is_named(monkeypatch):
     monkeypatch.setattr(decision, "came", lambda *args: False)
     monkeypatch.setattr(decision.Answering, "end_of", lambda rank: "was killed")
     monkeypatch.setattr(decision.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(decision.dist, "get_world_size", lambda: 2)
     leader = decision._Leader(0, "frame 0", 1, [])
     leader._store = SimpleNamespace(check=lambda keys: False)
     with pytest.raises(
@@ -264,6 +266,27 @@ def test_a_rank_that_decides_for_others_and_was_killed_is_named(monkeypatch):
     ) as caught:
         leader.decision("a graph")
     assert caught.value.ranks == (0,)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_decides_for_others_and_is_elsewhere_is_named(monkeypatch, ranks):
+    """With ``ranks="off"`` it decides nothing. Of three ranks, it may wait for the third one."""
+    state = {"waits": None, "running": "", "seconds": 0.0, "eager": "all_reduce, called in train.py:3, step"}
+    now = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(decision, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(decision, "job_store", lambda: SimpleNamespace(timeout=timedelta(seconds=300)))
+    monkeypatch.setattr(decision, "_published", lambda rank: None)
+    monkeypatch.setattr(decision, "came", lambda *args: False)
+    monkeypatch.setattr(decision.Answering, "end_of", lambda rank: "")
+    monkeypatch.setattr(decision.Answering, "ask", lambda rank: state)
+    monkeypatch.setattr(decision.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(decision.dist, "get_world_size", lambda: ranks)
+    leader = decision._Leader(0, "frame 0", 1, [])
+    leader._store = SimpleNamespace(check=lambda keys: False)
+    told = "is inside of all_reduce, called in train.py:3.*'off'" if ranks == 2 else "was waited for during"
+    with pytest.raises(RankMismatchError, match=told):
+        leader.decision("a graph")
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "nan", "inf", "0"])
