@@ -16,7 +16,6 @@ import torch
 from torch import fx
 from torch._dynamo import compiled_autograd as torch_compiled_autograd
 from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._functorch._aot_autograd.runtime_wrappers import (
     AOTDispatchAutograd,

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TorchDynamoException as DynamoError
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._functorch.aot_autograd import (
     SerializableAOTDispatchCompiler,
     aot_module_simplified,
@@ -64,6 +64,7 @@ from fake.seam.dispatch import (
     has_kernel,
 )
 from fake.seam.dynamo import (
+    DynamoError,
     TensorifyScalarRestartAnalysis,
     config as dynamo_config,
     counters as dynamo_counters,

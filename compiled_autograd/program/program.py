@@ -22,6 +22,7 @@ from compiled_autograd.session.compilers import Compiler
 from compiled_autograd.session.log import log_compile
 from compiled_autograd.session.session import sessions
 from fake.error_text import error_text
+from fake.seam.dynamo import DynamoError
 from fake.tracing.compiling import compiling, one_at_a_time
 
 Run = Callable[..., Sequence[Any]]
@@ -115,7 +116,7 @@ class _Segment:
         try:
             results = form.run(values, sizes)
         except Exception as error:
-            if self.communicates and not isinstance(error, _torch.TorchDynamoException):
+            if self.communicates and not isinstance(error, DynamoError):
                 raise
             self.statics = [static for static in self.statics if static is not form]
             self.lifted = None if self.lifted is form else self.lifted
@@ -236,7 +237,7 @@ class _Segment:
             dynamic = _Dynamic(self, pattern)
             results = dynamic.run(values, sizes, first=True)
         except Exception as error:
-            if self.communicates and not isinstance(error, _torch.TorchDynamoException):
+            if self.communicates and not isinstance(error, DynamoError):
                 raise
             self._give_up(
                 f"its compiler raised {type(error).__name__} for symbolic sizes: {_first_line(error)}"

@@ -11,7 +11,7 @@ from torch._dynamo import config, convert_frame
 from torch._dynamo.backends import registry
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import reset_code, skip_code
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis, TorchDynamoException as DynamoError
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context

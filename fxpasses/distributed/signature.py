@@ -34,6 +34,8 @@ class CollectiveCall:
         after: how many collectives of other groups that all ranks of this one are in come before it in the graph (:func:`interleaved`).
         position: its number among all collectives of this rank's graph.
         source: the part of ``carries`` that tells what it is computed from.
+        results: the outputs that depend on it.
+        returned: how many outputs the graph has that all ranks call the same.
     """
 
     operator: str
@@ -43,6 +45,8 @@ class CollectiveCall:
     after: str = ""
     position: int = dataclasses.field(default=0, compare=False, repr=False)
     source: str = dataclasses.field(default="", compare=False, repr=False)
+    results: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    returned: int = dataclasses.field(default=0, compare=False, repr=False)
 
     def __str__(self) -> str:
         given = ", ".join(filter(None, (*self.operands, self.arguments)))
@@ -63,11 +67,18 @@ class CollectiveCall:
         False
         """
         return (
-            (self.operator, self.arguments, self.carries, self.after)
-            == (other.operator, other.arguments, other.carries, other.after)
+            (self.operator, self.arguments, self.after) == (other.operator, other.arguments, other.after)
+            and self._carries_what(other)
             and len(self.operands) == len(other.operands)
             and all(map(_same_sizes, self.operands, other.operands))
         )
+
+    def _carries_what(self, other: CollectiveCall) -> bool:
+        """Whether both carry the same value: more may depend on it in the graph of a rank that returns more."""
+        if self.carries == other.carries or self.source != other.source or self.returned == other.returned:
+            return self.carries == other.carries
+        mine, theirs = set(self.results), set(other.results)
+        return bool(mine and theirs) and (mine <= theirs or theirs <= mine)
 
 
 class SymbolicSizes:
@@ -183,6 +194,10 @@ def signatures(
         }
         results = [frozenset(filter(None, [names.get(f"output {i}")])) for i in range(len(outputs_of(graph)))]
         _collect(graph, given, results, found, sizes, {})
+        count = sum(map(bool, results))
+        found = {
+            group: [dataclasses.replace(c, returned=count) for c in calls] for group, calls in found.items()
+        }
     return {group: tuple(calls) for group, calls in found.items()}
 
 
@@ -339,7 +354,9 @@ def _described(
     name = str(getattr(schema, "name", node.target)).split("::")[-1].removesuffix("_out").removesuffix("_")
     source = _short(needs or ())
     carries = " -> ".join(filter(None, (source, _short(reaches))))
-    return group, CollectiveCall(name, ", ".join(map(repr, named.values())), operands, carries, source=source)
+    arguments = ", ".join(map(repr, named.values()))
+    results = tuple(sorted(reaches))
+    return group, CollectiveCall(name, arguments, operands, carries, source=source, results=results)
 
 
 def _short(names: Collection[str]) -> str:

@@ -233,6 +233,26 @@ def nothing_to_add():
     return _one_or_the_other(doubled, lambda b: all_reduce(torch.zeros(4), "sum", WORLD))
 
 
+def more_results_now_and_then():
+    """Ranks that log return more than others, each when it wants to."""
+
+    def step(x, logs):
+        y = doubled(x)
+        return (y, y.mean()) if logs else (y, None)
+
+    run = compiled(step)
+    return [run(torch.ones(2), i == RANK)[0].tolist() for i in (0, 1, 0, 1, 2)][-1]
+
+
+def swapped_where_one_result_has_both():
+    def step(x):
+        sums = [all_reduce(x * (1 + (i != RANK)), "sum", WORLD) for i in (0, 1)]
+        first, second = sums if RANK == 0 else sums[::-1]
+        return first, first + second
+
+    return compiled(step)(torch.ones(2))
+
+
 def captured_backward_pass():
     """Recording it sends nothing, and so one rank may record it again alone."""
     model = shard(nn.Linear(4, 4), init_device_mesh("cpu", (2,)))
@@ -340,6 +360,8 @@ CASES = (
     reductions_in_another_order,
     known_sizes_in_another_order,
     nothing_to_add,
+    more_results_now_and_then,
+    swapped_where_one_result_has_both,
     captured_backward_pass,
     late,
     scheduled,

@@ -61,6 +61,13 @@ def test_two_equal_sums_that_swap_are_told_apart(outcomes):
 
 
 @pytest.mark.slow
+def test_equal_sums_that_swap_are_told_apart_where_one_result_depends_on_both(outcomes):
+    text = _error(outcomes, "swapped_where_one_result_has_both")
+    assert "of x -> output 0, output 1 on rank" in text
+    assert "of x -> output 1 on rank" in text
+
+
+@pytest.mark.slow
 def test_a_swap_inside_of_the_compiler_is_found(outcomes):
     text = _error(outcomes, "swapped_by_inductor")
     assert "after the compiler's own passes" in text
@@ -170,6 +177,7 @@ def test_a_rank_that_waits_for_a_decision_nobody_makes_is_told(outcomes):
         ("uneven_splits", [[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]),
         ("other_groups", [2.0, 5.437]),
         ("nothing_to_add", [[[6.0] * 4, [0.0] * 4, [6.0] * 4, [2.0] * 4]] * 2),
+        ("more_results_now_and_then", [[4.0, 4.0]] * 2),
         ("captured_backward_pass", [[[3.0], [5.0], [7.0], 0]] * 2),
         ("late", [4.0, 4.0]),
         ("unchecked", [5.0, 5.0]),
