@@ -40,8 +40,8 @@ class EagerCollectives:
     If all of them are, and the others stand at the gate, nobody is left to let them go on: known only where all ranks of the job are in the group.
     """
 
-    def __init__(self, known: bool) -> None:
-        self._known = known
+    def __init__(self, known: bool, seconds: float | None = None) -> None:
+        self._known, self._seconds = known, seconds
         self._since: dict[int, tuple[str, float]] = {}
 
     def of_all(self, missing: Sequence[int], rank: int, where: str) -> str:
@@ -54,9 +54,9 @@ class EagerCollectives:
         """
         if not where or self._since.get(rank, ("", 0.0))[0] != where:
             self._since[rank] = (where, time.monotonic())
-        now = time.monotonic()
+        now, long = time.monotonic(), STUCK_AFTER if self._seconds is None else self._seconds
         stuck = all(
-            (found := self._since.get(one)) is not None and found[0] and now - found[1] > STUCK_AFTER
+            (found := self._since.get(one)) is not None and found[0] and now - found[1] > long
             for one in missing
         )
         return where if self._known and stuck else ""

@@ -1,7 +1,7 @@
 """Calls that do not come back: what all ranks have compared before runs without a question, and ranks that call it in another order wait for one another.
 
 A thread of each rank looks after a compiled graph with collectives that has run for some seconds: it asks the next rank of the group what that one sent in the
-same call. If it does not fit, neither call can end. A thread cannot raise in another one that waits inside of the communication library, so the process ends, after
+same call. If it does not fit, neither call can end. Nor can one that no other rank of the job has begun, all of which stand in collectives of eager's. A thread cannot raise in another one that waits inside of the communication library, so the process ends, after
 it has said why, as one does whose NCCL watchdog finds a collective that does not end.
 """
 
@@ -16,7 +16,7 @@ import time
 import torch.distributed as dist
 
 from fxpasses.distributed.answering import STUCK_AFTER, Answering
-from fxpasses.distributed.gate import Offer, what_differs
+from fxpasses.distributed.gate import EagerCollectives, Offer, what_differs
 from fxpasses.ranks.here import HERE, job_store, left
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ EXIT_CODE = 13
 """The exit code of a process that ends itself."""
 _LOOKS_EVERY, _MOST_PATIENT = 0.5, 64.0
 """Seconds between two looks at what runs, and the most between two questions about one call."""
+_STANDS, _MOST_ASKED = 6.0, 8
+"""Seconds that all others stand at the same line, and the most of them that are asked."""
 _GRACE = 2.0
 """Seconds in which the library may still end the call with an error of its own."""
 
@@ -46,7 +48,7 @@ class Watch:
 
 
 def _watch() -> None:
-    asked, pause, told = 0.0, STUCK_AFTER, ""
+    asked, pause, told, eager, looked_at = 0.0, STUCK_AFTER, "", EagerCollectives(True, _STANDS), 0.0
     while not HERE.leaves.wait(_LOOKS_EVERY):
         since, inside = HERE.since, HERE.inside
         if not HERE.running or time.monotonic() - since < STUCK_AFTER:
@@ -55,8 +57,10 @@ def _watch() -> None:
         if time.monotonic() - asked < pause:
             continue
         asked, pause = time.monotonic(), min(2 * pause, _MOST_PATIENT)
+        if since != looked_at:
+            eager, looked_at = EagerCollectives(True, _STANDS), since
         try:
-            why = _why_it_hangs(inside)
+            why = _why_it_hangs(inside) or _why_nobody_comes(inside, eager)
         except (dist.DistError, RuntimeError):
             return  # the store is gone, and so is the job, soon
         if why and why != told and HERE.running and HERE.since == since:
@@ -81,6 +85,30 @@ def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
                 f"rank {own} and rank {other} are inside of collectives that do not fit together, and neither comes back. {text} Both have compared them "
                 "before, and call them in another order: look for a call that one of them leaves out (a backward pass, say), or makes once more."
             )
+    return ""
+
+
+def _why_nobody_comes(inside: tuple[tuple[str, tuple[int, ...], int], ...], eager: EagerCollectives) -> str:
+    """Where the other ranks of the job stand that have not begun a call, if all of them stay in eager's collectives; else ``""``.
+
+    Args:
+        inside: the groups, their ranks, and the number of the call that this rank is inside of.
+        eager: since when they are there.
+    """
+    own = dist.get_rank()
+    for key, ranks, number in inside:
+        others = [rank for rank in ranks if rank != own]
+        if len(ranks) != dist.get_world_size() or len(others) > _MOST_ASKED:
+            continue
+        for rank in others:
+            state = Answering.ask(rank, key, number)
+            if state is None or state["sent"] or not state["eager"]:
+                break
+            if where := eager.of_all(others, rank, state["eager"]):
+                return (
+                    f"rank {own} is inside of the {HERE.running}, which no other rank has begun: rank {rank} is inside of {where}, which is not compiled there. "
+                    "Both have compared what they call: look for a call that one of them leaves out, or makes once more."
+                )
     return ""
 
 

@@ -133,7 +133,10 @@ def _eager_collective() -> str:
     while frame is not None and "/torch/" in frame.f_code.co_filename.replace("\\", "/"):
         if "/torch/distributed/" in frame.f_code.co_filename.replace("\\", "/"):
             own = frame.f_code.co_name
-            name = own if not own.startswith("__") else name or "a collective"
+            says_nothing = (
+                own.startswith("__") or own == "wrapper"
+            )  # around each function of torch.distributed
+            name = (name or "a collective") if says_nothing else own
         elif not name:
             return ""
         frame = frame.f_back
