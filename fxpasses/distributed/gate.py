@@ -184,7 +184,9 @@ class Gate:
         eager = EagerCollectives(len(self.ranks) == dist.get_world_size())
         patience = self.patience.total_seconds()
         most_silent = min(SILENT_AFTER, patience / 2)
-        while not came(self.store, "open", ASK_AFTER):
+        pause = _FIRST_ASK  # a rank that runs what it has need not come, and says so at once
+        while not came(self.store, "open", min(pause, ASK_AFTER)):
+            pause *= 2
             missing = [rank for rank in self._missing(list(self.ranks)) if rank not in fitting]
             if not missing:
                 if fitting:
@@ -230,6 +232,8 @@ class Gate:
                         offer,
                         f"has not answered for {silent:.0f} s: it has ended, hangs, or has compiled nothing yet",
                     )
+            if fitting.issuperset(missing):
+                return self._open()
             if time.monotonic() - started > patience:
                 return self._give_up(missing[0], offer, f"was waited for during {self.patience}. {_DIFFERS}")
 
@@ -332,6 +336,8 @@ _DIFFERS = (
     "(sizes of inputs, graph breaks, branches on the rank)."
 )
 _ASKED_AT_ONCE = 4
+_FIRST_ASK = 0.1
+"""Seconds until the first question to those who are missing; later ones come after :data:`ASK_AFTER` at most."""
 _SHOWN = 3
 
 
