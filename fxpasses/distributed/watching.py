@@ -1,7 +1,7 @@
 """Calls that do not come back: what all ranks have compared before runs without a question, and ranks that call it in another order wait for one another.
 
 A thread of each rank looks after a compiled graph with collectives that has run for some seconds: it asks the next rank of the group what that one sent in the
-same call. If it does not fit, neither call can end. Nor can one that no other rank of the job has begun, all of which stand in collectives of eager's. A thread cannot raise in another one that waits inside of the communication library, so the process ends, after
+same call. If that one waits there, too, and it does not fit, neither call can end. Nor can one that no other rank of the job has begun, all of which stand in collectives of eager's. A thread cannot raise in another one that waits inside of the communication library, so the process ends, after
 it has said why, as one does whose NCCL watchdog finds a collective that does not end.
 """
 
@@ -25,7 +25,7 @@ EXIT_CODE = 13
 """The exit code of a process that ends itself."""
 _LOOKS_EVERY, _MOST_PATIENT = 0.5, 64.0
 """Seconds between two looks at what runs, and the most between two questions about one call."""
-_STANDS, _MOST_ASKED = 6.0, 8
+_STANDS, _MOST_ASKED = 15.0, 8
 """Seconds that all others stand at the same line, and the most of them that are asked."""
 _GRACE = 2.0
 """Seconds in which the library may still end the call with an error of its own."""
@@ -71,13 +71,15 @@ def _watch() -> None:
 
 
 def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
-    """What the next rank of a group sent in a call that this rank is inside of, if that does not fit; else ``""``."""
+    """What the next rank of a group is inside of, if it waits as this one does, in a call of the same number, and that does not fit; else ``""``."""
     own = dist.get_rank()
     for key, ranks, number in inside:
         offer = HERE.sent.get((key, number))
         other = ranks[(ranks.index(own) + 1) % len(ranks)]
         state = Answering.ask(other, key, number)
-        if offer is None or state is None or not state["sent"]:
+        # One that is elsewhere, or in a later call, has not been waiting there: what it runs in eager is not counted.
+        waits = state is not None and state["running"] and state["seconds"] > STUCK_AFTER
+        if offer is None or not waits or not state["sent"] or state["calls"].get(key) != number + 1:
             continue
         text = what_differs(Offer.from_json(state["sent"]), offer)
         if text:

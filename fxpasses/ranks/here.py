@@ -130,12 +130,11 @@ def _eager_collective() -> str:
         if communicates(called):
             name = str(called)
         frame = frame.f_back
-    while frame is not None and "/torch/" in frame.f_code.co_filename.replace("\\", "/"):
+    while frame is not None and _is_no_users(frame.f_code.co_filename.replace("\\", "/")):
         if "/torch/distributed/" in frame.f_code.co_filename.replace("\\", "/"):
             own = frame.f_code.co_name
-            says_nothing = (
-                own.startswith("__") or own == "wrapper"
-            )  # around each function of torch.distributed
+            # A wrapper is around each function of torch.distributed.
+            says_nothing = own.startswith("__") or own == "wrapper"
             name = (name or "a collective") if says_nothing else own
         elif not name:
             return ""
@@ -144,6 +143,12 @@ def _eager_collective() -> str:
         return name
     return f"{name}, called in {frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_name}"
 
+
+def _is_no_users(file: str) -> bool:
+    return "/torch/" in file or file.startswith(_OWN)
+
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))).replace("\\", "/") + "/"
 
 HERE = Here()
 
