@@ -77,9 +77,10 @@ def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
         offer = HERE.sent.get((key, number))
         other = ranks[(ranks.index(own) + 1) % len(ranks)]
         state = Answering.ask(other, key, number)
-        # One that is elsewhere, or in a later call, has not been waiting there: what it runs in eager is not counted.
-        waits = state is not None and state["running"] and state["seconds"] > STUCK_AFTER
-        if offer is None or not waits or not state["sent"] or state["calls"].get(key) != number + 1:
+        if offer is None or state is None or not state["sent"]:
+            continue
+        # One that is elsewhere, or in a later call, does not wait in this one: what it has run in eager is not counted.
+        if state["seconds"] < STUCK_AFTER or state["calls"].get(key) != number + 1:
             continue
         text = what_differs(Offer.from_json(state["sent"]), offer)
         if text:
