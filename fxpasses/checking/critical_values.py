@@ -207,15 +207,19 @@ def _chooses_otherwise(rewriting: Rewriting, window: Window) -> bool:
     if not mine and not theirs:
         return False
     equal = rewriting.equal_values(window)
-    return {node.name: _told(node, {}) for node in mine} != {
-        equal.get(node.name): _told(node, equal) for node in theirs
+
+    def name(node: fx.Node) -> str:
+        """How the first side calls the value of a node of the second one; "" where it has none."""
+        return node.name if node.op == "placeholder" else equal.get(node.name, "")
+
+    return {node.name: _told(node, lambda n: n.name) for node in mine} != {
+        name(node): _told(node, name) for node in theirs
     }
 
 
-def _told(node: fx.Node, names: Mapping[str, str]) -> str:
+def _told(node: fx.Node, name: Callable[[fx.Node], str]) -> str:
     """What a node calls with what."""
-    given = fx.map_arg((node.args, node.kwargs), lambda n: f"%{names.get(n.name, n.name)}")
-    return f"{node.target}{given}"
+    return f"{node.target}{fx.map_arg((node.args, node.kwargs), name)}"
 
 
 def _chooses(node: fx.Node) -> bool:

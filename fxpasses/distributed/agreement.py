@@ -220,7 +220,8 @@ def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -
         Answering.ensure()
         HERE.waits = gate.waits(offer)
         functions.add(offer.function)
-        others = bool(accepted.keys() - {offer.digests[0]})
+        # Sizes alone are other ones in each call of a graph where they are symbolic.
+        others = bool(graphs - {offer.graph}) or (not symbolic and bool(accepted.keys() - {offer.digests[0]}))
         offer = dataclasses.replace(
             offer, functions=tuple(sorted(functions)), graphs=tuple(sorted(graphs)), has_others=others
         )
@@ -234,9 +235,8 @@ def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -
         HERE.varying.add(code)
     if opened.exchangeable and not known:
         HERE.exchangeable.update((alike, code) if others else (alike,))
-    elif (
-        not opened.as_before
-    ):  # what was compared before, and comes in another way now, would be asked about at each call
+    elif not opened.as_before:
+        # What was compared before, and comes in another way now, would be asked about at each call.
         HERE.exchangeable.difference_update((alike, code))
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import fxpasses
 from fxpasses.checking.critical_inputs import critical_integers, critical_sizes
-from fxpasses.checking.critical_values import at_critical_values
+from fxpasses.checking.critical_values import _chooses_otherwise, at_critical_values
 from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.values import Reference, compare, rounds_worse, value_names
 from fxpasses.graphs.rewriting import copy_graph
@@ -396,3 +396,28 @@ def test_a_statistic_of_which_nothing_but_the_write_takes_the_value(off):
     assert rewriting.suspects
     assert rewriting.joined is None
     assert rewriting.differences()
+
+
+def test_choices_of_the_same_values_are_the_same_everywhere():
+    """Only matmuls are others: no tie between them makes another function."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(4, 4, dtype=torch.float64) for _ in range(3)]
+    before = make_fx(lambda x, w, v: ((x @ w).relu() @ v,))(*inputs)
+
+    def chooses(target, make):
+        after = copy_graph(before)
+        for node in after.graph.find_nodes(op="call_function", target=target):
+            with after.graph.inserting_before(node):
+                node.replace_all_uses_with(make(after.graph.call_function, *node.args))
+            after.graph.erase_node(node)
+        rewriting = Reference(before, inputs).rewriting(after)
+        return [_chooses_otherwise(rewriting, window) for window in rewriting.windows]
+
+    def negated(call, a, b):
+        return call(aten.neg.default, (call(aten.mm.default, (call(aten.neg.default, (a,)), b)),))
+
+    assert chooses(aten.mm.default, negated) == [False]
+    assert chooses(aten.relu.default, lambda call, a: call(aten.clamp.default, (a, 0))) == [True]
+    assert chooses(
+        aten.relu.default, lambda call, a: call(aten.relu.default, (call(aten.abs.default, (a,)),))
+    ) == [True]
