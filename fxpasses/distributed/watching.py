@@ -7,6 +7,7 @@ it has said why, as one does whose NCCL watchdog finds a collective that does no
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from fxpasses.distributed.answering import STUCK_AFTER, Answering
 from fxpasses.distributed.gate import EagerCollectives, Offer, what_differs
-from fxpasses.ranks.here import HERE, job_store, left
+from fxpasses.ranks.here import HERE, LEAVING_SECONDS, job_store, left
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Watch:
             if cls._thread is None or not cls._thread.is_alive():
                 cls._thread = threading.Thread(target=_watch, name="fxpasses watches calls", daemon=True)
                 cls._thread.start()
-                HERE.at_the_end.append(cls._thread.join)
+                HERE.at_the_end.append(functools.partial(cls._thread.join, LEAVING_SECONDS))
 
 
 def _watch() -> None:

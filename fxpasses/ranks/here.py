@@ -26,7 +26,7 @@ from fxpasses.ranks.process import Process
 
 log = logging.getLogger(__name__)
 
-_LEAVING_SECONDS = 5.0
+LEAVING_SECONDS = 5.0
 """Seconds that a process waits at its end for the thread that answers."""
 _PAUSE = 0.05
 """Seconds between two looks for the job's process group."""
@@ -197,7 +197,7 @@ def _end(thread: threading.Thread, store: Any, rank: int) -> None:
         pose(store, rank)
     except RuntimeError as error:  # the store is gone: so is the thread, soon
         log.debug("the store cannot be reached any more: %s", error)
-    thread.join(_LEAVING_SECONDS)
+    thread.join(LEAVING_SECONDS)
 
 
 def pose(store: Any, rank: int, key: str = "", call: int = 0) -> int:
@@ -243,7 +243,7 @@ def answer_from_the_first_group() -> None:
             target=_wait_for_group, name="fxpasses waits for a process group", daemon=True
         )
         thread.start()
-        HERE.at_the_end.insert(0, functools.partial(thread.join, _LEAVING_SECONDS))
+        HERE.at_the_end.insert(0, functools.partial(thread.join, LEAVING_SECONDS))
 
 
 def _wait_for_group() -> None:
