@@ -22,3 +22,4 @@ try:
     torch.compile(step, backend="fxpasses", options={"compiler": "eager"})(torch.ones(3))
 except RankMismatchError as error:
     print(json.dumps({"ranks": error.ranks, "groups": error.values}), flush=True)
+dist.barrier()  # rank 0 keeps the store, from which the others read the error
