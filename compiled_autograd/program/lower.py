@@ -145,7 +145,7 @@ class _Recorder(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if communicates(func):
+        if _is_left_out(func):
             self.communicates = True
             result = _of_zeros(func, args, kwargs)
         else:
@@ -192,6 +192,13 @@ class _Recorder(_torch.TorchDispatchMode):
                     and value.untyped_storage().data_ptr() in self.storages
                 ):
                     self.problem = self.problem or f"{func} changes an input in place"
+
+
+def _is_left_out(func: Any) -> bool:
+    """Whether an operator is a collective whose result follows from its arguments: not those of ``c10d``, which return what is to be waited for."""
+    return communicates(func) and (
+        not func._schema.is_mutable or func.namespace.startswith("_c10d_functional")
+    )
 
 
 def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:

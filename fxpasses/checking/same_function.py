@@ -148,7 +148,7 @@ class Rewriting:
 
     def equal_values(self, window: Window) -> dict[str, str]:
         """For the nodes of the second side of a window whose values are those of a node of the first one: its name; nothing where that cannot be asked."""
-        if self._is_large(window.before, window.inputs):
+        if not self._is_asked(window.before, window.after, window.inputs):
             return {}
         given = [v.cpu() if isinstance(v, Tensor) else v for v in window.inputs]
         try:
@@ -182,14 +182,7 @@ class Rewriting:
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], example: bool = True
     ) -> Verdict | None:
         """The exact verdict; ``None`` where there can be none."""
-        if (
-            any(True for gm in (before, after) for _ in collectives(gm))
-            or allocates(before)
-            or allocates(after)
-        ):
-            return None
-        is_quantized = any(isinstance(value, Tensor) and value.is_quantized for value in inputs)
-        if is_quantized or self._is_large(before, inputs):
+        if not self._is_asked(before, after, inputs):
             return None
         try:
             original = Original(before, [v.cpu() if isinstance(v, Tensor) else v for v in inputs])
@@ -202,6 +195,14 @@ class Rewriting:
         # Of made-up values: random samples have shown that it is the same function elsewhere.
         is_another_formula = verdict.kind == "APPROXIMATE" and (verdict.distance or 0.0) <= JUMP
         return Verdict() if is_another_formula and not self._samples else verdict
+
+    def _is_asked(self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        """Whether exact arithmetic is asked about two graphs at all."""
+        sends = any(True for gm in (before, after) for _ in collectives(gm))
+        is_quantized = any(isinstance(value, Tensor) and value.is_quantized for value in inputs)
+        return not (
+            sends or allocates(before) or allocates(after) or is_quantized or self._is_large(before, inputs)
+        )
 
     def _is_large(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         held = [self.values.get(node.name) for node in gm.graph.nodes if node.op == "call_function"]

@@ -62,7 +62,6 @@ def _show_list(available: Mapping[str, Any]) -> None:
 
 
 def _show_each(chosen: list[Any]) -> None:
-
     out = console()
     for item in chosen:
         out.print(str(item), style="bold", markup=False, highlight=False)

@@ -80,9 +80,8 @@ class _Leader:
 
     def decision(self, digest: str) -> list[str]:
         started = heard = time.monotonic()
-        eager = EagerCollectives(
-            known=dist.get_world_size() == 2
-        )  # of more ranks, it may wait for a third one
+        # One of more ranks may wait for a third one there.
+        eager = EagerCollectives(known=dist.get_world_size() == 2)
         while not came(self._store, digest, ASK_AFTER):
             if self._store.check([self._at_my_place]) and not self._store.check([digest]):
                 raise self._other(json.loads(self._store.get(self._at_my_place)))

@@ -112,6 +112,9 @@ class Gate:
             made: what decided its compilation, if it is compiled anew.
             symbolic: whether the sizes that it sends are symbolic in its graph.
 
+        Returns:
+            How the gate was opened.
+
         Raises:
             RankMismatchError: a rank came with something else, or does not come.
         """
@@ -184,7 +187,7 @@ class Gate:
         eager = EagerCollectives(len(self.ranks) == dist.get_world_size())
         patience = self.patience.total_seconds()
         most_silent = min(SILENT_AFTER, patience / 2)
-        pause = _FIRST_ASK  # a rank that runs what it has need not come, and says so at once
+        pause = _FIRST_ASK  # in seconds: a rank that runs what it has need not come, and says so at once
         while not came(self.store, "open", min(pause, ASK_AFTER)):
             pause *= 2
             missing = [rank for rank in self._missing(list(self.ranks)) if rank not in fitting]
@@ -337,7 +340,6 @@ _DIFFERS = (
 )
 _ASKED_AT_ONCE = 4
 _FIRST_ASK = 0.1
-"""Seconds until the first question to those who are missing; later ones come after :data:`ASK_AFTER` at most."""
 _SHOWN = 3
 
 

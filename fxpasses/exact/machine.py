@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.dispatch.communication import communicates
 from fake.library.random_state import seeded_generators
 from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
@@ -84,6 +85,8 @@ class Machine:
         """
         if not isinstance(target, _torch.OpOverload):
             return self._plain_call(target, args, kwargs)
+        if communicates(target):  # other processes may look at other graphs, or at none
+            raise UnsupportedCall(target, "it speaks with other processes")
         if is_random(target):
             return self._random(target, args, kwargs, random_call)
         flat, spec = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_dual)

@@ -125,9 +125,7 @@ class FoldConstants(Pass):
         if any(n not in known for n in inputs) or (not inputs and node.target not in FACTORIES):
             return None
         if is_mutating(node) or is_random(node) or has_effects(node.target) or communicates(node.target):
-            return (
-                None  # of constants, too, a collective gives what other ranks send, and they have to call it
-            )
+            return None  # a collective of constants gives what other ranks send
         with disable_current_modes(), torch.no_grad():
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
             return node.target(*args, **kwargs)

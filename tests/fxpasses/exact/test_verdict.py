@@ -1,5 +1,7 @@
 """Verdicts on pairs of graphs: identities that people use, and changes that look like them."""
 
+import copy
+
 import pytest
 import torch
 from torch import fx
@@ -438,3 +440,15 @@ def test_what_an_index_is_computed_from_goes_far_beside_a_table_of_floats():
     table, keys = torch.randn(7, 2), torch.randint(0, 1000, (5,))
     gm = make_fx(lambda table, keys: torch.nn.functional.embedding((keys * 31 + 7) % 7, table))(table, keys)
     assert next(at_bounds(gm, [table, keys]))[1].abs().max() > 2**31
+
+
+def test_collectives_are_never_called():
+    """There is no process group: a call would raise. Other processes may look at other graphs, or at none."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0")),))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    verdict = equivalent(gm, copy.deepcopy(gm), [torch.randn(3)])
+    assert verdict.kind == "UNPROVED"
+    assert verdict.finding is not None
+    assert "other processes" in str(verdict)
