@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, fx
 
 from fake.seam.pytree import tree_leaves
-from fxpasses.checking.collectives import collectives
 from fxpasses.checking.computed_constants import explained_by_constants
 from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.rounding import moved
+from fxpasses.checking.side_by_side import SideBySide
 from fxpasses.checking.windows import (
     Change,
     Window,
@@ -31,7 +31,7 @@ from fxpasses.checking.windows import (
     taken_pairs,
     with_users,
 )
-from fxpasses.exact import Original, Verdict
+from fxpasses.exact import Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK
 from fxpasses.graphs.numbers import became, computable
 
@@ -152,7 +152,7 @@ class Rewriting:
             return {}
         given = [v.cpu() if isinstance(v, Tensor) else v for v in window.inputs]
         try:
-            return Original(window.before, given).equivalent(window.after, samples=1, example=False).adopted
+            return SideBySide(window.before, given).equivalent(window.after, samples=1, example=False).adopted
         except ValueError:
             return {}
 
@@ -185,7 +185,7 @@ class Rewriting:
         if not self._is_asked(before, after, inputs):
             return None
         try:
-            original = Original(before, [v.cpu() if isinstance(v, Tensor) else v for v in inputs])
+            original = SideBySide(before, [v.cpu() if isinstance(v, Tensor) else v for v in inputs])
             verdict = original.equivalent(
                 after, samples=self._samples, signed_zeros=self._signed_zeros, example=example
             )
@@ -198,11 +198,8 @@ class Rewriting:
 
     def _is_asked(self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         """Whether exact arithmetic is asked about two graphs at all."""
-        sends = any(True for gm in (before, after) for _ in collectives(gm))
         is_quantized = any(isinstance(value, Tensor) and value.is_quantized for value in inputs)
-        return not (
-            sends or allocates(before) or allocates(after) or is_quantized or self._is_large(before, inputs)
-        )
+        return not (allocates(before) or allocates(after) or is_quantized or self._is_large(before, inputs))
 
     def _is_large(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         held = [self.values.get(node.name) for node in gm.graph.nodes if node.op == "call_function"]

@@ -16,12 +16,14 @@ from fake.notebook import as_html
 from fake.seam.pytree import tree_leaves
 from fake.wrong_arguments import check_type
 from fxpasses.checking.checked_calls import Rewrite
+from fxpasses.checking.collectives import mark_parameters
 from fxpasses.checking.findings import Finding, findings
 from fxpasses.checking.inputs import inputs_from_hints
+from fxpasses.checking.side_by_side import SideBySide
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.values import Reference
 from fxpasses.errors import CaptureError, FxPassesError, Location
-from fxpasses.exact import Original, Verdict
+from fxpasses.exact import Verdict
 from fxpasses.exact.samples import in_order
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.graphs.threads import few_threads
@@ -356,7 +358,8 @@ def _proofs(
     if runs is None:
         return
     claimed = [site for run in runs for site in run.sites] or sites
-    original = Original(gm, inputs)
+    mark_parameters(gm, inputs)
+    original = SideBySide(gm, inputs)
     alone: list[SiteProof] = []
     for site in claimed if len(claimed) > 1 else ():
         copy = copy_graph(gm, constants=True)
