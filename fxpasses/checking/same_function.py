@@ -19,6 +19,7 @@ from fake.seam.pytree import tree_leaves
 from fxpasses.checking.computed_constants import explained_by_constants
 from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
+from fxpasses.checking.open_order import open_results
 from fxpasses.checking.rounding import moved
 from fxpasses.checking.side_by_side import SideBySide
 from fxpasses.checking.windows import (
@@ -263,6 +264,9 @@ class Rewriting:
             return found if found is None else [_with_calls(d, calls) for d in found]
         finding = verdict.finding
         assert finding is not None
+        position = _position(self.before, finding.output)
+        if position in open_results(self.before, self.inputs):
+            return found
         if finding.node:
             calls = next(
                 (w.change.names for w in self.suspects if finding.node in w.change.names),
@@ -273,7 +277,7 @@ class Rewriting:
         problem = str(finding).partition(", ")[2]
         if verdict.kind == "APPROXIMATE":
             problem += f"; an approximation, at most {verdict.distance:.2g} of the largest value away"
-        return [Difference(_position(self.before, finding.output), problem, calls)]
+        return [Difference(position, problem, calls)]
 
 
 def _with_calls(difference: Difference, calls: frozenset[str]) -> Difference:
@@ -346,6 +350,8 @@ def differences_in_float64(
                 )
                 where = f"element {list(at)}: " if at else ""
                 found.append(Difference(position, f"{where}{became(a[at].item(), b[at].item())}, in float64"))
+        left_open = open_results(before, inputs) if found else ()
+        found = [difference for difference in found if difference.position not in left_open]
         if found:
             return found
     return []

@@ -1,0 +1,72 @@
+"""Results that torch leaves open: which of several equal elements ``topk`` takes, a sort that is not stable puts first, or ``mode`` finds.
+
+https://docs.pytorch.org/docs/stable/generated/torch.sort.html says that the order of equal elements is not preserved, and likewise those of
+``kthvalue``, ``median`` and ``mode`` that the index is any of them. (``max``, ``argmax`` and their like give the first one.) A rewrite that takes
+another one of them is right. Probabilities that underflow are equal, too: their order is lost in the graph before, and not by what a pass did.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.interpret import ExactRun
+from fxpasses.graphs.rewriting import outputs_of
+
+_aten = torch.ops.aten
+_ANY_OF_EQUAL = {
+    _aten.topk.default,
+    _aten.sort.default,
+    _aten.sort.stable,
+    _aten.kthvalue.default,
+    _aten.median.dim,
+    _aten.nanmedian.dim,
+    _aten.mode.default,
+}
+
+
+def open_results(gm: fx.GraphModule, inputs: Sequence[Any]) -> set[int]:
+    """Positions of outputs that hang on which one of several equal elements an operator takes, on these inputs.
+
+    Args:
+        gm: the graph before a rewrite.
+        inputs: its inputs, which it does not change.
+    """
+    nodes = [n for n in gm.graph.nodes if n.target in _ANY_OF_EQUAL and not n.kwargs.get("stable")]
+    if not nodes:
+        return set()
+    run = ExactRun(gm, keep=True)
+    if run.results(inputs) is None:
+        return set()
+    open_ones: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        if node.target is operator.getitem and node.args[0] in nodes:
+            (source, *_), dim = node.args[0].args, _dimension(node.args[0])
+            taken = run.values[node.args[0].name][0]
+            if node.args[1] == 1 and _has_equals(run.values[source.name], taken, dim):
+                open_ones.add(node)
+        elif any(given in open_ones for given in node.all_input_nodes):
+            open_ones.add(node)
+    return {at for at, value in enumerate(outputs_of(gm.graph)) if value in open_ones}
+
+
+def _dimension(node: fx.Node) -> int:
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return int(given.get("dim", -1))
+
+
+def _has_equals(value: Tensor, taken: Tensor, dim: int) -> bool:
+    """Whether an element that is taken of a row is there more than once."""
+    if not value.dim() or not value.numel():
+        return False
+    if taken.dim() < value.dim():
+        taken = taken.unsqueeze(dim)
+    rows, taken = (v.movedim(dim, -1).double().contiguous() for v in (value, taken))
+    rows = rows.sort().values
+    first, end = (torch.searchsorted(rows, taken, right=right) for right in (False, True))
+    return bool((end - first > 1).any())
