@@ -7,21 +7,26 @@ as calls of ATen operators. What the first process returns is what the graph ret
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from fake import FakeTensorMode
 from fake.dispatch.communication import communicates
-from fake.seam.pytree import tree_flatten, tree_map, tree_unflatten
+from fake.seam.dispatch import has_symbols
+from fake.seam.pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from fxpasses._torch import trace_calls
 from fxpasses.checking.collectives import answers, collectives, differs_by_process, processes, refuse_unknown
 from fxpasses.checking.fake_values import propagate_fakes
 from fxpasses.checking.inputs import Unsupported, made_up
 from fxpasses.exact import Finding, Original, Verdict
 from fxpasses.exact.same_values import Comparison
-from fxpasses.graphs.rewriting import copy_graph, value_of
+from fxpasses.graphs.rewriting import copy_graph, outputs_of, value_of
 
 
 class SideBySide:
@@ -75,11 +80,10 @@ class SideBySide:
         if not self._others:
             return gm
         refuse_unknown(gm)
-        gm = copy_graph(gm)
-        propagate_fakes(gm, self._inputs, dynamic=False)  # each process has the sizes of the example
-        whole = fx.GraphModule(gm, self._beside(gm))
-        propagate_fakes(whole, self._all_inputs(), dynamic=False)
-        return whole
+        if any(isinstance(v, Tensor) and has_symbols(v) for v in map(value_of, gm.graph.nodes)):
+            gm = copy_graph(gm)
+            propagate_fakes(gm, self._inputs, dynamic=False)  # each process has the sizes of the example
+        return fx.GraphModule(gm, self._beside(gm))
 
     def _beside(self, gm: fx.GraphModule) -> fx.Graph:
         graph = fx.Graph()
@@ -88,17 +92,20 @@ class SideBySide:
         for number, env in enumerate(envs):
             for node, is_own in zip(given, self._own, strict=True):
                 is_new = is_own or not number
-                env[node] = graph.placeholder(_name(node, number)) if is_new else envs[0][node]
+                env[node] = _copied(graph, node, env, _name(node, number)) if is_new else envs[0][node]
         for node in gm.graph.nodes:
             if node.op == "output":
                 graph.node_copy(node, envs[0].__getitem__)
             elif node.op == "get_attr":
-                held = graph.node_copy(node)
+                held = _copied(graph, node, {}, node.name)
                 for env in envs:
                     env[node] = held
             elif node.op != "placeholder" and communicates(node.target):
                 for env, answer in zip(envs, _answered(graph, node, envs), strict=True):
                     env[node] = answer
+            elif node.target is operator.getitem and isinstance(envs[0][node.args[0]], (list, tuple)):
+                for env in envs:
+                    env[node] = env[node.args[0]][node.args[1]]
             elif node.op != "placeholder":
                 for number, env in enumerate(envs):
                     env[node] = _copied(graph, node, env, _name(node, number))
@@ -111,33 +118,56 @@ def _name(node: fx.Node, process: int) -> str:
 
 def _copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any], name: str) -> fx.Node:
     args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-    return graph.create_node(node.op, node.target, args, kwargs, name)
+    target = name if node.op == "placeholder" else node.target
+    copied = graph.create_node(node.op, target, args, kwargs, name)
+    copied.meta = {**node.meta}
+    return copied
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What a tensor looks like."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
 def _answered(graph: fx.Graph, node: fx.Node, envs: Sequence[Mapping[fx.Node, Any]]) -> list[Any]:
     """What a collective answers in each process: a node of the graph, or a list of them."""
-    flat, spec = tree_flatten((node.args, node.kwargs))
-    given = [value for value in flat if isinstance(value, fx.Node)]
-
-    def answer(*values: Any) -> tuple[Any, ...]:
-        left = iter(values)
-        calls = [[next(left) if isinstance(x, fx.Node) else x for x in flat] for _ in envs]
-        return tuple(answers(node.target, [tree_unflatten(call, spec) for call in calls]))
-
-    # Values of their own: the same one twice would be one input.
-    fakes = [
-        tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, value_of(value))
-        for _ in envs
-        for value in given
-    ]
-    model = trace_calls(answer, fakes, {}, guards=False)
+    calls = [fx.map_arg((node.args, node.kwargs), env.__getitem__) for env in envs]
+    flat, spec = tree_flatten(calls[0])
+    model = _model(node.target, tuple(map(_told, flat)), spec, len(envs))
+    held = iter([x for call in calls for x in tree_leaves(call) if isinstance(_told(x), _Sizes)])
     made: dict[fx.Node, Any] = {}
-    held = iter([env[value] for env in envs for value in given])
     for inner in model.graph.nodes:
         if inner.op == "placeholder":
             made[inner] = next(held)
-        elif inner.op == "output":
-            return list(fx.map_arg(inner.args[0], made.__getitem__))
-        else:
+        elif inner.op != "output":
             made[inner] = _copied(graph, inner, made, f"{node.name}_{inner.name}")
-    raise AssertionError("a graph has an output")
+    return list(fx.map_arg(tuple(outputs_of(model.graph)), made.__getitem__))
+
+
+def _told(argument: Any) -> Any:
+    """An argument of a collective: what a tensor looks like, and any other value."""
+    value = value_of(argument) if isinstance(argument, fx.Node) else argument
+    if isinstance(value, Tensor):
+        return _Sizes(tuple(value.shape), value.stride(), value.dtype, value.device)
+    return value
+
+
+@functools.lru_cache(maxsize=256)
+def _model(target: Any, told: tuple[Any, ...], spec: TreeSpec, count: int) -> fx.GraphModule:
+    """What a collective answers in several processes, as a graph of what these send."""
+    tensors = [x for _ in range(count) for x in told if isinstance(x, _Sizes)]
+    with FakeTensorMode():
+        # Values of their own: the same one twice would be one input.
+        sent = [torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=x.device) for x in tensors]
+
+    def answer(*values: Any) -> tuple[Any, ...]:
+        left = iter(values)
+        calls = [[next(left) if isinstance(x, _Sizes) else x for x in told] for _ in range(count)]
+        return tuple(answers(target, [tree_unflatten(call, spec) for call in calls]))
+
+    return trace_calls(answer, sent, {}, guards=False)
