@@ -317,9 +317,9 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def describe_input(node: fx.Node) -> str:
-    """The input's name, with that of the parameter that it is where AOTAutograd knows it."""
-    target = getattr(node.meta.get("desc"), "target", None)
-    return f"{node.name} ({target})" if isinstance(target, str) else node.name
+    """The input's name, with what it is in the user's program where that is known."""
+    text = node.meta.get("input") or getattr(node.meta.get("desc"), "target", None)
+    return f"{node.name} ({text})" if isinstance(text, str) else node.name
 
 
 def largest_error(exact: Tensor, value: Tensor) -> float:

@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from torch import fx
 
 from fake.error_text import error_text
 from fake.seam.autograd_engine import run_backward
+from fake.symbols.terms import text_of_source
 from fxpasses.errors import Location
 
 _KEY = "fxpasses"
@@ -28,7 +30,7 @@ _GRADIENT_SUM = "Gradient addition node"
 """The text that AOTAutograd writes into the stack trace of a sum of gradients."""
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?\n?(?P<code>.*)')
 
-
+_OF_MODULE = re.compile(r"\._(?:parameters|buffers)\[")
 _LONGEST_LINE = 300
 """Characters of a line that are kept: it is repeated for each of its operators."""
 
@@ -66,11 +68,30 @@ class Provenance:
         return f"{self.file}:{self.line}{inside}" + (f": {self.code}" if self.code else "")
 
 
-def annotate(joint: fx.GraphModule) -> None:
+def described_inputs(gm: fx.GraphModule) -> list[str]:
+    """What the inputs of a graph of Dynamo are in the user's program (``layers.0.weight``), "" where that is not known."""
+    found = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        text = "" if source is None else text_of_source(source)
+        is_held = source is not None and _OF_MODULE.search(source.name)
+        found.append(text.partition(".")[2] if is_held else text)
+    return found
+
+
+def annotate(joint: fx.GraphModule, inputs: Sequence[str] = ()) -> None:
     """Work out the provenance of every node of a joint graph, and keep it in ``meta["fxpasses"]``.
 
     It is copied along with the other metadata when the graph is partitioned and rewritten.
+
+    Args:
+        joint: the graph, which AOTAutograd has traced.
+        inputs: what the inputs of the graph that it was given are: see :func:`described_inputs`. For messages, in ``meta["input"]``.
     """
+    for node in joint.graph.find_nodes(op="placeholder") if inputs else ():
+        at = getattr(node.meta.get("desc"), "idx", None)
+        if isinstance(at, int) and at < len(inputs) and inputs[at]:
+            node.meta["input"] = inputs[at]
     first_of: dict[int, fx.Node] = {}
     for node in joint.graph.nodes:
         sequence = node.meta.get("seq_nr")

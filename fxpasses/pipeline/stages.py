@@ -32,7 +32,7 @@ from fxpasses.errors import (
     StageError,
     ValueMismatchError,
 )
-from fxpasses.graphs.provenance import annotate, failing_node
+from fxpasses.graphs.provenance import annotate, described_inputs, failing_node
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner._torch import BackwardState
 from fxpasses.pass_manager.manager import PassManager
@@ -84,12 +84,15 @@ class Stages:
             options.passes, [self._values] if self._values else [], structure=options.check != "off"
         )
         self._unmatched = Unmatched(options.asked_for())
+        self._inputs: list[str] = []
         self._ran = False
         """Whether any stage has run; AOTAutograd may take the whole from its cache."""
 
     @contextmanager
     def tracing(self, gm: fx.GraphModule) -> Iterator[None]:
         """A block in which AOTAutograd traces ``gm``, timed and accelerated; a report is of what went through all stages, not of a cache."""
+        if self._hooks.observers or self._values:  # who tells the user of them
+            self._inputs = described_inputs(gm)
         # What is saved whole for other processes is what would be in the cache.
         whole = (
             _torch.functorch_config.patch(enable_autograd_cache=False)
@@ -140,7 +143,7 @@ class Stages:
         """The joint graph is traced."""
         self._ran = True
         counters.count("joint")
-        annotate(joint)
+        annotate(joint, self._inputs)
         for observer in self._hooks.observers:
             observer.joint(joint)
 
@@ -192,7 +195,7 @@ class Stages:
         counters.count(kind)
         if kind == "inference":
             self._ran = True
-            annotate(gm)
+            annotate(gm, self._inputs)
         # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
         eager = with_inductor_rng(copy_graph(gm, constants=True)) if self._to_eager else gm
         try:

@@ -21,7 +21,7 @@ from fxpasses.checking.findings import Finding, findings
 from fxpasses.checking.inputs import inputs_from_hints
 from fxpasses.checking.side_by_side import SideBySide
 from fxpasses.checking.unreachable import unreachable
-from fxpasses.checking.values import Reference
+from fxpasses.checking.values import Reference, value_names
 from fxpasses.errors import CaptureError, FxPassesError, Location
 from fxpasses.exact import Verdict
 from fxpasses.exact.samples import in_order
@@ -360,14 +360,15 @@ def _proofs(
     claimed = [site for run in runs for site in run.sites] or sites
     mark_parameters(gm, inputs)
     original = SideBySide(gm, inputs)
+    names = value_names(gm, kind)
     alone: list[SiteProof] = []
     for site in claimed if len(claimed) > 1 else ():
         copy = copy_graph(gm, constants=True)
         if _rewrite_one(item, copy, site.index):
-            verdict = original.equivalent(copy, samples=samples)
+            verdict = _with_name(original.equivalent(copy, samples=samples), names)
             alone.append(SiteProof(kind, site.index, site.location, verdict))
     index, location = (claimed[0].index, claimed[0].location) if len(claimed) == 1 else (None, None)
-    verdict = original.equivalent(whole, samples=samples)
+    verdict = _with_name(original.equivalent(whole, samples=samples), names)
     proof = SiteProof(kind, index, location, verdict)
     if verdict.kind in ("EQUAL", "UNPROVED") and item.contract.numerics != "none":
         found, why = findings(Rewrite(item, kind, gm, whole, tuple(claimed)), inputs)
@@ -378,6 +379,15 @@ def _proofs(
         alone = [replace(p, findings=tuple(f for f in found if p.site in f.sites)) for p in alone]
     yield from alone
     yield proof
+
+
+def _with_name(verdict: Verdict, names: Sequence[str]) -> Verdict:
+    """A verdict that calls a result as the value check does: the gradient of a parameter, say."""
+    finding = verdict.finding
+    word, _, number = finding.output.partition(" ") if finding is not None else ("", "", "")
+    if word != "output" or not number.isdigit() or int(number) >= len(names):
+        return verdict
+    return replace(verdict, finding=replace(finding, output=names[int(number)]))
 
 
 def _rewrite_all(

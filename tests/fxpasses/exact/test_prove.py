@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses import Contract, Pass, claim, graph_pass, insert_call, pattern_pass
+from fxpasses import Contract, Pass, ValueMismatchError, claim, graph_pass, insert_call, pattern_pass
 from fxpasses.exact.fields import Field
 from fxpasses.exact.machine import Machine
 from fxpasses.exact.run import Run
@@ -421,3 +421,15 @@ def test_a_sum_of_complex_tensors():
         name="transform_of_sum",
     )
     assert {site.said for site in prove(item).sites} <= {"EQUAL", "UNPROVED"}
+
+
+def test_parameters_are_named():
+    """In a proof and in a value check: by what they are in the model, not by AOTAutograd's numbers alone."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    example = [torch.randn(3, 8), torch.randn(3, 8)]
+    wrong = pattern_pass(lambda g, y: g * (1 - y * y), lambda g, y: g * (1 - y), example, expect_match=False)
+    assert "gradient of primals_1 (0.weight), element" in str(prove(wrong, model, torch.randn(3, 4)))
+    options = {"passes": ["default", wrong], "check": "values", "cache": "off", "compiler": "eager"}
+    compiled = torch.compile(model, backend="fxpasses", options=options)
+    with pytest.raises(ValueMismatchError, match=r"gradient of primals_1 \(0\.weight\): element"):
+        compiled(torch.randn(3, 4)).sum().backward()
