@@ -384,8 +384,10 @@ def _proofs(
 def _with_name(verdict: Verdict, names: Sequence[str]) -> Verdict:
     """A verdict that calls a result as the value check does: the gradient of a parameter, say."""
     finding = verdict.finding
-    word, _, number = finding.output.partition(" ") if finding is not None else ("", "", "")
-    if word != "output" or not number.isdigit() or int(number) >= len(names):
+    if finding is None:
+        return verdict
+    word, _, number = finding.output.partition(" ")
+    if word != "output" or int(number) >= len(names):
         return verdict
     return replace(verdict, finding=replace(finding, output=names[int(number)]))
 
