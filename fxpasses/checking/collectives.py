@@ -2,7 +2,8 @@
 
 The others may look at other graphs, or at none, so that a real collective would wait for them. And in a group of one process a reduction
 that is left out, or a mean for a sum, cannot be seen. So a graph with collectives runs as several processes at once, call by call: this one,
-the first, and two or more with inputs of their own. What each collective then answers follows from what all of them hold.
+the first, and others with inputs of their own. What each collective then answers follows from what all of them hold, and from the sizes and
+ranks of its group (:class:`Group`): a sum over two processes that is divided by two is their mean.
 
 Which operators these are is read from their schemas (:func:`fake.dispatch.communication.communicates`), so that those of other libraries count, too. A
 graph with one that :data:`_MODELS` does not know is not run at all (:func:`refuse_unknown`). Each model gets the arguments by name: the
@@ -11,24 +12,68 @@ older namespace has the same collectives with other arguments.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx
 
 from fake.dispatch.communication import NAMESPACES, communicates
+from fake.seam.distributed_c10d import group_ranks
 from fxpasses._torch import HigherOrderOperator, OpOverload
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.graphs.rewriting import subgraphs
 
 _SAME = "is_same_in_all_processes"
 _FEWEST, _MOST = 3, 4
-"""Processes that are run: as many as the largest group has, within these bounds."""
+"""Processes that are run where nothing is known of the groups: as many as the largest has, within these bounds."""
+_MOST_TRIED = 8
 
 _Named = Mapping[str, Any]
-_Model = Callable[[Sequence[Any], Sequence[_Named]], list[Any]]
-"""What each process is answered, from what each sends, and its other arguments."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who stands for the members of a process group among the processes that are run, of which this one is the first.
+
+    All of them, if there are at most four in the job. Of larger groups each stands for several, which hold the same. Groups are those of a regular
+    mesh, or any where nothing is known of them.
+
+    Attributes:
+        count: processes that are run.
+        size: of the group; ``None`` where it is not known.
+        rank: of this process in the group.
+        stride: between members, among the processes that are run, where the group is smaller than these.
+    """
+
+    count: int
+    size: int | None = None
+    rank: int = 0
+    stride: int = 1
+
+    def place(self, process: int, size: int) -> int:
+        """The rank in the group of one of the processes that are run."""
+        if self.size is None:
+            return process % size
+        if self.size >= self.count:
+            return (process + self.rank) % self.count if process else self.rank
+        return (process // self.stride + self.rank) % self.size
+
+    def members(self, process: int, size: int | None = None) -> list[int]:
+        """Which processes stand for the members of the group that a process belongs to, in order of their ranks."""
+        if self.size is None:
+            return [rank % self.count for rank in range(size or self.count)]
+        if self.size >= self.count:
+            return [(rank - self.rank) % self.count for rank in range(self.size)]
+        here = self.place(process, self.size)
+        return [(process + (rank - here) * self.stride) % self.count for rank in range(self.size)]
+
+
+_Model = Callable[[Sequence[Any], Sequence[_Named], Group], list[Any]]
+"""What each process is answered, from what each sends, its other arguments, and who is in its group."""
 
 
 class UnknownCollective(Unsupported):
@@ -60,7 +105,7 @@ def answers(target: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]
     for one in named:  # several namespaces, several names for the kind of reduction
         one["kind"] = one.get("reduce_op", one.get("reduceOp"))
     values = [next(one[key] for key in _VALUES if key in one) for one in named]
-    results = model(values, named)
+    results = model(values, named, group_of(named[0], len(calls)))
     if "out" in named[0]:
         return [one["out"].copy_(result) for one, result in zip(named, results, strict=True)]
     if target._schema.name.endswith("_"):
@@ -68,20 +113,49 @@ def answers(target: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]
     return results
 
 
+def group_of(named: _Named, count: int) -> Group:
+    """Who is in the group of a collective.
+
+    Args:
+        named: its arguments.
+        count: processes that are run.
+    """
+    ranks = _ranks(named)
+    if ranks is None or len(ranks) == 1 == dist.get_world_size() or dist.get_rank() not in ranks:
+        return Group(count)
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    is_mesh = ranks == list(range(ranks[0], ranks[-1] + 1, stride)) and count % (len(ranks) * stride) == 0
+    return Group(count, len(ranks), ranks.index(dist.get_rank()), stride if is_mesh else 1)
+
+
+def _ranks(named: _Named) -> Sequence[int] | None:
+    """The ranks of the group of a collective; ``None`` where this process knows none of the kind."""
+    return group_ranks(named["group_name"]) if "group_name" in named else None
+
+
 def processes(gm: fx.GraphModule) -> int:
     """The number of processes that a graph is run as: one, if none of its own calls speaks with others."""
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and communicates(n.target)]
     if not calls:
         return 1
-    sizes = [_named_argument(node, "group_size") for node in calls]
+    known = [ranks for ranks in map(_ranks, map(named_arguments, calls)) if ranks is not None]
+    if known and dist.get_world_size() > 1:
+        fits = (
+            count
+            for count in range(_MOST, _MOST_TRIED + 1)
+            if all(len(ranks) >= count or count % len(ranks) == 0 for ranks in known)
+        )
+        return dist.get_world_size() if dist.get_world_size() <= _MOST else next(fits, _MOST)
+    sizes = [named_arguments(node).get("group_size") for node in calls]
     return min(max([_FEWEST, *(size for size in sizes if isinstance(size, int))]), _MOST)
 
 
-def _named_argument(node: fx.Node, name: str) -> Any:
+def named_arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call of an operator, by name."""
     if not isinstance(node.target, OpOverload):
-        return None
+        return {}
     names = [a.name for a in node.target._schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get(name)
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def mark_parameters(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -147,66 +221,61 @@ def _written(value: Any, result: Any) -> Any:
     return value
 
 
-def _times(value: Tensor, factor: float) -> Tensor:
-    return (value * factor).to(value.dtype)
-
-
-def _piece(values: Sequence[Tensor], number: int) -> Tensor:
-    """What a process holds; of more processes than are run, multiples."""
-    return _times(values[number % len(values)], 1 + number // len(values))
-
-
-def _reduced(values: Sequence[Tensor], kind: str) -> Tensor:
-    parts, dtype = torch.stack(list(values)), values[0].dtype
-    if kind == "sum":
-        return parts.sum(0).to(dtype)
-    if kind == "avg":
-        return (parts.sum(0) / len(parts)).to(dtype)
+def _reduced(values: Sequence[Tensor], kind: str, members: Sequence[int]) -> Tensor:
+    times, dtype = Counter(members), values[0].dtype
+    if kind in ("sum", "avg"):
+        whole = torch.stack([_of_several(values[at], times[at]) for at in times]).sum(0)
+        return (whole / len(members) if kind == "avg" else whole).to(dtype)
+    if kind == "product":
+        powers = [values[at] if times[at] == 1 else values[at] ** times[at] for at in times]
+        return torch.stack(powers).prod(0).to(dtype)
+    parts = torch.stack([values[at] for at in times])
     if kind in ("min", "max"):
         return parts.amin(0) if kind == "min" else parts.amax(0)
-    if kind == "product":
-        return parts.prod(0).to(dtype)
     raise Unsupported(f"a reduction of kind {kind!r} over processes cannot be made up")
 
 
-def _all_reduce(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
-    return [_reduced(values, named[0]["kind"]) for _ in values]
+def _of_several(value: Tensor, times: int) -> Tensor:
+    return value if times == 1 else value * times
 
 
-def _all_gather(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
+def _all_reduce(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
+    return [_reduced(values, named[0]["kind"], group.members(me)) for me in range(len(values))]
+
+
+def _all_gather(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
     size = named[0]["group_size"]
     if size == 1:
         return [value.clone() for value in values]
-    return [torch.cat([_piece(values, number) for number in range(size)]) for _ in values]
+    return [torch.cat([values[at] for at in group.members(me, size)]) for me in range(len(values))]
 
 
-def _reduce_scatter(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
-    parts = _reduced(values, named[0]["kind"]).chunk(named[0]["group_size"])
-    return [parts[number % len(parts)].clone() for number in range(len(values))]
+def _reduce_scatter(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
+    size = named[0]["group_size"]
+    summed = (_reduced(values, named[0]["kind"], group.members(me)) for me in range(len(values)))
+    return [whole.chunk(size)[group.place(me, size)].clone() for me, whole in enumerate(summed)]
 
 
-def _broadcast(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
+def _broadcast(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
     # Never of the first one, whose results are compared: for it, a broadcast that is left out makes no difference.
     return [values[-1].clone() for _ in values]
 
 
-def _all_to_all(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
+def _all_to_all(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
     """Each process sends its part for each other one. Rows are repeated, or left out, where the sizes do not say the same."""
-    return [_received_parts(values, named, number) for number in range(len(values))]
+    return [_received_parts(values, named, group, number) for number in range(len(values))]
 
 
-def _received_parts(values: Sequence[Tensor], named: Sequence[_Named], me: int) -> Tensor:
+def _received_parts(values: Sequence[Tensor], named: Sequence[_Named], group: Group, me: int) -> Tensor:
     sizes = named[me].get("output_split_sizes")
     if not sizes:  # equal parts
-        count = named[me]["group_size"]
+        count = named[me].get("group_size") or len(group.members(me))
         sizes = [values[me].shape[0] // count] * count
     found = []
-    for sender, size in enumerate(sizes):
-        value = _piece(values, sender)
-        given = named[sender % len(values)].get("input_split_sizes") or [len(value) // len(sizes)] * len(
-            sizes
-        )
-        rows = value.split(given)[me % len(given)]
+    for sender, size in zip(group.members(me, len(sizes)), sizes, strict=False):
+        value = values[sender]
+        given = named[sender].get("input_split_sizes") or [len(value) // len(sizes)] * len(sizes)
+        rows = value.split(given)[group.place(me, len(given)) % len(given)]
         at = torch.arange(size, device=value.device) % max(len(rows), 1)
         found.append(rows[at] if len(rows) else value.new_zeros((size, *value.shape[1:])))
     return torch.cat(found)
@@ -231,12 +300,14 @@ def _both_ways(values: Sequence[Tensor], named: _Named) -> list[Tensor]:
 
 
 def _alone(one: Callable[[Any, _Named], Any]) -> _Model:
-    return lambda values, named: [one(value, rest) for value, rest in zip(values, named, strict=True)]
+    return lambda values, named, _: [one(value, rest) for value, rest in zip(values, named, strict=True)]
 
 
 def _several(one: _Model) -> _Model:
-    def model(values: Sequence[Sequence[Tensor]], named: Sequence[_Named]) -> list[list[Tensor]]:
-        results = [one(same, named) for same in zip(*values, strict=True)]
+    def model(
+        values: Sequence[Sequence[Tensor]], named: Sequence[_Named], group: Group
+    ) -> list[list[Tensor]]:
+        results = [one(same, named, group) for same in zip(*values, strict=True)]
         return [list(mine) for mine in zip(*results, strict=True)]
 
     return model

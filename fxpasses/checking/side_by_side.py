@@ -21,7 +21,16 @@ from fake.dispatch.communication import communicates
 from fake.seam.dispatch import has_symbols
 from fake.seam.pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from fxpasses._torch import trace_calls
-from fxpasses.checking.collectives import answers, collectives, differs_by_process, processes, refuse_unknown
+from fxpasses.checking.collectives import (
+    Group,
+    answers,
+    collectives,
+    differs_by_process,
+    group_of,
+    named_arguments,
+    processes,
+    refuse_unknown,
+)
 from fxpasses.checking.fake_values import propagate_fakes
 from fxpasses.checking.inputs import Unsupported, made_up
 from fxpasses.exact import Finding, Original, Verdict
@@ -138,7 +147,8 @@ def _answered(graph: fx.Graph, node: fx.Node, envs: Sequence[Mapping[fx.Node, An
     """What a collective answers in each process: a node of the graph, or a list of them."""
     calls = [fx.map_arg((node.args, node.kwargs), env.__getitem__) for env in envs]
     flat, spec = tree_flatten(calls[0])
-    model = _model(node.target, tuple(map(_told, flat)), spec, len(envs))
+    group = group_of(named_arguments(node), len(envs))
+    model = _model(node.target, tuple(map(_told, flat)), spec, group)
     held = iter([x for call in calls for x in tree_leaves(call) if isinstance(_told(x), _Sizes)])
     made: dict[fx.Node, Any] = {}
     for inner in model.graph.nodes:
@@ -158,16 +168,16 @@ def _told(argument: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _model(target: Any, told: tuple[Any, ...], spec: TreeSpec, count: int) -> fx.GraphModule:
+def _model(target: Any, told: tuple[Any, ...], spec: TreeSpec, group: Group) -> fx.GraphModule:
     """What a collective answers in several processes, as a graph of what these send."""
-    tensors = [x for _ in range(count) for x in told if isinstance(x, _Sizes)]
+    tensors = [x for _ in range(group.count) for x in told if isinstance(x, _Sizes)]
     with FakeTensorMode():
         # Values of their own: the same one twice would be one input.
         sent = [torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=x.device) for x in tensors]
 
     def answer(*values: Any) -> tuple[Any, ...]:
         left = iter(values)
-        calls = [[next(left) if isinstance(x, _Sizes) else x for x in told] for _ in range(count)]
+        calls = [[next(left) if isinstance(x, _Sizes) else x for x in told] for _ in range(group.count)]
         return tuple(answers(target, [tree_unflatten(call, spec) for call in calls]))
 
     return trace_calls(answer, sent, {}, guards=False)

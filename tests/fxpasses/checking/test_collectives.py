@@ -85,7 +85,7 @@ def test_more_kinds():
     assert [v.tolist() for v in even] == [[[0.0, 1.0], [2.0, 3.0]], [[2.0, 3.0], [4.0, 5.0]]]
     out = torch.empty(4)
     assert answered(functional.all_gather_into_tensor_out.default, X, rest=(2, "0"), out=out)[0] is out
-    assert out.tolist() == [1.0, -4.0, 2.0, -8.0]  # of more processes than are run, multiples
+    assert out.tolist() == [1.0, -4.0] * 2  # one stands for several
     pairs = [X.clone(), X.clone()], [X + 1, X + 2]
     both = answered(functional.all_reduce_coalesced_.default, *pairs, rest=("sum", "0"))
     assert [v.tolist() for v in both[0]] == [[3.0, -7.0], [4.0, -6.0]]
