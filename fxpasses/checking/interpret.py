@@ -20,6 +20,7 @@ from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import OpOverload, disable_current_modes
 from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
 from fxpasses.checking.inputs import cloned, made_up, placeholders
+from fxpasses.exact.float_constants import unrounded
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.rewriting import subgraphs
 
@@ -305,7 +306,7 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    args, kwargs = map_aggregate((args, kwargs), as_float64)
+    args, kwargs = map_aggregate((args, kwargs), _as_wide)
     if isinstance(target, OpOverload) and target is not aten.view.dtype:
         args, kwargs = map_aggregate(
             (args, kwargs), lambda a: _WIDE.get(a, a) if type(a) is torch.dtype else a
@@ -324,6 +325,10 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
     with suppress(RuntimeError, IndexError):  # an index, or a condition
         return target(*args, **kwargs)
     return result
+
+
+def _as_wide(value: Any) -> Any:
+    return unrounded(value) if type(value) is float else as_float64(value)
 
 
 def _integers_as_float64(value: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.exact.fields import LEVELS, Field
-from fxpasses.exact.float_constants import residues_of_number
+from fxpasses.exact.float_constants import residues_of_number, unrounded
 
 _CANCELLED = 1e-9
 """A sum so much smaller than its terms may be zero, and numbers so near to each other may be equal: the residues know."""
@@ -99,6 +99,7 @@ class Arithmetic:
         if isinstance(value, Tensor):
             kind = value.dtype if value.is_floating_point() else torch.float32
             return Dual(value.double(), self.field.encode(value), dtype or kind)
+        value = unrounded(value) if isinstance(value, float) else value
         residues = residues_of_number(self.field, type(value), value)  # type: ignore[arg-type]
         return Dual(
             torch.tensor(float(value), dtype=torch.float64), [torch.tensor(r) for r in residues], dtype

@@ -12,6 +12,7 @@ import math
 from collections.abc import Hashable
 from fractions import Fraction
 
+import numpy as np
 import torch
 
 from fxpasses.exact.fields import Field, inverses
@@ -20,6 +21,10 @@ _SIMPLE = 1 << 14
 _DIGITS = 13
 _NEAR = 4.5e-16
 _SMALL_MULTIPLE = 64
+_LARGEST = 1e38
+_BITS, _SPARE_BITS = 24, 6
+"""Of the mantissa of float32; a decimal that was rounded to it hardly ever ends in so many zeros."""
+_SHORT = 7
 _SMALL_SQUARE = 4096
 """The largest denominator of a fraction of which a number is a root, or a root of one."""
 
@@ -64,6 +69,23 @@ def _fraction_meant(number: float) -> Fraction | None:
         if float(decimal) == number:
             return decimal
     return None
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def unrounded(number: float) -> float:
+    """A number of a graph as it was before torch rounded it to float32: ``F.rms_norm`` adds 9.999999974752427e-07 for ``eps=1e-6``.
+
+    Kernels of float32 and of lower precision round every number so: both are the same one there.
+    """
+    narrow = np.float32(number) if abs(number) < _LARGEST else math.inf
+    if not math.isfinite(number) or float(narrow) != number or number == int(number):
+        return number
+    digits = int(math.frexp(abs(number))[0] * (1 << _BITS))
+    if not digits % (1 << _SPARE_BITS):  # a power of two, a number of two bytes
+        return number
+    short = (float(f"{number:.{n}g}") for n in range(1, _SHORT))
+    simple = float(Fraction(number).limit_denominator(_SMALL_MULTIPLE))
+    return next((value for value in (simple, *short) if np.float32(value) == narrow), number)
 
 
 def _is_near(a: float, b: float) -> bool:

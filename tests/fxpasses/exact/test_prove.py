@@ -435,3 +435,20 @@ def test_parameters_are_named():
     compiled = torch.compile(model, backend="fxpasses", options=options)
     with pytest.raises(ValueMismatchError, match=f"{named}: element"):
         compiled(torch.randn(3, 4)).sum().backward()
+
+
+def test_an_epsilon_that_torch_rounds_is_the_same_epsilon():
+    """``F.rms_norm`` becomes calls with ``9.999999974752427e-07``: what float32 makes of the one that is written."""
+
+    def norm(x, w):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
+
+    def fused(x, w):
+        return nn.functional.rms_norm(x, (8,), w, 1e-6)
+
+    def other(x, w):
+        return nn.functional.rms_norm(x, (8,), w, 2e-6)
+
+    x, w = torch.randn(3, 8), torch.randn(8)
+    assert prove(pattern_pass(norm, fused, [x, w]), norm, x, w).ok
+    assert not prove(pattern_pass(norm, other, [x, w]), norm, x, w).ok

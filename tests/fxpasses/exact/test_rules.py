@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from benchmarks.conformance._torch import op_db
 from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.fields import LEVELS, field
-from fxpasses.exact.float_constants import residues_of_number
+from fxpasses.exact.float_constants import residues_of_number, unrounded
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.rules import RULES, rule
 
@@ -80,6 +80,20 @@ def _calls():
     for info in op_db():
         if info.name in packets or info.aten_name in packets:
             yield pytest.param(info, id=info.full_name)
+
+
+@pytest.mark.parametrize("number", [1e-6, 0.1, -0.1, 0.044715, 1 / 3, 1e-12])
+def test_a_number_that_torch_rounded_to_float32_is_what_it_was(number):
+    assert unrounded(torch.tensor(number).item()) == number
+    assert unrounded(number) == number
+
+
+@pytest.mark.parametrize(
+    "number", [2.0**-20, 0.5, 3.0, 0.1015625, 1e300, math.inf, -math.inf, 0.7071067811865476]
+)
+def test_any_other_number_is_what_it_is(number):
+    assert unrounded(number) == number
+    assert math.isnan(unrounded(math.nan))
 
 
 @pytest.mark.parametrize("info", list(_calls()))
