@@ -144,17 +144,39 @@ def _followed_values(rewriting: Rewriting, window: Window, only_given: bool) -> 
     names = input_names(window)
     numbers = written_numbers(window)
     numbers += [(a + b) / 2 for a, b in itertools.pairwise(sorted(numbers))]
-    for name, value in zip(names, map(as_float64, window.inputs), strict=True):
-        if nodes[name].op != "call_function" or name not in others or not is_any_float(value):
+    wanted = {name: numbers for name in names if nodes[name].op == "call_function" and name in others}
+    inside = {name: near for name, near in _compared_inside(window, numbers).items() if name not in wanted}
+    for name, numbers in (wanted | inside).items():
+        value = as_float64(rewriting.values.get(name))
+        if not is_any_float(value):
             continue
-        for source in sources(nodes[name], only_given):
-            following = Following(rewriting.before, [source], names, rewriting.values)
+        for source in sources(nodes[name], only_given or name in inside):
+            following = Following(rewriting.before, [source], [*names, name], rewriting.values)
             ends = following.ends(name) if source.name in others and following.is_apart else None
             goals = [] if ends is None else _one_a_row(value, [n for n in numbers if ends[0] <= n <= ends[1]])
             reached = [found for goal in goals if (found := following.reach(name, goal)) is not None]
-            yield from reached
+            for found in reached:
+                yield {other: given for other, given in found.items() if other != name or name in wanted}
             if reached:
                 break
+
+
+def _compared_inside(window: Window, numbers: Sequence[float]) -> dict[str, list[float]]:
+    """What a window computes of many elements and compares with numbers, a norm with one: those next to them, the nearest first."""
+    found: dict[str, list[float]] = {}
+    summed: set[fx.Node] = set()
+    for node in window.before.graph.nodes:
+        if torch.Tag.reduction in getattr(node.target, "tags", ()) or any(
+            n in summed for n in node.all_input_nodes
+        ):
+            summed.add(node)
+        if not _chooses(node):
+            continue
+        written = [float(n) for n in (*node.args, *node.kwargs.values()) if type(n) in (int, float)]
+        for given in node.all_input_nodes if written else ():
+            if given in summed and given.op == "call_function":
+                found[given.name] = sorted(numbers, key=lambda n: min(abs(n - w) for w in written))
+    return found
 
 
 def _one_a_row(value: Tensor, numbers: Sequence[float]) -> Iterator[Tensor]:

@@ -421,3 +421,28 @@ def test_choices_of_the_same_values_are_the_same_everywhere():
     assert chooses(
         aten.relu.default, lambda call, a: call(aten.relu.default, (call(aten.abs.default, (a,)),))
     ) == [True]
+
+
+@pytest.mark.parametrize("dim", [None, -1])
+def test_a_norm_that_is_compared_inside_of_a_pattern_is_solved_for(dim):
+    """Clipping with an epsilon is another function for norms between 0.99 and 1 alone: no number that all elements are reaches these."""
+
+    def scale(x):
+        return 1 / (x.norm(dim=dim, keepdim=dim is not None) + 0.01)
+
+    def clipped(x):
+        return x * scale(x).clamp(max=1)
+
+    def wrong(x):
+        return x * torch.where(x.norm(dim=dim, keepdim=dim is not None) > 1, scale(x), torch.ones(()))
+
+    def right(x):
+        return x * torch.minimum(scale(x), torch.ones(()))
+
+    x = torch.randn(6, 5)
+    verdicts = [
+        str(prove(fxpasses.pattern_pass(clipped, other, [x]), clipped, x)) for other in (wrong, right)
+    ]
+    assert "DIFFERENT" in verdicts[0]
+    assert "at numbers that the graph holds, or ties" in verdicts[0]
+    assert "DIFFERENT" not in verdicts[1]
