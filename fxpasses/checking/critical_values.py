@@ -31,6 +31,7 @@ from fxpasses.checking.windows import Change, Window, cut
 from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall
 from fxpasses.exact.samples import sample_input
+from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -164,17 +165,16 @@ def _followed_values(rewriting: Rewriting, window: Window, only_given: bool) -> 
 def _compared_inside(window: Window, numbers: Sequence[float]) -> dict[str, list[float]]:
     """What a window computes of many elements and compares with numbers, a norm with one: those next to them, the nearest first."""
     found: dict[str, list[float]] = {}
-    summed: set[fx.Node] = set()
+    several: set[fx.Node] = set()
     for node in window.before.graph.nodes:
-        if torch.Tag.reduction in getattr(node.target, "tags", ()) or any(
-            n in summed for n in node.all_input_nodes
-        ):
-            summed.add(node)
+        is_own = node.op == "call_function" and torch.Tag.pointwise not in getattr(node.target, "tags", ())
+        if is_own or any(given in several for given in node.all_input_nodes):
+            several.add(node)
         if not _chooses(node):
             continue
         written = [float(n) for n in (*node.args, *node.kwargs.values()) if type(n) in (int, float)]
         for given in node.all_input_nodes if written else ():
-            if given in summed and given.op == "call_function":
+            if given in several:
                 found[given.name] = sorted(numbers, key=lambda n: min(abs(n - w) for w in written))
     return found
 
@@ -207,6 +207,7 @@ def _is_near(a: Any, b: Any) -> bool:
     """Whether no element differs, relative to itself, by more than an activation where it goes over to another formula."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return bool(a is b or (not isinstance(a, Tensor) and a == b))
+    a, b = computable(a), computable(b)
     size = torch.maximum(a.abs(), b.abs()) if a.is_floating_point() or a.is_complex() else 0
     return (
         bool(((a == b) | (a != a) | ((a - b).abs() <= JUMP * size)).all())
@@ -468,4 +469,6 @@ def _is_at_a_pole(
     if run.results(inputs) is None or had_guards(rewriting.before, rewriting.after, window.change.before):
         return False
     taken = [run.values.get(name) for name in window.change.before]
-    return any(isinstance(v, Tensor) and v.is_floating_point() and bool(v.isinf().any()) for v in taken)
+    return any(
+        isinstance(v, Tensor) and v.is_floating_point() and bool(computable(v).isinf().any()) for v in taken
+    )

@@ -361,6 +361,7 @@ def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtyp
         value, exact = own.values.get(node.name), wide.values.get(node.name)
         if exact is None or not isinstance(value, Tensor) or not _is_judged(value, exact):
             continue
+        exact = computable(exact)
         units = ((value.double() - exact) / spacing(exact.nan_to_num(), dtype or value.dtype))[exact != 0]
         units = units[units.isfinite()]
         off[node] = units.square().mean().sqrt().item() if units.numel() else 0.0

@@ -174,9 +174,13 @@ def _cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwarg
     dtype = dtype or next((x for x in args if isinstance(x, torch.dtype)), None)
     if not isinstance(a, Dual):
         return m.dual(a, dtype) if dtype is not None and dtype.is_floating_point else NotImplemented
-    if dtype is None or dtype.is_floating_point:
-        return a if dtype is None else a.as_type(dtype)
-    return a.witness.to(dtype)
+    if dtype is None:
+        return a
+    if (
+        dtype.is_floating_point and dtype.itemsize == 1
+    ):  # quantization, saturation included: it is part of what is computed
+        return m.encoded(a.witness.float().to(dtype).double(), a).as_type(dtype)
+    return a.as_type(dtype) if dtype.is_floating_point else a.witness.to(dtype)
 
 
 @rule(aten.type_as)

@@ -19,6 +19,8 @@ from fxpasses.passes import EliminateCommonSubexpressions
 from fxpasses.testing import NoSiteError, WrongPassError, prove
 from fxpasses.testing.plugin import prove_pass  # noqa: F401  (a fixture)
 
+F8 = torch.float8_e4m3fn
+
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
@@ -452,3 +454,18 @@ def test_an_epsilon_that_torch_rounds_is_the_same_epsilon():
     x, w = torch.randn(3, 8), torch.randn(8)
     assert prove(pattern_pass(norm, fused, [x, w]), norm, x, w).ok
     assert not prove(pattern_pass(norm, other, [x, w]), norm, x, w).ok
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_right"),
+    [
+        (lambda x: x.clamp(-448, 448).to(F8).float(), lambda x: x.to(F8).float(), True),  # it saturates
+        (lambda x: (x / 2).clamp(-448, 448).to(F8), lambda x: (x * 0.5).clamp(-448, 448).to(F8), True),
+        (lambda x: x.to(F8).float() + 1, lambda x: x + 1, False),
+        (lambda x: x.to(F8).bfloat16(), lambda x: x.to(torch.float8_e5m2).bfloat16(), False),
+        (lambda x: (x / 2).to(F8).float() * 2, lambda x: x.to(F8).float(), False),  # subnormal numbers
+    ],
+)
+def test_a_cast_to_one_byte_is_part_of_the_function(before, after, is_right):
+    x = torch.randn(3, 8) * 1000
+    assert prove(pattern_pass(before, after, [x]), before, x).ok is is_right
