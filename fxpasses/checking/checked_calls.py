@@ -30,6 +30,7 @@ from fxpasses.checking.inputs import (
     symbol_bindings,
     tangents,
 )
+from fxpasses.checking.masked_rows import with_masked_rows
 from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import at_bounds, at_counts
@@ -370,6 +371,8 @@ class _Inputs:
                 found.append((made_up(values, family, self._generator), family))
         usual = found[0][0]  # random ones
         found += at_counts(self._gm, usual) if all(map(_is_on_cpu, values)) else ()
+        masked = with_masked_rows(self._gm, usual, self._generator)
+        found += [] if masked is None else [(masked, "masked scores, and a row of them")]
         stands = lambda power: stays_finite(self._gm, scaled(usual, 2.0**power), inside=True)  # noqa: E731
         largest = int(WITHIN * largest_power(stands))
         for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):

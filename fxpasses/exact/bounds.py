@@ -54,6 +54,7 @@ _COUNT_FROM_ZERO = {"aten.index_add.default", "aten.index_copy.default", "aten.i
 _FAR = (4099, 2**20 + 3, 2**40 + 5)
 """An integer that the graph takes this far out is no index: it may be any. One that floats are made of goes to the first, which
 no type of two bytes holds: further out, nothing is left of them."""
+_LAST = torch.iinfo(torch.int64).max
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
 _COUNTED = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _MOST_COMPARED = 3
@@ -302,7 +303,7 @@ def _range(uses: _Uses, value: Tensor, sizes: set[int]) -> tuple[int, int]:
     numbers = computable(value)
     low, high = int(numbers.min()), int(numbers.max())
     info = torch.iinfo(value.dtype)
-    far = _FAR[:1] if uses.makes_floats else (*_FAR, info.max if info.bits < 64 else _FAR[-1])
+    far = _FAR[:1] if uses.makes_floats else (*_FAR, min(info.max, _LAST))
     above = sorted({v for v in (*(s - 1 for s in sizes), *far) if high < v <= info.max})
     below = sorted(
         {v for v in (*(-s for s in sizes), 0, -1, *(-f for f in far), -far[-1] - 1) if info.min <= v < low},

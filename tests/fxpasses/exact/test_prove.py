@@ -469,3 +469,20 @@ def test_an_epsilon_that_torch_rounds_is_the_same_epsilon():
 def test_a_cast_to_one_byte_is_part_of_the_function(before, after, is_right):
     x = torch.randn(3, 8) * 1000
     assert prove(pattern_pass(before, after, [x]), before, x).ok is is_right
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("before", "after", "is_right"),
+    [
+        (lambda a, b: a < b, lambda a, b: (a - b) < 0, False),
+        (lambda a, b: (a + 15) // 16, lambda a, b: -((-a) // 16), False),
+        (lambda a, b: (a * 31 + b) % 1009, lambda a, b: ((a % 1009) * 31 + b % 1009) % 1009, False),
+        (lambda a, b: (a + b) * 3, lambda a, b: a * 3 + b * 3, True),  # both wrap alike
+        (lambda a, b: a % 8, lambda a, b: a & 7, True),
+        (lambda a, b: torch.maximum(a, b), lambda a, b: torch.where(a > b, a, b), True),
+    ],
+)
+def test_integers_go_to_the_ends_of_their_type(before, after, is_right, dtype):
+    inputs = [torch.randint(-99, 99, (9,), dtype=dtype) for _ in range(2)]
+    assert prove(pattern_pass(before, after, inputs), before, *inputs).ok is is_right

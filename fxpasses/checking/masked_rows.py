@@ -1,0 +1,66 @@
+"""Scores that are masked: minus infinity in some places of a row, and everywhere in one, for inputs that a softmax or an exponential takes.
+
+A model masks in front of what a pass was written for, so that the graph in which it is checked need not show it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.inputs import cloned
+
+aten = torch.ops.aten
+
+_TAKE_SCORES = {aten._softmax, aten._log_softmax, aten.exp, aten.exp2, aten.logsumexp}
+_PASS_ON = {
+    *(aten.add, aten.sub, aten.mul, aten.div, aten.where, aten.masked_fill, aten.cat, aten.tril, aten.triu),
+    *(aten.view, aten.reshape, aten._unsafe_view, aten.expand, aten.permute, aten.transpose, aten.t, aten.alias),
+    *(aten.slice, aten.select, aten.squeeze, aten.unsqueeze, aten.clone, aten._to_copy),
+    torch.ops.prims.convert_element_type,
+}  # fmt: skip
+
+
+def with_masked_rows(
+    gm: fx.GraphModule, inputs: Sequence[Any], generator: torch.Generator
+) -> list[Any] | None:
+    """Inputs with masked scores; ``None`` where the graph takes no scores.
+
+    Args:
+        gm: the graph.
+        inputs: of it; they are copied.
+        generator: of random numbers.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    scores = [
+        at
+        for at, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] > 1
+        if value.dtype.itemsize > 1 and value.is_contiguous() and value.numel() and _are_scores(node)
+    ]
+    if not scores:
+        return None
+    made = cloned(inputs)
+    for at in scores:
+        rows = made[at].view(-1, made[at].shape[-1])
+        hidden = torch.rand(rows.shape, generator=generator) < 0.3
+        hidden[-1] = True
+        rows.masked_fill_(hidden.to(rows.device), -math.inf)
+    return made
+
+
+def _are_scores(node: fx.Node) -> bool:
+    seen, queue = {node}, [node]
+    while queue:
+        for user in queue.pop().users:
+            packet = getattr(user.target, "overloadpacket", None)
+            if packet in _TAKE_SCORES:
+                return True
+            if packet in _PASS_ON and user not in seen:
+                seen.add(user)
+                queue.append(user)
+    return False
