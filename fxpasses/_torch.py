@@ -306,6 +306,7 @@ def trace_calls(
     decompositions: dict[Any, Any],
     guards: bool,
     functional: bool = False,
+    as_captured: bool = False,
 ) -> fx.GraphModule:
     """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call.
 
@@ -315,6 +316,7 @@ def trace_calls(
         decompositions: of operators that are not to be in the graph.
         guards: whether what the function decides on symbolic sizes is recorded as a guard.
         functional: whether writes to tensors that the function has made become calls without writes, as in graphs that AOTAutograd captures.
+        as_captured: whether operators are taken apart as there: ``dropout`` to ``native_dropout``, not to calls of ``bernoulli``.
 
     Returns:
         The graph.
@@ -326,6 +328,8 @@ def trace_calls(
     with disable_current_modes(), torch.no_grad(), DisableAutocast(), tracing(None):
         mode = detect_fake_mode(inputs)
         with contextlib.ExitStack() as stack:
+            if as_captured:
+                stack.enter_context(enable_python_dispatcher())
             if mode is not None:
                 stack.enter_context(mode)
                 if mode.shape_env is not None and not guards:

@@ -42,7 +42,16 @@ Guard = Callable[[Match], bool]
 
 
 class NoMatchWarning(UserWarning):
-    """A pattern that was expected to occur in a graph does not."""
+    """A pattern that was expected to occur in a graph does not.
+
+    Args:
+        text: the message.
+        left_alone: subgraphs that look like it, each with the reason why it was not replaced.
+    """
+
+    def __init__(self, text: str, left_alone: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.left_alone = tuple(left_alone)
 
 
 def replace_pattern(
@@ -97,11 +106,8 @@ def _replaced(
     if expect and not count:
         refused = [f"{location}: {reason}" for reason, location in replacer.refused]
         near = f"; subgraphs that look like it: {'; '.join(refused[:3])}" if refused else ""
-        warnings.warn(
-            f"{called} was expected at least once in the graph and has not been replaced{near}",
-            NoMatchWarning,
-            stacklevel=3,
-        )
+        text = f"{called} was expected at least once in the graph and has not been replaced{near}"
+        warnings.warn(NoMatchWarning(text, refused), stacklevel=3)
     return count
 
 

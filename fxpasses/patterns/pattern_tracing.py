@@ -78,9 +78,9 @@ class TracedFunction:
 
         table = select_decomp_table() if decompose else {}
         try:
-            module = trace_calls(call, inputs, table, guards)
+            module = trace_calls(call, inputs, table, guards, as_captured=True)
             if _writes_to_own_tensors(module.graph):  # as functions of torch do, and no captured graph does
-                module = trace_calls(call, inputs, table, guards, functional=True)
+                module = trace_calls(call, inputs, table, guards, functional=True, as_captured=True)
         except Exception as error:
             raise PatternError(self.name, f"cannot be traced: {describe_error(error)}") from error
         self.graph = module.graph

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,14 +34,28 @@ from fxpasses.pass_manager.pass_base import GraphKind, Pass
 from fxpasses.pass_manager.runs import PassRun
 from fxpasses.pass_manager.sites import MatchSite, collect_sites
 from fxpasses.passes import default_passes
-from fxpasses.patterns.pattern_pass import PatternPass
+from fxpasses.patterns.pattern_pass import NoMatchWarning, PatternPass
 from fxpasses.patterns.pattern_tracing import ExampleTensor
 from fxpasses.pipeline.capture_graphs import Captured, capture
 from fxpasses.testing.programs import PROGRAMS, Program, Setting, settings, with_setting
 
 
 class NoSiteError(FxPassesError):
-    """The pass changes nothing in any graph of the model: there is nothing to prove."""
+    """The pass changes nothing in any graph of the model: there is nothing to prove.
+
+    Args:
+        text: the message.
+        left_alone: what looks like the pattern of the pass, each with the reason why it was not replaced.
+    """
+
+    def __init__(self, text: str, left_alone: Sequence[str] = ()) -> None:
+        near = (
+            f"; what looks like its pattern was left alone at {'; at '.join(left_alone[:3])}"
+            if left_alone
+            else ""
+        )
+        super().__init__(text + near)
+        self.left_alone = tuple(left_alone)
 
 
 class WrongPassError(FxPassesError):
@@ -219,19 +235,36 @@ def prove(
     if model is None:
         return _survey(item, decompose, samples)
     check_type("prove", "model", model, callable, "a module or function")
+    if isinstance(item, PatternPass):
+        item = replace(item, expect_match=True)  # which tells why it does not
     found: list[SiteProof] = []
     kinds: set[str] = set()
-    for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):
-        kinds.add(kind)
-        with few_threads(gm):
-            found += _proofs(item, kind, gm, in_order(gm, values), samples)
+    with _left_alone() as left_alone:
+        for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):
+            kinds.add(kind)
+            with few_threads(gm):
+                found += _proofs(item, kind, gm, in_order(gm, values), samples)
     if not found:
         looked_at = ", ".join(sorted(kinds)) or f"none of the kinds {', '.join(sorted(item.contract.graphs))}"
         raise NoSiteError(
             f"pass '{item.name}' changes nothing in the graphs of this model ({looked_at}): give a model in which it has "
-            "something to rewrite, or look at the graphs with fxpasses.capture(..., decompose=True)"
+            "something to rewrite, or look at the graphs with fxpasses.capture(..., decompose=True)",
+            left_alone,
         )
     return PassProof(item.name, tuple(found), numerics=item.contract.numerics)
+
+
+@contextlib.contextmanager
+def _left_alone() -> Iterator[list[str]]:
+    """Within, what looks like a pattern and is left alone is collected, and patterns that are found nowhere are not warned of."""
+    reasons: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        yield reasons
+    for warning in caught:
+        if isinstance(warning.message, NoMatchWarning):
+            reasons += [reason for reason in warning.message.left_alone if reason not in reasons]
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def _programs(item: Pass) -> tuple[Program, ...]:
@@ -287,13 +320,12 @@ def _drawn(example: ExampleTensor, generator: torch.Generator) -> Tensor:
 
 def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
     """The proof on all programs in which the pass finds something to rewrite: in all settings on the first, in the usual ones on others."""
-    if isinstance(item, PatternPass):
-        item = replace(item, expect_match=False)
     differentiated = bool(set(item.contract.graphs) & {"joint", "forward", "backward"})
     found: list[SiteProof] = []
     idle: list[tuple[str, str]] = []
     uncaptured: list[tuple[str, str]] = []
     refusal: CaptureError | None = None
+    left_alone: Sequence[str] = ()
     for program in _programs(item):
         first, inputs = True, program.make()[1]
         # What eager differentiates in no way (statistics that want a gradient) is tried without.
@@ -303,11 +335,14 @@ def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
         for make, setting in [(make, setting) for make, setting in tried if not found or setting.is_usual]:
             model, given = with_setting(*make(), setting)
             if not _runs(model, given, setting.gradients):
-                continue
+                given = [_without_zeros(v) for v in given]  # which may be divisors
+                if not _runs(model, given, setting.gradients):
+                    continue
             dynamic = setting.dynamic or None
             try:
                 proof = prove(item, model, *given, dynamic=dynamic, decompose=decompose, samples=samples)
-            except NoSiteError:
+            except NoSiteError as error:
+                left_alone = left_alone or error.left_alone
                 if first:
                     break
                 idle.append((program.name, setting.name))
@@ -324,7 +359,8 @@ def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
     if not found:
         raise NoSiteError(
             f"pass '{item.name}' changes nothing in any of the programs that are tried: "
-            f"{', '.join(program.name for program in _programs(item))}; give it a model in which it has something to rewrite"
+            f"{', '.join(program.name for program in _programs(item))}; give it a model in which it has something to rewrite",
+            left_alone,
         )
     return PassProof(item.name, tuple(found), tuple(idle), item.contract.numerics, tuple(uncaptured))
 
@@ -341,6 +377,11 @@ def _runs(model: Callable[..., Any], inputs: Sequence[Any], gradients: bool) -> 
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
     return True
+
+
+def _without_zeros(value: Any) -> Any:
+    is_integer = isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+    return value.clamp(min=1) if is_integer and value.dtype is not torch.bool else value
 
 
 def _wants(value: Any) -> bool:

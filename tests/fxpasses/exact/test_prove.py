@@ -486,3 +486,38 @@ def test_a_cast_to_one_byte_is_part_of_the_function(before, after, is_right):
 def test_integers_go_to_the_ends_of_their_type(before, after, is_right, dtype):
     inputs = [torch.randint(-99, 99, (9,), dtype=dtype) for _ in range(2)]
     assert prove(pattern_pass(before, after, inputs), before, *inputs).ok is is_right
+
+
+def test_patterns_with_dropout():
+    def dropped(x):
+        return nn.functional.dropout(x, 0.5) * 3
+
+    def scaled_first(x):
+        return nn.functional.dropout(x * 3, 0.5)
+
+    def dropped_less(x):
+        return nn.functional.dropout(x * 3, 0.25)
+
+    x = torch.randn(4, 8)
+    assert prove(pattern_pass(dropped, scaled_first, [x]), dropped, x).ok
+    assert prove(pattern_pass(dropped, scaled_first, [x])).ok
+    assert not prove(pattern_pass(dropped, dropped_less, [x]), dropped, x).ok
+
+
+def test_integers_that_divide():
+    inputs = [torch.randint(1, 9, (3, 4)) for _ in range(2)]
+    right = pattern_pass(
+        lambda a, b: a // b * b, lambda a, b: torch.div(a, b, rounding_mode="floor") * b, inputs
+    )
+    wrong = pattern_pass(
+        lambda a, b: a // b * b, lambda a, b: torch.div(a, b, rounding_mode="trunc") * b, inputs
+    )
+    assert not prove(wrong).ok
+    assert prove(right).ok
+
+
+def test_why_a_pattern_is_left_alone_is_said():
+    x = torch.randn(4, 8)
+    item = pattern_pass(lambda x: x.t().exp(), lambda x: x.exp().t().contiguous(), [x])
+    with pytest.raises(NoSiteError, match=r"left alone at .*with strides \(4, 1\)"):
+        prove(item, lambda x: x.t().exp(), x)
