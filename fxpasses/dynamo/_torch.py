@@ -21,6 +21,7 @@ import torch._dynamo.exc
 from torch import fx
 from torch._dynamo import guards
 from torch._dynamo.guards import GuardManagerWrapper
+from torch._dynamo.utils import orig_code_map
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import TypeSource, is_from_source
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
@@ -95,6 +96,9 @@ def surround_compilations(
             with around(code, *backend_of(given["compiler_fn"])) as instead:
                 if instead is not None:
                     always: Any = GuardManagerWrapper()
+                    # What Dynamo reads where it says why a frame is compiled anew.
+                    always.global_scope, always.closure_vars = {"G": given["globals"]}, {}
+                    orig_code_map[instead] = given["code"]
                     return wrap_guarded_code(GuardedCode(instead, always, given["compile_id"]))
                 return original(*args, **kwargs)
 
@@ -104,7 +108,7 @@ def surround_compilations(
         known = inspect.signature(convert_frame._compile).parameters
         return (
             ""
-            if {"code", "compiler_fn", "one_graph", "compile_id"} <= known.keys()
+            if {"code", "globals", "compiler_fn", "one_graph", "compile_id"} <= known.keys()
             else "Dynamo compiles frames in another way than is known"
         )
 
