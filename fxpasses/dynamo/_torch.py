@@ -21,11 +21,10 @@ import torch._dynamo.exc
 from torch import fx
 from torch._dynamo import guards
 from torch._dynamo.guards import GuardManagerWrapper
-from torch._dynamo.utils import orig_code_map
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import TypeSource, is_from_source
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
-from torch._dynamo.utils import set_example_value
+from torch._dynamo.utils import orig_code_map, set_example_value
 from torch._dynamo.variables import base as variable_bases, builtin, object_protocol
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
