@@ -25,7 +25,7 @@ from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import TypeSource, is_from_source
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
 from torch._dynamo.utils import orig_code_map, set_example_value
-from torch._dynamo.variables import base as variable_bases, builtin, object_protocol
+from torch._dynamo.variables import base as variable_bases, builtin, lazy, object_protocol
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import TupleVariable
@@ -65,6 +65,16 @@ CAN_REPLAY = (
 )
 """Whether this version of torch says of its guards how a value is compared with what it was, and asks in known places whether two
 objects are one."""
+
+
+_COMPUTED = getattr(lazy, "ComputedLazyConstantVariable", ())
+"""From torch 2.15 on: what is computed of numbers and texts that nothing has looked at yet."""
+
+
+def untouched_source(variable: LazyVariableTracker) -> Any:
+    """Where a value comes from that nothing has looked at yet; ``None`` where something has, or where it comes from nowhere, being computed."""
+    is_computed = issubclass(type(variable), _COMPUTED)  # isinstance would look at it
+    return None if variable.is_realized() or is_computed else variable.original_source()
 
 
 Unsupported = torch._dynamo.exc.Unsupported

@@ -95,8 +95,9 @@ def leaves_of(tx: Any, arguments: list[Any], keywords: Mapping[str, Any]) -> Ite
 
 def _leaf(tx: Any, variable: Any) -> Iterator[Leaf]:
     if isinstance(variable, _torch.LazyVariableTracker):
-        if not variable.is_realized():
-            yield Leaf(("not looked at", variable.original_source()), variable=variable)
+        source = _torch.untouched_source(variable)
+        if source is not None:
+            yield Leaf(("not looked at", source), variable=variable)
             return
         variable = variable.realize()
     kind = type(variable)

@@ -99,6 +99,40 @@ def test_changing_numbers_as_arguments():
 
 
 @pytest.mark.usefixtures("as_traced")
+@pytest.mark.usefixtures("as_traced")
+@pytest.mark.parametrize(
+    "argument",
+    [
+        lambda model, number: number + 1,
+        lambda model, number: 1 - model.factor,
+        lambda model, number: not model.flips,
+        lambda model, number: len(model.layers) ** -0.5,
+        lambda model, number: model.factor > 1,
+    ],
+    ids=["sum", "difference", "negation", "root", "comparison"],
+)
+def test_arguments_that_are_computed_of_numbers(argument):
+    """Since torch 2.15 what is computed of numbers that nothing has looked at is not looked at either, and comes from nowhere."""
+
+    class Scaled(Layer):
+        def forward(self, x, number=1):
+            return super().forward(x) * (number + 1)
+
+    class Caller(Stack):
+        factor, flips = 0.5, True
+
+        def forward(self, x, number=2):
+            for layer in self.layers:
+                x = layer(x, number=argument(self, number))
+            return x
+
+    model = Caller(Scaled)
+    run = compiled(model)
+    agree(model, run, torch.randn(3, 8))
+    model.factor, model.flips = 1.75, False
+    agree(model, run, torch.randn(3, 8))
+
+
 def test_shared_weights_and_shared_layers():
     model, x = Stack(), torch.randn(3, 8)
     model.layers[4].linear.weight = model.layers[0].linear.weight
