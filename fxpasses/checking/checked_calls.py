@@ -372,7 +372,7 @@ class _Inputs:
         usual = found[0][0]  # random ones
         found += at_counts(self._gm, usual) if all(map(_is_on_cpu, values)) else ()
         masked = with_masked_rows(self._gm, usual, self._generator)
-        found += [] if masked is None else [(masked, "masked scores, and a row of them")]
+        found += [] if masked is None else [(masked, "masked scores")]
         stands = lambda power: stays_finite(self._gm, scaled(usual, 2.0**power), inside=True)  # noqa: E731
         largest = int(WITHIN * largest_power(stands))
         for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):

@@ -23,10 +23,10 @@ from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free,
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
+from fxpasses.checking.nan_guards import had_guards
 from fxpasses.checking.overflow import is_narrow, overflows
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
-from fxpasses.checking.values import had_guards
 from fxpasses.checking.windows import Change, Window, cut
 from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.seam.pytree import tree_leaves
 from fxpasses.checking.inputs import cloned
+from fxpasses.checking.interpret import ExactRun
+from fxpasses.graphs.numbers import computable
 
 aten = torch.ops.aten
 
@@ -28,7 +31,7 @@ _PASS_ON = {
 def with_masked_rows(
     gm: fx.GraphModule, inputs: Sequence[Any], generator: torch.Generator
 ) -> list[Any] | None:
-    """Inputs with masked scores; ``None`` where the graph takes no scores.
+    """Inputs with masked scores, a whole row of them if nothing in the graph is NaN then; ``None`` where it takes no scores, or stands none that are masked.
 
     Args:
         gm: the graph.
@@ -42,15 +45,26 @@ def with_masked_rows(
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] > 1
         if value.dtype.itemsize > 1 and value.is_contiguous() and value.numel() and _are_scores(node)
     ]
-    if not scores:
-        return None
-    made = cloned(inputs)
+    partly, wholly = cloned(inputs), cloned(inputs)
     for at in scores:
-        rows = made[at].view(-1, made[at].shape[-1])
-        hidden = torch.rand(rows.shape, generator=generator) < 0.3
-        hidden[-1] = True
-        rows.masked_fill_(hidden.to(rows.device), -math.inf)
-    return made
+        shape = -1, inputs[at].shape[-1]
+        hidden = torch.rand(inputs[at].view(shape).shape, generator=generator) < 0.3
+        hidden[:, 0] = False
+        for made, last in ((partly, False), (wholly, True)):
+            hidden[-1] |= last
+            made[at].view(shape).masked_fill_(hidden.to(made[at].device), -math.inf)
+    return next((made for made in (wholly, partly) if scores and _stands(gm, made)), None)
+
+
+def _stands(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether no call gives NaN."""
+    run = ExactRun(gm, keep=True)
+    if run.results(inputs) is None:
+        return False
+    floats = [
+        v for v in tree_leaves(list(run.values.values())) if isinstance(v, Tensor) and v.is_floating_point()
+    ]
+    return not any(bool(computable(v).isnan().any()) for v in floats)
 
 
 def _are_scores(node: fx.Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from fake.error_text import describe_error
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, Run, allocates
+from fxpasses.checking.nan_guards import had_guards
 from fxpasses.checking.rounding import Distance, distance, less_precise, moved, other_sign, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting
 from fxpasses.checking.unreachable import unreachable
@@ -24,10 +25,6 @@ aten = torch.ops.aten
 
 _SEED = 20
 _MOVES = 2
-_GUARDS = {
-    *(aten.where, aten.nan_to_num, aten.masked_fill, aten.clamp, aten.clamp_min, aten.clamp_max),
-    *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.relu, aten.hardtanh, aten._safe_softmax),
-}
 Fault = Literal["value", "metadata", "aliasing", "structure", "error"]
 
 
@@ -425,27 +422,6 @@ def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) ->
             if broken.any():
                 found.append(Mismatch("value", names[position], position, _told(native, value, broken)))
     return found
-
-
-def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[str]) -> bool:
-    """Whether a pass took or changed a call that may keep NaN and infinities from its result: one that chooses, compares, or makes integers.
-
-    Args:
-        before: the graph before.
-        after: what a pass made of it.
-        names: of the calls that it took or changed.
-    """
-
-    def told(node: fx.Node) -> str:
-        return f"{node.target} {fx.node.map_arg((node.args, node.kwargs), lambda _: None)}"
-
-    kept = {node.name: told(node) for node in after.graph.nodes}
-    for node in before.graph.nodes:
-        value, packet = node.meta.get("val"), getattr(node.target, "overloadpacket", None)
-        is_integer = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
-        if node.name in names and (packet in _GUARDS or is_integer) and kept.get(node.name) != told(node):
-            return True
-    return False
 
 
 def _confirmed_in_float64(

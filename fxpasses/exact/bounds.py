@@ -54,6 +54,7 @@ _COUNT_FROM_ZERO = {"aten.index_add.default", "aten.index_copy.default", "aten.i
 _FAR = (4099, 2**20 + 3, 2**40 + 5)
 """An integer that the graph takes this far out is no index: it may be any. One that floats are made of goes to the first, which
 no type of two bytes holds: further out, nothing is left of them."""
+_PARTS = 1 << 40
 _LAST = torch.iinfo(torch.int64).max
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
 _COUNTED = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -85,7 +86,9 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
         numbers, made = computable(value), value
         if (low, high) != (int(numbers.min()), int(numbers.max())):
             # The lowest alone may be what it is taken for: -5 and 0 are the same row of five.
-            ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0])])
+            # And where products wrap, what is at the ends may be what it is taken for: there is a number between.
+            inside = low + (high - low) * int(torch.randint(_PARTS, (), generator=generator)) // _PARTS
+            ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0]), inside])
             made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
             made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
         for kept, tried in ((found, made), (among, _with_compared(gm, uses, made, generator))):

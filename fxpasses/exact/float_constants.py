@@ -25,6 +25,7 @@ _LARGEST = 1e38
 _BITS, _SPARE_BITS = 24, 6
 """Of the mantissa of float32; a decimal that was rounded to it hardly ever ends in so many zeros."""
 _SHORT = 7
+_NAMED = (math.pi, math.log(2), 1 / math.log(2), math.log(10), 1 / math.log(10), math.sqrt(2 / math.pi))
 _SMALL_SQUARE = 4096
 """The largest denominator of a fraction of which a number is a root, or a root of one."""
 
@@ -85,7 +86,8 @@ def unrounded(number: float) -> float:
         return number
     short = (float(f"{number:.{n}g}") for n in range(1, _SHORT))
     simple = float(Fraction(number).limit_denominator(_SMALL_MULTIPLE))
-    return next((value for value in (simple, *short) if np.float32(value) == narrow), number)
+    root = math.copysign(math.sqrt(Fraction(number**2).limit_denominator(_SMALL_MULTIPLE)), number)
+    return next((value for value in (simple, *short, root, *_NAMED) if np.float32(value) == narrow), number)
 
 
 def _is_near(a: float, b: float) -> bool:

@@ -132,6 +132,8 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
         rows.copy_(rows[:, :1].clone().expand_as(rows))  # of one number: other segments are empty
     elif family == "ties":
         value = torch.where(torch.rand(example.shape, generator=generator) < 0.5, high, value)
+    if bool((numbers != 0).all()):  # divisors, perhaps
+        value = torch.where(value == 0, numbers, value)
     return value.to(example.dtype)
 
 

@@ -158,6 +158,9 @@ class Compiled(Generic[M]):
         self._kinds = 0
         self._steps: dict[str, Compiled[Any]] = {}
         self._known: dict[Any, list[Any]] = {}
+        self._had_plans: set[Any] = set()
+        self._signature: Any = None
+        self._turn = 0
         functools.update_wrapper(self, model, updated=())
         self._own = frozenset(vars(self))  # from here on, other attributes are the model's
 
@@ -235,11 +238,13 @@ class Compiled(Generic[M]):
     def _compiled(self) -> Callable[..., Any]:
         if self._by_torch is not None:
             return self._by_torch
+        cache = OnlyResults(self._options.get("cache", "off"))
+        cache.turn = self._turn
         # Lightning has a wrapper in torch.compile's place that sets an attribute of the model, which no plan would survive.
         return inspect.unwrap(torch.compile)(  # type: ignore[no-any-return]
             self.model,
             backend="fxpasses",
-            options={**self._options, "cache": OnlyResults(self._options.get("cache", "off"))},
+            options={**self._options, "cache": cache},
             dynamic=self._dynamic,
             fullgraph=self._fullgraph,
         )
@@ -332,6 +337,7 @@ class Compiled(Generic[M]):
             if failed is not None:
                 if signature is not None:
                     contents.append(digest)
+                    self._compile_afresh(signature)
                 return self._without(failed, shelf, args, kwargs)
             if known:
                 return self._fully(args, kwargs)  # whose errors are those of the model
@@ -340,6 +346,7 @@ class Compiled(Generic[M]):
                 if plan.file is not None:
                     self.plan_files[plan.file] = None
                 self._has_graph = True
+                self._had_plans.add(signature)
                 counters.count("plans_used")
                 return self._of_plan(plan, tensors, args, kwargs)
             if plan is not None or shelf.target(abouts[0]) is None:
@@ -347,7 +354,16 @@ class Compiled(Generic[M]):
                 return self._without(NoPlan(_SHARED), shelf, args, kwargs)
             contents.append(digest)
             self._armed = [one for one in self._armed if one is not armed]
+            self._compile_afresh(signature)
+            self._signature = signature
             return self._record(tensors, objects, shelf, abouts, args, kwargs)
+
+    def _compile_afresh(self, signature: Any) -> None:
+        """Have this call traced, whatever Dynamo holds, if it had a plan: that has seen a change for which Dynamo may not ask, as another function in the place of one of torch's."""
+        if signature in self._had_plans:
+            self._had_plans.discard(signature)
+            self._turn, self._by_torch = self._turn + 1, None
+            vars(self).pop("_compiled", None)
 
     def _arm(self, objects: list[Any]) -> Armed:
         """A walk over the model and these objects, which holds now."""
@@ -429,6 +445,8 @@ class Compiled(Generic[M]):
         self.why_no_plan = reason
         if path is not None:
             self.plan_files[path] = None
+        if path is not None:
+            self._had_plans.add(self._signature)
         if not reason:
             # Later calls are light ones, too; also those of other objects, for which Dynamo had nothing to compile before this was written.
             self._known.clear()

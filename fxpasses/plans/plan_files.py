@@ -22,7 +22,18 @@ _MOST = 8
 
 
 class OnlyResults(str):
-    """The option ``cache`` of a compilation whose plans are looked for, and written, by who asks for it: other results are kept there."""
+    """The option ``cache`` of a compilation whose plans are looked for, and written, by who asks for it: other results are kept there.
+
+    Attributes:
+        turn: what Dynamo has compiled with another one it does not take for this compilation.
+    """
+
+    turn = 0
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True and self.turn == getattr(other, "turn", 0)
+
+    __hash__ = str.__hash__
 
 
 def cache_directory(choice: str) -> Path | None:

@@ -32,11 +32,18 @@ def test_a_row_that_is_masked_is_tried(largest, is_right):
     assert proof.ok is is_right, proof
 
 
+def test_a_whole_row_is_masked_where_the_graph_stands_it():
+    x = torch.randn(4, 3)
+    gm = capture(lambda x: x.exp() / (x.exp().sum(-1, keepdim=True) + 1), x).forward
+    (scores,) = with_masked_rows(gm, [x], torch.Generator().manual_seed(0))
+    assert scores.isneginf()[-1].all()
+
+
 def test_what_is_no_score_is_not_masked():
     generator, x, w = torch.Generator().manual_seed(0), torch.randn(4, 3), torch.randn(3, 3)
     gm = capture(lambda x, w: (x * 2 + 1).softmax(-1) @ w, x, w, decompose=True).forward
     scores, weight = with_masked_rows(gm, [x, w], generator)
-    assert scores.isneginf()[-1].all()
-    assert scores.isfinite().any()
+    assert scores.isneginf().any()
+    assert scores.isfinite().any(-1).all()  # a whole row would be NaN
     assert torch.equal(weight, w)
     assert with_masked_rows(capture(lambda x: x.relu(), x).forward, [x], generator) is None

@@ -478,6 +478,7 @@ def test_a_cast_to_one_byte_is_part_of_the_function(before, after, is_right):
         (lambda a, b: a < b, lambda a, b: (a - b) < 0, False),
         (lambda a, b: (a + 15) // 16 - b, lambda a, b: -((-a) // 16) - b, False),
         (lambda a, b: (a * 31 + b) % 1009, lambda a, b: ((a % 1009) * 31 + b % 1009) % 1009, False),
+        (lambda a, b: (a * 6) // 3 - b, lambda a, b: a * 2 - b, False),
         (lambda a, b: (a + b) * 3, lambda a, b: a * 3 + b * 3, True),  # both wrap alike
         (lambda a, b: a % 8 - b, lambda a, b: (a & 7) - b, True),
         (lambda a, b: torch.maximum(a, b), lambda a, b: torch.where(a > b, a, b), True),

@@ -82,7 +82,7 @@ def _calls():
             yield pytest.param(info, id=info.full_name)
 
 
-@pytest.mark.parametrize("number", [1e-6, 0.1, -0.1, 0.044715, 1 / 3, 1e-12])
+@pytest.mark.parametrize("number", [1e-6, 0.1, -0.1, 0.044715, 1 / 3, 1e-12, 8**-0.5, -(3**-0.5), math.pi])
 def test_a_number_that_torch_rounded_to_float32_is_what_it_was(number):
     assert unrounded(torch.tensor(number).item()) == number
     assert unrounded(number) == number

@@ -1,0 +1,62 @@
+"""Changes that Dynamo's guards do not ask for, after a plan was written in the same process: what a plan watches is looked at again by tracing."""
+
+import collections
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+
+
+class Clamps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.factors = collections.OrderedDict(a=1.0, b=2.0)
+
+    def forward(self, x):
+        x = self.linear(x).clamp(max=1e4)
+        for number, name in enumerate(self.factors):
+            x = x + number * self.factors[name]
+        return x * 2 if os.environ.get("FXPASSES_TEST_DOUBLES") else x
+
+
+def _other_clamp(model, patch):
+    patch.setattr(torch.Tensor, "clamp", lambda x, max: x * 3)
+
+
+def _other_linear(model, patch):
+    patch.setattr(nn.Linear, "forward", lambda self, x: x * 2 + 1)
+
+
+def _other_order(model, patch):
+    model.factors.move_to_end("a")
+
+
+def _other_environment(model, patch):
+    patch.setenv("FXPASSES_TEST_DOUBLES", "1")
+
+
+@pytest.mark.parametrize("change", [_other_clamp, _other_linear, _other_order, _other_environment])
+@pytest.mark.parametrize("how", ["torch.compile", "fxpasses.compile"])
+def test_the_next_call_sees_it(change, how, monkeypatch, tmp_path):
+    monkeypatch.setenv("FXPASSES_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    model, x = Clamps(), torch.ones(3, 2)
+    if how == "torch.compile":
+        compiled = torch.compile(model, backend="fxpasses")
+    else:
+        compiled = fxpasses.compile(model)
+    with torch.no_grad():
+        usual = model(x)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), usual)
+        with pytest.MonkeyPatch.context() as patch:
+            change(model, patch)
+            for _ in range(3):
+                torch.testing.assert_close(compiled(x), model(x))
+            assert not torch.allclose(model(x), usual)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x))
