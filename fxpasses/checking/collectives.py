@@ -55,7 +55,15 @@ class Group:
     stride: int = 1
 
     def place(self, process: int, size: int) -> int:
-        """The rank in the group of one of the processes that are run."""
+        """The rank in the group of one of the processes that are run.
+
+        Args:
+            process: which one.
+            size: of the group, as the collective tells it.
+
+        Returns:
+            The rank; this process, the first, has its own.
+        """
         if self.size is None:
             return process % size
         if self.size >= self.count:
@@ -63,7 +71,15 @@ class Group:
         return (process // self.stride + self.rank) % self.size
 
     def members(self, process: int, size: int | None = None) -> list[int]:
-        """Which processes stand for the members of the group that a process belongs to, in order of their ranks."""
+        """Which processes stand for the members of the group that a process belongs to.
+
+        Args:
+            process: which one.
+            size: of the group, as the collective tells it, if it does.
+
+        Returns:
+            One for each member, in order of their ranks.
+        """
         if self.size is None:
             return [rank % self.count for rank in range(size or self.count)]
         if self.size >= self.count:
