@@ -320,13 +320,13 @@ def _alone(one: Callable[[Any, _Named], Any]) -> _Model:
 
 
 def _several(one: _Model) -> _Model:
-    def model(
+    def _each(
         values: Sequence[Sequence[Tensor]], named: Sequence[_Named], group: Group
     ) -> list[list[Tensor]]:
         results = [one(same, named, group) for same in zip(*values, strict=True)]
         return [list(mine) for mine in zip(*results, strict=True)]
 
-    return model
+    return _each
 
 
 _VALUES = ("input", "inputs", "self", "shard", "tensor", "tensors")
