@@ -94,6 +94,12 @@ def _exp(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.exp(a)
 
 
+@rule(aten.hypot)
+def _hypot(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+    a, b = m.dual(a), m.dual(b)
+    return m.with_witness(m.root(m.add(m.mul(a, a), m.mul(b, b))), torch.hypot(a.witness, b.witness), a, b)
+
+
 @rule(aten.exp2)
 def _exp2(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
