@@ -151,3 +151,16 @@ def test_a_layout_that_depends_on_values_is_no_mismatch():
 
     assert tally.count(Verdict.MISMATCH, Verdict.ERROR, Verdict.UNSUPPORTED) == 0
     assert tally.count(Verdict.OK) > 0
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.prod(), lambda x: x.prod(0), lambda x: x.amax(), lambda x: x.median()]
+)
+def test_transforms_differentiate(function):
+    """What a node of a transform has saved is a tensor of the transform, of use inside alone."""
+    mode = fake.FakeTensorMode(allow_non_fake_inputs=True)
+    x = mode.from_tensor(torch.randn(3))
+    with mode:
+        gradient = torch.func.grad(function)(x)
+        twice = torch.func.hessian(function)(x)
+    assert (gradient.shape, twice.shape) == ((3,), (3, 3))
