@@ -129,6 +129,7 @@ class Compiled(Generic[M]):
         model: the model.
         plan_files: the files of the plans that it has written or used.
         why_no_plan: why the last call that was compiled has none, or "".
+        reasons_for_none: why calls had none so far.
         functions_between: what runs in Python between its graphs, and is compiled on its own.
         has_no_graph: whether there was nothing in it to compile.
     """
@@ -147,6 +148,7 @@ class Compiled(Generic[M]):
         self.model = model
         self.plan_files: dict[Path, None] = {}
         self.why_no_plan = ""
+        self.reasons_for_none: dict[str, None] = {}
         self.has_no_graph = self._has_graph = self._is_between = False
         self.functions_between = Functions(self._planned)
         self._options, self._shelf, self._dynamic, self._fullgraph = options, shelf, dynamic, fullgraph
@@ -288,6 +290,7 @@ class Compiled(Generic[M]):
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.why_no_plan = error.reason
+        self.reasons_for_none[error.reason] = None
         if error.reason not in self._reasons:
             shelf.refuse(error)
             self._reasons.add(error.reason)
@@ -443,6 +446,8 @@ class Compiled(Generic[M]):
 
     def _done(self, path: Path | None, reason: str) -> None:
         self.why_no_plan = reason
+        if reason:
+            self.reasons_for_none[reason] = None
         if path is not None:
             self.plan_files[path] = None
         if path is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def save(
     """Save what was compiled in one file, for :func:`load`.
 
     Saved are the plans that this object has written or used so far: one for each kind of call (sizes, training or not). Call it
-    for each kind before; for training, backward pass included.
+    for each kind before; for training, backward pass included. Where calls had no plan, a warning says why: they are not in the file.
 
     Args:
         compiled: what :func:`fxpasses.compile` returned, or ``torch.compile`` for this backend.
@@ -74,6 +75,9 @@ def save(
     kind = type(compiled.model) if not hasattr(compiled.model, "__qualname__") else compiled.model
     manifest = {"model": f"{kind.__module__}.{kind.__qualname__}", "made by": made_by, "plans": entries}
     write_archive(target, manifest, plans, private_key)
+    if compiled.reasons_for_none:
+        why = "; ".join(compiled.reasons_for_none)
+        warnings.warn(f"fxpasses.save: calls that had no plan are not in {target.name}: {why}", stacklevel=2)
 
 
 def load(

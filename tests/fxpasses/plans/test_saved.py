@@ -5,6 +5,8 @@ import resource
 import shutil
 import sys
 import threading
+import types
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -271,3 +273,22 @@ def test_what_torch_compile_made_is_saved(tmp_path, how):
     fxpasses.save(compiled, tmp_path / "model.fxp")
     again = called if how == "function" else Doubling()
     torch.testing.assert_close(fxpasses.load(tmp_path / "model.fxp", again, trust=True)(x), expected)
+
+
+def test_calls_without_a_plan_are_named(tmp_path):
+    """A file without them looks as if all calls were in it."""
+
+    def scaled(x, settings=None):
+        return x * 3 if settings is None else x * settings.factor
+
+    torch._dynamo.reset()
+    compiled = fxpasses.compile(scaled, cache=tmp_path / "cache")
+    x = torch.ones(3)
+    compiled(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fxpasses.save(compiled, tmp_path / "one.fxp")
+    for _ in range(2):
+        compiled(x, types.SimpleNamespace(factor=2.0))
+    with pytest.warns(UserWarning, match=r"calls that had no plan are not in two\.fxp: .*SimpleNamespace"):
+        fxpasses.save(compiled, tmp_path / "two.fxp")
