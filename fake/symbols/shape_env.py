@@ -151,8 +151,14 @@ class ShapeEnv(_t.TorchShapeEnv):
     def _maybe_evaluate_static(  # type: ignore[override]
         self, expr: Any, *, unbacked_only: bool = False, **options: Any
     ) -> Any:
-        """torch's method; where sympy's recursion ends without an answer, what only simplifies gives the expression, not nothing."""
-        known = super()._maybe_evaluate_static(expr, unbacked_only=unbacked_only, **options)
+        """torch's method; where sympy's recursion ends without an answer, what only simplifies gives the expression, not nothing. Nor has
+        it an answer where it cannot compare ranges: ``TruncToInt(ToFloat(0.0))``, a zero that was a float twice, is no number to it."""
+        try:
+            known = super()._maybe_evaluate_static(expr, unbacked_only=unbacked_only, **options)
+        except TypeError as error:
+            if "truth value of Relational" not in str(error):
+                raise
+            known = None
         return expr if known is None and unbacked_only else known
 
     # torch clears the cache of its method where assertions change.

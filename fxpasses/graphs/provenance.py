@@ -20,7 +20,6 @@ from torch import fx
 
 from fake.error_text import error_text
 from fake.seam.autograd_engine import run_backward
-from fake.symbols.terms import text_of_source
 from fxpasses.errors import Location
 
 _KEY = "fxpasses"
@@ -70,6 +69,8 @@ class Provenance:
 
 def described_inputs(gm: fx.GraphModule) -> list[str]:
     """What the inputs of a graph of Dynamo are in the user's program (``layers.0.weight``), "" where that is not known."""
+    from fake.symbols.terms import text_of_source  # imports Dynamo
+
     found = []
     for node in gm.graph.find_nodes(op="placeholder"):
         source = getattr(node.meta.get("grapharg"), "source", None)

@@ -221,3 +221,12 @@ def test_the_floor_of_a_division_by_a_negative_number_has_a_value() -> None:
     for binding in BINDINGS:
         if all(guard_holds(shape_env, symbols, binding)):
             assert value_at(whole, symbols, binding) == math.floor((binding[1] // -3) / 1)
+
+
+def test_a_zero_that_was_a_float_twice():
+    """torch cannot compare its range with another one: ``cannot determine truth value of Relational``."""
+    a, _, shape_env = sizes(2, 3)
+    zero = torch.sym_int(torch.sym_float(torch.sym_int(torch.sym_float(a % a))))
+    assert not bool(a == zero)
+    accepts = fake.guards_of(shape_env).compile()
+    assert all(accepts(torch.empty(*binding)) for binding in BINDINGS)
