@@ -68,7 +68,7 @@ objects are one."""
 
 
 _COMPUTED = getattr(lazy, "ComputedLazyConstantVariable", ())
-"""From torch 2.15 on: what is computed of numbers and texts that nothing has looked at yet."""
+"""From torch 2.14 on: what is computed of numbers and texts that nothing has looked at yet."""
 
 
 def untouched_source(variable: LazyVariableTracker) -> Any:

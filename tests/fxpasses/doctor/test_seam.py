@@ -15,6 +15,7 @@ ABSENT = {
     "2.13": {
         "fake/seam/library.py: torch._library.opaque_object.is_opaque_constant_type",
         "fake/seam/library.py: torch._library.opaque_object.register_custom_class",
+        "fxpasses/dynamo/_torch.py: torch._dynamo.variables.lazy.ComputedLazyConstantVariable",
         "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
     },
     "2.14": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},

@@ -112,7 +112,7 @@ def test_changing_numbers_as_arguments():
     ids=["sum", "difference", "negation", "root", "comparison"],
 )
 def test_arguments_that_are_computed_of_numbers(argument):
-    """Since torch 2.15 what is computed of numbers that nothing has looked at is not looked at either, and comes from nowhere."""
+    """Since torch 2.14 what is computed of numbers that nothing has looked at is not looked at either, and comes from nowhere."""
 
     class Scaled(Layer):
         def forward(self, x, number=1):
