@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpasses.checking.collectives import named_arguments
 from fxpasses.checking.interpret import ExactRun
 from fxpasses.graphs.rewriting import outputs_of
 
@@ -45,19 +46,13 @@ def open_results(gm: fx.GraphModule, inputs: Sequence[Any]) -> set[int]:
     open_ones: set[fx.Node] = set()
     for node in gm.graph.nodes:
         if node.target is operator.getitem and node.args[0] in nodes:
-            (source, *_), dim = node.args[0].args, _dimension(node.args[0])
+            source, dim = node.args[0].args[0], named_arguments(node.args[0]).get("dim", -1)
             taken = run.values[node.args[0].name][0]
             if node.args[1] == 1 and _has_equals(run.values[source.name], taken, dim):
                 open_ones.add(node)
         elif any(given in open_ones for given in node.all_input_nodes):
             open_ones.add(node)
     return {at for at, value in enumerate(outputs_of(gm.graph)) if value in open_ones}
-
-
-def _dimension(node: fx.Node) -> int:
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return int(given.get("dim", -1))
 
 
 def _has_equals(value: Tensor, taken: Tensor, dim: int) -> bool:

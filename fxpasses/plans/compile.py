@@ -161,7 +161,6 @@ class Compiled(Generic[M]):
         self._steps: dict[str, Compiled[Any]] = {}
         self._known: dict[Any, list[Any]] = {}
         self._had_plans: set[Any] = set()
-        self._signature: Any = None
         self._turn = 0
         functools.update_wrapper(self, model, updated=())
         self._own = frozenset(vars(self))  # from here on, other attributes are the model's
@@ -358,8 +357,7 @@ class Compiled(Generic[M]):
             contents.append(digest)
             self._armed = [one for one in self._armed if one is not armed]
             self._compile_afresh(signature)
-            self._signature = signature
-            return self._record(tensors, objects, shelf, abouts, args, kwargs)
+            return self._record(signature, tensors, objects, shelf, abouts, args, kwargs)
 
     def _compile_afresh(self, signature: Any) -> None:
         """Have this call traced, whatever Dynamo holds, if it had a plan: that has seen a change for which Dynamo may not ask, as another function in the place of one of torch's."""
@@ -404,6 +402,7 @@ class Compiled(Generic[M]):
 
     def _record(
         self,
+        signature: Any,
         tensors: list[torch.Tensor],
         objects: list[Any],
         shelf: Shelf,
@@ -428,7 +427,7 @@ class Compiled(Generic[M]):
                 counters.count("plans_written")
                 log.info("wrote plan %s", path)
             if (owner := known()) is not None:
-                owner._done(path, reason)
+                owner._done(path, reason, signature)
 
         def hold(*held: Any) -> None:
             if (owner := known()) is not None:
@@ -444,14 +443,13 @@ class Compiled(Generic[M]):
         recording.finish(result, (args, kwargs))
         return result
 
-    def _done(self, path: Path | None, reason: str) -> None:
+    def _done(self, path: Path | None, reason: str, signature: Any) -> None:
         self.why_no_plan = reason
         if reason:
             self.reasons_for_none[reason] = None
         if path is not None:
             self.plan_files[path] = None
-        if path is not None:
-            self._had_plans.add(self._signature)
+            self._had_plans.add(signature)
         if not reason:
             # Later calls are light ones, too; also those of other objects, for which Dynamo had nothing to compile before this was written.
             self._known.clear()
