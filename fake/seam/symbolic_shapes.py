@@ -28,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
     DimDynamic,
     GuardOnDataDependentSymNode,
+    PendingUnbackedSymbolNotFound,
     ShapeEnv as TorchShapeEnv,
     StatelessSymbolicContext,
     canonicalize_bool_expr,

@@ -22,6 +22,9 @@ from fake.wrong_arguments import check_type
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
 """The metadata of a node that says where it comes from, and how it is to be treated."""
 
+_END = torch.iinfo(torch.int64).max
+"""The end of a slice without one."""
+
 
 def value_of(node: fx.Node) -> Any:
     """The fake value of a node (``meta["val"]``), or ``None`` where there is none."""
@@ -238,6 +241,19 @@ def replace(old: fx.Node, new: fx.Node) -> None:
     """Let every user of ``old`` use ``new``, and erase ``old``."""
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
+
+
+def remove_full_slices(graph: fx.Graph) -> None:
+    """Let users of ``x[:]`` use ``x``. Python's indexing makes no such call where sizes are numbers; where they are symbolic it does.
+
+    One that is returned stays, as a view of its own.
+    """
+    returned = {node for output in graph.find_nodes(op="output") for node in output.all_input_nodes}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
+        source, _, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+        whole = start in (0, None) and end in (_END, None) and step == 1 and not node.kwargs
+        if whole and node not in returned and same_metadata(value_of(node), value_of(source)):
+            replace(node, source)
 
 
 def same_metadata(a: Any, b: Any) -> bool:

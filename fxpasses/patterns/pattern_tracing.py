@@ -15,7 +15,7 @@ from fake.seam.dispatch import OpOverload, disable_current_modes
 from fake.seam.fake_tensor import FakeTensorMode
 from fxpasses.errors import PatternError
 from fxpasses.graphs.aliasing import AliasInfo, is_mutating
-from fxpasses.graphs.rewriting import outputs_of
+from fxpasses.graphs.rewriting import outputs_of, remove_full_slices
 from fxpasses.patterns.matching import Numbers
 
 
@@ -84,6 +84,7 @@ class TracedFunction:
         except Exception as error:
             raise PatternError(self.name, f"cannot be traced: {describe_error(error)}") from error
         self.graph = module.graph
+        remove_full_slices(self.graph)  # as in captured graphs
         self.graph.eliminate_dead_code()
         if self.graph.find_nodes(op="get_attr"):
             raise PatternError(

@@ -31,6 +31,7 @@ from fxpasses.compiling.graph_compilers import (
 )
 from fxpasses.compiling.options import Options
 from fxpasses.errors import StageError
+from fxpasses.graphs.rewriting import remove_full_slices
 from fxpasses.pipeline.stages import Hooks, Stages
 from fxpasses.regional import (
     CompiledRegion,
@@ -84,6 +85,7 @@ def compile_graph(
 
         def partition_joint(joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> Any:
             inline_gathers(joint)
+            remove_full_slices(joint.graph)
             stages.traced(joint)
             stages.run_passes(joint, "joint")
             return stages.partition(joint, compiler, joint_inputs, **aot)
@@ -98,6 +100,7 @@ def compile_graph(
 
         def compile_inference(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             inline_gathers(gm)
+            remove_full_slices(gm.graph)
             return stages.lower(gm, "inference", lambda: compiler.forward(gm, inputs, inference=True))
 
         def trace() -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from torch import fx
 from fake.error_text import describe_error
 from fake.errors import DataDependentOutputException, DynamicOutputShapeException
 from fake.seam.dynamo import dynamo_timed
+from fake.seam.symbolic_shapes import GuardOnDataDependentSymNode, PendingUnbackedSymbolNotFound
 from fake.tracing.compiling import compiling
 from fxpasses import _torch
 from fxpasses.compiling import _torch_inductor
@@ -39,6 +40,14 @@ from fxpasses.pass_manager.manager import PassManager
 from fxpasses.regional import KnownRegions, known_regions
 
 log = logging.getLogger(__name__)
+
+_DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    # Of sizes that depend on data, which this library traces further than other backends.
+    GuardOnDataDependentSymNode,
+    PendingUnbackedSymbolNotFound,
+)
 
 
 @dataclass(frozen=True)
@@ -321,7 +330,7 @@ class Stages:
 
         With other backends Dynamo leaves such a graph to eager.
         """
-        unknown = isinstance(error.__cause__, (DataDependentOutputException, DynamicOutputShapeException))
+        unknown = isinstance(error.__cause__, _DATA_DEPENDENT)
         return (
             unknown and isinstance(error, CaptureError) and self._hooks.advises and not self._hooks.of_region
         )

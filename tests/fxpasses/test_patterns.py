@@ -93,6 +93,39 @@ def test_dimensions_match_only_themselves():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_positions_that_are_indexed_with_whole_slices(dynamic, train):
+    """``i[None, :]`` leaves a slice of everything in graphs with symbolic sizes, and none in others."""
+
+    def biased(scores, slope):
+        i = torch.arange(scores.shape[-1])
+        return scores + slope[:, None, None] * (i[None, :] - i[:, None])
+
+    def less(scores, slope):
+        i = torch.arange(scores.shape[-1])
+        return scores - slope[:, None, None] * (i[:, None] - i[None, :])
+
+    item = pattern_pass(biased, less, [torch.empty(2, 8, 8), torch.empty(2)], expect_match=True)
+    scores, slope = torch.randn(3, 6, 6, requires_grad=train), torch.rand(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoMatchWarning)
+        compiled = torch.compile(
+            lambda s, m: biased(s * 2, m).sin(),
+            backend="fxpasses",
+            dynamic=dynamic,
+            options={"passes": [item], "compiler": "eager"},
+        )
+        torch.testing.assert_close(compiled(scores, slope), biased(scores * 2, slope).sin())
+
+
+def test_a_whole_slice_that_is_returned_is_a_view():
+    x = torch.randn(5)
+    y = torch.compile(lambda x: x[:], backend="fxpasses", dynamic=True)(x)
+    assert y is not x
+    assert y._base is x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_sizes_follow_the_match(dynamic):
     def flat(x):
         return x.reshape(x.shape[0], x.shape[1] * x.shape[2]).sin()
