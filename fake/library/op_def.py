@@ -154,7 +154,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
     def __deepcopy__(self, memo: dict[int, Any]) -> CustomOpDef:
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the operator. Raises whatever the kernel or the dispatcher raises."""
         if self.layout is not None:
             flat, keywords = self.layout.flatten_call(args, kwargs)

@@ -39,7 +39,7 @@ def extract(
         saved: numbers of the nodes to save; those that the backward graph turns out not to read are left out.
     """
     needed, read = _needed_in_backward(graph, frozenset(saved))
-    sections = _in_sections(joint, graph, sorted(read))
+    sections = _in_sections(joint, graph, sorted(read), needed)
     forward_graph = _forward_graph(graph, sections)
     backward_graph = _backward_graph(graph, sections, needed)
     forward = _torch.make_graph_module(joint, forward_graph)
@@ -91,11 +91,18 @@ def _needed_in_backward(graph: JointGraph, saved: frozenset[int]) -> tuple[bytea
     return needed, read
 
 
-def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int]) -> _Saved:
+def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int], needed: bytearray) -> _Saved:
     """Sort saved values into sections, and add the symbols that their sizes mention.
 
     Symbols that are values of nodes come first: the backward graph's compiler binds sizes to them before it meets
     an expression in them.
+
+    Args:
+        joint: the joint graph.
+        graph: the same, numbered.
+        saved: the saved values.
+        needed: what the backward graph runs. What it makes of a size that depends on data (``nonzero`` in the gradient of
+            ``x[mask] = v``) may be known to have a size of the forward graph's.
     """
     tensors: list[int] = []
     unchecked: list[int] = []
@@ -116,12 +123,13 @@ def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int]) -> 
             tensors.append(i)
     known = {_torch.symbol_bound_by(graph.nodes[i]) for i in binding}
     tangents = [i for i, node in enumerate(graph.nodes) if _torch.is_tangent(node)]
+    depends = [i for i, node in enumerate(graph.nodes) if needed[i] and "unbacked_bindings" in node.meta]
     bindings = _torch.symbol_bindings(joint.graph)
-    for i in (*derived, *tensors, *unchecked, *tangents):
+    for i in (*derived, *tensors, *unchecked, *tangents, *depends):
         for symbol in _torch.symbols_in(graph.nodes[i].meta.get("val")):
             if symbol not in known:
                 known.add(symbol)
-                if symbol in bindings:
+                if symbol in bindings and not needed[graph.index[bindings[symbol]]]:
                     binding.append(graph.index[bindings[symbol]])
     return _Saved(tensors, unchecked, opaque, [*dict.fromkeys(binding), *derived])
 

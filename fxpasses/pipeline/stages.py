@@ -326,13 +326,17 @@ class Stages:
         return eager
 
     def _depends_on_data(self, error: StageError) -> bool:
-        """Whether a graph of Dynamo's cannot be traced as its gradients read values: ``.item()`` in a custom operator's backward formula.
+        """Whether a graph cannot be compiled as its gradients read values: ``.item()`` in a custom operator's backward formula, ``x[rows, mask] = v``.
 
-        With other backends Dynamo leaves such a graph to eager.
+        With other backends Dynamo leaves such a graph to eager. A backward graph can be lowered long after the forward graph ran.
         """
-        unknown = isinstance(error.__cause__, _DATA_DEPENDENT)
+        late = isinstance(error, HandoverError) and error.graph == "backward"
+        cause = getattr(error.__cause__, "inner_exception", error.__cause__)  # in Inductor's own error
         return (
-            unknown and isinstance(error, CaptureError) and self._hooks.advises and not self._hooks.of_region
+            isinstance(cause, _DATA_DEPENDENT)
+            and (late or isinstance(error, CaptureError))
+            and self._hooks.advises
+            and not self._hooks.of_region
         )
 
     def _count_graph(self) -> None:

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -22,7 +22,7 @@ from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
 
-from fake.seam.aot_autograd import OutputType, config as _functorch_config
+from fake.seam.aot_autograd import config as _functorch_config
 from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config
 from fake.seam.guards import TracingContext
 from fake.seam.patches import LEDGER, Edit, Patch, When
@@ -33,7 +33,6 @@ from fxpasses.plans import _torch
 from fxpasses.plans._torch import TRUSTED_MODULES, OpOverload
 from fxpasses.plans._torch_constants import MARKED, marked_calls as marked_calls
 from fxpasses.plans._torch_entry import INLINE
-from fxpasses.plans._torch_views import described_views
 from fxpasses.plans.errors import NoPlan
 
 _LARGE = 1 << 20
@@ -396,99 +395,3 @@ def sized_inputs(graph: fx.Graph) -> tuple[list[str], list[list[Any] | None]]:
         else:
             raise NoPlan("a symbolic number that is no size of an input")
     return names, numbers
-
-
-def runtime_facts() -> dict[str, Any]:
-    """What the steps around the compiled graphs depend on, of the graph that AOTAutograd is compiling now, as plain data; ``refused`` says
-    why a plan cannot take these steps."""
-    metadata: Any = TracingContext.get().fw_metadata
-    return {"metadata": metadata, "refused": _refused(metadata)}
-
-
-def plain_facts(metadata: Any, *, autocast: bool) -> dict[str, Any]:
-    """The same as plain data, once the graphs are compiled."""
-    tangents = []
-    for known in metadata.subclass_tangent_meta:
-        layout = known.memory_format
-        if layout is None:
-            raise NoPlan("a gradient of unknown layout")
-        form = layout.memory_format
-        size, stride = (None, None) if form is not None else (list(layout.size), list(layout.stride))
-        tangents.append([size, stride, None if form is None else str(form)])
-    is_input = list(getattr(metadata, "saved_tensor_is_graph_input", []))
-    updated = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
-    outputs, of_bases = metadata.output_info, range(metadata.num_intermediate_bases)
-    # A gradient comes for inputs that get other values, for outputs with memory of their own, and for what outputs are views of.
-    gradients = [info.mutates_data and info.requires_grad for info in updated]
-    gradients += [
-        info.output_type in _OWN_MEMORY
-        and issubclass(info.raw_type, torch.Tensor)
-        and getattr(info, "requires_grad_for_backward", info.requires_grad)  # 2.11 has the second only
-        for info in outputs
-    ]
-    gradients += [True for _ in of_bases]
-    return {
-        "outputs": metadata.num_outputs,
-        "returns": metadata.num_forward_returns,
-        "requires_grad": [bool(info.requires_grad) for info in (*updated, *outputs)],
-        "unsafe_views": [len(updated) + i for i in metadata.unsafe_view_out_indices],
-        "aliases": [
-            [i, *_base_of(info, metadata), bool(info.requires_grad), described_views(info.view_meta_sequence)]
-            for i, info in enumerate(outputs)
-            if info.output_type not in _OWN_MEMORY
-        ],
-        "updated": [
-            [i, info.mutates_data, info.mutates_metadata, info.is_leaf]
-            for i, info in zip(metadata.mutated_inp_runtime_indices, updated, strict=True)
-        ],
-        "unchecked": int(metadata.num_tensors_saved_with_no_vc_check or 0),
-        "saved_inputs": is_input,
-        "tangents": tangents,
-        "tangent_outputs": [i for i, has_one in enumerate(gradients) if has_one],
-        "deterministic": metadata.deterministic,
-        "donates": bool(metadata.bw_donated_idxs) and bool(_functorch_config.donated_buffer),
-        "autocast": autocast,
-        "symints": int(metadata.num_symints_saved_for_bw or 0),
-        "changed": [
-            i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata
-        ],
-        "changed_for_autograd": list(metadata.mutated_graph_handled_indices_seen_by_autograd),
-    }
-
-
-_OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
-
-
-def _base_of(info: Any, metadata: Any) -> tuple[str, int]:
-    """Of what an output is a view: of an input (or it is one), or of an output of the graph."""
-    if info.output_type is OutputType.is_input:
-        return "input", info.base_idx
-    if info.output_type is OutputType.alias_of_input:
-        return "view of input", info.base_idx
-    behind = info.output_type is not OutputType.alias_of_intermediate_base_is_user_output
-    return "output", info.base_idx + behind * metadata.num_outputs
-
-
-def _refused(metadata: Any) -> str:
-    if any(info.mutates_storage_metadata for info in metadata.input_info):
-        return "an input that is given other memory"
-    if any(info.mutation_inductor_storage_resize for info in metadata.input_info):
-        return "an input whose memory is resized"
-    if not _functorch_config.view_replay_for_aliased_outputs and metadata.num_outputs_aliased:
-        return "a setting by which views are not made again"
-    if metadata.tokens or metadata.num_backward_tokens:
-        return "effects whose order matters"
-    if metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states:
-        return "random numbers that need a state of their own"
-    if metadata.grad_enabled_mutation is not None:
-        return "the gradient mode is changed"
-    if metadata.num_opaque_objects_saved_for_bw:
-        return "objects saved for the backward pass"
-    if metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw:
-        return "a backward pass that changes inputs"
-    plain = (
-        *metadata.subclass_inp_meta,
-        *metadata.subclass_fw_graph_out_meta,
-        *metadata.subclass_tangent_meta,
-    )
-    return "a tensor subclass" if any(type(m).__name__ != "PlainTensorMeta" for m in plain) else ""

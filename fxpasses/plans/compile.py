@@ -250,7 +250,7 @@ class Compiled(Generic[M]):
             fullgraph=self._fullgraph,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the model, compiled."""
         if self._shelf is None or torch.compiler.is_compiling():
             return self._compiled(*args, **kwargs)

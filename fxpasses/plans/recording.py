@@ -21,7 +21,9 @@ from fake.seam.dispatch import is_any_autocast_enabled
 from fake.symbols.shape_guards import guards_of
 from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
+from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.plans import _torch, _torch_compiled as _t, native
+from fxpasses.plans._torch_facts import plain_facts, runtime_facts
 from fxpasses.plans.arguments import sources_of
 from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
@@ -90,14 +92,12 @@ class Recording(Observer, Recorder):
         self._held: Callable[..., Any] | None = None
         self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
         self._codes, self._targets, self._operators = list[Any](), list[Any](), list[str]()
-        self._changed: list[Any] = []
-        self._guarded: list[str] = []
-        self._outputs: list[Any] = []
+        self._changed, self._guarded, self._outputs = list[Any](), list[str](), list[Any]()
         self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
         self._frame_code = b""
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
-        self._later = list[Any]()
+        self._later, self._without_gradient = list[Any](), list[int]()
         self._guards: tuple[str, dict[str, tuple[int, bool]]] | None = None
         self._numbers: list[list[Any] | None] = []
         self._autocast = False
@@ -131,9 +131,8 @@ class Recording(Observer, Recorder):
             self._note_trace()
 
     def _compiled_frame(self, code: types.CodeType, new_code: types.CodeType) -> None:
-        if recorder() is self and self._frames.add(
-            code, new_code
-        ):  # and not one of a function that was resumed
+        # And not one of a function that was resumed.
+        if recorder() is self and self._frames.add(code, new_code):
             self._frame_was_seen = True
             self._look_at_frame()
             if not self._compilations:
@@ -218,12 +217,16 @@ class Recording(Observer, Recorder):
         except ValueError:  # a name that is not in the list
             self._refuse("a guard on a size that is no input of the graph")
 
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        if kind == "backward":
+            self._without_gradient = [i for i, value in enumerate(outputs_of(gm.graph)) if value is None]
+
     @_beside_compilation
     def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
         """Called by the pipeline for each graph that is compiled."""
         self._graphs[kind] = compiled
         if kind != "backward":
-            self._facts = _t.runtime_facts()
+            self._facts = runtime_facts()
             if self._facts["refused"]:
                 self._refuse(self._facts["refused"])
         elif self._over:
@@ -437,7 +440,7 @@ class Recording(Observer, Recorder):
             self._hold(self._told({"changed": []}, None), self._frame_code, self._held)
             return None
         kind = "forward" if "forward" in self._graphs else "inference"
-        facts = _t.plain_facts(self._facts["metadata"], autocast=self._autocast)
+        facts = plain_facts(self._facts["metadata"], self._without_gradient, autocast=self._autocast)
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
         facts["fixed"] = self._guards is None

@@ -187,7 +187,7 @@ def callable_of(
     """The function of flat inputs that AOTAutograd would return.
 
     Args:
-        facts: of the compilation: see :func:`fxpasses.plans._torch_compiled.plain_facts`.
+        facts: of the compilation: see :func:`fxpasses.plans._torch_facts.plain_facts`.
         forward: compiled; takes a list, which it empties.
         backward: compiled, or None for inference.
     """
@@ -206,8 +206,11 @@ def callable_of(
 
     else:
         function = _autograd_function(facts, forward, backward)
+        detached: list[int] = facts["detached"]
 
         def run(inputs: list[Any]) -> Sequence[Any]:
+            for i in detached:
+                inputs[i] = inputs[i].detach()
             with torch.enable_grad():
                 return function.apply(*inputs)
 

@@ -56,7 +56,7 @@ class Tuned(Generic[M]):
     _compiled: Callable[..., Any]
     untuned: tuple[str, ...] = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the model, compiled with what was found."""
         return self._compiled(*args, **kwargs)
 

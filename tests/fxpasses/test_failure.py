@@ -260,6 +260,45 @@ def test_a_backward_graph_whose_sizes_depend_on_values_is_compiled(options):
     assert fxpasses.stats().graphs == 2  # one for 4 rows, one for any number
 
 
+def unpadded(x, mask, value):
+    padded = torch.zeros_like(x)
+    padded[mask] = value
+    return padded
+
+
+def put(x, mask, value):
+    return torch.zeros(len(x), 3).index_put((mask,), value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("assign", [unpadded, put])
+def test_a_backward_graph_knows_the_sizes_that_a_mask_has_let_through(assign):
+    """All that it reads is the mask and the gradient of the result: neither has as many rows as ``value``."""
+    torch._dynamo.reset()
+    compiled = torch.compile(assign, backend="fxpasses")
+    for rows in (4, 7, 9):
+        mask = torch.arange(rows) % 3 == 0
+        value = torch.ones(int(mask.sum()), 3, requires_grad=True)
+        gradients = torch.autograd.grad(compiled(torch.ones(rows, 3), mask, value).sum(), value)
+        torch.testing.assert_close(gradients, (torch.ones_like(value),))
+
+
+def test_gradients_of_rows_and_a_mask_together():
+    """As many rows as the mask is true are broadcast with a number of rows, which torch cannot trace."""
+
+    def added(x, rows, mask, value):
+        x = x.clone()
+        x[rows, mask] = value
+        x[rows, mask] += value
+        return x.sin()
+
+    inputs = torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([True, True, False])
+    value = torch.ones(2, requires_grad=True)
+    results = [run(*inputs, value) for run in (added, torch.compile(added, backend="fxpasses"))]
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*(torch.autograd.grad(result.sum(), value) for result in results))
+
+
 def test_a_graph_whose_gradients_read_values_is_left_to_eager(caplog):
     @torch.library.custom_op("fxpasses_test_failure::scaled", mutates_args=())
     def scaled(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

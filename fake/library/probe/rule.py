@@ -238,7 +238,7 @@ class FakeRule:
             outputs.append((shape, strides, dtype))
         return outputs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """The outputs, as tensors without data on the inputs' device.
 
         Raises:

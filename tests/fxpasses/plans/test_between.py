@@ -316,3 +316,39 @@ def test_names_lead_to_functions_and_to_what_decorators_wrap():
     model = Local()
     with pytest.raises(NoPlan, match="no name leads to"):
         names_of([stub_of(model.inner.__code__)])
+
+
+def detached(a, b):
+    e = a * 2
+    torch._dynamo.graph_break()
+    return (b * e.detach()).sum()
+
+
+def backward_between(a, b):
+    e = a * 2
+    e.sum().backward()
+    return (b * e.detach()).sum()
+
+
+@pytest.mark.parametrize("function", [detached, backward_between])
+def test_a_graph_asks_for_no_gradient_where_it_gives_none(function, tmp_path):
+    """A gradient of zeros would run what computed the input backward: a weight without a gradient would get one, and a graph that is freed run again."""
+
+    def gradients(run):
+        a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        run(a, b).backward()
+        return a.grad, b.grad
+
+    wanted = gradients(function)
+    for used in (False, True):
+        torch._dynamo.reset()
+        fxpasses.reset_stats()
+        found = gradients(fxpasses.compile(function, cache=tmp_path))
+        assert (fxpasses.stats().plans_used > 0) == used
+        assert (found[0] is None) == (wanted[0] is None)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_an_argument_may_be_called_self(tmp_path):
+    compiled = fxpasses.compile(lambda **named: named["self"] * 2, cache=tmp_path)
+    torch.testing.assert_close(compiled(self=torch.ones(2)), torch.full((2,), 2.0))
