@@ -250,7 +250,8 @@ def remove_full_slices(graph: fx.Graph) -> None:
     """
     returned = {node for output in graph.find_nodes(op="output") for node in output.all_input_nodes}
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
-        source, _, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+        given: list[Any] = list(node.args)
+        source, _, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
         whole = start in (0, None) and end in (_END, None) and step == 1 and not node.kwargs
         if whole and node not in returned and same_metadata(value_of(node), value_of(source)):
             replace(node, source)
