@@ -35,6 +35,7 @@ from fxpasses.compiling.saved_code import EagerCode, unsaved
 from fxpasses.compiling.shared_kernels import one_unit, use_shared_units
 from fxpasses.counters import counters
 from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.decompositions import decompositions
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner import partition
 from fxpasses.partitioner._torch import default_partition
@@ -277,11 +278,13 @@ class InductorCompiler:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        with self._patched(), _torch.compile_context(self._example_inputs):
+        # Whoever compiles the backward graph later keeps this object, and may not keep the first call's tensors.
+        example_inputs, self._example_inputs = self._example_inputs, ()
+        with self._patched(), _torch.compile_context(example_inputs):
             yield
 
     def aot_arguments(self) -> dict[str, Any]:
-        return {"decompositions": _torch.select_decomp_table(), **_torch.aot_extra_arguments(self._extra)}
+        return {"decompositions": decompositions(), **_torch.aot_extra_arguments(self._extra)}
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
@@ -362,7 +365,7 @@ class EagerCompiler:
         return contextlib.nullcontext()
 
     def aot_arguments(self) -> dict[str, Any]:
-        return {"decompositions": _torch.select_decomp_table()} if self._decompose else {}
+        return {"decompositions": decompositions()} if self._decompose else {}
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any

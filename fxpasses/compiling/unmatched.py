@@ -18,6 +18,7 @@ from torch import fx
 
 from fxpasses import _torch
 from fxpasses.counters import counters
+from fxpasses.graphs.decompositions import decompositions
 from fxpasses.pass_manager.groups import Fixpoint
 from fxpasses.pass_manager.pass_base import FunctionPass, Pass
 from fxpasses.pass_manager.runs import PassRun
@@ -113,7 +114,7 @@ class Unmatched:
 def _why(item: Pass, targets: Collection[Any]) -> str:
     if type(item).__module__.startswith("fxpasses.passes"):
         return ""  # it knows what is decomposed
-    table = _torch.select_decomp_table()
+    table = decompositions()
     gone = [
         str(operator)
         for operator in mentioned_operators(item)

@@ -59,10 +59,8 @@ class TracedFunction:
         self, function: Callable[..., Any], values: Mapping[str, Any], decompose: bool, guards: bool = False
     ) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
-        from fxpasses._torch import (  # Inductor, which a pass needs when it traces
-            select_decomp_table,
-            trace_calls,
-        )
+        from fxpasses._torch import trace_calls  # Inductor, which a pass needs when it traces
+        from fxpasses.graphs.decompositions import decompositions
 
         traced = {name: value for name, value in values.items() if not _is_plain_number(value)}
         constants = {name: value for name, value in values.items() if name not in traced}
@@ -76,7 +74,7 @@ class TracedFunction:
             result = function(*(given[name] for name in values))
             return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
-        table = select_decomp_table() if decompose else {}
+        table = decompositions() if decompose else {}
         try:
             module = trace_calls(call, inputs, table, guards, as_captured=True)
             if _writes_to_own_tensors(module.graph):  # as functions of torch do, and no captured graph does

@@ -13,7 +13,7 @@ from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
 from fxpasses.plans.same_tensors import compares_memory, is_in_itself
-from fxpasses.plans.tensor_facts import TENSOR_FACTS, tensor_facts
+from fxpasses.plans.tensor_facts import TENSOR_FACTS, is_leaf, tensor_facts
 
 
 def described_arguments(
@@ -148,7 +148,7 @@ class SameArguments:
             for i, value in enumerate(values)
             if i not in self._tensors and id(value) not in known
         ]
-        self._facts = [(t.storage_offset(), t.is_leaf) for t in tensors]
+        self._facts = [(t.storage_offset(), is_leaf(t)) for t in tensors]
         self._guards = _torch.tensor_guards(tensors) if tensors else None
         library, self._certain = compares_memory(), None
         stay = all(
@@ -177,8 +177,8 @@ class SameArguments:
             return tensors
         if not self._guards.check(*tensors):
             return None
-        for tensor, (offset, is_leaf) in zip(tensors, self._facts, strict=True):
-            if tensor.storage_offset() != offset or tensor.is_leaf is not is_leaf:
+        for tensor, (offset, leaf) in zip(tensors, self._facts, strict=True):
+            if tensor.storage_offset() != offset or is_leaf(tensor) is not leaf:
                 return None
             if tensor.__dict__ and tensor.__dict__.keys() != {_torch.PROPAGATED}:
                 return None

@@ -38,7 +38,17 @@ def tensor_facts(tensor: torch.Tensor) -> tuple[Any, ...]:
         raise NoPlan("a tensor that is not on the CPU", str(tensor.device))
     if _torch.is_in_transform(tensor):
         raise NoPlan("a tensor inside of a function transform")
+    if (leaf := is_leaf(tensor)) is None:
+        raise NoPlan("one of several views of a tensor that was changed")
     return (
         type(tensor).__name__, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), str(tensor.dtype),
-        tensor.requires_grad, tensor.is_leaf, tensor.is_conj(), tensor.is_neg(), tensor.is_inference(),
+        tensor.requires_grad, leaf, tensor.is_conj(), tensor.is_neg(), tensor.is_inference(),
     )  # fmt: skip
+
+
+def is_leaf(tensor: torch.Tensor) -> bool | None:
+    """Whether autograd has no history of a tensor; ``None`` where it does not say: of one of several views (``split``), once their base was changed without gradients."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return None

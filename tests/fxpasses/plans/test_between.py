@@ -352,3 +352,19 @@ def test_a_graph_asks_for_no_gradient_where_it_gives_none(function, tmp_path):
 def test_an_argument_may_be_called_self(tmp_path):
     compiled = fxpasses.compile(lambda **named: named["self"] * 2, cache=tmp_path)
     torch.testing.assert_close(compiled(self=torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_views_of_which_autograd_does_not_say_whether_they_are_leaves(tmp_path):
+    def add(*parts):
+        for part in parts:
+            part.add_(1)
+
+    for _ in range(2):
+        torch._dynamo.reset()
+        x = torch.ones(8, requires_grad=True)
+        parts = x.split(4)
+        compiled = fxpasses.compile(add, cache=tmp_path)
+        with torch.no_grad():
+            compiled(*parts)
+            compiled(*parts)
+        torch.testing.assert_close(x.detach(), torch.full((8,), 3.0))

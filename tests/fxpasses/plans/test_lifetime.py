@@ -78,3 +78,15 @@ def test_a_plan_is_written_after_its_owner_is_gone(tmp_path):
     model = Whole()
     fxpasses.compile(model, cache=tmp_path)(torch.randn(3, 4)).sum().backward()
     assert fxpasses.stats().plans_written == 1
+
+
+@pytest.mark.parametrize("cache", ["plans", "off"])
+def test_the_tensors_of_the_first_call_are_freed(tmp_path, cache):
+    """Who compiles the backward graph, maybe much later, keeps none of them."""
+    compiled = fxpasses.compile(lambda x, w: (x * w).sin(), cache=tmp_path if cache == "plans" else "off")
+    x, w = torch.randn(10), torch.randn(10, requires_grad=True)
+    kept = weakref.ref(x)
+    compiled(x, w).sum().backward()
+    del x
+    gc.collect()
+    assert kept() is None

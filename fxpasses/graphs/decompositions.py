@@ -1,0 +1,72 @@
+"""Which operators are taken apart before passes see them: as torch does for Inductor, and what Inductor itself gets wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fake.seam.symbolic_shapes import statically_known_true
+from fxpasses import _torch
+
+aten = torch.ops.aten
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """By operator, as AOTAutograd takes them."""
+    return {**_torch.select_decomp_table(), **_OURS}
+
+
+def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
+    """The gradient of an average pooling in a form that Inductor computes rightly.
+
+    Its lowering divides by the size of the kernel for windows that reach beyond the padding (``ceil_mode``), too, where the mean is of fewer
+    elements (wrong gradients, without a word), and does not take lists of one number for all dimensions; torch 2.11 to 2.15.
+    """
+
+    def decomposed(
+        grad: torch.Tensor,
+        self: torch.Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        include_padding: bool,
+        divisor: int | None,
+    ) -> Any:
+        given = [kernel_size, stride or kernel_size, padding]
+        kernel, step, pad = (list(one) * dims if len(one) == 1 else list(one) for one in given)
+        ends = [size + p for size, p in zip(self.shape[-dims:], pad, strict=True)]
+        windows = list(zip(grad.shape[-dims:], kernel, step, pad, ends, strict=True))
+        inside = all(statically_known_true((n - 1) * s - p + k <= end) for n, k, s, p, end in windows)
+        mends = ceil_mode and include_padding and divisor is None and not inside
+        if mends:
+            grad, divisor = grad / _sizes(windows, grad.device), 1
+        elif [kernel, step, pad] == [list(kernel_size), list(stride), list(padding)]:
+            return NotImplemented  # nothing to mend
+        return backward(grad, self, kernel, step, pad, ceil_mode, include_padding, divisor)
+
+    return decomposed
+
+
+def _sizes(windows: Sequence[tuple[Any, ...]], device: torch.device) -> torch.Tensor:
+    """How many elements each window takes, those of the padding included.
+
+    Args:
+        windows: for each dimension their number, size and distance, the padding, and where it ends.
+        device: of the result.
+    """
+    sizes = []
+    for d, (n, k, s, p, end) in enumerate(windows):
+        start = torch.arange(n, device=device) * s - p
+        taken = (start + k).clamp(max=end) - start
+        sizes.append(taken.view(-1, *[1] * (len(windows) - 1 - d)))
+    return math.prod(sizes[1:], start=sizes[0])
+
+
+_OURS = {
+    aten.avg_pool2d_backward.default: _avg_pool_backward(2, aten.avg_pool2d_backward.default),
+    aten.avg_pool3d_backward.default: _avg_pool_backward(3, aten.avg_pool3d_backward.default),
+}
