@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from fake.seam.symbolic_shapes import statically_known_true
-from fxpasses import _torch
+from fxpasses._torch import select_decomp_table
 
 aten = torch.ops.aten
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator, as AOTAutograd takes them."""
-    return {**_torch.select_decomp_table(), **_OURS}
+    return {**select_decomp_table(), **_OURS}
 
 
 def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
