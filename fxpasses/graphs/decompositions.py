@@ -41,14 +41,39 @@ def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
         ends = [size + p for size, p in zip(self.shape[-dims:], pad, strict=True)]
         windows = list(zip(grad.shape[-dims:], kernel, step, pad, ends, strict=True))
         inside = all(statically_known_true((n - 1) * s - p + k <= end) for n, k, s, p, end in windows)
-        mends = ceil_mode and include_padding and divisor is None and not inside
-        if mends:
+        if ceil_mode and include_padding and divisor is None and not inside:
             grad, divisor = grad / _sizes(windows, grad.device), 1
+            if dims == 3:
+                return _in_two_steps(grad, self, kernel, step, pad)
         elif [kernel, step, pad] == [list(kernel_size), list(stride), list(padding)]:
             return NotImplemented  # nothing to mend
         return backward(grad, self, kernel, step, pad, ceil_mode, include_padding, divisor)
 
     return decomposed
+
+
+def _in_two_steps(
+    grad: torch.Tensor, self: torch.Tensor, kernel: list[int], step: list[int], pad: list[int]
+) -> torch.Tensor:
+    """The gradient of sums over windows of three dimensions: over two, then over one. Inductor writes down each of 27 windows with all that is computed of it.
+
+    Args:
+        grad: the gradient of the sums.
+        self: what they are of.
+        kernel: the sizes of a window.
+        step: their distances.
+        pad: the padding.
+    """
+    backward = aten.avg_pool2d_backward.default
+    depth, height, width = self.shape[-3:]
+    slices = grad.reshape(-1, *grad.shape[-2:])
+    plane = self.new_zeros(()).expand(
+        slices.shape[0], height, width
+    )  # of which nothing but the sizes is asked
+    slices = backward(slices, plane, kernel[1:], step[1:], pad[1:], True, True, 1)
+    columns = slices.reshape(-1, grad.shape[-3], height * width)
+    whole = self.new_zeros(()).expand(columns.shape[0], depth, height * width)
+    return backward(columns, whole, [kernel[0], 1], [step[0], 1], [pad[0], 0], True, True, 1).view(self.shape)
 
 
 def _sizes(windows: Sequence[tuple[Any, ...]], device: torch.device) -> torch.Tensor:

@@ -54,6 +54,16 @@ def test_the_decomposition_itself(name):
     torch.testing.assert_close(found, target(gradient, x, *lists, *rest), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 6, 7, 8), (3, 4, 5, 8)])
+def test_three_dimensions(shape):
+    x = torch.randn(*shape, dtype=torch.float64)
+    how = [3, 2, 2], [2, 3, 2], [1, 0, 1], True, True, None
+    y = aten.avg_pool3d(x, *how)
+    target = aten.avg_pool3d_backward.default
+    found = decompositions()[target](y.sin(), x, *how)
+    torch.testing.assert_close(found, target(y.sin(), x, *how))
+
+
 def test_what_is_right_already_is_left_alone():
     x, how = torch.randn(1, 2, 8, 8), ([2, 2], [2, 2], [0, 0], True, True, None)
     gradient = torch.randn(1, 2, 4, 4)
