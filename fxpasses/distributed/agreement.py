@@ -122,13 +122,15 @@ class Agreement:
         def run(inputs: Any) -> Any:
             nonlocal made
             offers = sends.of_call(inputs)
-            numbers = {key: HERE.begin(key, offer) for key, offer in offers.items()}
+            known = {key: _Known(key, offer) for key, offer in offers.items()}
+            numbers = {key: HERE.begin(key, offer, known[key].comes) for key, offer in offers.items()}
             if self._refusal is not None:
                 for key, (ranks, _) in sends.groups.items():
                     Gate(key, ranks, numbers[key]).refuse(self._refusal)
                 raise self._refusal
             for key, offer in offers.items():
-                _agree(Gate(key, sends.groups[key][0], numbers[key]), offer, made, sends.sizes.any)
+                gate = Gate(key, sends.groups[key][0], numbers[key])
+                _agree(gate, offer, known[key], made, sends.sizes.any)
             made = None  # from the second call on, what decided the compilation explains nothing
             before, HERE.since = (HERE.running, HERE.inside), time.monotonic()
             HERE.running = sends.what
@@ -197,25 +199,45 @@ class _Sends:
         return self._offers[values]
 
 
-def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -> None:
+class _Known:
+    """What was compared before, of what a call sends to a group.
+
+    Attributes:
+        code: the group and the graph, in words.
+        alike: the group and what is sent.
+        accepted: what was compared for that code.
+        fits: whether this was.
+        exchangeable: whether other functions, or graphs of this one, send the same.
+        comes: whether this call is compared: it may differ from the other ranks'.
+    """
+
+    def __init__(self, key: str, offer: Offer) -> None:
+        """Args: what all ranks call the group, and what is sent."""
+        self.code = key, offer.what
+        self.alike = key, f"{offer.function.partition(' ')[0]}: {offer.sent}"
+        self.accepted = HERE.accepted.setdefault(self.code, {})
+        self.fits = offer.fits_one_of(self.accepted)
+        self.exchangeable = not {self.alike, self.code}.isdisjoint(HERE.exchangeable)
+        varies = self.code in HERE.varying and len(self.accepted) > 1
+        self.comes = not self.fits or self.exchangeable or varies
+
+
+def _agree(gate: Gate, offer: Offer, known: _Known, made: Compilation | None, symbolic: bool) -> None:
     """Come to the gate, where this call may differ from the other ranks'.
 
     Args:
         gate: of this call, for one group.
         offer: what it sends there.
+        known: what was compared of that before.
         made: what decided the compilation, if this is the graph's first call.
         symbolic: whether the graph has collectives of symbolic sizes.
     """
-    if len(gate.ranks) < 2 or not dist.is_initialized():
+    if not known.comes or len(gate.ranks) < 2 or not dist.is_initialized():
         return
-    code, alike = (gate.key, offer.what), (gate.key, f"{offer.function.partition(' ')[0]}: {offer.sent}")
-    accepted, functions = HERE.accepted.setdefault(code, {}), HERE.functions.setdefault(alike, set())
-    graphs = HERE.graphs.setdefault(code, set())
-    known, exchangeable = offer.fits_one_of(accepted), not {alike, code}.isdisjoint(HERE.exchangeable)
-    if known and not exchangeable and not (code in HERE.varying and len(accepted) > 1):
-        return
+    code, alike, accepted = known.code, known.alike, known.accepted
+    functions, graphs = HERE.functions.setdefault(alike, set()), HERE.graphs.setdefault(code, set())
     with reaching_store(f"compare the {offer.what} with the other ranks'"):
-        if known and gate.all_send(offer, exchangeable):
+        if known.fits and gate.all_send(offer, known.exchangeable):
             return
         Answering.ensure()
         HERE.waits = gate.waits(offer)
@@ -233,7 +255,7 @@ def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -
     graphs.add(offer.graph)
     if opened.symbolic:
         HERE.varying.add(code)
-    if opened.exchangeable and not known:
+    if opened.exchangeable and not known.fits:
         HERE.exchangeable.update((alike, code) if others else (alike,))
     elif not opened.as_before:
         # What was compared before, and comes in another way now, would be asked about at each call.
@@ -267,7 +289,9 @@ def agree_on_shards(
         name = str(group.group_name)
         ranks = _torch.ranks_of(name)
         offer = Offer(dist.get_rank(), what, "shard", "", calls, None, {})
-        _agree(Gate(key(name, ranks), ranks, HERE.begin(key(name, ranks), offer)), offer, None, False)
+        known = _Known(key(name, ranks), offer)
+        gate = Gate(key(name, ranks), ranks, HERE.begin(key(name, ranks), offer, known.comes))
+        _agree(gate, offer, known, None, False)
 
 
 def _function(code: CodeType | None) -> tuple[str, ...]:

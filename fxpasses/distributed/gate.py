@@ -97,12 +97,12 @@ class Gate:
         """
         same = f"{offer.sent} by {offer.function} {offer.graph}" if exchangeable else offer.sent
         last = self.store.add(same, 1) == len(self.ranks)
-        if last:
-            self.store.compare_set("open", "", _YES + _AS_BEFORE)
-        elif not came(self.store, "open", ASK_AFTER) or _AS_BEFORE not in self.store.get("open").decode():
-            return False
-        self._forget_the_one_before((), ("open", same) if last else ())
-        return True
+        if last or came(self.store, "open", ASK_AFTER):
+            opened = self.store.compare_set("open", "", _YES + _AS_BEFORE) if last else self.store.get("open")
+            if _AS_BEFORE in opened.decode():  # no other rank was faster, which asked or gave up
+                self._forget_the_one_before((), ("open", same) if last else ())
+                return True
+        return False
 
     def come(self, offer: Offer, made: Compilation | None, symbolic: bool) -> Opened:
         """Wait until all ranks have come with what fits, or are there without having to come.
@@ -118,8 +118,7 @@ class Gate:
         Raises:
             RankMismatchError: a rank came with something else, or does not come.
         """
-        first = self.store.add("came first", 1) == 1
-        if first:
+        if first := self.store.add("came first", 1) == 1:
             self.store.set("first", offer.to_json())
         reference = Offer.from_json(self.store.get("first"))
         difference = _difference(reference, offer)
@@ -201,7 +200,7 @@ class Gate:
                 state = Answering.ask(rank, self.key, self.number)
                 if state is not None:
                     heard[rank] = time.monotonic()
-                    if state["sent"]:  # it has begun this call, and did not have to compare
+                    if state["sent"]:  # it has begun this call
                         theirs = Offer.from_json(state["sent"])
                         difference = _difference(theirs, offer)
                         if difference:
@@ -211,7 +210,8 @@ class Gate:
                                 difference.factor,
                                 difference.values,
                             )
-                        fitting.add(rank)
+                        if not state["comes"] or (state["waits"] and state["waits"]["key"] != self.key):
+                            fitting.add(rank)
                     elif where := eager.of_all(missing, rank, state["eager"]):
                         return self._give_up(
                             rank, offer, f"is inside of {where}, which is not compiled there. {_DIFFERS}"

@@ -51,6 +51,7 @@ class Here:
         inside: the process groups in which that communicates: what all ranks call them, their ranks, and the number of the call.
         calls: of such graphs, by group.
         sent: what the last of them sent (an object with ``to_json``), by group and number.
+        comes: the number of the last one that is compared, by group.
         answering: the thread that answers.
         waits: where it compares what it compiled: group, ranks and number of the comparison, and what it sends; None elsewhere.
         leaves: set when the process ends.
@@ -71,6 +72,7 @@ class Here:
     inside: tuple[tuple[str, tuple[int, ...], int], ...] = ()
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     sent: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
+    comes: dict[str, int] = dataclasses.field(default_factory=dict)
     answering: Any = None
     waits: dict[str, Any] | None = None
     leaves: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -81,16 +83,22 @@ class Here:
         for known in (self.accepted, self.functions, self.graphs, self.exchangeable, self.varying):
             known.clear()  # type: ignore[attr-defined]
 
-    def begin(self, key: str, sends: Any) -> int:
+    def begin(self, key: str, sends: Any, comes: bool) -> int:
         """Count a call; gives its number.
 
         Args:
             key: of the group.
             sends: what it sends there.
+            comes: whether it is compared, so that nobody has to ask.
+
+        Returns:
+            The number.
         """
         with self.lock:
             number = self.calls[key]
             self.calls[key] += 1
+            if comes:
+                self.comes[key] = number  # before anybody can be told that the call has begun
             self.sent[key, number] = sends
             self.sent.pop((key, number - _REMEMBERED), None)
             return number
@@ -98,7 +106,7 @@ class Here:
     def state(self, key: str = "", number: int = 0) -> dict[str, Any]:
         """As it is told: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen, where it waits.
 
-        ``eager`` is the collective outside of compared graphs that it is inside of, ``sent`` what one call sent, if it was begun.
+        ``eager`` is the collective outside of compared graphs that it is inside of, ``sent`` what one call sent, if it was begun, and ``comes`` whether it is compared.
 
         Args:
             key: of the group that the question is about.
@@ -112,6 +120,7 @@ class Here:
             "waits": self.waits,
             "eager": "" if self.running else _eager_collective(),
             "sent": "" if sent is None else sent.to_json(),
+            "comes": self.comes.get(key) == number,
         }
 
 

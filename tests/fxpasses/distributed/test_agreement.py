@@ -226,6 +226,47 @@ def test_ranks_in_eager_collectives_are_stuck_only_if_all_missing_ones_are(monke
     assert gate.EagerCollectives(known=False).of_all([1], 1, "all_reduce") == ""
 
 
+def test_a_rank_that_is_late_and_comes_is_waited_for(monkeypatch):
+    """Its call has begun before it is at the gate: whoever went on then would not compare the next call, and another graph there gave wrong sums."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(gate, "job_store", lambda: store)
+    monkeypatch.setattr(gate, "ASK_AFTER", 0.01)
+    monkeypatch.setattr(gate.HERE, "compared", {})
+    monkeypatch.setattr(gate.Answering, "end_of", lambda rank: "")
+    call = gate.CollectiveCall("all_reduce", "'sum'", ("float32[4]",), "a")
+    offers = [gate.Offer(rank, "graph", "forward step", "", (call,), None, {}) for rank in (0, 1)]
+    gates = []
+    for rank in (0, 1):
+        monkeypatch.setattr(gate.dist, "get_rank", lambda rank=rank: rank)
+        gates.append(gate.Gate("world", (0, 1), 3))
+    asked = []
+
+    def ask(rank, key, number):
+        asked.append(rank)
+        if len(asked) == 3:
+            assert gates[1].all_send(offers[1], exchangeable=True)
+        return {"sent": offers[1].to_json(), "comes": True, "waits": None, "eager": ""}
+
+    monkeypatch.setattr(gate.Answering, "ask", ask)
+    monkeypatch.setattr(gate.dist, "get_world_size", lambda: 2)
+    assert not gates[0].all_send(offers[0], exchangeable=True)
+    assert gates[0].come(offers[0], None, False) == gate.Opened(False, False, as_before=True)
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("how", ["opened", "closed"])
+def test_a_gate_that_another_rank_was_faster_to_open_is_not_as_before(monkeypatch, how):
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(gate, "job_store", lambda: store)
+    monkeypatch.setattr(gate.HERE, "compared", {})
+    monkeypatch.setattr(gate.dist, "get_rank", lambda: 1)
+    call = gate.CollectiveCall("all_reduce", "'sum'", ("float32[4]",), "a")
+    offer = gate.Offer(1, "graph", "forward step", "", (call,), None, {})
+    own = gate.Gate("world", (1,), 3)
+    own._open() if how == "opened" else own.refuse(RankMismatchError("rank 0 gave up", (0,)))
+    assert not own.all_send(offer, exchangeable=False)
+
+
 def test_a_rank_answers_before_it_compiles(monkeypatch):
     """One that stands in eager's collectives could not be told from a slow one."""
     introduced = []
