@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from fake.error_text import describe_error
@@ -205,8 +206,9 @@ class Stages:
         if kind == "inference":
             self._ran = True
             annotate(gm, self._inputs)
-        # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
-        eager = with_inductor_rng(copy_graph(gm, constants=True)) if self._to_eager else gm
+        # A failing pass, or Inductor, may leave the graph half rewritten: eager then runs the graph as it was.
+        kept = self._to_eager or (kind == "backward" and _may_depend_on_data(gm.graph))
+        eager = with_inductor_rng(copy_graph(gm, constants=True)) if kept else gm
         try:
             self.run_passes(gm, kind)
             compiled = self._handed_over(gm, kind, compile)
@@ -353,6 +355,12 @@ def _timed(stage: str) -> Iterator[None]:
     """The time of this block belongs to a stage: in our counters, in ``torch.profiler``, and where ``TORCH_TRACE`` writes."""
     with counters.timed(stage), dynamo_timed(f"fxpasses.{stage}", log_pt2_compile_event=True):
         yield
+
+
+def _may_depend_on_data(graph: fx.Graph) -> bool:
+    """Whether the sizes of a result, or a number, may depend on the values of a tensor: see :meth:`Stages._depends_on_data`."""
+    kinds = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    return any(not kinds.isdisjoint(getattr(node.target, "tags", ())) for node in graph.nodes)
 
 
 def _unchanged(compiled: Any) -> Any:

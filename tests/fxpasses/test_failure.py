@@ -4,9 +4,12 @@ import logging
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import fxpasses
+from fake.seam.symbolic_shapes import PendingUnbackedSymbolNotFound
 from fxpasses import HandoverError, PartitionError, PassError, _torch
+from fxpasses.compiling.graph_compilers import InductorCompiler
 
 
 @pytest.fixture(autouse=True)
@@ -297,6 +300,32 @@ def test_gradients_of_rows_and_a_mask_together():
     results = [run(*inputs, value) for run in (added, torch.compile(added, backend="fxpasses"))]
     torch.testing.assert_close(*results)
     torch.testing.assert_close(*(torch.autograd.grad(result.sum(), value) for result in results))
+
+
+def test_a_backward_graph_that_depends_on_data_runs_as_it_was_before_it_failed(monkeypatch):
+    """Inductor rewrites the graph that it is given, and random operators in it are its own."""
+    seen = []
+
+    def fails(self, gm, inputs):
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+            seen.append(node.name)
+            node.target = torch.ops.aten.div.Tensor
+        gm.recompile()
+        raise PendingUnbackedSymbolNotFound("u0")
+
+    def assign(x, mask, value):
+        x = x.clone()
+        x[mask] = value
+        return F.dropout(x * x, 0.5)
+
+    monkeypatch.setattr(InductorCompiler, "backward", fails)
+    torch._dynamo.reset()
+    x, value = torch.ones(4, 3), torch.full((2, 3), 3.0, requires_grad=True)
+    mask = torch.tensor([True, False, True, False])
+    y = torch.compile(assign, backend="fxpasses", options={"cache": "off"})(x, mask, value)
+    (gradient,) = torch.autograd.grad(y.sum(), value)
+    assert seen
+    torch.testing.assert_close(gradient, y[mask].detach() * 2 / 3)  # of value**2 / 0.5, or of nothing
 
 
 def test_a_graph_whose_gradients_read_values_is_left_to_eager(caplog):
