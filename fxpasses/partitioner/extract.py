@@ -129,8 +129,10 @@ def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int], nee
         for symbol in _torch.symbols_in(graph.nodes[i].meta.get("val")):
             if symbol not in known:
                 known.add(symbol)
-                if symbol in bindings and not needed[graph.index[bindings[symbol]]]:
-                    binding.append(graph.index[bindings[symbol]])
+                bound = graph.index[bindings[symbol]] if symbol in bindings else None
+                # What the backward graph makes of its own has its own symbols, but for those that forward knows.
+                if bound is not None and not (needed[i] and (needed[bound] or graph.in_backward[bound])):
+                    binding.append(bound)
     return _Saved(tensors, unchecked, opaque, [*dict.fromkeys(binding), *derived])
 
 
