@@ -23,7 +23,7 @@ def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
     """The gradient of an average pooling in a form that Inductor computes rightly.
 
     Its lowering divides by the size of the kernel for windows that reach beyond the padding (``ceil_mode``), too, where the mean is of fewer
-    elements (wrong gradients, without a word), and does not take lists of one number for all dimensions; torch 2.11 to 2.15.
+    elements (wrong gradients, without a word), and does not take lists of one number for all dimensions; torch 2.13 to 2.15.
     """
 
     def decomposed(
