@@ -13,9 +13,10 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import fxpasses
-from fxpasses import ValueMismatchError, _torch
+from fxpasses import ValueMismatchError
 from fxpasses.checking.staged import stage_differences
 from fxpasses.compiling import graph_compilers
+from fxpasses.graphs import decompositions
 from fxpasses.graphs.rewriting import same_metadata
 
 
@@ -63,12 +64,12 @@ def wrong_partition(monkeypatch):
 @pytest.fixture
 def wrong_capture(monkeypatch):
     """A decomposition of tanh's gradient that forgets the square."""
-    real = _torch.select_decomp_table
+    real = decompositions.select_decomp_table
 
     def wrong_table():
         return {**real(), torch.ops.aten.tanh_backward.default: lambda gradient, y: gradient * (1 - y)}
 
-    monkeypatch.setattr(_torch, "select_decomp_table", wrong_table)
+    monkeypatch.setattr(decompositions, "select_decomp_table", wrong_table)
 
 
 def exit_status(file):
