@@ -118,8 +118,14 @@ class ModelCheck:
     def __str__(self) -> str:
         console = Console(width=100, force_terminal=False)
         with console.capture() as captured:
-            console.print(self, *self.details, sep="\n", markup=False)
+            self.print_on(console)
         return captured.get()
+
+    def print_on(self, console: Console) -> None:
+        """Print the table and, in lines of any length, as commands are copied from them, what is said under it."""
+        console.print(self)
+        for told in self.details:
+            console.print(told, markup=False, soft_wrap=True)
 
 
 def check(
@@ -166,7 +172,7 @@ def check(
         run = _Stages(Steps(model, args, named, backward), parsed, dynamic, tell, seconds)
         result = run.check()
     if show:
-        Console().print(result, *result.details, sep="\n", markup=False)
+        result.print_on(Console())
     return result
 
 

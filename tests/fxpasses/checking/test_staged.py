@@ -104,7 +104,10 @@ def test_check_shows_a_wrong_capture_on_one_call(wrong_capture, tmp_path):
     options = {"compiler": "eager", "report": str(tmp_path)}
     result = fxpasses.check(Model(), torch.randn(4, 6), options=options, show=False)
     assert not result.ok
-    assert "shows what the capture does on 1 call" in str(result)
+    assert (
+        f"`python {tmp_path / 'fxpasses_repros'}/capture/repro.py` shows what the capture does on 1 call"
+        in str(result)
+    )
     assert any("DIFFERENT: output" in p for s in result.stages if s.stage == "capture" for p in s.problems)
     file = tmp_path / "fxpasses_repros" / "capture" / "repro.py"
     assert "tanh" in file.read_text()
