@@ -161,7 +161,7 @@ class _Matcher:
         if _is_whole(pattern) and _is_whole(actual):
             return not self.exact or same_size(pattern, actual)
         if type(pattern) in (int, float) and type(actual) in (int, float):
-            return pattern == actual
+            return pattern == actual or (pattern != pattern and actual != actual)  # NaN is NaN here
         return type(pattern) is type(actual) and bool(pattern == actual)
 
 

@@ -259,6 +259,7 @@ def _left_alone() -> Iterator[list[str]]:
     """Within, what looks like a pattern and is left alone is collected, and patterns that are found nowhere are not warned of."""
     reasons: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NoMatchWarning)  # it is read here, whatever the program shows
         yield reasons
     for warning in caught:
         if isinstance(warning.message, NoMatchWarning):

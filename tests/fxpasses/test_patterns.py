@@ -30,7 +30,7 @@ def replaced(function, pattern, replacement, examples, *inputs, dynamic=False, *
     wanted = function(*(x.clone() for x in inputs))
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     for mine, theirs in zip(gm(*(x.clone() for x in inputs)), wanted, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
     return count, gm
 
 
@@ -50,6 +50,16 @@ def test_every_occurrence_is_replaced(dynamic):
     count, gm = replaced(function, relu_twice, relu_once, [torch.empty(2)], dynamic=dynamic)
     assert count == 2
     assert targets(gm).count("aten.relu.default") == 2
+
+
+def test_numbers_that_are_none_match():
+    count, _ = replaced(
+        lambda x: x.where(x > 0, float("nan")) * 2,
+        lambda x: x.where(x > 0, float("nan")),
+        lambda x: torch.where(x <= 0, float("nan"), x),
+        [torch.empty(2)],
+    )
+    assert count == 1
 
 
 def test_occurrences_that_overlap():

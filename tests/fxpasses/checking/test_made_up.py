@@ -92,6 +92,11 @@ WRONG = {
         torch.randn(4, 6),
         torch.tensor([0, 3, 2, 1]),
     ),
+    "windows at a border, of negative values only where examples are positive": (
+        lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1),
+        lambda x: torch.nn.functional.max_pool2d(torch.nn.functional.pad(x, (1, 1, 1, 1)), 3, 2),
+        torch.rand(1, 1, 6, 6),
+    ),
     "a mean beyond a number": (
         lambda x: torch.where(x.mean() > 5, x * 2, x),
         lambda x: x + 0,

@@ -88,6 +88,7 @@ def test_integers_that_divide():
     assert prove(right).ok
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_why_a_pattern_is_left_alone_is_said():
     x = torch.randn(4, 8)
     item = pattern_pass(lambda x: x.t().exp(), lambda x: x.exp().t().contiguous(), [x])
