@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +49,9 @@ _RANDOM_SAMPLES = 2
 _POWER = 5
 """Power of two by which values are made larger, where results stay finite: beyond the limits of a clamp."""
 _SMALL = -12
+_MOST_APART, _APART = 4, 7
+"""So many inputs are made large one by one, by so many powers of two; of more every other one."""
+_SHORT = (torch.int8, torch.uint8, torch.int16)
 """Power of two at which differences of numbers near one have lost half of their digits."""
 _looking = threading.local()
 """Whether a graph is being looked at in this thread: what it calls meanwhile (regions, say) is not."""
@@ -369,6 +372,8 @@ class _Inputs:
                 found += [(made, "integers at the ends of what the graph takes") for made in ends]
             else:
                 found.append((made_up(values, family, self._generator), family))
+            if family == "extreme integers":
+                found += _other_ends(found[-1][0])
         usual = found[0][0]  # random ones
         found += at_counts(self._gm, usual) if all(map(_is_on_cpu, values)) else ()
         masked = with_masked_rows(self._gm, usual, self._generator)
@@ -380,7 +385,27 @@ class _Inputs:
         # A number that stands for minus infinity is large beside a row of negative ones.
         signs = next(values for values, family in found if family == "signs")
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
+        found += self._apart(usual)
         return [(in_order(self._gm, made), where) for made, where in found]
+
+    def _apart(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
+        """Zeros and large values in some of several inputs: where all have them, a pole or overflow of one hides what another shows."""
+        floats = [
+            i
+            for i, (n, v) in enumerate(zip(self._nodes, usual, strict=True))
+            if isinstance(v, Tensor) and v.is_floating_point() and not is_tangent(n)
+        ]
+        groups = [[i] for i in floats] if len(floats) <= _MOST_APART else [floats[::2], floats[1::2]]
+        if len(groups) < 2:
+            return
+        zeros = made_up(usual, "zeros", self._generator)
+        large = scaled(usual, 2.0**_APART)
+        for group in groups:
+            names = ", ".join(self._nodes[i].name for i in group[:_MOST_APART])
+            for made, what in ((zeros, "zeros"), (large, f"random, times 2**{_APART},")):
+                values = [made[i] if i in group else value for i, value in enumerate(usual)]
+                if made is zeros or stays_finite(self._gm, values, inside=True):
+                    yield values, f"{what} in {names}"
 
     def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
         """Made-up inputs of other sizes. Raises: Unsupported: where there are none."""
@@ -395,6 +420,13 @@ class _Inputs:
         new = iter(tangents(self._gradients, sizes, kind, self._generator))
         others = iter(v for n, v in zip(self._nodes, values, strict=False) if not is_tangent(n))
         return [next(new) if is_tangent(n) else next(others) for n in self._nodes]
+
+
+def _other_ends(values: list[Any]) -> list[tuple[list[Any], str]]:
+    """The same, every other tensor of integers turned around, where there are several: one is low where another is high."""
+    integers = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.dtype in _SHORT and v.dim()]
+    turned = [v.flip(0) if i in integers[1::2] else v for i, v in enumerate(values)]
+    return [(turned, "extreme integers, low where others are high")] if len(integers) > 1 else []
 
 
 def _is_on_cpu(value: Any) -> bool:

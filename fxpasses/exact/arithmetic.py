@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.float_constants import residues_of_number, unrounded
+from fxpasses.exact.folded_numbers import Product, residues_of_sum
 
 _CANCELLED = 1e-9
 """A sum so much smaller than its terms may be zero, and numbers so near to each other may be equal: the residues know."""
@@ -84,11 +85,15 @@ class Arithmetic:
 
     Args:
         field: where residues live.
+
+    Attributes:
+        folded: what numbers were computed from.
     """
 
     def __init__(self, field: Field) -> None:
         self.field = field
         self.primes = field.primes
+        self.folded: dict[float, tuple[Product, ...]] = {}
 
     # Making duals
 
@@ -100,7 +105,10 @@ class Arithmetic:
             kind = value.dtype if value.is_floating_point() else torch.float32
             return Dual(value.double(), self.field.encode(value), dtype or kind)
         value = unrounded(value) if isinstance(value, float) else value
-        residues = residues_of_number(self.field, type(value), value)  # type: ignore[arg-type]
+        if made_of := self.folded.get(value):  # type: ignore[arg-type]
+            residues = residues_of_sum(self.field, made_of)
+        else:
+            residues = residues_of_number(self.field, type(value), value)  # type: ignore[arg-type]
         return Dual(
             torch.tensor(float(value), dtype=torch.float64), [torch.tensor(r) for r in residues], dtype
         )

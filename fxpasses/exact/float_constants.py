@@ -30,7 +30,6 @@ _SMALL_SQUARE = 4096
 """The largest denominator of a fraction of which a number is a root, or a root of one."""
 
 
-@functools.lru_cache(maxsize=1 << 16)
 def residues_of_number(field: Field, kind: Hashable, number: float | int) -> tuple[int, ...]:
     """One residue a level.
 
@@ -39,6 +38,16 @@ def residues_of_number(field: Field, kind: Hashable, number: float | int) -> tup
         kind: the type of the number; ``1`` and ``True`` are equal keys otherwise.
         number: the number; 0 stands for what is not finite.
     """
+    return _of_meaning(field, kind, number) or tuple(_of_fraction(Fraction(number), p) for p in field.primes)
+
+
+def means_something(field: Field, number: float) -> bool:
+    """Whether a number is read as another one than the binary fraction that it is: a decimal, a root, a logarithm."""
+    return _of_meaning(field, float, number) is not None
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _of_meaning(field: Field, kind: Hashable, number: float | int) -> tuple[int, ...] | None:
     primes = field.primes
     if kind in (bool, int):
         return tuple(int(number) % p for p in primes)
@@ -56,7 +65,7 @@ def residues_of_number(field: Field, kind: Hashable, number: float | int) -> tup
         if power and _is_near(float(power) ** 0.5**times, abs(number)):
             sign = 1 if number > 0 else -1
             return tuple(sign * pow(_of_fraction(power, p), ((p + 1) // 4) ** times, p) % p for p in primes)
-    return tuple(_of_fraction(Fraction(number), p) for p in primes)
+    return None
 
 
 def _fraction_meant(number: float) -> Fraction | None:

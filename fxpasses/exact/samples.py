@@ -74,9 +74,12 @@ def is_any_integer(example: Any) -> bool:
 
 
 def is_ordered(example: Tensor) -> bool:
-    """Whether integers may be offsets: several, none smaller than the one before."""
+    """Whether integers may be offsets: several, none smaller than the one before, and not one number again and again but zero."""
+    if example.dim() != 1 or len(example) < 2:
+        return False
     numbers = computable(example)
-    return example.dim() == 1 and len(example) > 1 and bool((numbers[1:] >= numbers[:-1]).all())
+    rises = bool((numbers[1:] >= numbers[:-1]).all())
+    return rises and (bool(numbers[0] == 0) or bool(numbers[-1] > numbers[0]))
 
 
 def is_mask(example: Tensor) -> bool:
@@ -166,12 +169,16 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
     if positive and family != "signs":  # a variance, say
         value = value.abs() + 0.25
     value = ((value * _BITS).round() / _BITS).double()
-    if family == "signs" and value.dim():  # rows of either sign, and mixed ones; windows of negative ones at a border
+    if (
+        family == "signs" and value.dim()
+    ):  # rows of either sign, and mixed ones; windows of negative ones at a border
         rows = value.view(-1, value.shape[-1])
         rows[::3] = -rows[::3].abs()
         rows[1::3] = rows[1::3].abs()
         if value.dim() > 2:
-            corner = value.view(-1, *value.shape[-3:])[0][tuple(slice(-(-n // 2)) for n in value.shape[-3:-1])]
+            corner = value.view(-1, *value.shape[-3:])[0][
+                tuple(slice(-(-n // 2)) for n in value.shape[-3:-1])
+            ]
             corner.copy_(-corner.abs())
     elif family == "ties":
         value = torch.randint(-3, 4, example.shape, generator=generator) / 2.0 + (2.0 if positive else 0.0)

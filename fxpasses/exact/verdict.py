@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from fake.error_text import first_line
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.fields import field as field_of
+from fxpasses.exact.folded_numbers import folded_numbers
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
 from fxpasses.exact.same_values import DRIFT, EQUAL, KERNEL_DRIFT, Comparison, Relation, compare
@@ -299,6 +300,7 @@ class _FirstRun:
     """The graph before on one sample of inputs.
 
     Attributes:
+        gm: the graph.
         inputs: the sampled inputs.
         run: the evaluation.
         results: what it returned and wrote, by name.
@@ -308,7 +310,7 @@ class _FirstRun:
         self, gm: fx.GraphModule, inputs: Sequence[Any], family: Family, number: int, scale: float
     ) -> None:
         generator = torch.Generator().manual_seed(number * 101 + 5)
-        self.family, self.number = family, number
+        self.gm, self.family, self.number = gm, family, number
         self.machine = self.new_machine()
         made = [sample_input(v, family, generator, scale) if isinstance(v, Tensor) else v for v in inputs]
         self.inputs = [
@@ -345,6 +347,7 @@ class _Sample:
 
     def __init__(self, first: _FirstRun, after: fx.GraphModule, signed_zeros: bool = False) -> None:
         machine = first.new_machine()
+        machine.arithmetic.folded = folded_numbers(machine.arithmetic.field, first.gm.graph, after.graph)
         second = Run(machine, after, first.run, signed_zeros)
         self.finding: Finding | None = None
         try:

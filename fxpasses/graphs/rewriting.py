@@ -258,8 +258,10 @@ def remove_full_slices(graph: fx.Graph) -> None:
 
 
 def same_metadata(a: Any, b: Any) -> bool:
-    """Whether two fake values have the same shape, stride, dtype and device, known without a guard."""
+    """Whether two fake values have the same shape, stride, dtype and device, known without a guard, and none is conjugated or negated lazily where the other is not."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
         return False
     if a.dtype is not b.dtype or a.device != b.device or a.layout is not b.layout or a.dim() != b.dim():
         return False

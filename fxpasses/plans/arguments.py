@@ -12,6 +12,7 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
+from fxpasses.plans.references import can_go, reference_to
 from fxpasses.plans.same_tensors import compares_memory, is_in_itself
 from fxpasses.plans.tensor_facts import TENSOR_FACTS, is_leaf, tensor_facts
 
@@ -142,7 +143,7 @@ class SameArguments:
         values = [*args, *kwargs.values()]
         self._tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
         known = [*map(id, objects)]
-        self._objects = [(i, value) for i, value in enumerate(values) if id(value) in known]
+        self._objects = [(i, reference_to(value)) for i, value in enumerate(values) if id(value) in known]
         self._others = [
             (i, type(value), repr(value))
             for i, value in enumerate(values)
@@ -155,8 +156,11 @@ class SameArguments:
             kind not in (list, dict) for _, kind, _ in self._others
         )  # else the same one may hold something later
         if library is not None and stay and all(map(is_in_itself, tensors)):
-            are_tensors = tuple(isinstance(value, torch.Tensor) for value in values)
-            given = args, dict(kwargs), are_tensors, tuple(model)
+            kinds = tuple(
+                "tensor" if isinstance(v, torch.Tensor) else "object" if id(v) in known and can_go(v) else ""
+                for v in values
+            )
+            given = args, dict(kwargs), kinds, tuple(model)
             self._certain = library.Arguments(*given, _torch.TENSOR_LAYOUT).tensors
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
@@ -170,7 +174,7 @@ class SameArguments:
             if type(values[i]) is not kind or repr(values[i]) != text:
                 return None
         for i, known in self._objects:
-            if values[i] is not known:
+            if values[i] is not known():
                 return None
         tensors = [values[i] for i in self._tensors]
         if self._guards is None:

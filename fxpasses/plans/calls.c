@@ -101,6 +101,7 @@ PyTypeObject fxpasses_tensors = {
 typedef struct {
     PyObject_HEAD
     PyObject *names, *values; /* of keywords; all values, those by name last: what is no tensor has to be the same object */
+    PyObject **places; /* of all, not kept: who made this lets go of it when an object is gone */
     PyObject *owner; /* keeps the places of tensors of the model */
     Layout at;
     Py_ssize_t n_positional, n_tensors, n_model, words;
@@ -155,7 +156,7 @@ static PyObject *tensors_of(Arguments *self, PyObject *const *given, Py_ssize_t 
         if (i < self->n_positional) value = PyTuple_GET_ITEM(given[0], i);
         else if (!PyDict_Next(given[1], &place, &key, &value) || key != PyTuple_GET_ITEM(self->names, i - self->n_positional)) goto unsure;
         if (!self->is_tensor[i]) {
-            if (value != PyTuple_GET_ITEM(self->values, i)) goto unsure;
+            if (value != self->places[i]) goto unsure;
             continue;
         }
         if (!is_same_tensor(self, value, i)) goto unsure;
@@ -169,12 +170,13 @@ unsure:
     Py_RETURN_NONE;
 }
 
-/* Arguments(args, kwargs, is_tensor, tensors of the model, layout): see SameArguments, which has asked all that is not asked here. */
+/* Arguments(args, kwargs, kinds of all ("tensor", "object", which is not kept, or ""), tensors of the model, layout): see SameArguments, which has
+   asked all that is not asked here. */
 static PyObject *make_arguments(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    PyObject *positional, *named, *is_tensor, *model, *layout;
+    PyObject *positional, *named, *kinds, *model, *layout;
     Layout at;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PyTuple_Type, &positional, &PyDict_Type, &named, &PyTuple_Type, &is_tensor, &PyTuple_Type, &model,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PyTuple_Type, &positional, &PyDict_Type, &named, &PyTuple_Type, &kinds, &PyTuple_Type, &model,
                           &PyTuple_Type, &layout) || !as_layout(layout, &at))
         return NULL;
     Arguments *self = (Arguments *)type->tp_alloc(type, 0);
@@ -185,7 +187,7 @@ static PyObject *make_arguments(PyTypeObject *type, PyObject *args, PyObject *Py
     self->values = PyTuple_New(count);
     Py_XDECREF(keys);
     if (self->names == NULL || self->values == NULL) { Py_DECREF(self); return NULL; }
-    if (count != PyTuple_GET_SIZE(is_tensor)) { Py_DECREF(self); return PyErr_Format(PyExc_ValueError, "not a flag for each argument"); }
+    if (count != PyTuple_GET_SIZE(kinds)) { Py_DECREF(self); return PyErr_Format(PyExc_ValueError, "not a kind for each argument"); }
     self->owner = Py_NewRef(model);
     self->at = at;
     self->n_positional = PyTuple_GET_SIZE(positional);
@@ -193,18 +195,22 @@ static PyObject *make_arguments(PyTypeObject *type, PyObject *args, PyObject *Py
     self->words = at.last - at.first;
     self->is_tensor = PyMem_New(unsigned char, count + 1);
     self->kinds = PyMem_New(PyTypeObject *, count + 1);
+    self->places = PyMem_New(PyObject *, count + 1);
     self->seen = PyMem_New(uint64_t, count * self->words + 1);
     self->model = PyMem_New(PyObject *, self->n_model + 1);
-    if (!self->is_tensor || !self->kinds || !self->seen || !self->model) { Py_DECREF(self); return PyErr_NoMemory(); }
+    if (!self->is_tensor || !self->kinds || !self->places || !self->seen || !self->model) { Py_DECREF(self); return PyErr_NoMemory(); }
     for (Py_ssize_t i = 0; i < self->n_model; i++) self->model[i] = PyTuple_GET_ITEM(model, i);
     qsort(self->model, self->n_model, sizeof *self->model, by_place);
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *value;
         if (i < self->n_positional) value = PyTuple_GET_ITEM(positional, i);
         else PyDict_Next(named, &place, &key, &value);
-        self->is_tensor[i] = PyTuple_GET_ITEM(is_tensor, i) == Py_True;
+        const char *kind = PyUnicode_AsUTF8(PyTuple_GET_ITEM(kinds, i));
+        if (kind == NULL) { Py_DECREF(self); return NULL; }
+        self->is_tensor[i] = kind[0] == 't';
         self->kinds[i] = Py_TYPE(value);
-        PyTuple_SET_ITEM(self->values, i, Py_NewRef(self->is_tensor[i] ? Py_None : value)); /* no tensor is kept alive */
+        self->places[i] = value;
+        PyTuple_SET_ITEM(self->values, i, Py_NewRef(kind[0] ? Py_None : value)); /* no tensor is kept alive */
         if (!self->is_tensor[i]) continue;
         memcpy(self->seen + i * self->words, (const uint64_t *)IMPLEMENTATION(value, at) + at.first, self->words * sizeof *self->seen);
         self->n_tensors++;
@@ -214,7 +220,7 @@ static PyObject *make_arguments(PyTypeObject *type, PyObject *args, PyObject *Py
 
 static void end_arguments(Arguments *self)
 {
-    void *made[] = {self->is_tensor, self->kinds, self->model, self->seen};
+    void *made[] = {self->is_tensor, self->kinds, self->places, self->model, self->seen};
     PyObject_GC_UnTrack(self);
     for (size_t i = 0; i < sizeof made / sizeof *made; i++) PyMem_Free(made[i]);
     Py_CLEAR(self->names); Py_CLEAR(self->values); Py_CLEAR(self->owner);

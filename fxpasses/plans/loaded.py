@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from fxpasses.plans.frames import PYTHON, frame_of, in_python
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
 from fxpasses.plans.reads import walk_reads
+from fxpasses.plans.references import reference_to
 from fxpasses.plans.replaced import are_named_still, watch_names
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of, load_code, load_library
@@ -147,7 +148,13 @@ class Armed(_Checked):
         """Args: what was walked over, the walk and what it returned, and the functions between the model's graphs."""
         super().__init__(walk, walk.tensors)
         self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
-        self._objects = objects
+        itself = weakref.ref(self)
+
+        def gone(reference: Any) -> None:
+            if (armed := itself()) is not None:
+                armed._let_go()
+
+        self._objects = [reference_to(value, gone) for value in objects]
         self._plans: dict[Any, Plan] = {}
         self._dynamic: dict[Any, list[Plan]] = {}
         self._quick: list[tuple[_torch.SameState, SameArguments, Plan]] = []
@@ -212,7 +219,16 @@ class Armed(_Checked):
 
     def is_for(self, objects: Sequence[Any]) -> bool:
         """Whether these are the objects."""
-        return len(objects) == len(self._objects) and all(map(operator.is_, objects, self._objects))
+        return len(objects) == len(self._objects) and all(
+            value is known() for value, known in zip(objects, self._objects, strict=True)
+        )
+
+    def _let_go(self) -> None:
+        """One of the objects is gone: nothing that it held is kept, and no other object that takes its place is taken for it."""
+        for known in (self._quick, self._plans, self._dynamic, self._places):
+            known.clear()
+        self.walk = Walk()
+        super().__init__(self.walk, ())
 
     def place(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor that is part of the model."""

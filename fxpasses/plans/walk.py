@@ -31,6 +31,7 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
 from fxpasses.plans.library_operators import parts_of_operator
 from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
+from fxpasses.plans.references import can_go
 from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watched_state import Watch, value_of
 
@@ -100,6 +101,7 @@ class Walk:
         other.hashes = set(self.hashes)
         other._classes, other._abstract = list(self._classes), list(self._abstract)
         other._numbers, other._storages = dict(self._numbers), dict(self._storages)
+        other.watch.not_kept = self.watch.not_kept
         return other
 
     def add(self, label: str, value: Any) -> str:
@@ -125,9 +127,12 @@ class Walk:
     def over(self, model: Any, objects: Sequence[Any]) -> list[Any]:
         """Walk over a model and the objects among the arguments of a call; returns the digest of the model and those of the objects.
 
+        Objects that :func:`can_go` are not kept alive.
+
         Raises:
             NoPlan: they hold something that cannot be seen into.
         """
+        self.watch.not_kept = frozenset(id(item) for item in objects if can_go(item))
         return [self.add("model", model), [self.add(f"object {i}", item) for i, item in enumerate(objects)]]
 
     def has_met(self, value: Any) -> bool:
@@ -163,7 +168,7 @@ class Walk:
             self._say("same as", number)
             return
         self._numbers[id(value)] = len(self._kept)
-        self._kept.append(value)
+        self._kept.append(None if id(value) in self.watch.not_kept else value)
         try:
             self._content(value, kind)
         except NoPlan:
@@ -476,17 +481,10 @@ _HOOKS = (*HOOKS_OF_CALLS, *HOOKS_BESIDE)
 
 
 _NOT_CONTENT = (
-    "___needs_generation_tag_patch",
-    "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
-    "__dict__",
-    "__weakref__",
+    "___needs_generation_tag_patch", "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
     "__slotnames__",  # copyreg remembers them there
-    "__doc__",
-    "__module__",
-    "__qualname__",
-    "_abc_impl",
-    "__abstractmethods__",
-)
+    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__abstractmethods__",
+)  # fmt: skip
 
 
 def _is_hash(value: int, owner: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import collections
 import contextvars
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,14 @@ _GONE = object()
 
 
 class Watch:
-    """Dictionaries, sequences, classes and attributes, as they were when they were added."""
+    """Dictionaries, sequences, classes and attributes, as they were when they were added.
+
+    Attributes:
+        not_kept: the identities of objects that are not kept alive, but for what they hold.
+    """
 
     def __init__(self) -> None:
+        self.not_kept: frozenset[int] = frozenset()
         self._dictionaries: list[dict[Any, Any]] = []
         self._contents: list[Any] = []
         self._lists: list[list[Any] | set[Any]] = []
@@ -38,6 +44,7 @@ class Watch:
         self._entries: list[Any] = []
         self._variables: list[contextvars.ContextVar[Any]] = []
         self._values_of_variables: list[Any] = []
+        self._references: list[tuple[weakref.ReferenceType[Any], type, Any]] = []
         self._token: Any = None
         self._fast: Any = None
 
@@ -63,7 +70,10 @@ class Watch:
         self._attributes_of_classes.append(_of_class(cls))
 
     def class_of_object(self, value: Any) -> None:
-        """Watch which class an object is of."""
+        """Watch which class an object is of; of one that is not kept also whether its attributes are in the same dictionary."""
+        if id(value) in self.not_kept:
+            self._references.append((weakref.ref(value), type(value), value.__dict__))
+            return
         self._objects.append(value)
         self._kinds.append(type(value))
 
@@ -72,7 +82,9 @@ class Watch:
         self._token = abc.get_cache_token()
 
     def attributes(self, value: Any, names: Sequence[str]) -> None:
-        """Watch attributes that are in no dictionary."""
+        """Watch attributes that are in no dictionary, of an object that is kept."""
+        if id(value) in self.not_kept:
+            return
         for name in names:
             self._owners.append(value)
             self._names.append(name)
@@ -95,6 +107,9 @@ class Watch:
             return False
         if self._variables and not _same(list(map(value_of, self._variables)), self._values_of_variables):
             return False
+        for reference, kind, attributes in self._references:
+            if type(value := reference()) is not kind or value.__dict__ is not attributes:
+                return False
         held = None if self._fast is None else self._fast.holds()
         if held is None:
             fast = native.watched(

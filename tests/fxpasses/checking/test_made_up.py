@@ -97,6 +97,30 @@ WRONG = {
         lambda x: torch.nn.functional.max_pool2d(torch.nn.functional.pad(x, (1, 1, 1, 1)), 3, 2),
         torch.rand(1, 1, 6, 6),
     ),
+    "zeros in one of two inputs": (
+        lambda p, q: torch.where(p > 0, p * p.log(), 0.0).sum(-1) - (p * q.log()).sum(-1),
+        lambda p, q: (p * (p.log() - q.log())).sum(-1),
+        torch.rand(3, 5) + 0.1,
+        torch.rand(3, 5) + 0.1,
+    ),
+    "large values in one of two inputs": (
+        lambda m, v: m * m + v.exp() - v + m.tanh(),
+        lambda m, v: m * m + v.exp() - v + (m.exp() - (-m).exp()) / (m.exp() + (-m).exp()),
+        torch.randn(3, 5),
+        torch.randn(3, 5),
+    ),
+    "bytes, one low where the other is high": (
+        lambda a, b: (a.int() - b.int()).abs(),
+        lambda a, b: (a - b).int().abs(),
+        torch.full((4,), 200, dtype=torch.uint8),
+        torch.full((4,), 100, dtype=torch.uint8),
+    ),
+    "integers that were one number again and again": (
+        lambda a, b: (a < b) * 2,
+        lambda a, b: (a < b) * 0,
+        torch.full((4,), 200),
+        torch.full((4,), 100),
+    ),
     "a mean beyond a number": (
         lambda x: torch.where(x.mean() > 5, x * 2, x),
         lambda x: x + 0,

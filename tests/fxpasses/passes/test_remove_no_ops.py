@@ -111,6 +111,15 @@ def test_clone_of_a_transpose_changes_the_strides_and_stays():
     assert "aten.clone" in text(gm)
 
 
+@pytest.mark.parametrize("lazily", [torch.conj, torch._neg_view])
+def test_a_copy_of_what_is_conjugated_or_negated_lazily_stays(lazily):
+    z = torch.view_as_complex(torch.randn(3, 2))
+    gm = assert_same_results(
+        PASS, lambda z: torch.view_as_real(aten.clone.default(lazily(z)).resolve_conj().resolve_neg()), z
+    )
+    assert "aten.clone" in text(gm)
+
+
 def test_a_returned_copy_stays_a_copy():
     gm = traced(lambda x: (x.clone(), x.clone().view(6)), X)
     run_pass(PASS, gm)

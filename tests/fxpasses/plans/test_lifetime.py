@@ -90,3 +90,53 @@ def test_the_tensors_of_the_first_call_are_freed(tmp_path, cache):
     del x
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_objects_that_a_function_was_given_are_freed(tmp_path, checks, broken):
+    """Others take their place, maybe in the same memory, while the function lives on."""
+    fxpasses.reset_stats()
+
+    def loss_of(model, x):
+        y = model(x)
+        if broken:
+            torch._dynamo.graph_break()
+        return y.square().sum()
+
+    compiled = fxpasses.compile(loss_of, cache=tmp_path)
+    for _ in range(4):
+        model = Whole()
+        for _ in range(3):
+            x = torch.randn(3, 4)
+            loss = compiled(model, x)
+            torch.testing.assert_close(loss, loss_of(model, x))
+            loss.backward()
+        kept = [weakref.ref(value) for value in (model, model.linear, model.linear.weight)]
+        del model, loss
+        gc.collect()
+        assert [reference() for reference in kept] == [None] * 3
+    assert fxpasses.stats().plans_used >= 4
+
+
+class WithSlots:
+    __slots__ = ("scale",)
+
+
+class Settings:
+    def __init__(self, scale):
+        self.scale = scale
+
+
+@pytest.mark.parametrize("kind", [WithSlots, Settings])
+def test_an_object_that_changes_is_seen_whether_it_is_kept_or_not(tmp_path, checks, kind):
+    compiled = fxpasses.compile(lambda settings, x: x * settings.scale, cache=tmp_path)
+    x = torch.ones(3)
+    settings = kind.__new__(kind)
+    for scale in (2, 2, 3, 3, 2):
+        settings.scale = scale
+        assert compiled(settings, x).tolist() == [scale] * 3
+    if kind is Settings:
+        settings.__dict__ = {"scale": 5}
+        assert compiled(settings, x).tolist() == [5] * 3
+        settings.__class__ = type("Other", (Settings,), {"scale": property(lambda self: 7)})
+        assert compiled(settings, x).tolist() == [7] * 3

@@ -1,0 +1,71 @@
+"""Numbers that a rewrite computes from those of the graph before: what was folded is the same function, and what was folded wrongly is not."""
+
+import math
+
+import pytest
+import torch
+
+from fxpasses import capture, pattern_pass
+from fxpasses.exact import equivalent
+from fxpasses.exact.fields import field
+from fxpasses.exact.float_constants import residues_of_number
+from fxpasses.exact.folded_numbers import folded_numbers, residues_of_sum
+from fxpasses.testing import prove
+
+LOG2_E = 1 / math.log(2)
+FOLDED = {
+    "mean and deviation of an image": (
+        lambda x: (x / 255 - 0.485) / 0.229,
+        lambda x: x * (1 / (255 * 0.229)) - 0.485 / 0.229,
+    ),
+    "two affine maps": (
+        lambda x: (x * 0.485 + 0.3) * 0.229 + 0.013,
+        lambda x: x * (0.485 * 0.229) + (0.3 * 0.229 + 0.013),
+    ),
+    "a product with a root": (lambda x: x * 96**-0.5 * 1.702, lambda x: x * (96**-0.5 * 1.702)),
+    "three factors, and a sign": (
+        lambda x: x * 0.013 / 0.229 * -0.485,
+        lambda x: x * -(0.013 / 0.229 * 0.485),
+    ),
+    "powers of two": (lambda x: (x * 128**-0.5).exp(), lambda x: (x * (128**-0.5 * LOG2_E)).exp2()),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_folded_numbers_are_the_same_function(name, dtype):
+    x = torch.randn(5).to(dtype)
+    before, after = (capture(function, x, passes=[]).forward for function in FOLDED[name])
+    assert equivalent(before, after, [x]).kind == "EQUAL"
+
+
+@pytest.mark.parametrize("factor", [1.001, 1 + 1e-9])
+@pytest.mark.parametrize("name", FOLDED)
+def test_numbers_that_are_off_are_not(name, factor):
+    before, after = FOLDED[name]
+    x = torch.randn(5, dtype=torch.float64)
+    graphs = [capture(f, x, passes=[]).forward for f in (before, lambda x: after(x * factor))]
+    assert equivalent(*graphs, [x]).kind in ("APPROXIMATE", "DIFFERENT")
+
+
+def test_the_softmax_of_attention_in_powers_of_two_is_proved():
+    def powers_of_two(s):
+        p = ((s - s.amax(-1, keepdim=True)) * (128**-0.5 * LOG2_E)).exp2()
+        return p / p.sum(-1, keepdim=True)
+
+    def usual(s):
+        return (s * 128**-0.5).softmax(-1)
+
+    s = torch.randn(3, 5)
+    proof = prove(pattern_pass(usual, powers_of_two, [s], name="exp2"), usual, s)
+    assert proof.ok, proof
+
+
+def test_residues_are_those_of_the_formula():
+    x = torch.randn(3)
+    before = capture(lambda x: (x * 0.3 + 0.7) * 0.9, x, passes=[]).forward.graph
+    after = capture(lambda x: x * 0.27 + math.nextafter(0.7 * 0.9, 1), x, passes=[]).forward.graph
+    for number in (0, 1):
+        one = field(number)
+        (products,) = folded_numbers(one, before, after).values()
+        assert residues_of_sum(one, products) == residues_of_number(one, float, 0.63)
