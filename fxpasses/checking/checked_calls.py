@@ -50,7 +50,7 @@ _POWER = 5
 """Power of two by which values are made larger, where results stay finite: beyond the limits of a clamp."""
 _SMALL = -12
 _MOST_APART, _APART = 4, 7
-"""So many inputs are made large one by one, by so many powers of two; of more every other one."""
+"""So many inputs are made large one by one, by so many powers of two."""
 _SHORT = (torch.int8, torch.uint8, torch.int16)
 """Power of two at which differences of numbers near one have lost half of their digits."""
 _looking = threading.local()
@@ -389,23 +389,21 @@ class _Inputs:
         return [(in_order(self._gm, made), where) for made, where in found]
 
     def _apart(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
-        """Zeros and large values in some of several inputs: where all have them, a pole or overflow of one hides what another shows."""
+        """Zeros and large values in one of a few inputs: where all have them, a pole or overflow of one hides what another shows."""
         floats = [
             i
             for i, (n, v) in enumerate(zip(self._nodes, usual, strict=True))
             if isinstance(v, Tensor) and v.is_floating_point() and not is_tangent(n)
         ]
-        groups = [[i] for i in floats] if len(floats) <= _MOST_APART else [floats[::2], floats[1::2]]
-        if len(groups) < 2:
+        if not 1 < len(floats) <= _MOST_APART:
             return
         zeros = made_up(usual, "zeros", self._generator)
         large = scaled(usual, 2.0**_APART)
-        for group in groups:
-            names = ", ".join(self._nodes[i].name for i in group[:_MOST_APART])
+        for at in floats:
             for made, what in ((zeros, "zeros"), (large, f"random, times 2**{_APART},")):
-                values = [made[i] if i in group else value for i, value in enumerate(usual)]
+                values = [*usual[:at], made[at], *usual[at + 1 :]]
                 if made is zeros or stays_finite(self._gm, values, inside=True):
-                    yield values, f"{what} in {names}"
+                    yield values, f"{what} in {self._nodes[at].name}"
 
     def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
         """Made-up inputs of other sizes. Raises: Unsupported: where there are none."""

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from fake.seam.pytree import tree_leaves
 from fxpasses.checking.computed_constants import fixed_values
+from fxpasses.checking.crossings import crossed_values
 from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free, packet, sources
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
@@ -94,9 +95,10 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
             narrow = _with_users(rewriting, narrow)
         new, is_moved = ([], False) if narrow is whole else _constants(narrow)
         rounds = _rounds_otherwise(narrow)
-        chooses = narrow is not whole and (
-            _chooses_otherwise(rewriting, narrow) or _takes_counts(rewriting, narrow) or is_moved
+        chosen: tuple[list[fx.Node], list[fx.Node]] = (
+            ([], []) if narrow is whole else _chosen_otherwise(rewriting, narrow)
         )
+        chooses = narrow is not whole and (any(chosen) or _takes_counts(rewriting, narrow) or is_moved)
         is_near_the_end = narrow is not whole and is_narrow(narrow)
         if (new and not is_moved) or not (rounds or chooses or is_near_the_end):
             continue
@@ -112,6 +114,8 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         for values in itertools.takewhile(lambda _: has_time(), compared):
             if _is_another_function(window, list({**given, **values}.values())):
                 yield from _shown(rewriting, window, values)
+        for name, after, values in crossed_values(rewriting, narrow, *chosen) if chooses else ():
+            yield from _shown(rewriting, narrow, values, {name: after})
         for values in _followed_values(rewriting, narrow, is_other) if chooses else ():
             taken = dict(zip(input_names(narrow), map(as_float64, narrow.inputs), strict=True))
             if _is_another_function(narrow, [values.get(name, value) for name, value in taken.items()]):
@@ -132,8 +136,10 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
                     yield found
 
 
-def _shown(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor]) -> Iterator[Found]:
-    found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties")
+def _shown(
+    rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], after: Mapping[str, str] | None = None
+) -> Iterator[Found]:
+    found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties", after)
     if found.differences:
         yield found
 
@@ -220,24 +226,22 @@ def window_calls(window: Window) -> list[fx.Node]:
     return [n for gm in (window.before, window.after) for n in gm.graph.nodes if n.op == "call_function"]
 
 
-def _chooses_otherwise(rewriting: Rewriting, window: Window) -> bool:
-    """Whether a window may be another function where what it compares is equal, though it is none on random values.
+def _chosen_otherwise(rewriting: Rewriting, window: Window) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The choices that one side of a window makes and the other does not: it may be another function where what they compare is equal, though it is none on random values.
 
     It is none where both sides make the same choices of the same values: what is computed before the first choice is analytic, and the same function
     everywhere if it is so on random values; so is the first choice then, and what is computed before the second one, and so on.
     """
     mine, theirs = (list(filter(_chooses, gm.graph.nodes)) for gm in (window.before, window.after))
-    if not mine and not theirs:
-        return False
-    equal = rewriting.equal_values(window)
+    equal = rewriting.equal_values(window) if mine or theirs else {}
 
     def name(node: fx.Node) -> str:
         """How the first side calls the value of a node of the second one; "" where it has none."""
         return node.name if node.op == "placeholder" else equal.get(node.name, "")
 
-    return {node.name: _told(node, lambda n: n.name) for node in mine} != {
-        name(node): _told(node, name) for node in theirs
-    }
+    old = {(node.name, _told(node, lambda n: n.name)): node for node in mine}
+    new = {(name(node), _told(node, name)): node for node in theirs}
+    return [old[key] for key in old if key not in new], [new[key] for key in new if key not in old]
 
 
 def _told(node: fx.Node, name: Callable[[fx.Node], str]) -> str:
@@ -445,9 +449,23 @@ def _is_followed(node: fx.Node) -> bool:
     return packet(node) in KEEPING and not others and (_is_followed(given) or is_free(given))
 
 
-def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Found:
-    """What both graphs give where inputs of a window have these values."""
-    found = with_given(rewriting, values, where)
+def _on_the_whole(
+    rewriting: Rewriting,
+    window: Window,
+    values: Mapping[str, Tensor],
+    where: str,
+    after: Mapping[str, str] | None = None,
+) -> Found:
+    """What both graphs give where inputs of a window have these values.
+
+    Args:
+        rewriting: the graphs.
+        window: what changed.
+        values: the values, by name.
+        where: what they are, in words.
+        after: what the graph after calls a value, where that is another name.
+    """
+    found = with_given(rewriting, values, where, after)
     names = [
         str(node.target).removesuffix("_given") for node in found.before.graph.find_nodes(op="placeholder")
     ]

@@ -72,23 +72,27 @@ def free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool
     ]
 
 
-def with_given(rewriting: Rewriting, values: Mapping[str, Tensor], where: str) -> Found:
+def with_given(
+    rewriting: Rewriting, values: Mapping[str, Tensor], where: str, after: Mapping[str, str] | None = None
+) -> Found:
     """Both graphs, where values of the graph before, in float64, are given.
 
     Args:
         rewriting: the graphs.
         values: the values, by name.
         where: what the values are, in words.
+        after: what the graph after calls a value, where that is another name.
     """
     nodes = rewriting.before.graph.find_nodes(op="placeholder")
     inputs = [values.get(n.name, value) for n, value in zip(nodes, rewriting.inputs, strict=True)]
     inside = [name for name in values if name not in {n.name for n in nodes}]
-    before, after = (_from(gm, inside) for gm in (rewriting.before, rewriting.after))
+    before = _from(rewriting.before, inside)
+    changed = _from(rewriting.after, [(after or {}).get(name, name) for name in inside])
     inputs += [values[name] for name in inside]
     examples = map(value_of, before.graph.find_nodes(op="placeholder"))
     inputs = [as_recorded_dtype(v, example) for v, example in zip(inputs, examples, strict=True)]
     names = "inputs" if not inside else f"{', '.join(inside)}, taken for inputs,"
-    return Found(before, after, inputs, [], f"{names} {where}")
+    return Found(before, changed, inputs, [], f"{names} {where}")
 
 
 def _from(gm: fx.GraphModule, names: Collection[str]) -> fx.GraphModule:

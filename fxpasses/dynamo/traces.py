@@ -70,6 +70,10 @@ class Plan:
     """The attributes that the objects have of their own: Dynamo has no guard for a look into ``__dict__``."""
 
 
+_OF_CONSTANTS = ("CONSTANT_MATCH", "EQUALS_MATCH")
+"""Guards that compare a value with itself as it was."""
+
+
 class Unknown(Exception):
     """Something about a call that is not known well enough to copy it."""
 
@@ -315,6 +319,8 @@ def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
         value = read(moved_source)
         if written and any(id(read(step)) in written for step in _way_to(moved_source)):
             return False
+        if guard.create_fn_name() in _OF_CONSTANTS and type(value) is not type(expected):
+            return False  # a tensor has no answer to whether it is a number
         if not comparison.eval_fn(value, expected):
             log.debug("a call is traced: %s of %s differs", guard.create_fn_name(), guard.name)
             return False

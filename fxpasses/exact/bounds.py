@@ -62,19 +62,20 @@ _MOST_COMPARED = 3
 
 
 def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Returns inputs whose integers lie at the ends of what the graph takes, or next to them; then with numbers that it compares them with between.
+    """Returns inputs whose integers lie at the ends of what the graph takes, or next to them; then with numbers that it compares them with between; then positions.
 
     Args:
         gm: a graph of ATen operators with fake tensors as ``meta["val"]``.
         inputs: example inputs, on which it runs.
 
     Returns:
-        Both, as far as they are others than the examples: none where no input is a tensor of integers that could be an index.
+        These, as far as they are others than the examples: none where no input is a tensor of integers that could be an index. Positions are
+        those of sizes that occur in the graph: a length, say, of which a mask is made.
     """
     leaves = [leaf for node in gm.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
     sizes = {size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape if type(size) is int}
     generator = torch.Generator().manual_seed(len(inputs))
-    found, among = list(inputs), list(inputs)
+    found, among, positions = list(inputs), list(inputs), list(inputs)
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         value = inputs[at]
         if not _is_integer(value) or not value.numel():
@@ -91,11 +92,13 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
             ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0]), inside])
             made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
             made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
-        for kept, tried in ((found, made), (among, _with_compared(gm, uses, made, generator))):
+        counted = torch.randint(max(sizes, default=0) + 2, value.shape, generator=generator).to(value.dtype)
+        compared = _with_compared(gm, uses, made, generator)
+        for kept, tried in ((found, made), (among, compared), (positions, counted)):
             tried = tried.sort().values if is_ordered(value) else tried
             if not torch.equal(tried, value) and uses.take(tried):
                 kept[at] = tried
-    for kept, others in ((found, inputs), (among, found)):
+    for kept, others in ((found, inputs), (among, found), (positions, inputs)):
         pairs = zip(kept, others, strict=True)
         if any(made is not given and not torch.equal(made, given) for made, given in pairs):
             yield kept

@@ -121,6 +121,12 @@ WRONG = {
         torch.full((4,), 200),
         torch.full((4,), 100),
     ),
+    "lengths of rows that are all full": (
+        lambda x, n: x.masked_fill(torch.arange(6) >= n[:, None], 0.0).sum(-1),
+        lambda x, n: x.masked_fill(torch.arange(6) > n[:, None], 0.0).sum(-1),
+        torch.randn(2, 6),
+        torch.tensor([6, 6]),
+    ),
     "a mean beyond a number": (
         lambda x: torch.where(x.mean() > 5, x * 2, x),
         lambda x: x + 0,

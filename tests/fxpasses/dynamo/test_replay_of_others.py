@@ -16,6 +16,10 @@ def change_constant(layer):
     layer.scale = 0.5
 
 
+def tensor_for_constant(layer):
+    layer.scale = torch.tensor(1.0)
+
+
 def add_hook(layer):
     layer.linear.register_forward_hook(lambda module, args, out: out * 3)
 
@@ -66,6 +70,7 @@ def make_buffer(layer):
 CHANGES = [
     change_eps,
     change_constant,
+    tensor_for_constant,
     add_hook,
     add_pre_hook,
     drop_everything,

@@ -1,0 +1,95 @@
+"""What a graph computes and compares with a number, at that number: a norm that is the radius, an overlap that is the threshold.
+
+Where it lies below on some inputs and above on others, it is equal on inputs between: these are found by bisection (no further than rounding lets it
+come, and nowhere where it jumps over the number). Both graphs then get the number itself in its place, since both compare the same value there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.inputs import made_up, scaled
+from fxpasses.checking.interpret import ExactRun, as_float64
+from fxpasses.checking.same_function import Rewriting
+from fxpasses.checking.windows import Window
+from fxpasses.graphs.rewriting import value_of
+
+_STEPS = 48
+_CLOSE = 1e-9
+_SCALES = (1.0, 2.0**3, 2.0**-3)
+
+
+def crossed_values(
+    rewriting: Rewriting, window: Window, mine: Sequence[fx.Node], theirs: Sequence[fx.Node]
+) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
+    """Values at which one that both sides of a window compare is what it is compared with.
+
+    Args:
+        rewriting: the graphs.
+        window: what changed.
+        mine: the calls of its first side that compare, and that its second side does not make.
+        theirs: likewise, of the second one.
+
+    Returns:
+        Names of that value before and after, and values of it and of the inputs of the graph, by name.
+    """
+    old, new = ({given for call in calls for given in _compared(call)} for calls in (mine, theirs))
+    if len(old) != 1 or len(new) != 1:
+        return
+    (before,), (after,) = old, new
+    if before.op != "call_function" or rewriting.equal_values(window).get(after.name) != before.name:
+        return
+    written = (n for call in (*mine, *theirs) for n in (*call.args, *call.kwargs.values()))
+    for number in dict.fromkeys(float(n) for n in written if isinstance(n, (int, float))):
+        values = _reach(rewriting, before.name, number)
+        if values is not None:
+            yield before.name, after.name, values
+
+
+def _compared(node: fx.Node) -> list[fx.Node]:
+    floats = (n for n in node.all_input_nodes if isinstance(value_of(n), Tensor))
+    return [n for n in floats if value_of(n).is_floating_point()]
+
+
+def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] | None:
+    """Inputs on which an element of a value is a number, with that value; ``None`` where none are found."""
+    names = [node.name for node in rewriting.before.graph.find_nodes(op="placeholder")]
+    start = [as_float64(value) for value in rewriting.inputs]
+    moved = [i for i, value in enumerate(start) if isinstance(value, Tensor) and value.dtype is torch.float64]
+    generator = torch.Generator().manual_seed(len(names))
+    others = [scaled(made_up(start, "random", generator), scale) for scale in _SCALES]
+    others += [made_up(start, "signs", generator)]
+
+    def at(end: Sequence[Any], part: float) -> tuple[list[Any], Tensor | None]:
+        inputs = [v + part * (end[i] - v) if i in moved else v for i, v in enumerate(start)]
+        run = ExactRun(rewriting.before, keep=True)
+        found = run.values.get(name) if run.results(inputs) is not None else None
+        return inputs, found if isinstance(found, Tensor) and found.dtype is torch.float64 else None
+
+    _, first = at(start, 0.0)
+    for end in others if first is not None else ():
+        _, last = at(end, 1.0)
+        if first is None or last is None or last.shape != first.shape:
+            return None
+        crosses = ((first - number) * (last - number) < 0).flatten().nonzero()
+        if not len(crosses):
+            continue
+        element = int(crosses[0])
+        below = float(first.flatten()[element]) < number
+        low, high = 0.0, 1.0
+        for _ in range(_STEPS):
+            part = (low + high) / 2
+            inputs, value = at(end, part)
+            if value is None:
+                break
+            reached = float(value.flatten()[element])
+            if abs(reached - number) <= _CLOSE * max(1.0, abs(number)):
+                value = value.clone()
+                value.view(-1)[element] = number
+                return {**{names[i]: inputs[i] for i in moved}, name: value}
+            low, high = (part, high) if (reached < number) is below else (low, part)
+    return None

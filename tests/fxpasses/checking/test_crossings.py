@@ -1,0 +1,59 @@
+"""A value that a graph computes, at the number that it is compared with: found between inputs on which it lies below and above."""
+
+import pytest
+import torch
+
+from fxpasses import pattern_pass
+from fxpasses.testing import prove
+
+
+def overlap(a, b):
+    both = torch.minimum(a, b).sum(-1)
+    return both / (a.sum(-1) + b.sum(-1) - both)
+
+
+VALUES = {
+    "a norm": (lambda x: x.norm(dim=-1), torch.randn(5, 3)),
+    "distances": (lambda x: torch.cdist(x, x), torch.randn(5, 3)),
+    "a quotient": (lambda x, y: x / y, torch.randn(5), torch.randn(5)),
+    "a product": (lambda x, y: x * y, torch.randn(5), torch.randn(5)),
+    "an overlap": (overlap, torch.rand(4, 3) + 0.1, torch.rand(4, 3) + 0.1),
+    "a mean of squares": (lambda x: x.square().mean(-1), torch.randn(4, 6)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_other_side_of_a_threshold_is_found(name):
+    value, *given = VALUES[name]
+    if len(given) == 1:
+        before, after = (lambda x: (value(x) >= 0.5) * 1.0, lambda x: (value(x) > 0.5) * 1.0)
+    else:
+        before, after = (lambda x, y: (value(x, y) >= 0.5) * 1.0, lambda x, y: (value(x, y) > 0.5) * 1.0)
+    assert not prove(pattern_pass(before, after, given, name="threshold"), before, *given).ok
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda x: x.norm(dim=-1) >= 0.5, lambda x: ~(x.norm(dim=-1) < 0.5)),
+        (
+            lambda x: x.norm(dim=-1) >= 0.5,
+            lambda x: x.square().sum(-1) >= 0.25,
+        ),  # another value: it rounds otherwise there
+        (lambda x: x * (1 / x.norm()).clamp(max=1.0), lambda x: torch.where(x.norm() > 1, x / x.norm(), x)),
+        (lambda x: torch.where(x.std() > 0.3, x, -x), lambda x: torch.where(x.std() <= 0.3, -x, x)),
+    ],
+    ids=["negated", "squared", "clipped", "turned around"],
+)
+def test_what_is_right_there_is_right(before, after):
+    x = torch.randn(5, 3)
+    proof = prove(pattern_pass(before, after, [x], name="right"), before, x)
+    assert proof.ok, proof
+
+
+def test_a_value_that_jumps_over_the_number_is_never_there():
+    before = lambda x: x.sign().cumsum(-1) > 0.5  # noqa: E731
+    after = lambda x: x.sign().cumsum(-1) >= 0.5  # noqa: E731
+    x = torch.randn(5, 3)
+    proof = prove(pattern_pass(before, after, [x], name="right"), before, x)
+    assert proof.ok, proof
