@@ -16,6 +16,7 @@ from fxpasses.checking.inputs import made_up, scaled
 from fxpasses.checking.interpret import ExactRun, as_float64
 from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.windows import Window
+from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.rewriting import value_of
 
 _STEPS = 48
@@ -55,14 +56,18 @@ def _compared(node: fx.Node) -> list[fx.Node]:
     return [n for n in floats if value_of(n).is_floating_point()]
 
 
+def _is_moved(value: Any) -> bool:
+    """Whether an input may be any between two: floats, and no mask."""
+    return isinstance(value, Tensor) and value.dtype is torch.float64 and bool((value.abs() < MASK).all())
+
+
 def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] | None:
     """Inputs on which an element of a value is a number, with that value; ``None`` where none are found."""
     names = [node.name for node in rewriting.before.graph.find_nodes(op="placeholder")]
     start = [as_float64(value) for value in rewriting.inputs]
-    moved = [i for i, value in enumerate(start) if isinstance(value, Tensor) and value.dtype is torch.float64]
+    moved = [i for i, value in enumerate(start) if _is_moved(value)]
     generator = torch.Generator().manual_seed(len(names))
     others = [scaled(made_up(start, "random", generator), scale) for scale in _SCALES]
-    others += [made_up(start, "signs", generator)]
 
     def at(end: Sequence[Any], part: float) -> tuple[list[Any], Tensor | None]:
         inputs = [v + part * (end[i] - v) if i in moved else v for i, v in enumerate(start)]
@@ -79,17 +84,23 @@ def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] 
         if not len(crosses):
             continue
         element = int(crosses[0])
-        below = float(first.flatten()[element]) < number
         low, high = 0.0, 1.0
-        for _ in range(_STEPS):
-            part = (low + high) / 2
+        from_low, from_high = (float(v.flatten()[element]) - number for v in (first, last))
+        for step in range(_STEPS):
+            share = (
+                from_low / (from_low - from_high) if step % 2 else 0.5
+            )  # as if it were a line, and in halves
+            part = low + share * (high - low)
             inputs, value = at(end, part)
             if value is None:
                 break
-            reached = float(value.flatten()[element])
-            if abs(reached - number) <= _CLOSE * max(1.0, abs(number)):
+            apart = float(value.flatten()[element]) - number
+            if abs(apart) <= _CLOSE * max(1.0, abs(number)):
                 value = value.clone()
                 value.view(-1)[element] = number
                 return {**{names[i]: inputs[i] for i in moved}, name: value}
-            low, high = (part, high) if (reached < number) is below else (low, part)
+            if (apart < 0) is (from_low < 0):
+                low, from_low = part, apart
+            else:
+                high, from_high = part, apart
     return None
