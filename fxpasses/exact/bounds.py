@@ -62,7 +62,7 @@ _MOST_COMPARED = 3
 
 
 def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Returns inputs whose integers lie at the ends of what the graph takes, or next to them; then with numbers that it compares them with between; then positions.
+    """Returns inputs whose integers are positions; at the ends of what the graph takes, or next to them; with numbers between that it compares them with.
 
     Args:
         gm: a graph of ATen operators with fake tensors as ``meta["val"]``.
@@ -98,7 +98,7 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
             tried = tried.sort().values if is_ordered(value) else tried
             if not torch.equal(tried, value) and uses.take(tried):
                 kept[at] = tried
-    for kept, others in ((found, inputs), (among, found), (positions, inputs)):
+    for kept, others in ((positions, inputs), (found, inputs), (among, found)):
         pairs = zip(kept, others, strict=True)
         if any(made is not given and not torch.equal(made, given) for made, given in pairs):
             yield kept

@@ -70,7 +70,6 @@ def make_buffer(layer):
 CHANGES = [
     change_eps,
     change_constant,
-    tensor_for_constant,
     add_hook,
     add_pre_hook,
     drop_everything,
@@ -86,7 +85,7 @@ CHANGES = [
 
 
 # The first layer is traced, the second too, the others are copies: see COPIED. One place of them goes through all stages.
-@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("change", [*CHANGES, tensor_for_constant], ids=lambda c: c.__name__)
 @pytest.mark.parametrize(("place", "dynamic"), [(0, False), (1, False), (3, False), (LAYERS - 1, True)])
 def test_a_layer_that_differs_is_not_copied(change, place, dynamic, request):
     if place != 3:
