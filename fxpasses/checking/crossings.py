@@ -76,7 +76,7 @@ def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] 
         return inputs, found if isinstance(found, Tensor) and found.dtype is torch.float64 else None
 
     _, first = at(start, 0.0)
-    for end in others if first is not None else ():
+    for end in others:
         _, last = at(end, 1.0)
         if first is None or last is None or last.shape != first.shape:
             return None
@@ -87,9 +87,8 @@ def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] 
         low, high = 0.0, 1.0
         from_low, from_high = (float(v.flatten()[element]) - number for v in (first, last))
         for step in range(_STEPS):
-            share = (
-                from_low / (from_low - from_high) if step % 2 else 0.5
-            )  # as if it were a line, and in halves
+            # As if it were a line, and in halves.
+            share = from_low / (from_low - from_high) if step % 2 else 0.5
             part = low + share * (high - low)
             inputs, value = at(end, part)
             if value is None:

@@ -169,16 +169,14 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
     if positive and family != "signs":  # a variance, say
         value = value.abs() + 0.25
     value = ((value * _BITS).round() / _BITS).double()
-    if (
-        family == "signs" and value.dim()
-    ):  # rows of either sign, and mixed ones; windows of negative ones at a border
+    if family == "signs" and value.dim():
+        # Rows of either sign, and mixed ones; of images a corner of negative ones, for windows at a border.
         rows = value.view(-1, value.shape[-1])
         rows[::3] = -rows[::3].abs()
         rows[1::3] = rows[1::3].abs()
         if value.dim() > 2:
-            corner = value.view(-1, *value.shape[-3:])[0][
-                tuple(slice(-(-n // 2)) for n in value.shape[-3:-1])
-            ]
+            part = tuple(slice(-(-n // 2)) for n in value.shape[-3:-1])
+            corner = value.view(-1, *value.shape[-3:])[0][part]
             corner.copy_(-corner.abs())
     elif family == "ties":
         value = torch.randint(-3, 4, example.shape, generator=generator) / 2.0 + (2.0 if positive else 0.0)
