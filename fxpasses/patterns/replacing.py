@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxpasses.errors import PatternError
-from fxpasses.graphs.aliasing import AliasInfo, is_mutating
+from fxpasses.graphs.aliasing import AliasInfo, is_assertion, is_mutating
 from fxpasses.graphs.provenance import is_backward, locate
 from fxpasses.graphs.rewriting import insert_call, outputs_of, same_metadata, same_size, value_of
 from fxpasses.pass_manager.sites import claim
@@ -128,8 +128,9 @@ class Replacer:
         """Why the match may not be replaced, or ``None``."""
         inside = set(match.nodes)
         for node in match.nodes:
-            if node not in match.outputs and (outside := [u.name for u in node.users if u not in inside]):
-                return f"{node.name} is used outside of the match too, by {outside[0]}"
+            outside = [] if node in match.outputs else [u for u in node.users if u not in inside]
+            if others := [user.name for user in outside if not _is_for_assertions(user)]:
+                return f"{node.name} is used outside of the match too, by {others[0]}"
         if len({is_backward(node) for node in match.nodes}) > 1:
             return "it is part of the forward and of the backward computation"
         if self._insertion_point(match) is None:
@@ -221,6 +222,11 @@ class Replacer:
             if isinstance(value, torch.SymInt) and same_size(value, value_of(node)):
                 return known
         return None
+
+
+def _is_for_assertions(node: fx.Node) -> bool:
+    """Whether a call does nothing but assert something, as ``one_hot`` does of its indices: what it asks stays in the graph for it."""
+    return is_assertion(node) or (bool(node.users) and all(map(_is_for_assertions, node.users)))
 
 
 def _signature(traced: TracedFunction) -> list[tuple[frozenset[str], frozenset[int]]]:

@@ -112,6 +112,8 @@ _TRIES = 32
 """How many calls without any plan it takes until none is looked for any more: what a model is called with seldom changes in kind."""
 _CONTENTS = 4
 """Of how many contents of the model a plan is looked for with the same arguments, where there was none."""
+_MOST_KNOWN = 4096
+"""Of so many different arguments it is known that there was none."""
 _ARMED = 4
 """How many combinations of a model and objects among its arguments are watched at a time."""
 _LAYERS = 64
@@ -316,6 +318,8 @@ class Compiled(Generic[M]):
             try:
                 tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
                 signature = now, tokens, *map(id, objects)
+                if len(self._known) > _MOST_KNOWN:
+                    self._known.clear()  # they are looked for again
                 contents = self._known.setdefault(signature, [])
                 known = len(contents) >= _CONTENTS
                 if not known:

@@ -62,6 +62,21 @@ def test_numbers_that_are_none_match():
     assert count == 1
 
 
+def test_what_a_pattern_asserts_of_its_own_values_is_asserted_still():
+    def chosen(x):
+        return torch.nn.functional.one_hot(x.argmax(-1), 4) * 2
+
+    def compared(x):
+        return (x.argmax(-1)[..., None] == torch.arange(4)).long() * 2
+
+    item = pattern_pass(chosen, compared, [torch.empty(3, 4)], name="chosen")
+    captured = fxpasses.capture(chosen, X, passes=[])
+    (run,) = PassManager([item]).run(captured.forward, "inference")
+    assert run.matches == 1
+    assert torch.equal(captured.forward(X)[0], chosen(X))
+    assert "aten._assert_async" in text(captured.forward)
+
+
 def test_occurrences_that_overlap():
     count, gm = replaced(lambda x: x.relu().relu().relu(), relu_twice, relu_once, [torch.empty(2)])
     assert count == 2
