@@ -38,6 +38,7 @@ def crossed_values(
     Returns:
         Names of that value before and after, and values of it and of the inputs of the graph, by name.
     """
+    mine, theirs = ([call for call in calls if _is_comparison(call)] for calls in (mine, theirs))
     old, new = ({given for call in calls for given in _compared(call)} for calls in (mine, theirs))
     if len(old) != 1 or len(new) != 1:
         return
@@ -49,6 +50,12 @@ def crossed_values(
         values = _reach(rewriting, before.name, number)
         if values is not None:
             yield before.name, after.name, values
+
+
+def _is_comparison(node: fx.Node) -> bool:
+    """Whether it jumps: what bends, as a clamp does, takes the same value from both sides."""
+    value = value_of(node)
+    return isinstance(value, Tensor) and value.dtype is torch.bool
 
 
 def _compared(node: fx.Node) -> list[fx.Node]:
