@@ -1,8 +1,6 @@
-"""Dual numbers: a float tensor as float64 witness and residues, and the arithmetic that is exact on the residues.
+"""The arithmetic of dual numbers, exact on their residues.
 
-The witness decides what a real number decides: comparisons, orders, indices, branches, whether a value is NaN or infinite. The
-residues decide whether two values are the same function of the inputs. Nothing rounds: casts between float types change
-the type that a value has in the graph, and not the value.
+Nothing rounds: casts between float types change the type that a value has in the graph, and not the value.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.float_constants import residues_of_number, unrounded
 from fxpasses.exact.folded_numbers import Product, residues_of_sum
@@ -23,58 +22,6 @@ _CANCELLED = 1e-9
 _LARGEST_DENOMINATOR = 2**20
 _MOST_EXPONENTS = 64
 """Different integers in a tensor of exponents."""
-
-
-class Dual:
-    """A float tensor.
-
-    Attributes:
-        witness: float64, of the shape that the tensor has.
-        residues: one int64 tensor a level, of the same shape; 0 where the witness is not finite.
-        dtype: the type that the tensor has in the graph; ``None`` for a Python number.
-        exponential: computes ``exp`` of it where it was made of a logarithm, whose residues do not know a sign.
-    """
-
-    __slots__ = ("dtype", "exponential", "residues", "witness")
-
-    def __init__(
-        self,
-        witness: Tensor,
-        residues: Sequence[Tensor],
-        dtype: torch.dtype | None = torch.float32,
-        exponential: Callable[[], Dual] | None = None,
-    ) -> None:
-        self.witness = witness
-        self.residues = list(residues)
-        self.dtype = dtype
-        self.exponential = exponential
-
-    @property
-    def shape(self) -> torch.Size:
-        """The sizes of the tensor."""
-        return self.witness.shape
-
-    def dim(self) -> int:
-        """The number of dimensions."""
-        return self.witness.dim()
-
-    def parts(self) -> list[Tensor]:
-        """The witness and the residues."""
-        return [self.witness, *self.residues]
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Dual:
-        """The tensor with a function that only moves elements applied to each part."""
-        moved = Dual(function(self.witness), [function(r) for r in self.residues], self.dtype)
-        known = self.exponential
-        if known is not None:
-            moved.exponential = lambda: known().map(function)
-        return moved
-
-    def as_type(self, dtype: torch.dtype) -> Dual:
-        """The same value in another float type."""
-        if self.dtype is dtype:
-            return self
-        return Dual(self.witness, self.residues, dtype, self.exponential)
 
 
 Operand = Dual | Tensor | float | int
@@ -199,7 +146,7 @@ class Arithmetic:
         a = self.dual(a)
         negative = [(-r) % p for r, p in zip(a.residues, self.primes, strict=True)]
         inverse = None if a.exponential is None else lambda: self.reciprocal(self.exp(a))
-        return Dual(-a.witness, negative, a.dtype, inverse)
+        return Dual(-a.witness, negative, a.dtype, inverse, a.square)
 
     def sub(self, a: Operand, b: Operand, alpha: Operand = 1) -> Dual:
         """Compute ``a - alpha * b``. Args: those of :meth:`add`."""
@@ -208,14 +155,27 @@ class Arithmetic:
     def mul(self, a: Operand, b: Operand) -> Dual:
         """``a * b``."""
         a, b = self.dual(a), self.dual(b)
+        witness = a.witness * b.witness
+        if a.square is not None and b.square is not None and _are_same(a, b):
+            return self.finished(witness, a.square().residues, a, b)
         residues = [x * y % p for x, y, p in zip(a.residues, b.residues, self.primes, strict=True)]
-        return self.finished(a.witness * b.witness, residues, a, b)
+        result = self.finished(witness, residues, a, b)
+        if a.square is not None or b.square is not None:
+            result.square = lambda: self.mul(self.squared(a), self.squared(b))
+        return result
+
+    def squared(self, a: Dual) -> Dual:
+        """``a * a``, where ``a`` may be made of a root, whose residues do not know a sign."""
+        return self.mul(a, a) if a.square is None else a.square()
 
     def reciprocal(self, a: Operand) -> Dual:
         """``1 / a``."""
         a = self.dual(a)
         residues = [self.field.inverse(k, r) for k, r in enumerate(a.residues)]
-        return self.finished(1 / a.witness, residues, a)
+        result = self.finished(1 / a.witness, residues, a)
+        if a.square is not None:
+            result.square = lambda: self.reciprocal(self.squared(a))
+        return result
 
     def div(self, a: Operand, b: Operand) -> Dual:
         """``a / b``."""
@@ -224,20 +184,28 @@ class Arithmetic:
             x * self.field.inverse(k, y) % self.primes[k]
             for k, (x, y) in enumerate(zip(a.residues, b.residues, strict=True))
         ]
-        return self.finished(a.witness / b.witness, residues, a, b)
+        result = self.finished(a.witness / b.witness, residues, a, b)
+        if a.square is not None or b.square is not None:
+            result.square = lambda: self.div(self.squared(a), self.squared(b))
+        return result
 
     def integer_power(self, a: Operand, exponent: int) -> Dual:
         """``a ** exponent``."""
         a = self.dual(a)
+        if a.square is not None and exponent % 2 == 0:
+            powered = self.integer_power(a.square(), exponent // 2)
+            return self.finished(a.witness**exponent, powered.residues, a)
         residues = [self.field.power(k, r, exponent) for k, r in enumerate(a.residues)]
         if exponent == 0:
             residues = [torch.ones_like(r) for r in residues]
         return self.finished(a.witness**exponent, residues, a)
 
     def root(self, a: Operand) -> Dual:
-        """``sqrt(a)``; its square is ``a`` up to the sign, which the witness knows."""
+        """``sqrt(a)``; the square of its residues is ``a`` up to the sign, and its square is ``a``."""
         a = self.dual(a)
-        return self.finished(a.witness.sqrt(), [self.field.root(k, r) for k, r in enumerate(a.residues)], a)
+        result = self.finished(a.witness.sqrt(), [self.field.root(k, r) for k, r in enumerate(a.residues)], a)
+        result.square = lambda: a
+        return result
 
     def pow(self, base: Operand, exponent: Operand) -> Dual:
         """``base ** exponent``: exact for integers and halves, else ``exp(exponent * log(base))``."""
@@ -359,6 +327,8 @@ class Arithmetic:
         result = Dual(witness, residues, promoted_dtype(a, b))
         if a.exponential is not None or b.exponential is not None:
             result.exponential = lambda: self.select(condition, self.exp(a), self.exp(b))
+        if a.square is not None or b.square is not None:
+            result.square = lambda: self.select(condition, self.squared(a), self.squared(b))
         return result
 
     # Sums and products of elements
@@ -495,3 +465,7 @@ def stacked(values: Sequence[Dual], dim: int) -> Dual:
     witness = torch.stack([v.witness for v in values], dim)
     residues = [torch.stack([v.residues[k] for v in values], dim) for k in range(LEVELS)]
     return Dual(witness, residues, values[0].dtype)
+
+
+def _are_same(a: Dual, b: Dual) -> bool:
+    return a is b or (torch.equal(a.witness, b.witness) and all(map(torch.equal, a.residues, b.residues)))

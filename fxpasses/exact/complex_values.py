@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fake.seam.pytree import tree_flatten, tree_map, tree_unflatten
-from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.arithmetic import Arithmetic
+from fxpasses.exact.dual import Dual
 
 aten = torch.ops.aten
 Call = Callable[..., Any]

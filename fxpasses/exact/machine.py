@@ -15,8 +15,9 @@ from fake.dispatch.communication import communicates
 from fake.library.random_state import seeded_generators
 from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
-from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.complex_values import ComplexCalls, concerns_complex, without_complex
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.rules import rule_of
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.exact.arithmetic import Dual
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.machine import Machine, UnsupportedCall, is_random
 from fxpasses.exact.same_values import Relation, compare, digests
 from fxpasses.exact.samples import symbol_values, with_values

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.complex_values import Complex, without_complex
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import Field
 from fxpasses.graphs.numbers import became
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from fake.error_text import first_line
-from fxpasses.exact.arithmetic import Dual
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.folded_numbers import folded_numbers
 from fxpasses.exact.machine import Machine, UnsupportedCall

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from fake.seam.dispatch import collectives
 from fake.seam.pytree import tree_leaves, tree_map
-from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.arithmetic import Arithmetic
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS
 from fxpasses.exact.rules.table import named, rule
 
@@ -62,15 +64,24 @@ def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
 
     if isinstance(witness, Tensor):
         result = made(witness, residues)
-        if not reduce and op.overloadpacket not in _FILL and any(o.exponential is not None for o in operands):
+        if not reduce and op.overloadpacket not in _FILL:
 
-            def exponential() -> Dual:
-                given = tree_map(
-                    lambda v: m.exp(v) if is_dual(v) else v, (tuple(args), kwargs), is_leaf=is_dual
+            def moved(change: Callable[[Dual], Dual]) -> Callable[[], Any]:
+                def one(value: Any) -> Any:
+                    return change(value) if is_dual(value) else value
+
+                return lambda: _parts(
+                    m,
+                    op,
+                    tree_map(one, tuple(args), is_leaf=is_dual),
+                    tree_map(one, kwargs, is_leaf=is_dual),
+                    reduce=False,
                 )
-                return _parts(m, op, given[0], given[1], reduce=False)
 
-            result.exponential = exponential
+            if any(operand.exponential is not None for operand in operands):
+                result.exponential = moved(m.exp)
+            if any(operand.square is not None for operand in operands):
+                result.square = moved(m.squared)
         return result
     return type(witness)(made(w, [r[i] for r in residues]) for i, w in enumerate(witness))
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fake.seam.dispatch import collectives
-from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.arithmetic import Arithmetic
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.rules.table import named, rule
 
 aten = torch.ops.aten

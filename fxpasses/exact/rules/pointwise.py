@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.arithmetic import Arithmetic
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.rules.table import named, rule
 
 aten = torch.ops.aten

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.arithmetic import Arithmetic
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.rules.table import named, rule
 
 aten, prims = torch.ops.aten, torch.ops.prims

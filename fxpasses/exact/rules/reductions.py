@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.arithmetic import Arithmetic
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.rules.table import RULES, named, rule
 
 aten = torch.ops.aten

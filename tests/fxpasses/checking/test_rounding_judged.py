@@ -241,3 +241,21 @@ def test_of_inputs_that_are_chosen_a_third_of_the_digits_has_to_be_lost():
     small = x * 2.0**-22
     before, after = graph(torch.log1p, x), graph(lambda x: (x + 1).log(), x)
     assert less_precise(before, after, [small], chosen=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("before", "after", "size"),
+    [
+        (lambda x, y: (x.exp() + (-x).exp() - 2) * y, lambda x, y: 4 * (x / 2).sinh().square() * y, 8),
+        (lambda x, y: (2 * torch.sigmoid(2 * x) - 1) * y, lambda x, y: x.tanh() * y, 64),
+    ],
+    ids=["cosh", "tanh"],
+)
+def test_what_is_more_precise_in_float64_is_not_less(before, after, size, seed):
+    """There is no wider type: how far the graph before is off is told by moving what its calls give, often enough for a few elements."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(2, size, size, dtype=torch.float64, generator=generator)
+    x.view(-1)[:: size * size // 5] = 0.0  # among which a few numbers near zero have a magnitude of their own
+    x.view(-1)[1] = 1e-5
+    assert found(before, after, x, y) == []

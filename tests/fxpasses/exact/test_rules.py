@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from benchmarks.conformance._torch import op_db
-from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.arithmetic import Arithmetic
+from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, field
 from fxpasses.exact.float_constants import residues_of_number, unrounded
 from fxpasses.exact.machine import Machine, UnsupportedCall
@@ -55,6 +56,30 @@ def test_quotients_and_roots(a):
     assert same(m.mul(x, m.reciprocal(x)), m.dual(torch.ones(3)))
     squared = m.mul(x, x)
     assert same(m.mul(m.root(squared), m.root(squared)), squared)
+
+
+@given(numbers.filter(lambda v: all(v)), numbers.filter(lambda v: all(v)))
+@settings(max_examples=40, deadline=None)
+def test_squares_of_roots(a, b):
+    """Of any number, which is a square in some fields alone; the witness of the root of a negative one is NaN, and the residues of its square are zeros."""
+    m = Arithmetic(field(0))
+    x, y = (dual([abs(n) for n in numbers]) for numbers in (a, b))
+    root, other = m.root(x), m.root(y)
+    for square in (
+        m.mul(root, root),
+        m.mul(root, m.root(x)),
+        m.integer_power(root, 2),
+        m.integer_power(m.neg(root), 2),
+    ):
+        assert same(square, x)
+    assert same(m.integer_power(m.mul(root, other), 2), m.mul(x, y))
+    assert same(m.integer_power(m.div(m.mul(root, 3), other), 2), m.div(m.mul(x, 9), y))
+    assert same(m.integer_power(m.reciprocal(root), -4), m.mul(x, x))
+    chosen = m.select(torch.tensor([True, False, True]), root, y)
+    assert same(m.integer_power(chosen, 2), m.select(torch.tensor([True, False, True]), x, m.mul(y, y)))
+    assert same(m.integer_power(root.map(lambda t: t.flip(0)), 2), x.map(lambda t: t.flip(0)))
+    negative = m.root(m.neg(x))
+    assert not any(r.any() for r in m.mul(negative, negative).residues)
 
 
 @pytest.mark.parametrize(

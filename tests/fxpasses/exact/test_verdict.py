@@ -39,6 +39,18 @@ EQUAL = {
     "gelu": (lambda x: functional.gelu(x), lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), X),
     "tanh": (torch.tanh, lambda x: 2 * torch.sigmoid(2 * x) - 1, X),
     "exp2": (torch.exp2, lambda x: (x * 0.6931471805599453).exp(), X),
+    "a norm of norms": (
+        lambda x: torch.stack([x[:2].norm(), x[2:].norm()]).norm() * x,
+        lambda x: x.norm() * x,
+        X,
+    ),
+    "squares of roots": (
+        lambda x: (
+            ((x.abs() + 3).sqrt() * 2).square() + torch.cat([(x.abs() + 2).rsqrt(), x]).square()[: len(x)]
+        ),
+        lambda x: 4 * (x.abs() + 3) + 1 / (x.abs() + 2),
+        X,
+    ),
     "hypot": (lambda x: torch.hypot(x, x + 1), lambda x: (x.square() + (x + 1).square()).sqrt(), X),
     "log of products": (lambda x: (x.exp() * (2 * x).exp()).log(), lambda x: 3 * x, X),
     "batch norm folded": (

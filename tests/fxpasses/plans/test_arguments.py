@@ -113,6 +113,7 @@ def test_wrong_arguments_of_the_library_are_refused(checks):
         lambda: known._certain([], {}),
         lambda: library.unchanged((1,), (1,)),
         lambda: library.Tensors((), ()),
+        lambda: library.Arguments((_X,), {}, (True,), (), TENSOR_LAYOUT),
     ):
         with pytest.raises(TypeError):
             call()
@@ -120,7 +121,7 @@ def test_wrong_arguments_of_the_library_are_refused(checks):
         library.unchanged((), (1,))
     with pytest.raises(ZeroDivisionError):
         library.unchanged(((divmod, 1, 0),), (1,))
-    with pytest.raises(ValueError, match="flag"):
+    with pytest.raises(ValueError, match="not a kind for each"):
         library.Arguments((_X,), {}, (), (), TENSOR_LAYOUT)
 
 
