@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copyreg
-import enum
-import types
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-_KEPT = (torch.Tensor, enum.Enum, type, types.FunctionType, types.ModuleType)
+_HEAP_TYPE = 1 << 9
 
 
 def can_go(value: Any) -> bool:
@@ -21,7 +18,8 @@ def can_go(value: Any) -> bool:
         kind.__weakrefoffset__ != 0
         and kind.__dictoffset__ != 0
         and not copyreg._slotnames(kind)  # type: ignore[attr-defined]
-        and not isinstance(value, _KEPT)
+        and kind is not functools.partial
+        and next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE) is object
     )
 
 

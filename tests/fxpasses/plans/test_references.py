@@ -11,6 +11,7 @@ from torch import nn
 
 import fxpasses
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.references import can_go
 from fxpasses.plans.walk import Walk
 
 
@@ -96,3 +97,31 @@ def test_a_layer_that_goes_over_its_modules_has_a_plan(tmp_path):
     with torch.no_grad():
         assert torch.allclose(compiled(x), layer(x), atol=1e-5)
     assert compiled.plan_files, compiled.why_no_plan
+
+
+class _Counts(collections.defaultdict):
+    pass
+
+
+class _WithSlots:
+    __slots__ = ("__weakref__", "a")
+
+
+@pytest.mark.parametrize(
+    ("value", "can"),
+    [
+        (nn.Linear(1, 1), True),
+        (torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0), True),
+        (_Counts(int), False),  # holds items, too
+        (_WithSlots(), False),
+        (functools.partial(print), False),
+        (nn.Parameter(torch.ones(1)), False),
+        (nn.Linear, False),
+        (print, False),
+        (test_changes_behind_references_and_caches_are_seen, False),
+        (3, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_plan_does_not_keep(value, can):
+    assert can_go(value) == can
