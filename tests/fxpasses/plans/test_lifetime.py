@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fxpasses
+from fxpasses.plans import compile as compiling
 from tests.fxpasses.plans.functions_between import Layers, WithLoss
 
 pytestmark = pytest.mark.usefixtures("old_objects_aside")
@@ -140,3 +141,11 @@ def test_an_object_that_changes_is_seen_whether_it_is_kept_or_not(tmp_path, chec
         assert compiled(settings, x).tolist() == [5] * 3
         settings.__class__ = type("Other", (Settings,), {"scale": property(lambda self: 7)})
         assert compiled(settings, x).tolist() == [7] * 3
+
+
+def test_arguments_without_a_plan_are_not_remembered_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "_MOST_KNOWN", 3)
+    compiled = fxpasses.compile(lambda x, n: x * n, cache=tmp_path, compiler="eager")
+    for n in range(9):
+        assert compiled(torch.ones(2), n).tolist() == [n, n]
+    assert 0 < len(compiled._known) <= 4
