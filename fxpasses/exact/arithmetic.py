@@ -35,12 +35,15 @@ class Arithmetic:
 
     Attributes:
         folded: what numbers were computed from.
+        squares_roots: whether the square of a root is what it is the root of. Residues of a root are a root of it or of its negative. As they are, a
+            root is a variable of which nothing is known, and all laws of products hold; where some squares are exact, others hold, and not all of these.
     """
 
     def __init__(self, field: Field) -> None:
         self.field = field
         self.primes = field.primes
         self.folded: dict[float, tuple[Product, ...]] = {}
+        self.squares_roots = False
 
     # Making duals
 
@@ -201,10 +204,10 @@ class Arithmetic:
         return self.finished(a.witness**exponent, residues, a)
 
     def root(self, a: Operand) -> Dual:
-        """``sqrt(a)``; the square of its residues is ``a`` up to the sign, and its square is ``a``."""
+        """``sqrt(a)``; its square is ``a`` up to the sign, which the witness knows, or ``a`` where roots are squared."""
         a = self.dual(a)
         result = self.finished(a.witness.sqrt(), [self.field.root(k, r) for k, r in enumerate(a.residues)], a)
-        result.square = lambda: a
+        result.square = (lambda: a) if self.squares_roots else None
         return result
 
     def pow(self, base: Operand, exponent: Operand) -> Dual:

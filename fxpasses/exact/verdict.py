@@ -167,17 +167,18 @@ class Original:
         self.inputs = list(inputs)
         self._runs: dict[Any, _FirstRun] = {}
 
-    def run(self, family: Family, number: int, scale: float = 1.0) -> _FirstRun:
+    def run(self, family: Family, number: int, scale: float = 1.0, squares_roots: bool = False) -> _FirstRun:
         """The run of the graph on one sample.
 
         Args:
             family: the kind of values.
             number: of the sample.
             scale: a factor for float inputs.
+            squares_roots: see :class:`.Arithmetic`.
         """
-        key = family, number, scale
+        key = family, number, scale, squares_roots
         if key not in self._runs:
-            self._runs[key] = _FirstRun(self.gm, self.inputs, family, number, scale)
+            self._runs[key] = _FirstRun(self.gm, self.inputs, family, number, scale, squares_roots)
         return self._runs[key]
 
     def equivalent(
@@ -195,11 +196,13 @@ class Original:
             ValueError: the graph takes another number of inputs.
         """
         _check_inputs(after, self.inputs)
-        verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
         families: list[Family] = ["example"] if example or not samples else []
         families += ["random"] * samples
-        self._decide(verdict, after, families, signed_zeros)
+        verdict = self._decide(after, families, signed_zeros)
         if verdict.kind == "UNPROVED" and verdict.finding and verdict.finding.comparison.first is not None:
+            again = self._decide(after, families, signed_zeros, squares_roots=True)
+            if again.kind == "EQUAL":  # each of the two ways proves
+                return again
             self._look_closer(verdict, after, len(families))
         return verdict
 
@@ -211,7 +214,10 @@ class Original:
             UnsupportedCall: a call cannot be evaluated.
         """
         try:
-            return _Sample(self.run("numbers", 0), after).finding
+            finding = _Sample(self.run("numbers", 0), after).finding
+            if finding is not None and finding.comparison.relation == "unproved":
+                finding = _Sample(self.run("numbers", 0, squares_roots=True), after).finding and finding
+            return finding
         except _RefusedByBefore as error:
             raise ValueError(f"the graph before does not run on these inputs: {error}") from error
 
@@ -232,13 +238,19 @@ class Original:
                 verdict.distance, verdict.needed = finding.comparison.distance, ()
 
     def _decide(
-        self, verdict: Verdict, after: fx.GraphModule, families: Sequence[Family], signed_zeros: bool
-    ) -> None:
+        self,
+        after: fx.GraphModule,
+        families: Sequence[Family],
+        signed_zeros: bool,
+        squares_roots: bool = False,
+    ) -> Verdict:
+        verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
         adopted: dict[str, str] | None = None
         refused = ""
         for number, family in enumerate(families):
             try:
-                sample = _Sample(self.run(family, number), after, signed_zeros=signed_zeros)
+                first = self.run(family, number, squares_roots=squares_roots)
+                sample = _Sample(first, after, signed_zeros=signed_zeros)
             except _RefusedByBefore as error:
                 if family == "example":
                     raise ValueError(
@@ -249,7 +261,7 @@ class Original:
             except UnsupportedCall as error:
                 verdict.kind, verdict.needed = "UNPROVED", (str(error.target),)
                 verdict.finding = Finding(family, "the graph", Comparison("unproved", reason=error.reason))
-                return
+                return verdict
             verdict.opaque |= sample.opaque
             verdict.evaluated = max(verdict.evaluated, sample.evaluated)
             adopted = sample.adopted if adopted is None else dict(adopted.items() & sample.adopted.items())
@@ -278,6 +290,7 @@ class Original:
             verdict.needed = tuple(verdict.opaque or dict.fromkeys(str(n.target) for n in others))[
                 :_MOST_NAMED
             ]
+        return verdict
 
 
 def _kind(comparison: Comparison) -> Kind:
@@ -307,10 +320,16 @@ class _FirstRun:
     """
 
     def __init__(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], family: Family, number: int, scale: float
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        family: Family,
+        number: int,
+        scale: float,
+        squares_roots: bool,
     ) -> None:
         generator = torch.Generator().manual_seed(number * 101 + 5)
-        self.gm, self.family, self.number = gm, family, number
+        self.gm, self.family, self.number, self.squares_roots = gm, family, number, squares_roots
         self.machine = self.new_machine()
         made = [sample_input(v, family, generator, scale) if isinstance(v, Tensor) else v for v in inputs]
         self.inputs = [
@@ -332,7 +351,9 @@ class _FirstRun:
 
     def new_machine(self) -> Machine:
         """A machine that evaluates another graph on this sample."""
-        return Machine(field_of(self.number), self.number)
+        machine = Machine(field_of(self.number), self.number)
+        machine.arithmetic.squares_roots = self.squares_roots
+        return machine
 
 
 class _Sample:

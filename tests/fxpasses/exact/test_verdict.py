@@ -51,6 +51,17 @@ EQUAL = {
         lambda x: 4 * (x.abs() + 3) + 1 / (x.abs() + 2),
         X,
     ),
+    "the gradient of a norm": (
+        lambda x: (
+            (r := (x.square().mean(-1, keepdim=True) + 1).rsqrt())
+            * (x - x * r * (x * x * r).mean(-1, keepdim=True))
+        ),
+        lambda x: (
+            (r := (x.square().mean(-1, keepdim=True) + 1).rsqrt()) * x
+            - r.pow(3) * x * (x * x).mean(-1, keepdim=True)
+        ),
+        X,
+    ),
     "hypot": (lambda x: torch.hypot(x, x + 1), lambda x: (x.square() + (x + 1).square()).sqrt(), X),
     "log of products": (lambda x: (x.exp() * (2 * x).exp()).log(), lambda x: 3 * x, X),
     "batch norm folded": (
