@@ -423,7 +423,9 @@ class _Inputs:
 def _other_ends(values: list[Any]) -> list[tuple[list[Any], str]]:
     """The same, every other tensor of integers turned around, where there are several: one is low where another is high."""
     integers = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.dtype in _SHORT and v.dim()]
-    turned = [v.flip(0) if i in integers[1::2] else v for i, v in enumerate(values)]
+    turned = cloned(values)
+    for i in integers[1::2]:
+        turned[i].copy_(values[i].flip(0))
     return [(turned, "extreme integers, low where others are high")] if len(integers) > 1 else []
 
 

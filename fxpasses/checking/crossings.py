@@ -103,7 +103,7 @@ def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] 
             apart = float(value.flatten()[element]) - number
             if abs(apart) <= _CLOSE * max(1.0, abs(number)):
                 value = value.clone()
-                value.view(-1)[element] = number
+                value[torch.unravel_index(crosses[0, 0], value.shape)] = number
                 return {**{names[i]: inputs[i] for i in moved}, name: value}
             if (apart < 0) is (from_low < 0):
                 low, from_low = part, apart

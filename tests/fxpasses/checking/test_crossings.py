@@ -18,6 +18,7 @@ VALUES = {
     "a quotient": (lambda x, y: x / y, torch.randn(5), torch.randn(5)),
     "a product": (lambda x, y: x * y, torch.randn(5), torch.randn(5)),
     "an overlap": (overlap, torch.rand(4, 3) + 0.1, torch.rand(4, 3) + 0.1),
+    "a transpose": (lambda x: (x.t() * 2).tanh().exp() - 1, torch.randn(4, 3)),
     "a cosine": (lambda x, y: torch.cosine_similarity(x, y, dim=-1), torch.randn(5, 3), torch.randn(5, 3)),
     "a mean of squares": (lambda x: x.square().mean(-1), torch.randn(4, 6)),
 }
