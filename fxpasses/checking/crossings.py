@@ -6,7 +6,9 @@ come, and nowhere where it jumps over the number). Both graphs then get the numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +23,9 @@ from fxpasses.graphs.rewriting import value_of
 
 _STEPS = 48
 _CLOSE = 1e-9
-_SCALES = (1.0, 2.0**3, 2.0**-3)
+_SCALES = (1.0, 2.0**3, 2.0**-3, 1.0)
+_MOST_TRIED, _POLE = 4, 4.0
+"""So many elements are tried between two sets of inputs; one that is so many times as far off between them has a pole there."""
 
 
 def crossed_values(
@@ -87,26 +91,46 @@ def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] 
         _, last = at(end, 1.0)
         if first is None or last is None or last.shape != first.shape:
             return None
-        crosses = ((first - number) * (last - number) < 0).flatten().nonzero()
-        if not len(crosses):
-            continue
-        element = int(crosses[0])
-        low, high = 0.0, 1.0
-        from_low, from_high = (float(v.flatten()[element]) - number for v in (first, last))
-        for step in range(_STEPS):
-            # As if it were a line, and in halves.
-            share = from_low / (from_low - from_high) if step % 2 else 0.5
-            part = low + share * (high - low)
-            inputs, value = at(end, part)
-            if value is None:
-                break
-            apart = float(value.flatten()[element]) - number
-            if abs(apart) <= _CLOSE * max(1.0, abs(number)):
+        crosses = ((first - number) * (last - number) < 0).flatten().nonzero().flatten()
+        for element in crosses[:_MOST_TRIED]:
+            place = torch.unravel_index(element, first.shape)
+            ends = float(first[place]) - number, float(last[place]) - number
+            for inputs, value in _between(functools.partial(at, end), place, number, *ends):
                 value = value.clone()
-                value[torch.unravel_index(crosses[0, 0], value.shape)] = number
+                value[place] = number
                 return {**{names[i]: inputs[i] for i in moved}, name: value}
-            if (apart < 0) is (from_low < 0):
-                low, from_low = part, apart
-            else:
-                high, from_high = part, apart
     return None
+
+
+def _between(
+    at: Callable[[float], tuple[list[Any], Tensor | None]],
+    place: tuple[Tensor, ...],
+    number: float,
+    from_low: float,
+    from_high: float,
+) -> Iterator[tuple[list[Any], Tensor]]:
+    """Inputs, with the value on them, on which an element of it is as good as a number.
+
+    Args:
+        at: gives both for a part of the way from one set of inputs to another.
+        place: of the element.
+        number: what it is to be.
+        from_low: how far it is off at the beginning.
+        from_high: how far it is off at the end, on the other side.
+    """
+    low, high, farthest = 0.0, 1.0, _POLE * max(abs(from_low), abs(from_high))
+    for step in range(_STEPS):
+        # As if it were a line, and in halves.
+        share = from_low / (from_low - from_high) if step % 2 else 0.5
+        part = low + share * (high - low)
+        inputs, value = at(part)
+        apart = math.nan if value is None else float(value[place]) - number
+        if value is not None and abs(apart) <= _CLOSE * max(1.0, abs(number)):
+            yield inputs, value
+            return
+        if not abs(apart) <= farthest:  # it changes sides where it is infinite, or none
+            return
+        if (apart < 0) is (from_low < 0):
+            low, from_low = part, apart
+        else:
+            high, from_high = part, apart
