@@ -114,8 +114,11 @@ def _compile(
     for observer in observers:
         observer.dynamo(gm, parsed, explain_miss(earlier, made) if earlier is not None else None)
     recording = recorder()
+    lifted = list[Tensor]()
     if recording is not None:
         observers.append(recording.observer())
+        named = (*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False))
+        lifted = [tensor for _, tensor in named]  # in the order in which AOTAutograd makes them inputs
     lowered = None
     if limits is not None and limits.check and limits.stage == "inductor":
         lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
@@ -132,7 +135,7 @@ def _compile(
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
     compiled = compile_graph(gm, example_inputs, parsed, hooks)
     if recording is not None:
-        compiled = recording.watched(compiled)
+        compiled = recording.watched(compiled, lifted)
     recent.add(dataclasses.replace(made, from_cache=cached.found), frame)
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:

@@ -161,8 +161,16 @@ class Recorder(Protocol):
     def observer(self) -> Observer:
         """The observer of the graph that Dynamo hands over now."""
 
-    def watched(self, compiled: Callable[..., Any], *, in_memory: bool = False) -> Callable[..., Any]:
-        """What the backend returns for that graph, with its calls recorded; ``in_memory`` where it cannot be written to a file."""
+    def watched(
+        self, compiled: Callable[..., Any], lifted: Sequence[Tensor] = (), *, in_memory: bool = False
+    ) -> Callable[..., Any]:
+        """What the backend returns for that graph, with its calls recorded.
+
+        Args:
+            compiled: what it returns.
+            lifted: the tensors that the graph has as attributes.
+            in_memory: whether it cannot be written to a file.
+        """
 
     def instead_of(self, code: CodeType) -> CodeType | None:
         """The code that frames of a function are to run from now on, which Dynamo is about to compile, or None: it compiles."""

@@ -80,7 +80,7 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
     return (
         name == PROPAGATED
         or value is True
-        or value == "unguarded"
+        or value in ("unguarded", "guarded")  # by where it was compiled: with a model, or in an optimizer's step
         or (name == "_torchdynamo_wrapper_id" and type(value) is int)
     )
 
@@ -98,7 +98,8 @@ def marks_of(tensor: torch.Tensor) -> tuple[tuple[str, str], ...] | None:
         return ()
     ranges, hints, values = (said.get(name, {}) for name in _SAY_MORE)
     ranged = any(of.min is not None or of.max is not None for of in ranges)
-    if said.keys() - _OF_MARKING or ranged or hints or any(values.values()):
+    others = [name for name in said.keys() - _OF_MARKING if name not in NOTES or not is_note(name, said)]
+    if others or ranged or hints or any(values.values()):
         return None
     return tuple((name, str(sorted(said[name]))) for name in _MARKED_SIZES if name in said)
 

@@ -371,8 +371,12 @@ def _constant_of(item: Any) -> list[Any] | None:
     return [type(item.value), repr(item.value)] if isinstance(item, ConstantVariable) else None
 
 
-def sized_inputs(graph: fx.Graph) -> tuple[list[str], list[list[Any] | None]]:
-    """The inputs of Dynamo's graph: what each is called in guards, and for numbers which number of which input they are.
+def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any] | None]]:
+    """The inputs of what Dynamo's graph is compiled to: what each is called in guards, and for numbers which number of which input they are.
+
+    Args:
+        graph: Dynamo's.
+        lifted: how many tensors that the graph has as attributes come first.
 
     A float that Dynamo hands over as a tensor, as it does with ``dynamic=True``, is ``["constant"]``: its value is part of the key, wherever it comes from.
 
@@ -380,8 +384,8 @@ def sized_inputs(graph: fx.Graph) -> tuple[list[str], list[list[Any] | None]]:
         NoPlan: a number is none of a tensor.
     """
     sources = [node.meta["grapharg"].source for node in graph.nodes if node.op == "placeholder"]
-    names = [text_of_source(source) for source in sources]
-    numbers: list[list[Any] | None] = []
+    names = ["" for _ in range(lifted)] + [text_of_source(source) for source in sources]
+    numbers: list[list[Any] | None] = [None for _ in range(lifted)]
     for source, node in zip(sources, (n for n in graph.nodes if n.op == "placeholder"), strict=True):
         example = node.meta.get("example_value")
         if isinstance(example, torch.Tensor):

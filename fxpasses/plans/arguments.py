@@ -300,20 +300,23 @@ def sources_of(
     model: Sequence[torch.Tensor],
     arguments: Sequence[torch.Tensor],
     numbers: Sequence[Sequence[Any] | None],
+    gradients: Mapping[int, torch.Tensor],
 ) -> list[list[Any]]:
-    """The place of each input of a graph: among the tensors of the model, or the arguments; or its value, of a float.
+    """The place of each input of a graph: among the tensors of the model, the arguments, or the gradients of the model; or its value, of a float.
 
     Args:
         inputs: of the graph.
         model: the tensors of the model.
         arguments: those among the arguments.
         numbers: for each input that is a number which one of which input it is.
+        gradients: by the number of the tensor of the model that has it.
 
     Raises:
         NoPlan: an input comes from elsewhere.
     """
     places: dict[int, list[Any]] = {id(t): ["model", i] for i, t in enumerate(model)}
     places |= {id(t): ["argument", i] for i, t in enumerate(arguments) if id(t) not in places}
+    places |= {id(t): ["gradient", i] for i, t in gradients.items() if id(t) not in places}
     found: list[list[Any]] = []
     numbers = numbers if len(numbers) == len(inputs) else [None] * len(inputs)
     for value, number in zip(inputs, numbers, strict=True):

@@ -23,6 +23,7 @@ from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.optimizers import make_state
 from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
@@ -315,6 +316,7 @@ class Compiled(Generic[M]):
         """A call with no plan at hand: look for one, or compile."""
         with self._lock:
             signature, digest, failed = None, None, None
+            make_state(self.model, args)
             try:
                 tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
                 signature = now, tokens, *map(id, objects)

@@ -1,9 +1,11 @@
-"""Whether objects of a class hold what no walk over them sees."""
+"""Whether objects of a class hold what no walk over them sees, or what is another one in each process."""
 
 from __future__ import annotations
 
 import copyreg
 import functools
+import types
+from typing import Any
 
 _MANAGED_DICT = 1 << 4
 
@@ -18,3 +20,8 @@ def hidden_state(kind: type, base: type) -> bool:
         room += 8
     room += 8 * len(copyreg._slotnames(kind))  # type: ignore[attr-defined]
     return kind.__basicsize__ > room
+
+
+def is_hash(value: int, owner: Any) -> bool:
+    """Whether a number is an object's hash by its content: another one in each process, as those of text are."""
+    return isinstance(type(owner).__hash__, types.FunctionType) and hash(owner) == value

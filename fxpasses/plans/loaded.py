@@ -19,6 +19,7 @@ from fxpasses.plans.arguments import SameArguments, described_arguments, without
 from fxpasses.plans.between import Functions, stubs_named
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import PYTHON, frame_of, in_python
+from fxpasses.plans.gradients import Gradients
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
 from fxpasses.plans.reads import walk_reads
@@ -71,10 +72,11 @@ class Plan(_Checked):
         )
         sources = list(enumerate(content["inputs"]))
         self._inputs = [_held(kind, value, walk) for _, (kind, *value) in sources]
+        self._lifted = self._inputs[: content.get("lifted", 0)]
         self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
-        self._numbers = [
-            (i, *source) for i, source in sources if source[0] not in ("argument", "model", "constant")
-        ]
+        self._numbers = [(i, *source) for i, source in sources if source[0] not in _TENSORS]
+        self._of_gradients = [(i, source[1]) for i, source in sources if source[0] == "gradient"]
+        self._gradients = Gradients(walk.tensors, walk.gradients or [])
         self._accepts = names.get("accepts")
         self._asked = [
             (walk.tensors[i] if place == "model" else i, base) for place, i, base in content["asked"] or ()
@@ -93,7 +95,16 @@ class Plan(_Checked):
 
     def holds(self) -> bool:
         """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
-        return super().holds() and [value.data_ptr() for value in self._own] == self._pointers
+        if not super().holds() or not self._gradients.hold():
+            return False
+        if not self._own:
+            return True
+        memory = self._gradients.memory()
+        return (
+            [value.data_ptr() for value in self._own] == self._pointers
+            and self._storages.isdisjoint(memory)
+            and len(set(memory)) == len(memory)
+        )
 
     def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether the graphs hold for the sizes of these arguments."""
@@ -105,14 +116,15 @@ class Plan(_Checked):
         return bool(self._accepts(*(tensor._base if base else tensor for tensor, base in asked)))
 
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
-        """Whether no argument shares memory with a tensor of the model, where the plan changes tensors."""
-        return not self._changes or self._storages.isdisjoint(
-            [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]
-        )
+        """Whether no argument shares memory with a tensor of the model or a gradient, where the plan changes tensors."""
+        if not self._changes:
+            return True
+        given = [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]
+        return self._storages.isdisjoint(given) and not set(given).intersection(self._gradients.memory())
 
     def graph(self, *inputs: Any) -> Sequence[Any]:
         """Its graph, called as Dynamo's code calls it."""
-        return self._run(list(inputs))
+        return self._run([*self._lifted, *inputs])
 
     def __call__(
         self, arguments: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -126,10 +138,16 @@ class Plan(_Checked):
         inputs: list[Any] = self._inputs.copy()
         for position, index in self._given:
             inputs[position] = arguments[index]
+        for position, index in self._of_gradients:
+            inputs[position] = self._gradients[index]
         for position, method, index, dim in self._numbers:
             tensor = arguments[index]
             inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
         return inputs
+
+
+_TENSORS = ("argument", "model", "gradient", "constant")
+"""Kinds of inputs that are no numbers."""
 
 
 def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:

@@ -243,6 +243,7 @@ class _Saved:
             was, now = _saved_part(sections, name), _part(walk, name)
             if was != now:
                 raise PlanMismatchError(self.path, *_first_difference(was, now))
+        raise PlanMismatchError(self.path, "what its code reads", "something else", "this")
 
 
 def _part(walk: Walk, name: str) -> Story:

@@ -21,14 +21,19 @@ from typing import Any
 from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, code_digest, codes_inside, global_names, named_by, strings_of
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.gradients import facts_of_gradients
+from fxpasses.plans.hooks_of_modules import ALL_HOOKS
 from fxpasses.plans.origin import OF_TORCH, is_of_torch
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
-from fxpasses.plans.walk import HOOKS_BESIDE, HOOKS_OF_CALLS, Walk
+from fxpasses.plans.walk import Walk
 
 Read = tuple[str, ...]
 """The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable, or of an operator."""
 _VARIABLE, _OPERATOR, _RESULT = "environment variable", "operator of a library", "constant result"
-_OF_STATE = {name for name in HOOKS_BESIDE if "state_dict" in name}
+OF_PARAMETERS: Read = ("optimizers", "parts")
+OF_GRADIENTS: Read = ("gradients", "parts")
+"""What is read beside objects of the model: see :mod:`~fxpasses.plans.optimizers` and :mod:`~fxpasses.plans.gradients`."""
+_OF_STATE = {name for name in ALL_HOOKS if "state_dict" in name}
 
 
 def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
@@ -51,7 +56,7 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
             found[_VARIABLE, name] = None
         names = set(attribute_names(code))
         strings = strings_of(code)
-        if (names | strings) & {*HOOKS_OF_CALLS, *HOOKS_BESIDE}:
+        if (names | strings) & set(ALL_HOOKS):
             raise NoPlan("code that reads the hooks of a module", code.co_qualname)
         modules = by_file[code.co_filename]
         dynamic = "getattr" in global_names(code) or "hasattr" in global_names(code)
@@ -188,6 +193,13 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
         if read[0] == _OPERATOR:
             operator = _torch.operator_named(read[1])
             digests.append("absent" if operator is None else walk.add(read[1], operator))
+            continue
+        if tuple(read) == OF_PARAMETERS:
+            digests.append(walk.of_parameters(".".join(read)))
+            continue
+        if tuple(read) == OF_GRADIENTS:
+            walk.gradients = facts_of_gradients(walk.tensors)
+            digests.append(walk.add(".".join(read), list(map(repr, walk.gradients))))
             continue
         if read[0] == _RESULT:
             digests.append(_result(*read[1:]))

@@ -29,9 +29,11 @@ from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module, used_parameters
+from fxpasses.plans.gradients import may_have_gradient
 from fxpasses.plans.library_operators import called_by
+from fxpasses.plans.optimizers import may_read_parts, steps_inside
 from fxpasses.plans.plan_files import hash_of, write_sections
-from fxpasses.plans.reads import check_covered, read_of_operator, read_of_result, reads_of, walk_reads
+from fxpasses.plans.reads import OF_GRADIENTS, OF_PARAMETERS, check_covered, read_of_operator, read_of_result, reads_of, walk_reads
 from fxpasses.plans.recorded_frames import RecordedFrames
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
@@ -93,7 +95,7 @@ class Recording(Observer, Recorder):
         self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
         self._codes, self._targets, self._operators = list[Any](), list[Any](), list[str]()
         self._changed, self._guarded, self._outputs = list[Any](), list[str](), list[Any]()
-        self._calls = self._compilations = 0
+        self._calls = self._compilations = self._lifted = 0
         self._frames = RecordedFrames(model, functions)
         self._frame_code = b""
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
@@ -205,7 +207,7 @@ class Recording(Observer, Recorder):
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """Called by the backend once the guards on sizes are known."""
         try:
-            names, self._numbers = _t.sized_inputs(graph)
+            names, self._numbers = _t.sized_inputs(graph, self._lifted)
             if not any(self._numbers):
                 return
             guards = guards_of(shape_env).compile()
@@ -232,21 +234,25 @@ class Recording(Observer, Recorder):
         elif self._over:
             self._finish()
 
-    def watched(self, compiled: Callable[..., Any], *, in_memory: bool = False) -> Callable[..., Any]:
+    def watched(
+        self, compiled: Callable[..., Any], lifted: Sequence[torch.Tensor] = (), *, in_memory: bool = False
+    ) -> Callable[..., Any]:
         """The compiled function, with the inputs and outputs of its first call noted.
 
         Args:
             compiled: the function.
+            lifted: the tensors that its graph has as attributes, which are inputs of what it is compiled to.
             in_memory: whether the plan is one for this process: the function cannot be written.
         """
         self._held = compiled if in_memory else None
+        self._lifted = len(lifted)
 
         def run(*inputs: Any) -> Any:
             if self._finished:
                 return compiled(*inputs)
             self._calls += 1
             if self._calls == 1:
-                self._look(inputs)
+                self._look([*lifted, *inputs])
             outputs = compiled(*inputs)
             if in_memory and _versions(inputs) != self._versions:
                 self._refuse("changed tensors, and a program that cannot be written")
@@ -270,7 +276,12 @@ class Recording(Observer, Recorder):
             infos = self._input_infos(inputs) if self._held is None else []
             if any(info.mutates_data or info.mutates_metadata for info in infos):
                 _check_memory(inputs)
-            self._content["inputs"] = sources_of(inputs, self._walk.tensors, self._arguments, self._numbers)
+            tensors = self._walk.tensors
+            gradients = {i: tensors[i].grad for i, facts in self._walk.gradients or () if facts}
+            sources = sources_of(inputs, tensors, self._arguments, self._numbers, gradients)
+            if any(source[0] != "model" for source in sources[: self._lifted]):
+                raise NoPlan("a graph that holds tensors of others")
+            self._content |= {"inputs": sources, "lifted": self._lifted}
         except NoPlan as error:
             log.info("no plan: %s", error)
             self._refuse(error.reason)
@@ -283,6 +294,13 @@ class Recording(Observer, Recorder):
             reads = [*reads_of(self._codes), *map(read_of_operator, self._operators)]
             reads += itertools.starmap(read_of_result, _t.marked_calls())
             self._reads, self._later = of_later_modules(dict.fromkeys(reads))
+            if steps_inside(self._model, self._codes):
+                raise NoPlan("an optimizer that another function steps")
+            self._reads += [OF_PARAMETERS] if may_read_parts(self._codes) else []
+            if any(".grad" in place for place in self._guarded):
+                self._reads.append(OF_GRADIENTS)
+                if any(map(may_have_gradient, self._arguments)):
+                    raise NoPlan("gradients are read, perhaps of arguments")
             if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
                 raise NoPlan("the model changes while it is compiled")
             changed = dict(surroundings().items() ^ self._about["surroundings"].items())
@@ -455,6 +473,8 @@ class Recording(Observer, Recorder):
             # Of a base Dynamo asks what is symbolic, and nothing else: it is no input of the graph.
             known = [name for name, (place, _, base) in asks.items() if place == "model" or base]
             asked = [asks[name] for name in module.add_guards(code_of_guards, known)]
+            if any(place == "gradient" for place, *_ in asked):
+                raise NoPlan("a symbolic size of a gradient")
         code, kernels, externs, constants = module.sections()
         plan = {**self._told(facts, asked), "kind": kind, "externs": externs, "constants": constants}
         sections = {"code": code}

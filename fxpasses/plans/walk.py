@@ -28,8 +28,10 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.hidden_state import hidden_state
+from fxpasses.plans.hidden_state import hidden_state, is_hash
+from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
+from fxpasses.plans.optimizers import lasting_parts, parts_of_parameters
 from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
 from fxpasses.plans.references import can_go
 from fxpasses.plans.tensor_facts import tensor_facts
@@ -68,6 +70,8 @@ class Walk:
         unseen_codes: of those among the methods of classes that hold what cannot be seen into.
         made_codes: of those whose globals are not those of a module: what they read there was walked over.
         hashes: names of attributes that hold the hash of their object, which is another one in each process: nothing that is traced may read them.
+        optimizers: those that were met, of which what they hold of parameters was left out.
+        gradients: of the tensors, once that was asked.
         watch: what has to stay as it is for the digest to hold.
         story: where told, each fact that went into a digest, and where it was met.
 
@@ -78,6 +82,8 @@ class Walk:
     def __init__(self, *, told: bool = False) -> None:
         self.story: list[tuple[str, tuple[Any, ...]]] | None = [] if told else None
         self.tensors: list[torch.Tensor] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.gradients: list[list[Any]] | None = None
         self.codes: set[str] = set()
         self.made_codes: set[str] = set()
         self.unseen_codes: set[str] = set()
@@ -98,7 +104,7 @@ class Walk:
         other = Walk(told=self.story is not None)
         other.tensors, other.codes, other._kept = list(self.tensors), set(self.codes), list(self._kept)
         other.made_codes, other.unseen_codes = set(self.made_codes), set(self.unseen_codes)
-        other.hashes = set(self.hashes)
+        other.hashes, other.optimizers = set(self.hashes), list(self.optimizers)
         other._classes, other._abstract = list(self._classes), list(self._abstract)
         other._numbers, other._storages = dict(self._numbers), dict(self._storages)
         other.watch.not_kept = self.watch.not_kept
@@ -134,6 +140,18 @@ class Walk:
         """
         self.watch.not_kept = frozenset(id(item) for item in objects if can_go(item))
         return [self.add("model", model), [self.add(f"object {i}", item) for i, item in enumerate(objects)]]
+
+    def of_parameters(self, label: str) -> str:
+        """Walk over what the optimizers hold of parameters; returns the digest. Args: how the story calls it.
+
+        Raises:
+            NoPlan: they hold something that cannot be seen into.
+        """
+        return ":".join(
+            self.add(f"{label}[{i}]", part)
+            for i, optimizer in enumerate(self.optimizers)
+            for part in parts_of_parameters(optimizer)
+        )
 
     def has_met(self, value: Any) -> bool:
         """Whether the walk has seen into this object."""
@@ -428,6 +446,9 @@ class Walk:
         if state is not None:
             self.watch.attributes(value, ("__dict__",))  # it may be exchanged as a whole
             self.watch.dictionary(state)
+            if isinstance(value, torch.optim.Optimizer):
+                self.optimizers.append(value)
+                state = lasting_parts(value)
             self._items(state, value)
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
             self.watch.attributes(value, (name,))
@@ -445,11 +466,11 @@ class Walk:
         for key, item in values.items():
             if notes and key in notes:
                 continue
-            if type(item) is int and abs(item) >= 1 << 32 and _is_hash(item, owner):
+            if type(item) is int and abs(item) >= 1 << 32 and is_hash(item, owner):
                 self._say("the hash of its object", key)
                 self.hashes.add(key)
                 continue
-            if key in _HOOKS and isinstance(owner, torch.nn.Module) and type(item) is collections.OrderedDict:
+            if key in ALL_HOOKS and isinstance(owner, torch.nn.Module) and type(item) is collections.OrderedDict:
                 self._hooks(key, item, values)
                 continue
             if type(key) is str:
@@ -464,20 +485,10 @@ class Walk:
         self._say("hooks", name, len(hooks))
         if hooks or name in HOOKS_OF_CALLS:
             self.watch.dictionary(hooks)
-        numbers = sorted({number for kind in _HOOKS for number in values.get(kind, ())}) if hooks else []
+        numbers = sorted({number for kind in ALL_HOOKS for number in values.get(kind, ())}) if hooks else []
         for number, hook in hooks.items():
             self._say("place", numbers.index(number))
             self._inside(f".{name}[{number}]", hook)
-
-
-HOOKS_OF_CALLS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Where a module has hooks that its call runs."""
-HOOKS_BESIDE = (
-    "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
-    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-)  # fmt: skip
-"""Where it says more about these, or has others: what comes there later is no matter of a call as long as the first are empty."""
-_HOOKS = (*HOOKS_OF_CALLS, *HOOKS_BESIDE)
 
 
 _NOT_CONTENT = (
@@ -485,11 +496,6 @@ _NOT_CONTENT = (
     "__slotnames__",  # copyreg remembers them there
     "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__abstractmethods__",
 )  # fmt: skip
-
-
-def _is_hash(value: int, owner: Any) -> bool:
-    """Whether a number is an object's hash by its content: another one in each process, as those of text are."""
-    return isinstance(type(owner).__hash__, types.FunctionType) and hash(owner) == value
 
 
 def _plain(value: Any) -> Any:
