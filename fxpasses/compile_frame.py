@@ -135,7 +135,7 @@ def _compile(
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
     compiled = compile_graph(gm, example_inputs, parsed, hooks)
     if recording is not None:
-        compiled = recording.watched(compiled, lifted)
+        compiled = recording.watched(compiled, lifted, traced)
     recent.add(dataclasses.replace(made, from_cache=cached.found), frame)
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:

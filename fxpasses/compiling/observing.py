@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol
 
-from torch import fx
+from torch import Tensor, fx
 
 from fxpasses.compiling.history import Miss
 from fxpasses.compiling.options import Options
@@ -162,13 +162,19 @@ class Recorder(Protocol):
         """The observer of the graph that Dynamo hands over now."""
 
     def watched(
-        self, compiled: Callable[..., Any], lifted: Sequence[Tensor] = (), *, in_memory: bool = False
+        self,
+        compiled: Callable[..., Any],
+        lifted: Sequence[Tensor] = (),
+        graph: fx.Graph | None = None,
+        *,
+        in_memory: bool = False,
     ) -> Callable[..., Any]:
         """What the backend returns for that graph, with its calls recorded.
 
         Args:
             compiled: what it returns.
             lifted: the tensors that the graph has as attributes.
+            graph: Dynamo's.
             in_memory: whether it cannot be written to a file.
         """
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.source import OptimizerSource
 from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._inductor.output_code import CompiledFxGraph
@@ -26,7 +27,7 @@ from fake.seam.aot_autograd import config as _functorch_config
 from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config
 from fake.seam.guards import TracingContext
 from fake.seam.patches import LEDGER, Edit, Patch, When
-from fake.seam.symbolic_shapes import PythonPrinter, TensorPropertySource
+from fake.seam.symbolic_shapes import PythonPrinter, TensorPropertySource, concrete_bounds
 from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
 from fxpasses.plans import _torch
@@ -321,10 +322,13 @@ def _makes_tuples(value: Any) -> bool:
     return isinstance(owner, type) and issubclass(owner, tuple)
 
 
-def changed_objects() -> tuple[list[Any], str]:
+def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str]:
     """The objects older than the call on which the frame that Dynamo is tracing sets attributes, and one that has another value afterwards, or "".
 
     A frame may do with the dictionary of its own ``**kwargs`` what it likes, and with the lists that Dynamo hands it: nobody else has them.
+
+    Args:
+        dictionaries: whether it may change others, too.
 
     Raises:
         NoPlan: something else about an object is changed, or to what is no constant.
@@ -333,12 +337,17 @@ def changed_objects() -> tuple[list[Any], str]:
     effects, code, found, differs = output.side_effects, _root(), [], ""
     named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     own = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else None
-    for item in effects.id_to_variable.values():
+    objects = {id(value): value for value in effects.keepalive}
+    for number, item in effects.id_to_variable.items():
         if not type(item.mutation_type).__name__.endswith("Existing") or not effects.is_modified(item):
             continue
         if (isinstance(item, ConstDictVariable) and own == _local_of(item.source) is not None) or (
             _local_of(item.source, inside=True) in _HANDED
         ):
+            continue
+        if dictionaries and isinstance(item, ConstDictVariable) and isinstance(objects.get(number), dict):
+            found.append(objects[number])
+            differs = "a dictionary"
             continue
         attributes = effects.store_attr_mutations.get(item, {})
         if not attributes or not isinstance(item.mutation_type, AttributeMutationExisting):
@@ -371,6 +380,21 @@ def _constant_of(item: Any) -> list[Any] | None:
     return [type(item.value), repr(item.value)] if isinstance(item, ConstantVariable) else None
 
 
+def _option(source: Any, number: Any) -> list[Any] | None:
+    """The option of an optimizer that an input is, if nothing was asked of its value."""
+    group = getattr(source, "base", None)
+    groups = getattr(group, "base", None)
+    if getattr(groups, "member", "") != "param_groups" or not isinstance(getattr(groups, "base", None), OptimizerSource):
+        return None
+    if not isinstance(number, torch.SymFloat) or not isinstance(number.node.expr, sympy.Symbol):
+        return None
+    symbol, shape_env = number.node.expr, number.node.shape_env
+    asked = any(symbol in guard.expr.free_symbols for guard in shape_env.guards)
+    if asked or concrete_bounds(shape_env, symbol) != (None, None):
+        return None
+    return ["option", group.index, source.index]
+
+
 def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any] | None]]:
     """The inputs of what Dynamo's graph is compiled to: what each is called in guards, and for numbers which number of which input they are.
 
@@ -378,7 +402,8 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
         graph: Dynamo's.
         lifted: how many tensors that the graph has as attributes come first.
 
-    A float that Dynamo hands over as a tensor, as it does with ``dynamic=True``, is ``["constant"]``: its value is part of the key, wherever it comes from.
+    A float that Dynamo hands over as a tensor, as it does with ``dynamic=True``, is ``["constant"]``: its value is part of the key, wherever it comes from;
+    but ``["option", group, name]`` is one of an optimizer's that the graph holds for all values of.
 
     Raises:
         NoPlan: a number is none of a tensor.
@@ -389,10 +414,9 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
     for source, node in zip(sources, (n for n in graph.nodes if n.op == "placeholder"), strict=True):
         example = node.meta.get("example_value")
         if isinstance(example, torch.Tensor):
-            wraps = (
-                node.meta["grapharg"].pass_arg_as_tensor and getattr(example, "item_memo", None) is not None
-            )
-            numbers.append(["constant"] if wraps else None)
+            number = getattr(example, "item_memo", None)
+            wraps = node.meta["grapharg"].pass_arg_as_tensor and number is not None
+            numbers.append((_option(source, number) or ["constant"]) if wraps else None)
         elif isinstance(source, TensorPropertySource) and text_of_source(source.base) in names:
             place = names.index(text_of_source(source.base))
             numbers.append([source.prop.method_name(), place, source.idx])

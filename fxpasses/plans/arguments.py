@@ -325,6 +325,9 @@ def sources_of(
         if number == ["constant"] and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
             found.append(["constant", value.item()])
             continue
+        if number is not None and number[0] == "option":
+            found.append(list(number))
+            continue
         if isinstance(value, torch.Tensor) and id(value) not in places:
             raise NoPlan("an input that is neither an argument nor part of the model")
         found.append(places[id(value)] if isinstance(value, torch.Tensor) else [])

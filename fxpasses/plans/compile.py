@@ -23,7 +23,6 @@ from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.optimizers import make_state
 from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
@@ -316,7 +315,6 @@ class Compiled(Generic[M]):
         """A call with no plan at hand: look for one, or compile."""
         with self._lock:
             signature, digest, failed = None, None, None
-            make_state(self.model, args)
             try:
                 tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
                 signature = now, tokens, *map(id, objects)
@@ -348,8 +346,10 @@ class Compiled(Generic[M]):
                     self._compile_afresh(signature)
                 return self._without(failed, shelf, args, kwargs)
             if known:
+                contents.append(digest)  # what changes in each call is not walked over for ever
                 return self._fully(args, kwargs)  # whose errors are those of the model
             if plan is not None and plan.may_take(tensors):
+                contents.clear()
                 armed.know(now, tokens, plan)
                 if plan.file is not None:
                     self.plan_files[plan.file] = None

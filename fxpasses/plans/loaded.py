@@ -21,6 +21,7 @@ from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import PYTHON, frame_of, in_python
 from fxpasses.plans.gradients import Gradients
 from fxpasses.plans.held_views import HeldViews
+from fxpasses.plans.optimizers import option_now
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.references import reference_to
@@ -74,7 +75,12 @@ class Plan(_Checked):
         self._inputs = [_held(kind, value, walk) for _, (kind, *value) in sources]
         self._lifted = self._inputs[: content.get("lifted", 0)]
         self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
-        self._numbers = [(i, *source) for i, source in sources if source[0] not in _TENSORS]
+        self._numbers = [(i, *source) for i, source in sources if source[0] not in _NO_SIZES]
+        self._options = [
+            (i, walk.optimizers[0].param_groups[source[1]], source[2])
+            for i, source in sources
+            if source[0] == "option"
+        ]
         self._of_gradients = [(i, source[1]) for i, source in sources if source[0] == "gradient"]
         self._gradients = Gradients(walk.tensors, walk.gradients or [])
         self._accepts = names.get("accepts")
@@ -96,6 +102,8 @@ class Plan(_Checked):
     def holds(self) -> bool:
         """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
         if not super().holds() or not self._gradients.hold():
+            return False
+        if any(option_now(*option) is None for _, *option in self._options):
             return False
         if not self._own:
             return True
@@ -140,14 +148,16 @@ class Plan(_Checked):
             inputs[position] = arguments[index]
         for position, index in self._of_gradients:
             inputs[position] = self._gradients[index]
+        for position, group, name in self._options:
+            inputs[position] = torch.tensor(group[name], dtype=torch.float64)
         for position, method, index, dim in self._numbers:
             tensor = arguments[index]
             inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
         return inputs
 
 
-_TENSORS = ("argument", "model", "gradient", "constant")
-"""Kinds of inputs that are no numbers."""
+_NO_SIZES = ("argument", "model", "gradient", "constant", "option")
+"""Kinds of inputs that are no sizes, strides or offsets."""
 
 
 def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:
@@ -368,7 +378,7 @@ def _walked(content: Mapping[str, Any], armed: Armed) -> Walk | None:
     """The walk over the model, gone on over what a plan reads; ``None`` where that is not what it was."""
     walk = armed.walk.fork()
     same = (
-        walk_reads(walk, content["reads"]) == content["read"]
+        walk_reads(walk, content["reads"], content["read"]) == content["read"]
         and are_named_still(content["functions"])
         and stubs_named(content.get("between", ())) is not None
     )

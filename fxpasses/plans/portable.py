@@ -208,7 +208,7 @@ class _Saved:
         for content, sections in self._plans:
             if not all(_distance(content["about"], wanted) for wanted in abouts):
                 walk = armed.walk.fork()
-                if walk_reads(walk, content["reads"]) != content["read"]:
+                if walk_reads(walk, content["reads"], content["read"]) != content["read"]:
                     self._other_reads(content, sections, armed)
                 if not are_named_still(content["functions"]):
                     raise PlanMismatchError(self.path, "functions of torch", "torch's own", "others")

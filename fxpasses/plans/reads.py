@@ -23,6 +23,7 @@ from fxpasses.plans.code import attribute_names, code_digest, codes_inside, glob
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.gradients import facts_of_gradients
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS
+from fxpasses.plans.optimizers import Option, is_step, make_state, may_read_parameters, walk_parameters
 from fxpasses.plans.origin import OF_TORCH, is_of_torch
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import Walk
@@ -30,9 +31,7 @@ from fxpasses.plans.walk import Walk
 Read = tuple[str, ...]
 """The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable, or of an operator."""
 _VARIABLE, _OPERATOR, _RESULT = "environment variable", "operator of a library", "constant result"
-OF_PARAMETERS: Read = ("optimizers", "parts")
-OF_GRADIENTS: Read = ("gradients", "parts")
-"""What is read beside objects of the model: see :mod:`~fxpasses.plans.optimizers` and :mod:`~fxpasses.plans.gradients`."""
+_STEPS, _PARAMETERS, _GRADIENTS = "optimizer that is stepped", "parameters of optimizers", "gradients"
 _OF_STATE = {name for name in ALL_HOOKS if "state_dict" in name}
 
 
@@ -182,22 +181,32 @@ def resolve(read: Sequence[str]) -> object:
     return value
 
 
-def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
+def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -> str:
     """Walk over what is read now, after the model; returns the digest of its content.
+
+    Args:
+        walk: it goes on.
+        reads: what is read.
+        expected: the digest that it had, if there was one: the state of an optimizer is made where all before it is the same.
 
     Raises:
         NoPlan: it holds something that cannot be seen into.
     """
-    digests = []
+    digests = list[str]()
     for read in reads:
+        if read[0] == _STEPS:
+            if expected is not None and expected.startswith("".join(f"{digest}:" for digest in digests)):
+                make_state(walk.optimizers)
+            digests.append(str(len(walk.optimizers)))
+            continue
         if read[0] == _OPERATOR:
             operator = _torch.operator_named(read[1])
             digests.append("absent" if operator is None else walk.add(read[1], operator))
             continue
-        if tuple(read) == OF_PARAMETERS:
-            digests.append(walk.of_parameters(".".join(read)))
+        if read[0] == _PARAMETERS:
+            digests.append(walk_parameters(walk, ".".join(read), json.loads(read[1])))
             continue
-        if tuple(read) == OF_GRADIENTS:
+        if read[0] == _GRADIENTS:
             walk.gradients = facts_of_gradients(walk.tensors)
             digests.append(walk.add(".".join(read), list(map(repr, walk.gradients))))
             continue
@@ -222,6 +231,33 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
         if any(value is function for function in _torch.ABOUT_HARDWARE):
             digests.append(repr(value()))  # type: ignore[operator]
     return ":".join(digests)
+
+
+def reads_of_optimizers(
+    walk: Walk, codes: Sequence[types.CodeType], guarded: Sequence[str], options: Sequence[Option]
+) -> list[Read]:
+    """What is read of optimizers and gradients, in the order in which it is to be looked at.
+
+    Args:
+        walk: over the model and its objects, and all else that is read.
+        codes: what was traced.
+        guarded: where there is something that Dynamo relies on.
+        options: the floats among the optimizer's options that are inputs of the graph.
+
+    Raises:
+        NoPlan: several optimizers are there where one is stepped.
+    """
+    found: list[Read] = []
+    steps = any(map(is_step, codes))
+    if (steps or options) and len(walk.optimizers) != 1:
+        raise NoPlan("several optimizers, of which one is stepped")
+    if steps:
+        found.append((_STEPS, "state"))
+    if walk.optimizers and may_read_parameters(codes):
+        found.append((_PARAMETERS, json.dumps(options)))
+    if any(".grad" in place for place in guarded):
+        found.append((_GRADIENTS, "of parameters"))
+    return found
 
 
 def read_of_operator(name: str) -> Read:

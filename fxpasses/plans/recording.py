@@ -31,9 +31,9 @@ from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module, used_parameters
 from fxpasses.plans.gradients import may_have_gradient
 from fxpasses.plans.library_operators import called_by
-from fxpasses.plans.optimizers import may_read_parts, steps_inside
+from fxpasses.plans.optimizers import is_step
 from fxpasses.plans.plan_files import hash_of, write_sections
-from fxpasses.plans.reads import OF_GRADIENTS, OF_PARAMETERS, check_covered, read_of_operator, read_of_result, reads_of, walk_reads
+from fxpasses.plans.reads import check_covered, read_of_operator, read_of_result, reads_of, reads_of_optimizers, walk_reads
 from fxpasses.plans.recorded_frames import RecordedFrames
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
@@ -101,7 +101,7 @@ class Recording(Observer, Recorder):
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
         self._later, self._without_gradient = list[Any](), list[int]()
         self._guards: tuple[str, dict[str, tuple[int, bool]]] | None = None
-        self._numbers: list[list[Any] | None] = []
+        self._names, self._numbers = list[str](), list[list[Any] | None]()
         self._autocast = False
         self._over = self._frame_was_seen = self._goes_on = False
         self._number_of_outputs = 0
@@ -196,7 +196,7 @@ class Recording(Observer, Recorder):
             codes, operators = called_by(_t.foreign_operators())
             self._codes += codes
             self._operators += operators
-            changed, differs = _t.changed_objects()
+            changed, differs = _t.changed_objects(dictionaries=is_step(getattr(self._model, '__code__', None)))
             self._changed += changed
             self._frames.more = self._frames.more or (differs and "a frame that changes an object")
         except NoPlan as error:
@@ -204,10 +204,17 @@ class Recording(Observer, Recorder):
             self._refuse(error.reason)
 
     @_beside_compilation
+    def _note_inputs(self, graph: fx.Graph) -> None:
+        try:
+            self._names, self._numbers = _t.sized_inputs(graph, self._lifted)
+        except NoPlan as error:
+            self._refuse(error.reason)
+
+    @_beside_compilation
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """Called by the backend once the guards on sizes are known."""
         try:
-            names, self._numbers = _t.sized_inputs(graph, self._lifted)
+            names = self._names
             if not any(self._numbers):
                 return
             guards = guards_of(shape_env).compile()
@@ -235,17 +242,25 @@ class Recording(Observer, Recorder):
             self._finish()
 
     def watched(
-        self, compiled: Callable[..., Any], lifted: Sequence[torch.Tensor] = (), *, in_memory: bool = False
+        self,
+        compiled: Callable[..., Any],
+        lifted: Sequence[torch.Tensor] = (),
+        graph: fx.Graph | None = None,
+        *,
+        in_memory: bool = False,
     ) -> Callable[..., Any]:
         """The compiled function, with the inputs and outputs of its first call noted.
 
         Args:
             compiled: the function.
-            lifted: the tensors that its graph has as attributes, which are inputs of what it is compiled to.
+            lifted: the tensors that Dynamo's graph has as attributes, which are inputs of what it is compiled to.
+            graph: that one.
             in_memory: whether the plan is one for this process: the function cannot be written.
         """
         self._held = compiled if in_memory else None
         self._lifted = len(lifted)
+        if graph is not None:
+            self._note_inputs(graph)
 
         def run(*inputs: Any) -> Any:
             if self._finished:
@@ -294,13 +309,6 @@ class Recording(Observer, Recorder):
             reads = [*reads_of(self._codes), *map(read_of_operator, self._operators)]
             reads += itertools.starmap(read_of_result, _t.marked_calls())
             self._reads, self._later = of_later_modules(dict.fromkeys(reads))
-            if steps_inside(self._model, self._codes):
-                raise NoPlan("an optimizer that another function steps")
-            self._reads += [OF_PARAMETERS] if may_read_parts(self._codes) else []
-            if any(".grad" in place for place in self._guarded):
-                self._reads.append(OF_GRADIENTS)
-                if any(map(may_have_gradient, self._arguments)):
-                    raise NoPlan("gradients are read, perhaps of arguments")
             if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
                 raise NoPlan("the model changes while it is compiled")
             changed = dict(surroundings().items() ^ self._about["surroundings"].items())
@@ -309,6 +317,12 @@ class Recording(Observer, Recorder):
             if changed:
                 raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
             self._content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, self._reads)}
+            options = [number[1:] for number in self._numbers if number is not None and number[0] == "option"]
+            more = reads_of_optimizers(walk, self._codes, self._guarded, options)
+            if walk.gradients is not None and any(map(may_have_gradient, self._arguments)):
+                raise NoPlan("gradients are read, perhaps of arguments")
+            self._content["read"] = ":".join(filter(None, (self._content["read"], walk_reads(walk, more))))
+            self._reads += more
             check_covered(self._codes, walk)
             check_methods(self._codes)
             if not all(map(walk.has_met, self._changed)):

@@ -31,7 +31,7 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state, is_hash
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
-from fxpasses.plans.optimizers import lasting_parts, parts_of_parameters
+from fxpasses.plans.optimizers import lasting_parts
 from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
 from fxpasses.plans.references import can_go
 from fxpasses.plans.tensor_facts import tensor_facts
@@ -140,18 +140,6 @@ class Walk:
         """
         self.watch.not_kept = frozenset(id(item) for item in objects if can_go(item))
         return [self.add("model", model), [self.add(f"object {i}", item) for i, item in enumerate(objects)]]
-
-    def of_parameters(self, label: str) -> str:
-        """Walk over what the optimizers hold of parameters; returns the digest. Args: how the story calls it.
-
-        Raises:
-            NoPlan: they hold something that cannot be seen into.
-        """
-        return ":".join(
-            self.add(f"{label}[{i}]", part)
-            for i, optimizer in enumerate(self.optimizers)
-            for part in parts_of_parameters(optimizer)
-        )
 
     def has_met(self, value: Any) -> bool:
         """Whether the walk has seen into this object."""

@@ -96,6 +96,10 @@ class Watch:
         self._keys.append(name)
         self._entries.append(values.get(name, _GONE))
 
+    def keys(self, values: dict[Any, Any]) -> None:
+        """Watch the keys of a dictionary."""
+        self._others.append((values.keys(), list(values)))
+
     def variable(self, variable: contextvars.ContextVar[Any]) -> None:
         """Watch what a variable of the context is."""
         self._variables.append(variable)
