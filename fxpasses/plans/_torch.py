@@ -80,7 +80,8 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
     return (
         name == PROPAGATED
         or value is True
-        or value in ("unguarded", "guarded")  # by where it was compiled: with a model, or in an optimizer's step
+        or value
+        in ("unguarded", "guarded")  # by where it was compiled: with a model, or in an optimizer's step
         or (name == "_torchdynamo_wrapper_id" and type(value) is int)
     )
 

@@ -382,9 +382,11 @@ def _constant_of(item: Any) -> list[Any] | None:
 
 def _option(source: Any, number: Any) -> list[Any] | None:
     """The option of an optimizer that an input is, if nothing was asked of its value."""
-    group = getattr(source, "base", None)
+    group: Any = getattr(source, "base", None)
     groups = getattr(group, "base", None)
-    if getattr(groups, "member", "") != "param_groups" or not isinstance(getattr(groups, "base", None), OptimizerSource):
+    if getattr(groups, "member", "") != "param_groups" or not isinstance(
+        getattr(groups, "base", None), OptimizerSource
+    ):
         return None
     if not isinstance(number, torch.SymFloat) or not isinstance(number.node.expr, sympy.Symbol):
         return None

@@ -23,7 +23,7 @@ from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf
+from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf, Without
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
 from fxpasses.plans.walk import Walk
@@ -161,7 +161,7 @@ class Compiled(Generic[M]):
         self._held: list[Held] = []
         self._kinds = 0
         self._steps: dict[str, Compiled[Any]] = {}
-        self._known: dict[Any, list[Any]] = {}
+        self._known: dict[Any, Without] = {}
         self._had_plans: set[Any] = set()
         self._turn = 0
         functools.update_wrapper(self, model, updated=())
@@ -320,12 +320,13 @@ class Compiled(Generic[M]):
                 signature = now, tokens, *map(id, objects)
                 if len(self._known) > _MOST_KNOWN:
                     self._known.clear()  # they are looked for again
-                contents = self._known.setdefault(signature, [])
-                known = len(contents) >= _CONTENTS
+                without = self._known.setdefault(signature, Without())
+                known = len(without.contents) >= _CONTENTS or without.calls >= _TRIES
                 if not known:
+                    without.calls += 1
                     armed = self._arm(objects)
                     digest = armed.digest
-                    known = digest in contents
+                    known = digest in without.contents
                 if not known:
                     tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
                     abouts = [
@@ -342,14 +343,13 @@ class Compiled(Generic[M]):
                 failed = NoPlan(f"an error while looking for a plan: {type(error).__name__}")
             if failed is not None:
                 if signature is not None:
-                    contents.append(digest)
+                    without.contents.append(digest)
                     self._compile_afresh(signature)
                 return self._without(failed, shelf, args, kwargs)
             if known:
-                contents.append(digest)  # what changes in each call is not walked over for ever
                 return self._fully(args, kwargs)  # whose errors are those of the model
             if plan is not None and plan.may_take(tensors):
-                contents.clear()
+                without.calls = 0
                 armed.know(now, tokens, plan)
                 if plan.file is not None:
                     self.plan_files[plan.file] = None
@@ -358,9 +358,9 @@ class Compiled(Generic[M]):
                 counters.count("plans_used")
                 return self._of_plan(plan, tensors, args, kwargs)
             if plan is not None or shelf.target(abouts[0]) is None:
-                contents.append(digest)
+                without.contents.append(digest)
                 return self._without(NoPlan(_SHARED), shelf, args, kwargs)
-            contents.append(digest)
+            without.contents.append(digest)
             self._armed = [one for one in self._armed if one is not armed]
             self._compile_afresh(signature)
             return self._record(signature, tensors, objects, shelf, abouts, args, kwargs)

@@ -21,7 +21,7 @@ def facts_of_gradients(tensors: Sequence[torch.Tensor]) -> Facts:
     Raises:
         NoPlan: one is of a kind that plans do not know.
     """
-    known, found = set(map(id, tensors)), []
+    known, found = set(map(id, tensors)), Facts()
     for i, tensor in enumerate(tensors):
         if not may_have_gradient(tensor):
             continue

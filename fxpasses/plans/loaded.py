@@ -7,7 +7,7 @@ import json
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -402,6 +402,14 @@ def _made(
         else:
             plan.frame = frame_of(content["frame"], frame, armed.model, plan.graph, armed.functions, stubs)
     return plan
+
+
+@dataclass
+class Without:
+    """Calls of which there was no plan: of which contents of the model, and how often one was looked for since there was one."""
+
+    contents: list[Any] = field(default_factory=list)
+    calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,7 @@ def make_state(optimizers: Sequence[Any]) -> None:
 
 def _make_state_of(optimizer: Any, group: dict[str, Any], lists: list[list[Any]]) -> None:
     # As Dynamo has it: a new state on a GPU counts its steps there.
-    on_device = "capturable" in group and all(
-        p.is_cuda and p not in optimizer.state for p in group["params"]
-    )
+    on_device = "capturable" in group and all(p.is_cuda and p not in optimizer.state for p in group["params"])
     before = group.get("capturable")
     try:
         if on_device:

@@ -22,7 +22,9 @@ _HOMES = (os.path.dirname(torch.__file__) + os.sep, sysconfig.get_path("stdlib")
 
 _TAGS = "_dynamo/mutation_guard.py"
 """Where Dynamo wraps ``Module.__init__`` and ``__setstate__`` when it compiles for the first time in a process, to know modules that are made later."""
-_LEFT_OUT = re.compile(r"optimizer .* (_init_group|step) not supported|don't trace into fused optimizer|tracing into (TorchScript|FX) not fully supported")
+_LEFT_OUT = re.compile(
+    r"optimizer .* (_init_group|step) not supported|don't trace into fused optimizer|tracing into (TorchScript|FX) not fully supported"
+)
 """Why Dynamo disables some functions of torch then."""
 
 

@@ -11,8 +11,10 @@ import hashlib
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fxpasses.plans.errors import PlanFileError
 
@@ -73,6 +75,40 @@ def write_sections(path: Path, sections: Mapping[str, bytes]) -> None:
     header = json.dumps(listed).encode()
     head = _FORMAT + hashlib.sha256(header).hexdigest().encode() + b"\n" + header + b"\n"
     write_atomically(path, head + b"".join(sections.values()))
+
+
+def write_plan(folder: Path, plan: Mapping[str, Any], story: object, sections: Mapping[str, bytes]) -> Path:
+    """Write a plan, under a name that says what is in it; returns where.
+
+    Args:
+        folder: of its key.
+        plan: what decides whether it is used, and how its graph is called.
+        story: what was walked over, for errors that say what has changed.
+        sections: the rest of the file.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    told = json.dumps(plan).encode(), zlib.compress(json.dumps(story).encode(), 1)
+    every = {"plan": told[0], "story": told[1], **sections}
+    path = folder / f"{hashlib.sha256(''.join(map(hash_of, every.values())).encode()).hexdigest()[:32]}.plan"
+    write_sections(path, every)
+    return path
+
+
+def write_refusal(folder: Path, reason: str, about: Mapping[str, Any]) -> None:
+    """Leave word for later processes why there can be no plan: they need not record, and may use AOTAutograd's cache.
+
+    Args:
+        folder: of the key.
+        reason: why.
+        about: the key's factors.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    plan = {"refused": reason, "reads": [], "read": "", "functions": [], "about": about}
+    write_sections(folder / "reason.none", {"plan": json.dumps(plan).encode()})
 
 
 def write_atomically(path: Path, data: bytes) -> None:

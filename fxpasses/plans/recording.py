@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
-import json
 import logging
 import types
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,23 +15,29 @@ import torch
 from torch import fx
 
 from fake.seam.dispatch import is_any_autocast_enabled
-from fake.symbols.shape_guards import guards_of
 from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.plans import _torch, _torch_compiled as _t, native
 from fxpasses.plans._torch_facts import plain_facts, runtime_facts
-from fxpasses.plans.arguments import sources_of
 from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import PYTHON, function_of
-from fxpasses.plans.generated import Module, used_parameters
+from fxpasses.plans.generated import Module
 from fxpasses.plans.gradients import may_have_gradient
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.optimizers import is_step
-from fxpasses.plans.plan_files import hash_of, write_sections
-from fxpasses.plans.reads import check_covered, read_of_operator, read_of_result, reads_of, reads_of_optimizers, walk_reads
+from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
+from fxpasses.plans.reads import (
+    check_covered,
+    read_of_operator,
+    read_of_result,
+    reads_of,
+    reads_of_optimizers,
+    walk_reads,
+)
 from fxpasses.plans.recorded_frames import RecordedFrames
+from fxpasses.plans.recorded_inputs import RecordedInputs, check_memory, versions
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
 from fxpasses.plans.runtime import load_library
@@ -95,13 +98,12 @@ class Recording(Observer, Recorder):
         self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
         self._codes, self._targets, self._operators = list[Any](), list[Any](), list[str]()
         self._changed, self._guarded, self._outputs = list[Any](), list[str](), list[Any]()
-        self._calls = self._compilations = self._lifted = 0
+        self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
         self._frame_code = b""
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
         self._later, self._without_gradient = list[Any](), list[int]()
-        self._guards: tuple[str, dict[str, tuple[int, bool]]] | None = None
-        self._names, self._numbers = list[str](), list[list[Any] | None]()
+        self._inputs = RecordedInputs()
         self._autocast = False
         self._over = self._frame_was_seen = self._goes_on = False
         self._number_of_outputs = 0
@@ -196,7 +198,9 @@ class Recording(Observer, Recorder):
             codes, operators = called_by(_t.foreign_operators())
             self._codes += codes
             self._operators += operators
-            changed, differs = _t.changed_objects(dictionaries=is_step(getattr(self._model, '__code__', None)))
+            changed, differs = _t.changed_objects(
+                dictionaries=is_step(getattr(self._model, "__code__", None))
+            )
             self._changed += changed
             self._frames.more = self._frames.more or (differs and "a frame that changes an object")
         except NoPlan as error:
@@ -206,25 +210,18 @@ class Recording(Observer, Recorder):
     @_beside_compilation
     def _note_inputs(self, graph: fx.Graph) -> None:
         try:
-            self._names, self._numbers = _t.sized_inputs(graph, self._lifted)
+            self._inputs.note(graph)
         except NoPlan as error:
             self._refuse(error.reason)
 
     @_beside_compilation
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """Called by the backend once the guards on sizes are known."""
+        self._note_inputs(graph)
         try:
-            names = self._names
-            if not any(self._numbers):
-                return
-            guards = guards_of(shape_env).compile()
-            asked = {p: guards.inputs[i] for p, i in used_parameters(guards.code).items()}
-            places = {p: (names.index(n.removesuffix("._base")), "._base" in n) for p, n in asked.items()}
-            self._guards = guards.code, places
+            self._inputs.guard(shape_env)
         except NoPlan as error:
             self._refuse(error.reason)
-        except ValueError:  # a name that is not in the list
-            self._refuse("a guard on a size that is no input of the graph")
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         if kind == "backward":
@@ -258,7 +255,7 @@ class Recording(Observer, Recorder):
             in_memory: whether the plan is one for this process: the function cannot be written.
         """
         self._held = compiled if in_memory else None
-        self._lifted = len(lifted)
+        self._inputs.lifted = len(lifted)
         if graph is not None:
             self._note_inputs(graph)
 
@@ -269,7 +266,7 @@ class Recording(Observer, Recorder):
             if self._calls == 1:
                 self._look([*lifted, *inputs])
             outputs = compiled(*inputs)
-            if in_memory and _versions(inputs) != self._versions:
+            if in_memory and versions(inputs) != self._versions:
                 self._refuse("changed tensors, and a program that cannot be written")
             self._outputs, self._number_of_outputs = list(outputs), len(outputs)
             return outputs
@@ -285,18 +282,14 @@ class Recording(Observer, Recorder):
     @_beside_compilation
     def _look(self, inputs: Sequence[Any]) -> None:
         """See what is handed to the graph in its first call."""
-        self._versions = _versions(inputs)
+        self._versions = versions(inputs)
         self._look_at_trace()
         try:
             infos = self._input_infos(inputs) if self._held is None else []
             if any(info.mutates_data or info.mutates_metadata for info in infos):
-                _check_memory(inputs)
-            tensors = self._walk.tensors
-            gradients = {i: tensors[i].grad for i, facts in self._walk.gradients or () if facts}
-            sources = sources_of(inputs, tensors, self._arguments, self._numbers, gradients)
-            if any(source[0] != "model" for source in sources[: self._lifted]):
-                raise NoPlan("a graph that holds tensors of others")
-            self._content |= {"inputs": sources, "lifted": self._lifted}
+                check_memory(inputs)
+            self._inputs.look(inputs, self._walk, self._arguments)
+            self._content |= {"inputs": self._inputs.sources, "lifted": self._inputs.lifted}
         except NoPlan as error:
             log.info("no plan: %s", error)
             self._refuse(error.reason)
@@ -317,8 +310,7 @@ class Recording(Observer, Recorder):
             if changed:
                 raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
             self._content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, self._reads)}
-            options = [number[1:] for number in self._numbers if number is not None and number[0] == "option"]
-            more = reads_of_optimizers(walk, self._codes, self._guarded, options)
+            more = reads_of_optimizers(walk, self._codes, self._guarded, self._inputs.options)
             if walk.gradients is not None and any(map(may_have_gradient, self._arguments)):
                 raise NoPlan("gradients are read, perhaps of arguments")
             self._content["read"] = ":".join(filter(None, (self._content["read"], walk_reads(walk, more))))
@@ -411,7 +403,7 @@ class Recording(Observer, Recorder):
                 raise NoPlan("a result that is an argument")
             if any(map(walk.has_met, layout.objects)):
                 raise NoPlan("a result that is an object of the model")  # and not a copy of it
-            if self._guards is not None and layout.has_number:
+            if not self._inputs.are_fixed and layout.has_number:
                 raise NoPlan("a number among the results of symbolic sizes")
             classes = [name for name in dict.fromkeys(layout.classes) if name not in self._reads]
             read = ":".join(filter(None, (self._content["read"], walk_reads(walk, classes))))
@@ -440,7 +432,10 @@ class Recording(Observer, Recorder):
             if where:
                 log.info("no plan: %s: %s", reason, where)
             if reason and self._codes and lasting and self._lasting and self._held is None:
-                self._write_refusal(reason)
+                try:
+                    write_refusal(self._folder(self._about), reason, self._about)
+                except OSError as error:
+                    log.info("why there is no plan is not kept: %s", error)
             self._done(path, reason)
         self._release_model()
         self._content, self._graphs, self._facts = {}, {}, {}
@@ -455,14 +450,6 @@ class Recording(Observer, Recorder):
         self._arguments, self._objects, self._outputs = [], [], []
         self._changed, self._guarded = [], []
 
-    def _write_refusal(self, reason: str) -> None:
-        """Leave word for later processes, which then need not record, and may use AOTAutograd's cache."""
-        plan = {"refused": reason, "reads": [], "read": "", "functions": [], "about": self._about}
-        try:
-            write_sections(self._folder(self._about) / "reason.none", {"plan": json.dumps(plan).encode()})
-        except OSError as error:
-            log.info("why there is no plan is not kept: %s", error)
-
     def _write(self) -> Path | None:
         if self._held is not None:
             folder = self._folder(self._about)
@@ -475,20 +462,14 @@ class Recording(Observer, Recorder):
         facts = plain_facts(self._facts["metadata"], self._without_gradient, autocast=self._autocast)
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
-        facts["fixed"] = self._guards is None
-        module = Module(fixed=self._guards is None, operators=self._operators)
+        facts["fixed"] = self._inputs.are_fixed
+        module = Module(fixed=self._inputs.are_fixed, operators=self._operators)
         module.add("forward", self._graphs[kind])
         if kind == "forward":
             module.add("backward", self._graphs["backward"])
-        inputs, asked = self._content["inputs"], None
-        if self._guards is not None:
-            code_of_guards, places = self._guards
-            asks = {name: [*inputs[i], base] for name, (i, base) in places.items()}
-            # Of a base Dynamo asks what is symbolic, and nothing else: it is no input of the graph.
-            known = [name for name, (place, _, base) in asks.items() if place == "model" or base]
-            asked = [asks[name] for name in module.add_guards(code_of_guards, known)]
-            if any(place == "gradient" for place, *_ in asked):
-                raise NoPlan("a symbolic size of a gradient")
+        asked = self._inputs.asked(module)
+        if kind == "forward" and self._inputs.options:
+            raise NoPlan("options of an optimizer, and a backward pass")  # which may ask for their values
         code, kernels, externs, constants = module.sections()
         plan = {**self._told(facts, asked), "kind": kind, "externs": externs, "constants": constants}
         sections = {"code": code}
@@ -502,12 +483,7 @@ class Recording(Observer, Recorder):
         return self._written(plan, sections)
 
     def _written(self, plan: dict[str, Any], sections: dict[str, bytes]) -> Path:
-        story = json.dumps(self._walk.story).encode()  # for errors that say what has changed
-        sections = {"plan": json.dumps(plan).encode(), "story": zlib.compress(story, 1), **sections}
-        folder = self._folder(plan["about"])
-        name = hashlib.sha256("".join(map(hash_of, sections.values())).encode()).hexdigest()[:32]
-        write_sections(folder / f"{name}.plan", sections)
-        return folder / f"{name}.plan"
+        return write_plan(self._folder(plan["about"]), plan, self._walk.story, sections)
 
     def _told(self, facts: dict[str, Any], asked: Any) -> dict[str, Any]:
         """What decides whether a plan is used, and how its graph is called."""
@@ -520,15 +496,3 @@ class Recording(Observer, Recorder):
             "files": self._files,
             "about": self._about if asked is None else self._about_all_sizes,
         }
-
-
-def _versions(inputs: Sequence[Any]) -> list[int]:
-    """How often each tensor was changed, as far as torch counts it."""
-    return [t._version for t in inputs if isinstance(t, torch.Tensor) and not t.is_inference()]
-
-
-def _check_memory(inputs: Sequence[Any]) -> None:
-    """Where tensors are changed, which others see it is part of what was compiled: ask that it is none."""
-    places = [t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor) and t.numel()]
-    if len(set(places)) != len(places):
-        raise NoPlan("changed tensors among tensors that share memory")

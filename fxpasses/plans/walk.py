@@ -458,7 +458,11 @@ class Walk:
                 self._say("the hash of its object", key)
                 self.hashes.add(key)
                 continue
-            if key in ALL_HOOKS and isinstance(owner, torch.nn.Module) and type(item) is collections.OrderedDict:
+            if (
+                key in ALL_HOOKS
+                and isinstance(owner, torch.nn.Module)
+                and type(item) is collections.OrderedDict
+            ):
                 self._hooks(key, item, values)
                 continue
             if type(key) is str:
