@@ -50,61 +50,6 @@ def call_in_eager(model: Any) -> Callable[..., Any]:
     return model  # type: ignore[no-any-return]
 
 
-PROPAGATED = "_dynamo_propagated_dynamic_indices"
-"""What AOTAutograd writes on tensors that a graph of symbolic sizes returns or saves: a hint that Dynamo does not guard on."""
-
-NOTES = (
-    PROPAGATED,
-    "_dynamo_static_input_type",
-    "_is_torch_compile",
-    "_compiled_call_impl",
-    "_torchdynamo_wrapper_id",
-    "__dynamo_disable",
-)
-"""What Dynamo writes on the buffers and modules that it has compiled, and on functions that it is not to trace."""
-
-
-def is_note(name: str, values: Mapping[Any, Any]) -> bool:
-    """Whether an attribute among those of an object says nothing but that Dynamo has compiled it."""
-    value = values[name]
-    if name == "_compiled_call_impl":  # by ``Module.compile``: of its own call
-        original = getattr(value, "_torchdynamo_orig_callable", None)
-        code = getattr(original, "__code__", None)
-        if code is not None and code.co_filename.endswith("torch/_dynamo/external_utils.py"):
-            original = getattr(original, "__wrapped__", None)  # from 2.15 on
-        call, owner = getattr(original, "__func__", None), getattr(original, "__self__", None)
-        return call in CALLS_OF_MODULES and vars(owner) is values
-    if name == "__dynamo_disable":  # the function itself, by its first call: of ``checkpoint``, say
-        original = getattr(value, "_torchdynamo_orig_callable", None)
-        return getattr(original, "__dict__", {}).get(name) is value
-    return (
-        name == PROPAGATED
-        or value is True
-        or value
-        in ("unguarded", "guarded")  # by where it was compiled: with a model, or in an optimizer's step
-        or (name == "_torchdynamo_wrapper_id" and type(value) is int)
-    )
-
-
-_MARKED_SIZES = ("_dynamo_dynamic_indices", "_dynamo_static_indices", "_dynamo_weak_dynamic_indices")
-_SAY_MORE = ("_dynamo_dynamic_range", "_dynamo_hint_overrides", "_specialize_on")
-_OF_MARKING = frozenset({*_MARKED_SIZES, *_SAY_MORE, PROPAGATED, "_has_dynamo_dim_marking"})
-
-
-def marks_of(tensor: torch.Tensor) -> tuple[tuple[str, str], ...] | None:
-    """What ``mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` have said about the sizes of a tensor, as text; ``None`` where it has other
-    attributes, of which nothing is known, or where they said more than which sizes."""
-    said = tensor.__dict__
-    if not said:
-        return ()
-    ranges, hints, values = (said.get(name, {}) for name in _SAY_MORE)
-    ranged = any(of.min is not None or of.max is not None for of in ranges)
-    others = [name for name in said.keys() - _OF_MARKING if name not in NOTES or not is_note(name, said)]
-    if others or ranged or hints or any(values.values()):
-        return None
-    return tuple((name, str(sorted(said[name]))) for name in _MARKED_SIZES if name in said)
-
-
 ABOUT_HARDWARE = tuple(
     getattr(torch.cuda, name) for name in ("is_available", "is_initialized", "device_count", "current_device")
 )

@@ -113,6 +113,15 @@ def guarded_places() -> list[str]:
     ]
 
 
+def reads_gradients() -> bool:
+    """Whether the frame that Dynamo is tracing depends on the gradients of tensors that it was given."""
+    return any(
+        text_of_source(guard.originating_source).endswith(".grad")
+        and not guard.create_fn_name().endswith(("CLOSURE_MATCH", "FUNCTION_MATCH"))  # torch.func.grad
+        for guard in InstructionTranslator.current_tx().output.guards
+    )
+
+
 def is_call_of(model: Any) -> bool:
     """Whether the frame that Dynamo is tracing is the call of a model, and not of something that runs inside of one that it left to Python."""
     called = model.forward if isinstance(model, torch.nn.Module) else model

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fxpasses.plans import _torch
+from fxpasses.plans import _torch, _torch_notes
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
 from fxpasses.plans.references import can_go, reference_to
@@ -83,7 +83,7 @@ class _Seen:
         facts = tensor_facts(value)
         pointer = value.untyped_storage().data_ptr() if value.numel() else -1 - len(self._storages)
         place = self._storages.setdefault(pointer, len(self._storages))
-        marks = _torch.marks_of(value)
+        marks = _torch_notes.marks_of(value)
         if marks is None:
             raise NoPlan("an argument with attributes of its own")
         return "tensor", place, self._part_of_model(value), *facts, marks
@@ -184,7 +184,7 @@ class SameArguments:
         for tensor, (offset, leaf) in zip(tensors, self._facts, strict=True):
             if tensor.storage_offset() != offset or is_leaf(tensor) is not leaf:
                 return None
-            if tensor.__dict__ and tensor.__dict__.keys() != {_torch.PROPAGATED}:
+            if tensor.__dict__ and tensor.__dict__.keys() != {_torch_notes.PROPAGATED}:
                 return None
             if id(tensor) in self._model:
                 return None

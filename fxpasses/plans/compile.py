@@ -254,7 +254,9 @@ class Compiled(Generic[M]):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the model, compiled."""
-        if self._shelf is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # a compiled function calls it: it is part of that
+            return self.model(*args, **kwargs)
+        if self._shelf is None:
             return self._compiled(*args, **kwargs)
         try:
             known = self._armed

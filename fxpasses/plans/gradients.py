@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxpasses.plans import _torch
+from fxpasses.plans import _torch, _torch_notes
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.tensor_facts import is_leaf, tensor_facts
 
@@ -22,23 +22,29 @@ def facts_of_gradients(tensors: Sequence[torch.Tensor]) -> Facts:
         NoPlan: one is of a kind that plans do not know.
     """
     known, found = set(map(id, tensors)), Facts()
+    storages = {_memory_of(tensor): i for i, tensor in enumerate(tensors) if tensor.numel()}
     for i, tensor in enumerate(tensors):
-        if not may_have_gradient(tensor):
+        if not is_leaf(tensor):
             continue
         if (gradient := tensor.grad) is None:
             found.append([i, None])
             continue
-        if id(gradient) in known or _torch.marks_of(gradient) != ():
+        if id(gradient) in known or _torch_notes.marks_of(gradient) != ():
             raise NoPlan("a gradient that is something else, too")
         known.add(id(gradient))
-        facts = tensor_facts(gradient)
+        shared = storages.setdefault(_memory_of(gradient), len(tensors) + i) if gradient.numel() else -1
+        facts = (shared, *tensor_facts(gradient))
         found.append([i, [list(fact) if isinstance(fact, tuple) else fact for fact in facts]])
     return found
 
 
-def may_have_gradient(tensor: torch.Tensor) -> bool:
-    """Whether it is a tensor that gradients are kept of."""
-    return bool(is_leaf(tensor)) and tensor.requires_grad
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def have_none(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no tensor of these has a gradient."""
+    return all(tensor.grad is None for tensor in tensors if is_leaf(tensor))
 
 
 class Gradients:
@@ -71,11 +77,11 @@ class Gradients:
         if any(value is None for value in now) or not self._guards.check(*now):
             return False  # the guards also ask that they are different ones
         return self._others.isdisjoint(map(id, now)) and all(
-            value.storage_offset() == offset and is_leaf(value) is leaf and _torch.marks_of(value) == ()
+            value.storage_offset() == offset and is_leaf(value) is leaf and _torch_notes.marks_of(value) == ()
             for value, (offset, leaf) in zip(now, self._kept, strict=True)
         )
 
     def memory(self) -> list[int]:
         """Where their memory is."""
         now: list[Any] = [owner.grad for owner in self._with]
-        return [value.untyped_storage().data_ptr() for value in now if value.numel()]
+        return [_memory_of(value) for value in now if value.numel()]

@@ -19,7 +19,7 @@ from fxpasses.plans.arguments import SameArguments, described_arguments, without
 from fxpasses.plans.between import Functions, stubs_named
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import PYTHON, frame_of, in_python
-from fxpasses.plans.gradients import Gradients
+from fxpasses.plans.gradients import Gradients, have_none
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.optimizers import option_now
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
@@ -82,6 +82,7 @@ class Plan(_Checked):
             if source[0] == "option"
         ]
         self._of_gradients = [(i, source[1]) for i, source in sources if source[0] == "gradient"]
+        self._reads_gradients = walk.gradients is not None
         self._gradients = Gradients(walk.tensors, walk.gradients or [])
         self._accepts = names.get("accepts")
         self._asked = [
@@ -124,7 +125,9 @@ class Plan(_Checked):
         return bool(self._accepts(*(tensor._base if base else tensor for tensor, base in asked)))
 
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
-        """Whether no argument shares memory with a tensor of the model or a gradient, where the plan changes tensors."""
+        """Whether no argument has a gradient, where the plan reads gradients, nor shares memory with one or with a tensor of the model, where it changes tensors."""
+        if self._reads_gradients and not have_none(arguments):
+            return False
         if not self._changes:
             return True
         given = [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]

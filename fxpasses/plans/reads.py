@@ -234,15 +234,15 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
 
 
 def reads_of_optimizers(
-    walk: Walk, codes: Sequence[types.CodeType], guarded: Sequence[str], options: Sequence[Option]
+    walk: Walk, codes: Sequence[types.CodeType], options: Sequence[Option], *, gradients: bool
 ) -> list[Read]:
     """What is read of optimizers and gradients, in the order in which it is to be looked at.
 
     Args:
         walk: over the model and its objects, and all else that is read.
         codes: what was traced.
-        guarded: where there is something that Dynamo relies on.
         options: the floats among the optimizer's options that are inputs of the graph.
+        gradients: whether any are read.
 
     Raises:
         NoPlan: several optimizers are there where one is stepped.
@@ -255,7 +255,7 @@ def reads_of_optimizers(
         found.append((_STEPS, "state"))
     if walk.optimizers and may_read_parameters(codes):
         found.append((_PARAMETERS, json.dumps(options)))
-    if any(".grad" in place for place in guarded):
+    if gradients:
         found.append((_GRADIENTS, "of parameters"))
     return found
 

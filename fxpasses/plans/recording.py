@@ -24,7 +24,7 @@ from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
-from fxpasses.plans.gradients import may_have_gradient
+from fxpasses.plans.gradients import have_none
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.optimizers import is_step
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
@@ -104,8 +104,7 @@ class Recording(Observer, Recorder):
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
         self._later, self._without_gradient = list[Any](), list[int]()
         self._inputs = RecordedInputs()
-        self._autocast = False
-        self._over = self._frame_was_seen = self._goes_on = False
+        self._autocast = self._reads_gradients = self._over = self._frame_was_seen = self._goes_on = False
         self._number_of_outputs = 0
         self._refused, self._lasting, self._finished = "", True, False
         self._files: dict[str, str] = {}
@@ -194,6 +193,7 @@ class Recording(Observer, Recorder):
         self._codes += _t.traced_codes()
         self._targets += _t.codes_in_graph()
         self._guarded += _t.guarded_places()
+        self._reads_gradients = self._reads_gradients or _t.reads_gradients()
         try:
             codes, operators = called_by(_t.foreign_operators())
             self._codes += codes
@@ -310,9 +310,11 @@ class Recording(Observer, Recorder):
             if changed:
                 raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
             self._content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, self._reads)}
-            more = reads_of_optimizers(walk, self._codes, self._guarded, self._inputs.options)
-            if walk.gradients is not None and any(map(may_have_gradient, self._arguments)):
-                raise NoPlan("gradients are read, perhaps of arguments")
+            more = reads_of_optimizers(
+                walk, self._codes, self._inputs.options, gradients=self._reads_gradients
+            )
+            if self._reads_gradients and not have_none(self._arguments):
+                raise NoPlan("gradients are read, and an argument has one")
             self._content["read"] = ":".join(filter(None, (self._content["read"], walk_reads(walk, more))))
             self._reads += more
             check_covered(self._codes, walk)

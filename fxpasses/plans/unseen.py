@@ -12,7 +12,7 @@ from fxpasses.plans.errors import NoPlan
 ENVIRONMENT = frozenset({"environ", "getenv"})
 """Names by which code reads environment variables."""
 _ATTRIBUTES = frozenset({
-    "grad", "grad_fn", "_version", "untyped_storage", "storage", "__subclasses__", "_backward_hooks",
+    "grad_fn", "_version", "untyped_storage", "storage", "__subclasses__", "_backward_hooks",
     "__globals__", "__code__", "__closure__", "__builtins__", "__annotations__",
     "__doc__", "__abstractmethods__", "__slotnames__", "_abc_impl", "_base", "_is_view", "retains_grad", "output_nr", "is_shared", "is_pinned",
     "__callback__", "locked", "cache_info",

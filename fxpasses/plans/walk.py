@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from fxpasses.plans import _torch
+from fxpasses.plans import _torch, _torch_notes
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state, is_hash
@@ -186,6 +186,9 @@ class Walk:
             self._tensor(value)
         elif isinstance(value, type):
             self._class(value)
+        elif (made_of := _torch_notes.made_of(value)) is not None:
+            self._say("compiled")
+            self._inside("", made_of)
         elif kind is types.FunctionType:
             self._function(value)
         elif kind is types.MethodType:
@@ -449,7 +452,7 @@ class Walk:
         self._items(values)
 
     def _items(self, values: dict[Any, Any], owner: Any = None) -> None:
-        notes = [key for key in _torch.NOTES if key in values and _torch.is_note(key, values)]
+        notes = [key for key in _torch_notes.NOTES if key in values and _torch_notes.is_note(key, values)]
         self._say("items", len(values) - len(notes))
         for key, item in values.items():
             if notes and key in notes:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fxpasses.plans import native
-from fxpasses.plans._torch import PROPAGATED, TENSOR_LAYOUT
+from fxpasses.plans._torch import TENSOR_LAYOUT
+from fxpasses.plans._torch_notes import PROPAGATED
 from fxpasses.plans.arguments import SameArguments, described_arguments
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module

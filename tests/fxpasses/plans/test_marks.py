@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans._torch import marks_of
+from fxpasses.plans._torch_notes import marks_of
 
 
 def first(x):
