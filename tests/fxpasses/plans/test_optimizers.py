@@ -49,7 +49,8 @@ def _found(child):
 @pytest.mark.parametrize("name", CASES)
 def test_a_second_process_compiles_nothing(name, in_two_processes):
     (first, _), (second, refused) = in_two_processes
-    assert first[name][0] and second[name][0]
+    assert first[name][0]
+    assert second[name][0]
     assert sum(graphs for _, graphs, _ in first.values()) >= len(CASES) - 1  # two have the same plan
     assert second[name][1] == 0, refused
     assert second[name][2] > 0
@@ -295,10 +296,12 @@ def test_gradients_are_what_they_were():
 
     usual()
     facts = facts_of_gradients(parameters)
-    assert facts == json.loads(json.dumps(facts)) and facts[2] == [2, None]
+    assert facts == json.loads(json.dumps(facts))
+    assert facts[2] == [2, None]
     known = Gradients(parameters, facts)
     usual()
-    assert known.hold() and known[0] is weight.grad
+    assert known.hold()
+    assert known[0] is weight.grad
     buffer = torch.ones(9)
     for change in (
         lambda: setattr(weight, "grad", None),
@@ -312,7 +315,8 @@ def test_gradients_are_what_they_were():
         assert not known.hold()
         usual()
         assert known.hold()
-    assert not have_none(parameters) and have_none([other, torch.ones(1)])
+    assert not have_none(parameters)
+    assert have_none([other, torch.ones(1)])
 
 
 def test_a_gradient_that_is_something_else_is_refused():

@@ -38,7 +38,6 @@ REFUSED = {
     "a file name": lambda x: x.__code__.co_filename,
     "an annotation": lambda x: inspect.signature(x).return_annotation,
     "annotations": lambda x: x.__annotations__,
-    "a gradient": lambda x: getattr(x, "grad"),  # noqa: B009
     "the time": lambda: time.time(),
     "the text of a class": lambda x: type(x).__doc__,
     "modules": lambda: sys.modules["os"],
