@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -74,3 +75,13 @@ def marks_of(tensor: torch.Tensor) -> tuple[tuple[str, str], ...] | None:
     if others or ranged or hints or any(values.values()):
         return None
     return tuple((name, str(sorted(said[name]))) for name in _MARKED_SIZES if name in said)
+
+
+_LEFT_OUT = re.compile(
+    r"optimizer .* (_init_group|step) not supported|don't trace into fused optimizer|tracing into (TorchScript|FX) not fully supported"
+)
+
+
+def is_left_out(value: Any) -> bool:
+    """Whether it is one of the functions of torch that Dynamo disables when it compiles for the first time in a process."""
+    return bool(_LEFT_OUT.fullmatch(str(getattr(value, "_torchdynamo_disable_msg", ""))))

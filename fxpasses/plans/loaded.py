@@ -15,13 +15,13 @@ import torch
 
 from fxpasses.counters import counters
 from fxpasses.plans import _torch, native
+from fxpasses.plans._torch_optimizers import option_now
 from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
 from fxpasses.plans.between import Functions, stubs_named
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import PYTHON, frame_of, in_python
 from fxpasses.plans.gradients import Gradients, have_none
 from fxpasses.plans.held_views import HeldViews
-from fxpasses.plans.optimizers import option_now
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.references import reference_to

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sysconfig
 import types
 from typing import Any
 
 import torch
+
+from fxpasses.plans import _torch_notes
 
 BUILTIN = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType,
@@ -22,10 +23,6 @@ _HOMES = (os.path.dirname(torch.__file__) + os.sep, sysconfig.get_path("stdlib")
 
 _TAGS = "_dynamo/mutation_guard.py"
 """Where Dynamo wraps ``Module.__init__`` and ``__setstate__`` when it compiles for the first time in a process, to know modules that are made later."""
-_LEFT_OUT = re.compile(
-    r"optimizer .* (_init_group|step) not supported|don't trace into fused optimizer|tracing into (TorchScript|FX) not fully supported"
-)
-"""Why Dynamo disables some functions of torch then."""
 
 
 def origin_of(value: Any) -> str:
@@ -34,7 +31,7 @@ def origin_of(value: Any) -> str:
     while value is not None:
         if isinstance(value, types.FunctionType) and value.__code__.co_filename == _HOMES[0] + _TAGS:
             (value,) = (cell.cell_contents for cell in value.__closure__ or ())
-        if _LEFT_OUT.fullmatch(str(getattr(value, "_torchdynamo_disable_msg", ""))):
+        if _torch_notes.is_left_out(value):
             value = value.__wrapped__
         value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         value = value.fget if isinstance(value, property) else value

@@ -19,11 +19,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fxpasses.plans import _torch
+from fxpasses.plans._torch_optimizers import (
+    GROUPS,
+    OF_PARAMETERS,
+    Option,
+    is_step,
+    make_state,
+    may_read_parameters,
+)
 from fxpasses.plans.code import attribute_names, code_digest, codes_inside, global_names, named_by, strings_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.gradients import facts_of_gradients
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS
-from fxpasses.plans.optimizers import Option, is_step, make_state, may_read_parameters, walk_parameters
 from fxpasses.plans.origin import OF_TORCH, is_of_torch
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import Walk
@@ -204,7 +211,7 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
             digests.append("absent" if operator is None else walk.add(read[1], operator))
             continue
         if read[0] == _PARAMETERS:
-            digests.append(walk_parameters(walk, ".".join(read), json.loads(read[1])))
+            digests.append(_walk_parameters(walk, ".".join(read), json.loads(read[1])))
             continue
         if read[0] == _GRADIENTS:
             walk.gradients = facts_of_gradients(walk.tensors)
@@ -231,6 +238,38 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
         if any(value is function for function in _torch.ABOUT_HARDWARE):
             digests.append(repr(value()))  # type: ignore[operator]
     return ":".join(digests)
+
+
+def _walk_parameters(walk: Walk, label: str, options: Sequence[Option]) -> str:
+    """Walk over what the optimizers that a walk has met hold of parameters; returns the digest.
+
+    Args:
+        walk: it goes on.
+        label: how its story calls this.
+        options: floats of the only optimizer of which the value is left open.
+
+    Raises:
+        NoPlan: they hold something that cannot be seen into.
+    """
+    digests = []
+    for i, optimizer in enumerate(walk.optimizers):
+        for name in sorted(OF_PARAMETERS & vars(optimizer).keys()):
+            part = vars(optimizer)[name]
+            if name == GROUPS and options:
+                walk.watch.sequence(part)
+                part = tuple(
+                    _but_for(walk, group, {k for i, k in options if i == n}) for n, group in enumerate(part)
+                )
+            digests.append(walk.add(f"{label}[{i}].{name}", part))
+    return ":".join(digests)
+
+
+def _but_for(walk: Walk, group: dict[str, Any], left: set[str]) -> tuple[tuple[str, Any], ...]:
+    walk.watch.keys(group)
+    for name in group:
+        if name not in left:
+            walk.watch.entry(group, name)
+    return tuple((name, type(value).__name__ if name in left else value) for name, value in group.items())
 
 
 def reads_of_optimizers(

@@ -10,10 +10,10 @@ from torch import fx
 
 from fake.symbols.shape_guards import guards_of
 from fxpasses.plans import _torch_compiled as _t
+from fxpasses.plans._torch_optimizers import Option
 from fxpasses.plans.arguments import sources_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module, used_parameters
-from fxpasses.plans.optimizers import Option
 from fxpasses.plans.walk import Walk
 
 

@@ -20,13 +20,13 @@ from fxpasses.compiling.observing import Observer, Recorder, recorded_by, record
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.plans import _torch, _torch_compiled as _t, native
 from fxpasses.plans._torch_facts import plain_facts, runtime_facts
+from fxpasses.plans._torch_optimizers import is_step
 from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
 from fxpasses.plans.gradients import have_none
 from fxpasses.plans.library_operators import called_by
-from fxpasses.plans.optimizers import is_step
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
 from fxpasses.plans.reads import (
     check_covered,

@@ -26,12 +26,12 @@ from typing import Any
 import torch
 
 from fxpasses.plans import _torch, _torch_notes
+from fxpasses.plans._torch_optimizers import lasting_parts
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state, is_hash
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
-from fxpasses.plans.optimizers import lasting_parts
 from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
 from fxpasses.plans.references import can_go
 from fxpasses.plans.tensor_facts import tensor_facts

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fxpasses
+from fxpasses.plans._torch_optimizers import make_state, option_now
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.gradients import Gradients, facts_of_gradients, have_none
-from fxpasses.plans.optimizers import make_state, option_now
 from fxpasses.plans.origin import origin_of
 from tests import children
 from tests.fxpasses.plans.training_steps import CASES, run

@@ -1,4 +1,4 @@
-"""Optimizers of torch: what a plan of their ``step`` asks of them, and their state, which is made before the first step.
+"""Private torch names of optimizers: what a plan of their ``step`` asks of them, and their state, which is made before the first step.
 
 What an optimizer holds of its parameters (their options, which a scheduler changes, and their state, which the first step makes) is seen where
 traced code may read it alone: a function that calls ``step`` leaves that to ``step``, which is a frame of its own.
@@ -12,22 +12,19 @@ import math
 import os
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fxpasses.plans.code import attribute_names, global_names, strings_of
 from fxpasses.plans.origin import OF_TORCH
 
-if TYPE_CHECKING:
-    from fxpasses.plans.walk import Walk
-
 log = logging.getLogger(__name__)
 
 Option = tuple[int, str]
 """The number of a group of parameters, and the name of a float among its options."""
-_GROUPS = "param_groups"
-_OF_PARAMETERS = frozenset({"state", _GROUPS})
+GROUPS = "param_groups"
+OF_PARAMETERS = frozenset({"state", GROUPS})
 """The attributes of an optimizer that hold something of each parameter."""
 _CALLED = "_opt_called"
 """What a scheduler has ``step`` write on its optimizer, and asks for in Python."""
@@ -36,39 +33,7 @@ _HOME = os.path.join(OF_TORCH, "optim", "")
 
 def lasting_parts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The attributes of an optimizer that belong to no parameter."""
-    return {k: v for k, v in vars(optimizer).items() if k not in _OF_PARAMETERS and k != _CALLED}
-
-
-def walk_parameters(walk: Walk, label: str, options: Sequence[Option]) -> str:
-    """Walk over what the optimizers that a walk has met hold of parameters; returns the digest.
-
-    Args:
-        walk: it goes on.
-        label: how its story calls this.
-        options: floats of the only optimizer of which the value is left open.
-
-    Raises:
-        NoPlan: they hold something that cannot be seen into.
-    """
-    digests = []
-    for i, optimizer in enumerate(walk.optimizers):
-        for name in sorted(_OF_PARAMETERS & vars(optimizer).keys()):
-            part = vars(optimizer)[name]
-            if name == _GROUPS and options:
-                walk.watch.sequence(part)
-                part = tuple(
-                    _but_for(walk, group, {k for i, k in options if i == n}) for n, group in enumerate(part)
-                )
-            digests.append(walk.add(f"{label}[{i}].{name}", part))
-    return ":".join(digests)
-
-
-def _but_for(walk: Walk, group: dict[str, Any], left: set[str]) -> tuple[tuple[str, Any], ...]:
-    walk.watch.keys(group)
-    for name in group:
-        if name not in left:
-            walk.watch.entry(group, name)
-    return tuple((name, type(value).__name__ if name in left else value) for name, value in group.items())
+    return {k: v for k, v in vars(optimizer).items() if k not in OF_PARAMETERS and k != _CALLED}
 
 
 def option_now(group: dict[str, Any], name: str) -> float | None:
@@ -82,7 +47,7 @@ def may_read_parameters(codes: Sequence[types.CodeType]) -> bool:
     for code in codes:
         names = {*attribute_names(code), *strings_of(code)}
         dynamic = "__dict__" in names or not {"getattr", "vars"}.isdisjoint(global_names(code))
-        if not _OF_PARAMETERS.isdisjoint(names) or (dynamic and not _is_of_optimizers(code)):
+        if not OF_PARAMETERS.isdisjoint(names) or (dynamic and not _is_of_optimizers(code)):
             return True
     return False
 
