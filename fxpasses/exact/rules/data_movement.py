@@ -13,7 +13,7 @@ from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS
-from fxpasses.exact.rules.table import named, rule
+from fxpasses.exact.rules.table import named, rule, rules
 
 aten = torch.ops.aten
 
@@ -145,13 +145,6 @@ def _added_up(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     return _parts(m, op, values, kwargs if dtype is None else {**kwargs, "dtype": dtype}, reduce=True)
 
 
-@rule(aten.index_add)
-def _index_add(
-    m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, source: Dual, alpha: Any = 1
-) -> Dual:
-    return _parts(m, op, (m.dual(a), dim, index, m.mul(source, alpha)), {}, reduce=True)
-
-
 @rule(aten.scatter)
 def _scatter(m: Arithmetic, op: Any, a: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
     if kwargs:
@@ -194,9 +187,14 @@ def _cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwarg
     return a.as_type(dtype) if dtype.is_floating_point else a.witness.to(dtype)
 
 
-@rule(aten.type_as)
-def _type_as(m: Arithmetic, op: Any, a: Any, other: Any) -> Any:
-    return _cast(m, op, a, dtype=other.dtype)
+rules(
+    {
+        aten.type_as: lambda m, op, a, other: _cast(m, op, a, dtype=other.dtype),
+        aten.index_add: lambda m, op, a, dim, index, source, alpha=1: _parts(
+            m, op, (m.dual(a), dim, index, m.mul(source, alpha)), {}, reduce=True
+        ),
+    }
+)
 
 
 @rule(aten.copy)
@@ -209,34 +207,33 @@ def _copy(m: Arithmetic, op: Any, a: Any, source: Any, non_blocking: bool = Fals
 # Tensors of one value
 
 
-@rule(aten.full_like)
-def _full_like(m: Arithmetic, op: Any, a: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, a.shape, value, dtype or a.dtype)
-
-
-@rule(aten.zeros_like, aten.empty_like)
-def _zeros_like(m: Arithmetic, op: Any, a: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, a.shape, 0, dtype or a.dtype)
-
-
-@rule(aten.ones_like)
-def _ones_like(m: Arithmetic, op: Any, a: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, a.shape, 1, dtype or a.dtype)
-
-
-@rule(aten.new_full)
-def _new_full(m: Arithmetic, op: Any, a: Any, size: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, size, value, dtype or a.dtype)
-
-
-@rule(aten.new_zeros, aten.new_empty)
-def _new_zeros(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, size, 0, dtype or a.dtype)
-
-
-@rule(aten.new_ones)
-def _new_ones(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, size, 1, dtype or a.dtype)
+rules(
+    {
+        aten.full_like: lambda m, op, a, value, dtype=None, **_: _filled(m, a.shape, value, dtype or a.dtype),
+        **dict.fromkeys(
+            (aten.zeros_like, aten.empty_like),
+            lambda m, op, a, dtype=None, **_: _filled(m, a.shape, 0, dtype or a.dtype),
+        ),
+        aten.ones_like: lambda m, op, a, dtype=None, **_: _filled(m, a.shape, 1, dtype or a.dtype),
+        aten.new_full: lambda m, op, a, size, value, dtype=None, **_: _filled(
+            m, size, value, dtype or a.dtype
+        ),
+        **dict.fromkeys(
+            (aten.new_zeros, aten.new_empty),
+            lambda m, op, a, size, dtype=None, **_: _filled(m, size, 0, dtype or a.dtype),
+        ),
+        aten.new_ones: lambda m, op, a, size, dtype=None, **_: _filled(m, size, 1, dtype or a.dtype),
+        aten.full: lambda m, op, size, value, dtype=None, **_: _filled(
+            m, size, value, dtype or torch.full((), value).dtype
+        ),
+        aten.ones: lambda m, op, size, dtype=None, **_: _filled(
+            m, size, 1, dtype or torch.get_default_dtype()
+        ),
+        aten.scalar_tensor: lambda m, op, value, dtype=None, **_: _filled(
+            m, (), value, dtype or torch.get_default_dtype()
+        ),
+    }
+)
 
 
 @rule(aten.new_empty_strided, aten.empty_strided, aten.empty, aten.zeros)
@@ -245,21 +242,6 @@ def _new_empty(m: Arithmetic, op: Any, *args: Any, dtype: Any = None, **kwargs: 
     like, size = (args[0], args[1]) if isinstance(args[0], (Dual, Tensor)) else (None, args[0])
     kind: Any = dtype or (like.dtype if like is not None else torch.get_default_dtype())
     return _filled(m, size, 0, kind)
-
-
-@rule(aten.full)
-def _full(m: Arithmetic, op: Any, size: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, size, value, dtype or torch.full((), value).dtype)
-
-
-@rule(aten.ones)
-def _ones(m: Arithmetic, op: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, size, 1, dtype or torch.get_default_dtype())
-
-
-@rule(aten.scalar_tensor)
-def _scalar_tensor(m: Arithmetic, op: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    return _filled(m, (), value, dtype or torch.get_default_dtype())
 
 
 @rule(aten.fill)

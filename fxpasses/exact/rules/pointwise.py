@@ -11,29 +11,9 @@ from torch import Tensor
 
 from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.dual import Dual
-from fxpasses.exact.rules.table import named, rule
+from fxpasses.exact.rules.table import named, rule, rules
 
 aten = torch.ops.aten
-
-
-@rule(aten.add)
-def _add(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
-    return m.add(a, b, alpha)
-
-
-@rule(aten.sub)
-def _sub(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
-    return m.sub(a, b, alpha)
-
-
-@rule(aten.rsub)
-def _rsub(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
-    return m.sub(b, a, alpha)
-
-
-@rule(aten.mul)
-def _mul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
-    return m.mul(a, b)
 
 
 @rule(aten.div)
@@ -45,95 +25,53 @@ def _div(m: Arithmetic, op: Any, a: Any, b: Any, rounding_mode: str | None = Non
     return m.encoded(whole.floor() if rounding_mode == "floor" else whole.trunc(), quotient)
 
 
-@rule(aten.floor_divide)
-def _floor_divide(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
-    return _div(m, op, a, b, "floor")
+def _better(
+    witness: Callable[[Tensor], Tensor], formula: Callable[[Arithmetic, Dual], Dual]
+) -> Callable[..., Dual]:
+    """A rule by a formula of one operand, whose witness torch computes in a better way."""
+
+    def _rule(m: Arithmetic, op: Any, a: Dual) -> Dual:
+        a = m.dual(a)
+        return m.with_witness(formula(m, a), witness(a.witness), a)
+
+    return _rule
 
 
-@rule(aten.remainder)
-def _remainder(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
-    return m.sub(a, m.mul(b, _div(m, op, a, b, "floor")))
-
-
-@rule(aten.fmod)
-def _fmod(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
-    return m.sub(a, m.mul(b, _div(m, op, a, b, "trunc")))
-
-
-@rule(aten.neg)
-def _neg(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.neg(a)
-
-
-@rule(aten.reciprocal)
-def _reciprocal(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.reciprocal(a)
-
-
-@rule(aten.sqrt)
-def _sqrt(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.root(a)
-
-
-@rule(aten.rsqrt)
-def _rsqrt(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.reciprocal(m.root(a))
-
-
-@rule(aten.square)
-def _square(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.mul(a, a)
-
-
-@rule(aten.pow)
-def _power(m: Arithmetic, op: Any, a: Any, exponent: Any) -> Dual:
-    return m.pow(a, exponent)
-
-
-@rule(aten.exp)
-def _exp(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.exp(a)
+rules(
+    {
+        aten.add: lambda m, op, a, b, alpha=1: m.add(a, b, alpha),
+        aten.sub: lambda m, op, a, b, alpha=1: m.sub(a, b, alpha),
+        aten.rsub: lambda m, op, a, b, alpha=1: m.sub(b, a, alpha),
+        aten.mul: lambda m, op, a, b: m.mul(a, b),
+        aten.floor_divide: lambda m, op, a, b: _div(m, op, a, b, "floor"),
+        aten.remainder: lambda m, op, a, b: m.sub(a, m.mul(b, _div(m, op, a, b, "floor"))),
+        aten.fmod: lambda m, op, a, b: m.sub(a, m.mul(b, _div(m, op, a, b, "trunc"))),
+        aten.neg: lambda m, op, a: m.neg(a),
+        aten.reciprocal: lambda m, op, a: m.reciprocal(a),
+        aten.sqrt: lambda m, op, a: m.root(a),
+        aten.rsqrt: lambda m, op, a: m.reciprocal(m.root(a)),
+        aten.square: lambda m, op, a: m.mul(a, a),
+        aten.pow: lambda m, op, a, exponent: m.pow(a, exponent),
+        aten.exp: lambda m, op, a: m.exp(a),
+        aten.exp2: _better(torch.exp2, lambda m, a: m.exp(m.mul(a, math.log(2)))),
+        aten.expm1: _better(torch.expm1, lambda m, a: m.sub(m.exp(a), 1)),
+        aten.log: lambda m, op, a: m.log(a),
+        aten.log2: _better(torch.log2, lambda m, a: m.mul(m.log(a), 1 / math.log(2))),
+        aten.log10: _better(torch.log10, lambda m, a: m.mul(m.log(a), 1 / math.log(10))),
+        aten.log1p: _better(torch.log1p, lambda m, a: m.log(m.add(a, 1))),
+        aten.sinh: _better(torch.sinh, lambda m, a: m.div(m.sub(m.exp(a), m.exp(m.neg(a))), 2)),
+        aten.cosh: _better(torch.cosh, lambda m, a: m.div(m.add(m.exp(a), m.exp(m.neg(a))), 2)),
+        aten.sigmoid: _better(torch.sigmoid, lambda m, a: m.reciprocal(m.add(m.exp(m.neg(a)), 1))),
+        aten.erfc: _better(torch.erfc, lambda m, a: m.sub(1, _erf(m, None, a))),
+        aten.tan: _better(torch.tan, lambda m, a: m.div(_sin(m, None, a), _cos(m, None, a))),
+    }
+)
 
 
 @rule(aten.hypot)
 def _hypot(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
     a, b = m.dual(a), m.dual(b)
     return m.with_witness(m.root(m.add(m.mul(a, a), m.mul(b, b))), torch.hypot(a.witness, b.witness), a, b)
-
-
-@rule(aten.exp2)
-def _exp2(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.exp(m.mul(a, math.log(2))), torch.exp2(a.witness), a)
-
-
-@rule(aten.expm1)
-def _expm1(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.sub(m.exp(a), 1), a.witness.expm1(), a)
-
-
-@rule(aten.log)
-def _log(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.log(a)
-
-
-@rule(aten.log2)
-def _log2(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.mul(m.log(a), 1 / math.log(2)), a.witness.log2(), a)
-
-
-@rule(aten.log10)
-def _log10(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.mul(m.log(a), 1 / math.log(10)), a.witness.log10(), a)
-
-
-@rule(aten.log1p)
-def _log1p(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.log(m.add(a, 1)), a.witness.log1p(), a)
 
 
 @rule(aten.tanh)
@@ -143,33 +81,9 @@ def _tanh(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.with_witness(m.div(m.sub(e, 1), m.add(e, 1)), a.witness.tanh(), a)
 
 
-@rule(aten.sinh)
-def _sinh(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.div(m.sub(m.exp(a), m.exp(m.neg(a))), 2), a.witness.sinh(), a)
-
-
-@rule(aten.cosh)
-def _cosh(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.div(m.add(m.exp(a), m.exp(m.neg(a))), 2), a.witness.cosh(), a)
-
-
-@rule(aten.sigmoid)
-def _sigmoid(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.reciprocal(m.add(m.exp(m.neg(a)), 1)), a.witness.sigmoid(), a)
-
-
 @rule(aten.erf)
 def _erf(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.uninterpreted("erf", a, m.dual(a).witness.erf(), parity=-1)
-
-
-@rule(aten.erfc)
-def _erfc(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.sub(1, _erf(m, op, a)), a.witness.erfc(), a)
 
 
 def _half_tangent(m: Arithmetic, a: Dual) -> Dual:
@@ -191,12 +105,6 @@ def _cos(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.with_witness(m.div(m.sub(1, squared), m.add(squared, 1)), a.witness.cos(), a)
 
 
-@rule(aten.tan)
-def _tan(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.with_witness(m.div(_sin(m, op, a), _cos(m, op, a)), a.witness.tan(), a)
-
-
 @rule(
     *named("asin acos atan asinh acosh atanh erfinv lgamma digamma special_erfcx special_i0 i0 special_ndtri")
 )
@@ -208,19 +116,8 @@ def _uninterpreted(m: Arithmetic, op: Any, a: Dual) -> Dual:
 # Choices
 
 
-@rule(aten.abs)
-def _absolute(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.select(a.witness < 0, m.neg(a), a, a.witness.abs())
-
-
-@rule(aten.relu)
-def _relu(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.select(a.witness > 0, a, 0, a.witness.relu()).as_type(a.dtype or torch.float32)
-
-
-@rule(aten.threshold_backward)
-def _threshold_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, threshold: float) -> Dual:
-    return m.select(m.dual(a).witness <= threshold, 0, grad).as_type(grad.dtype or torch.float32)
+def _in_type_of(a: Dual, result: Dual) -> Dual:
+    return result.as_type(a.dtype or torch.float32)
 
 
 @rule(*named("lt le gt ge eq ne"))
@@ -228,11 +125,9 @@ def _comparison(m: Arithmetic, op: Any, a: Any, b: Any) -> Tensor:
     return op.overloadpacket(*m.compared(a, b))  # of two tensors, also where the call has a number
 
 
+@rule(*named("sign floor ceil trunc sgn"))
 def _by_witness(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.encoded(op(m.whole(a)), a)
-
-
-rule(*named("sign floor ceil trunc sgn"))(_by_witness)
 
 
 @rule(aten.round)
@@ -241,11 +136,6 @@ def _round(m: Arithmetic, op: Any, a: Dual, decimals: int = 0) -> Any:
         return NotImplemented
     double = m.whole(m.mul(a, 2))  # a half goes to the even integer
     return m.encoded((double / 2).round(), a)
-
-
-@rule(aten.frac)
-def _frac(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.sub(a, m.encoded(m.whole(a).trunc(), a))
 
 
 def _choice(
@@ -273,27 +163,12 @@ def _clamp(m: Arithmetic, op: Any, a: Dual, min: Any = None, max: Any = None, **
         )
     result = a if min is None else maximum(m, op, a, min)
     result = result if max is None else minimum(m, op, result, max)
-    return result.as_type(a.dtype or torch.float32) if op._overloadname != "Tensor" else result
-
-
-@rule(aten.clamp_min)
-def _clamp_min(m: Arithmetic, op: Any, a: Dual, bound: Any) -> Dual:
-    return maximum(m, op, a, bound)
-
-
-@rule(aten.clamp_max)
-def _clamp_max(m: Arithmetic, op: Any, a: Dual, bound: Any) -> Dual:
-    return minimum(m, op, a, bound)
+    return _in_type_of(a, result) if op._overloadname != "Tensor" else result
 
 
 @rule(aten.where)
 def _where(m: Arithmetic, op: Any, condition: Tensor, a: Any = NotImplemented, b: Any = None) -> Any:
     return NotImplemented if a is NotImplemented else m.select(condition, a, b)
-
-
-@rule(aten.masked_fill)
-def _masked_fill(m: Arithmetic, op: Any, a: Dual, mask: Tensor, value: Any) -> Dual:
-    return m.select(mask, value, a).as_type(a.dtype or torch.float32)
 
 
 @rule(aten.copysign)
@@ -303,27 +178,32 @@ def _copysign(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
     return m.select(same, a, m.neg(a), torch.copysign(a.witness, b.witness))
 
 
+rules(
+    {
+        aten.abs: lambda m, op, a: m.select(a.witness < 0, m.neg(a), a, a.witness.abs()),
+        aten.relu: lambda m, op, a: _in_type_of(a, m.select(a.witness > 0, a, 0, a.witness.relu())),
+        aten.threshold_backward: lambda m, op, grad, a, threshold: _in_type_of(
+            grad, m.select(m.dual(a).witness <= threshold, 0, grad)
+        ),
+        aten.frac: lambda m, op, a: m.sub(a, m.encoded(m.whole(a).trunc(), a)),
+        aten.clamp_min: lambda m, op, a, bound: maximum(m, op, a, bound),
+        aten.clamp_max: lambda m, op, a, bound: minimum(m, op, a, bound),
+        aten.masked_fill: lambda m, op, a, mask, value: _in_type_of(a, m.select(mask, value, a)),
+    }
+)
+
+
 # Several steps at once
 
 
-@rule(aten.lerp)
-def _lerp(m: Arithmetic, op: Any, a: Dual, b: Dual, weight: Any) -> Dual:
-    return m.add(a, m.mul(weight, m.sub(b, a)))
-
-
-@rule(aten.addcmul)
-def _addcmul(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, value: Any = 1) -> Dual:
-    return m.add(a, m.mul(m.mul(b, c), value))
-
-
-@rule("prims::fma")
-def _fma(m: Arithmetic, op: Any, a: Any, b: Any, c: Any) -> Dual:
-    return m.add(m.mul(a, b), c)
-
-
-@rule(aten.addcdiv)
-def _addcdiv(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, value: Any = 1) -> Dual:
-    return m.add(a, m.mul(m.div(b, c), value))
+rules(
+    {
+        aten.lerp: lambda m, op, a, b, weight: m.add(a, m.mul(weight, m.sub(b, a))),
+        aten.addcmul: lambda m, op, a, b, c, value=1: m.add(a, m.mul(m.mul(b, c), value)),
+        aten.addcdiv: lambda m, op, a, b, c, value=1: m.add(a, m.mul(m.div(b, c), value)),
+        "prims::fma": lambda m, op, a, b, c: m.add(m.mul(a, b), c),
+    }
+)
 
 
 @rule("aten::fake_quantize_per_tensor_affine_cachemask")
@@ -333,7 +213,7 @@ def _fake_quantize(
     shifted = m.add(_round(m, op, m.div(a, scale)), zero)
     inside = (shifted.witness >= low) & (shifted.witness <= high)
     result = m.mul(m.sub(m.encoded(shifted.witness.clamp(low, high), a), zero), scale)
-    return result.as_type(a.dtype or torch.float32), inside
+    return _in_type_of(a, result), inside
 
 
 @rule("aten::fake_quantize_per_channel_affine_cachemask")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.dual import Dual
-from fxpasses.exact.rules.table import RULES, named, rule
+from fxpasses.exact.rules.table import RULES, named, rule, rules
 
 aten = torch.ops.aten
 
@@ -18,10 +17,6 @@ aten = torch.ops.aten
 def _dims(a: Any, dim: Any) -> list[int]:
     listed = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
     return sorted({d % a.dim() for d in listed}) if listed and a.dim() else list(range(a.dim()))
-
-
-def _squeezed(a: Dual, dims: Sequence[int]) -> Dual:
-    return a.map(lambda t: t.squeeze(tuple(dims)))
 
 
 @rule(aten.sum)
@@ -57,30 +52,24 @@ def _variance(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dua
     return m.variance(a, _dims(a, dim), correction, keepdim)[0]
 
 
-@rule(aten.std)
-def _standard_deviation(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dual:
-    return m.root(_variance(m, op, a, *args, **kwargs))
-
-
 @rule(aten.var_mean)
 def _variance_and_mean(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> tuple[Dual, Dual]:
     dim, correction, keepdim = _correction(args, kwargs)
     return m.variance(a, _dims(a, dim), correction, keepdim)
 
 
-@rule(aten.amax)
-def _largest(m: Arithmetic, op: Any, a: Dual, dim: Any = (), keepdim: bool = False) -> Dual:
-    return m.extreme(a, _dims(a, dim), keepdim, largest=True)
-
-
-@rule(aten.amin)
-def _smallest(m: Arithmetic, op: Any, a: Dual, dim: Any = (), keepdim: bool = False) -> Dual:
-    return m.extreme(a, _dims(a, dim), keepdim, largest=False)
-
-
-@rule(aten.cumprod)
-def _running_product(m: Arithmetic, op: Any, a: Dual, dim: int, dtype: Any = None) -> Dual:
-    return m.products_along(a, dim % max(a.dim(), 1)) if a.dim() else a
+rules(
+    {
+        aten.std: lambda m, op, *args, **kwargs: m.root(_variance(m, op, *args, **kwargs)),
+        aten.amax: lambda m, op, a, dim=(), keepdim=False: m.extreme(a, _dims(a, dim), keepdim, largest=True),
+        aten.amin: lambda m, op, a, dim=(), keepdim=False: m.extreme(
+            a, _dims(a, dim), keepdim, largest=False
+        ),
+        aten.cumprod: lambda m, op, a, dim, dtype=None: (
+            m.products_along(a, dim % max(a.dim(), 1)) if a.dim() else a
+        ),
+    }
+)
 
 
 @rule(aten.prod)
@@ -145,7 +134,7 @@ def _logsumexp(m: Arithmetic, op: Any, a: Dual, dim: Any, keepdim: bool = False)
     dims = _dims(a, dim)
     top = m.extreme(a, dims, True, largest=True)
     result = m.add(m.log(m.sum(m.exp(m.sub(a, top)), dims, True)), top)
-    return result if keepdim else _squeezed(result, dims)
+    return result if keepdim else result.map(lambda t: t.squeeze(tuple(dims)))
 
 
 @rule("prims::prepare_softmax_online")
@@ -208,17 +197,15 @@ def _picked_dim(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return -1 if default is None else int(default)
 
 
+@rule(
+    *named(
+        "isnan isinf isfinite isneginf isposinf logical_not logical_and logical_or logical_xor argmax argmin argsort "
+        "searchsorted bucketize nonzero any all signbit sym_size sym_numel sym_stride is_nonzero count_nonzero equal"
+    )
+)
 def _on_witnesses(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     def witness(value: Any) -> Any:
         return value.witness if isinstance(value, Dual) else value
 
     listed = [[witness(x) for x in a] if isinstance(a, (list, tuple)) else witness(a) for a in args]
     return op(*listed, **{k: witness(v) for k, v in kwargs.items()})
-
-
-rule(
-    *named(
-        "isnan isinf isfinite isneginf isposinf logical_not logical_and logical_or logical_xor argmax argmin argsort "
-        "searchsorted bucketize nonzero any all signbit sym_size sym_numel sym_stride is_nonzero count_nonzero equal"
-    )
-)(_on_witnesses)

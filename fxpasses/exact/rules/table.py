@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,6 +72,16 @@ def rule(*operators: Any) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def rules(table: Mapping[Any, Rule]) -> None:
+    """Register rules that are one expression each, by operator.
+
+    Raises:
+        ValueError: an operator has a rule already.
+    """
+    for operator, function in table.items():
+        rule(operator)(function)
 
 
 def rule_of(target: Any) -> Rule | None:
