@@ -56,7 +56,13 @@ class Config:
         if kinds[name] is bool:
             check_type("config", name, value, bool, "True or False")
         else:
-            check_type("config", name, value, _is_count, "an integer, 0 or more")
+            check_type(
+                "config",
+                name,
+                value,
+                lambda given: type(given) is int and given >= 0,
+                "an integer, 0 or more",
+            )
 
     @contextlib.contextmanager
     def patch(self, **changes: Any) -> Iterator["Config"]:
@@ -76,10 +82,6 @@ class Config:
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
 
 
 config = Config()

@@ -64,10 +64,6 @@ def _runs_first(node: fx.Node) -> bool:
     return node.meta.get("kind") is Kind.READ
 
 
-def _belongs_to_leaf(node: fx.Node) -> bool:
-    return str(node.meta.get("autograd_node", "")).endswith("AccumulateGrad")
-
-
 def _split_nodes(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
     """(pure nodes, the nodes that run after them) for each segment, in order."""
     split: list[tuple[list[fx.Node], list[fx.Node]]] = [([], [])]
@@ -80,7 +76,7 @@ def _split_nodes(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
             split[-1][1].append(node)
             waiting.add(node)
             # what unpacks the result of a barrier belongs to it
-            ended = ended or not _belongs_to_leaf(node)
+            ended = ended or not str(node.meta.get("autograd_node", "")).endswith("AccumulateGrad")
             continue
         if ended or any(argument in waiting for argument in node.all_input_nodes):
             split.append(([], []))

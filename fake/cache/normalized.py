@@ -209,7 +209,10 @@ class NormalizedCall:
         for kind, expr, size_oblivious, answer in evaluations.expressions:
             encoded = self._faithful(expr)
             kept[(kind, encoded, size_oblivious, _plain(answer))] = None
-        return Entry(self._normalized_recipe(recipe), tuple(kept))
+        normalized = _map_recipe(
+            recipe, self.normalized_metadata, self.encode, lambda value: self._faithful(value.expr)
+        )
+        return Entry(normalized, tuple(kept))
 
     def _faithful(self, expr: Any) -> Encoded:
         """An encoding that decodes to the very same expression."""
@@ -217,11 +220,6 @@ class NormalizedCall:
         if self.decode(encoded) != expr:
             raise Unkeyable("expression in a special form")
         return encoded
-
-    def _normalized_recipe(self, recipe: Any) -> Any:
-        return _map_recipe(
-            recipe, self.normalized_metadata, self.encode, lambda value: self._faithful(value.expr)
-        )
 
     def fits(self, entry: Entry) -> bool:
         """Whether the expressions of a recorded dispatch have the same values at this call's sizes."""

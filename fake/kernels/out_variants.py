@@ -165,10 +165,6 @@ def functional_of(func: OpOverload) -> OpOverload | None:
     return None
 
 
-def _is_out_variant(func: OpOverload) -> bool:
-    return func.namespace == "aten" and functional_of(func) is not None
-
-
 @functools.cache
 def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | None:
     """How each ``out`` is resized, if torch's engine does not know."""
@@ -177,7 +173,7 @@ def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | Non
     return _LISTED.get(func.name())
 
 
-@rule_when(_is_out_variant)
+@rule_when(lambda func: func.namespace == "aten" and functional_of(func) is not None)
 def _out_variant(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Compute the functional result's metadata, then bring the given tensors to its shape as eager does.
 

@@ -16,8 +16,6 @@ from fake.seam import library as _torch
 is_functional_schema = _torch.is_functional_schema
 #: Whether a schema type is a list of tensors, optional ones included.
 is_tensorlist_like_type = _torch.is_tensorlist_like_type
-#: The list type to suggest for a tuple type.
-tuple_to_list = _torch.tuple_to_list
 
 #: Namespaces in which nobody but torch may define operators.
 RESERVED_NAMESPACES = frozenset({"aten", "at", "prim", "prims", "pytorch", "torch"})

@@ -18,7 +18,7 @@ from torch._library import fake_profile, opaque_object as _opaque_object
 from torch._library.autograd import supports_tensorlist
 from torch._library.custom_ops import OPDEF_TO_LIB, _maybe_get_opdef as maybe_get_opdef
 from torch._library.effects import EffectType
-from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, tuple_to_list
+from torch._library.infer_schema import SUPPORTED_PARAM_TYPES
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from fake.error_text import error_text

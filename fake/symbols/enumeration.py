@@ -25,12 +25,9 @@ def holds_for_all(condition: sympy.Basic, lower: int, upper: int | None, step: i
     (symbol,) = condition.free_symbols
     first = -(-lower // step) * step
     if upper is not None and (upper - first) // step < _MOST_SIZES:
-        return all(_is_true(condition, symbol, size) for size in range(first, upper + 1, step))
+        sizes = map(sympy.Integer, range(first, upper + 1, step))
+        return all(condition.xreplace({symbol: size}) == sympy.true for size in sizes)
     return _is_a_fixed_quotient(condition, symbol, first, step)
-
-
-def _is_true(condition: sympy.Basic, symbol: sympy.Symbol, size: int) -> bool:
-    return bool(condition.xreplace({symbol: sympy.Integer(size)}) == sympy.true)
 
 
 def _is_a_fixed_quotient(condition: sympy.Basic, symbol: sympy.Symbol, lower: int, step: int) -> bool:

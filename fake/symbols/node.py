@@ -151,11 +151,6 @@ def _has_no_memory(shape_env: Any) -> bool:
     )
 
 
-def _nothing_is_remembered(shape_env: Any) -> bool:
-    """Whether, besides, somebody watches the arithmetic."""
-    return _has_no_memory(shape_env) or symbolic_arithmetic_is_watched()
-
-
 def _keep(result: Any, asked: Any, state: LeanState) -> Any:
     """A result of torch's own arithmetic, as lean as the node that was asked, and canonical."""
     if result.__class__ is SymNode:
@@ -188,7 +183,9 @@ def _binary(name: str, original: Callable) -> Callable:
 
     def compute(self: Any, other: Any) -> Any:
         shape_env = self.shape_env
-        if other.__class__ not in (SymNode, LeanNode) or _nothing_is_remembered(shape_env):
+        if other.__class__ not in (SymNode, LeanNode):
+            return original(self, other)
+        if _has_no_memory(shape_env) or symbolic_arithmetic_is_watched():
             return original(self, other)
         state = lean_state(shape_env)
         left, right = _canonical_of(self, state), _canonical_of(other, state)

@@ -300,7 +300,8 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
         else None
     )
     operator = None
-    if asked is not None and not _is_users(asked.file) and not _interprets(asked.file):
+    # Where Dynamo or the environment itself asks, the program asked, not an operator.
+    if asked is not None and not _is_users(asked.file) and not asked.file.startswith(_INTERPRETERS):
         operator = "an operator of the graph" if asked.file.startswith(_OWN_DIRECTORIES) else asked.function
     if where is None and asked is not None and _is_users(asked.file):
         where = asked
@@ -355,11 +356,6 @@ def _only_call(names: list[str], calls: _Calls) -> tuple[str, tuple[Location, ..
     if len({stack for _, stack in found}) == 1 and found[0][1]:
         return found[0]
     return " or ".join(dict.fromkeys(name for name, _ in found) or names[:2]), ()
-
-
-def _interprets(file: str) -> bool:
-    """Whether a file is of Dynamo or of the environment itself: then the program asked, not an operator."""
-    return file.startswith(_INTERPRETERS)
 
 
 _BRIEF = re.compile(r"(?P<code>.*?)\s*#\s*(?P<file>\S+):(?P<line>\d+) in (?P<function>\S+)")

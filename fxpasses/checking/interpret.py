@@ -195,7 +195,7 @@ class Run(fx.Interpreter):
             for dead in self.user_to_last_uses.get(n, ()):
                 other.env.pop(dead, None)
         if self._keep and n.op != "output":
-            self.values[n.name] = tree_map(_copied, result)
+            self.values[n.name] = tree_map(copied, result)
         return result
 
     def _evaluated(self, n: fx.Node) -> Any:
@@ -350,7 +350,8 @@ def as_recorded_dtype(value: Any, example: Any) -> Any:
     return value
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """A tensor of its own memory; anything else as it is."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 

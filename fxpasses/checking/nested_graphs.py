@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from fake.seam.pytree import tree_map
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import Run
+from fxpasses.checking.interpret import Run, copied
 from fxpasses.checking.windows import changed_nodes
 from fxpasses.graphs.rewriting import subgraphs
 
@@ -94,10 +94,6 @@ class _RecordingRun(Run):
     def _remember(
         self, where: dict[fx.GraphModule, list[Any]], gm: fx.GraphModule, args: Sequence[Any]
     ) -> None:
-        where.setdefault(gm, list(tree_map(_copied, args)))
+        where.setdefault(gm, list(tree_map(copied, args)))
         if self.current is not None:
             self.callers.setdefault(gm, self.current.name)
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -77,8 +77,9 @@ def around_compilations(backend: Callable[..., Any]) -> Patch:
             if instead is not None:
                 yield instead
                 return
-        with accelerated(ours and _accelerates(options)) as on, ExitStack() as stack:
-            if ours and _captures_backward(options):
+        given = options if isinstance(options, Mapping) else {}  # they are not checked yet
+        with accelerated(ours and given.get("accelerate", True) is True) as on, ExitStack() as stack:
+            if ours and given.get("compiled_autograd") is True:
                 stack.enter_context(capture_later())
             if on:
                 stack.enter_context(Replay().watching())
@@ -113,13 +114,3 @@ def _count_eager(code: CodeType, error: Exception, options: Any) -> None:
     if fallback not in counters.snapshot().fallbacks:
         counters.add_fallback(fallback)
         log.warning("%s is not compiled and runs in eager, except for what it calls: %s", location, reason)
-
-
-def _accelerates(options: Any) -> bool:
-    """Whether the options, which are not checked yet, leave acceleration on."""
-    return not isinstance(options, Mapping) or options.get("accelerate", True) is True
-
-
-def _captures_backward(options: Any) -> bool:
-    """Whether the options have the backward passes through the result captured."""
-    return isinstance(options, Mapping) and options.get("compiled_autograd") is True

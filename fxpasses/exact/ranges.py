@@ -71,10 +71,6 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < _MOST else math.inf
 
 
-def _signed(a: Range, *_: Any) -> Range:
-    return Range(min(a.low, 0.0) and -math.inf, max(a.high, 0.0) and math.inf)
-
-
 def _magnitude(a: Range, *_: Any) -> Range:
     least = max(a.low, -a.high, 0.0)
     return Range(least, max(abs(a.low), abs(a.high)))
@@ -90,19 +86,18 @@ def _same(a: Range, *_: Any) -> Range:
     return a
 
 
-def _union(_: Range, a: Range, b: Range) -> Range:
-    return Range(min(a.low, b.low), max(a.high, b.high))
-
-
 _RULES: dict[Any, Callable[..., Range]] = {
     **dict.fromkeys((aten._softmax, aten.softmax, aten.sigmoid), lambda *_: _UNIT),
     **dict.fromkeys((aten.tanh, aten.erf, aten.sin, aten.cos, aten.sign), lambda *_: Range(-1.0, 1.0)),
     **dict.fromkeys((aten.var, aten.rsqrt), lambda *_: Range(0.0)),
     **dict.fromkeys((aten._log_softmax, aten.log_softmax), lambda *_: Range(high=0.0)),
     **dict.fromkeys((aten.abs, aten.linalg_vector_norm), _magnitude),
-    **dict.fromkeys((aten.sum, aten.cumsum), _signed),
-    **dict.fromkeys((aten.where,), _union),
-    **dict.fromkeys((aten.clamp,), _clamped),
+    **dict.fromkeys(
+        (aten.sum, aten.cumsum),
+        lambda a, *_: Range(min(a.low, 0.0) and -math.inf, max(a.high, 0.0) and math.inf),
+    ),
+    aten.where: lambda _, a, b: Range(min(a.low, b.low), max(a.high, b.high)),
+    aten.clamp: _clamped,
     aten.exp: _increasing(_exp),
     aten.sqrt: _increasing(math.sqrt, 0.0),
     aten.relu: _increasing(lambda x: max(x, 0.0)),

@@ -59,10 +59,6 @@ class Finding:
     node: str = ""
     note: str = ""
 
-    def noting(self, note: str) -> Finding:
-        """The same with something else to be known."""
-        return dataclasses.replace(self, note=note)
-
     def __str__(self) -> str:
         where = f", first at {self.node}" if self.node else ""
         note = f" ({self.note})" if self.note else ""
@@ -230,7 +226,7 @@ class Original:
                 found += [] if finding is None else [finding]
         for power in _OTHER_POWERS:
             scaled = _Sample(self.run("random", number, 2.0**power), after).finding
-            found += [] if scaled is None else [scaled.noting(f"inputs times 2**{power}")]
+            found += [] if scaled is None else [dataclasses.replace(scaled, note=f"inputs times 2**{power}")]
         for finding in found:
             kind = _kind(finding.comparison)
             if _KINDS.index(kind) > _KINDS.index(verdict.kind):

@@ -26,7 +26,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -292,16 +292,8 @@ class _Walk:
 _Writer = Callable[[_Walk, Any], str]
 
 
-def _sequence(walk: _Walk, value: Any) -> str:
-    return f"{type(value).__name__}({', '.join(walk.text(v) for v in value)})"
-
-
-def _unordered(walk: _Walk, value: Any) -> str:
-    return f"{type(value).__name__}({', '.join(sorted(walk.text(v) for v in value))})"
-
-
-def _mapping(walk: _Walk, value: Any) -> str:
-    return f"{type(value).__name__}({', '.join(f'{walk.text(k)}: {walk.text(v)}' for k, v in value.items())})"
+def _listed(value: Any, items: Iterable[str]) -> str:
+    return f"{type(value).__name__}({', '.join(items)})"
 
 
 def _tensor(walk: _Walk, value: torch.Tensor) -> str:
@@ -312,37 +304,21 @@ def _tensor(walk: _Walk, value: torch.Tensor) -> str:
     return f"tensor({value.dtype}, {tuple(value.shape)}, {value.stride()}, {value.device}, {content})"
 
 
-def _method(walk: _Walk, value: types.MethodType) -> str:
-    return f"method({walk.text(value.__func__)}, {walk.text(value.__self__)})"
-
-
-def _partial(walk: _Walk, value: functools.partial) -> str:
-    return f"partial({walk.text(value.func)}, {walk.text(value.args)}, {walk.text(value.keywords)})"
-
-
-def _descriptor(walk: _Walk, value: Any) -> str:
-    return f"{type(value).__name__}({walk.text(value.__func__)})"
-
-
-def _property(walk: _Walk, value: property) -> str:
-    return f"property({walk.text(value.fget)}, {walk.text(value.fset)}, {walk.text(value.fdel)})"
-
-
 _WRITERS: list[tuple[Any, _Writer]] = [
     (enum.Enum, lambda walk, v: f"{walk.text(type(v))}.{v.name}={v.value!r}"),
     (complex, lambda walk, v: repr(v)),
     ((type, types.FunctionType, types.ModuleType), _Walk.reference),
-    ((list, tuple), _sequence),  # torch.Size and the lists of FX too
-    ((set, frozenset), _unordered),
-    ((dict, types.MappingProxyType, collections.ChainMap), _mapping),
+    ((list, tuple), lambda walk, v: _listed(v, map(walk.text, v))),  # torch.Size and the lists of FX too
+    ((set, frozenset), lambda walk, v: _listed(v, sorted(map(walk.text, v)))),
+    ((dict, types.MappingProxyType, collections.ChainMap), lambda walk, v: _listed(v, (f"{walk.text(k)}: {walk.text(x)}" for k, x in v.items()))),
     (_BY_REPR, lambda walk, v: f"{type(v).__name__}:{v!r}"),
     (OpOverload, lambda walk, v: f"operator {v._schema}"),
     ((OpOverloadPacket, HigherOrderOperator), lambda walk, v: f"operator {v}"),
     (torch.Tensor, _tensor),
-    (types.MethodType, _method),
-    (functools.partial, _partial),
-    ((staticmethod, classmethod), _descriptor),
-    (property, _property),
+    (types.MethodType, lambda walk, v: f"method({walk.text(v.__func__)}, {walk.text(v.__self__)})"),
+    (functools.partial, lambda walk, v: f"partial({walk.text(v.func)}, {walk.text(v.args)}, {walk.text(v.keywords)})"),
+    ((staticmethod, classmethod), lambda walk, v: _listed(v, (walk.text(v.__func__),))),
+    (property, lambda walk, v: f"property({walk.text(v.fget)}, {walk.text(v.fset)}, {walk.text(v.fdel)})"),
     (functools.cached_property, lambda walk, v: f"cached({walk.text(v.func)})"),
     (logging.Logger, lambda walk, v: f"logger {v.name}"),
     (_STATE, lambda walk, v: f"state {type(v).__name__}"),

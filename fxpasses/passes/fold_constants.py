@@ -81,7 +81,8 @@ class FoldConstants(Pass):
                 calls[node] = {node}.union(*(calls[n] for n in node.all_input_nodes))
         changed = False
         for node in constants:
-            if node.op == "get_attr" or node.target in _GIVEN or not _is_frontier(node, constants):
+            # Only what a call uses that is not constant is worth keeping.
+            if node.op == "get_attr" or node.target in _GIVEN or constants.keys() >= node.users.keys():
                 continue
             if aliases.roots(node) & aliases.output and len(aliases.roots(node) - {node}):
                 continue  # a returned view of another value has to stay one
@@ -147,11 +148,6 @@ def _is_cheap(node: fx.Node) -> bool:
     value = value_of(node)
     whole = not (value.is_floating_point() or value.is_complex())
     return whole and isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
-
-
-def _is_frontier(node: fx.Node, constants: dict[fx.Node, Any]) -> bool:
-    """Whether a call that is not constant uses the node: only then is it worth keeping."""
-    return any(user not in constants for user in node.users)
 
 
 def _uniform_value(value: torch.Tensor) -> bool | int | float | None:

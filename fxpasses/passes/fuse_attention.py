@@ -197,7 +197,7 @@ def _replace(matmul: fx.Node, found: _Attention, causal: bool) -> None:
     lead = list(batch) if len(batch) == 2 else [1, *batch]
     width = value_of(found.query).shape[2]
     query = _heads(found.query, [*lead, rows, width], call)
-    key = _flipped(_heads(found.key, [*lead, width, columns], call), call)
+    key = call(aten.permute.default, _heads(found.key, [*lead, width, columns], call), [0, 1, 3, 2])
     value = _heads(found.value, [*lead, columns, width], call)
     mask = None
     if found.mask is not None and not causal:
@@ -218,10 +218,6 @@ def _heads(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
         return source
     dense = call(aten.clone.default, node, memory_format=torch.contiguous_format)
     return call(aten.view.default, dense, shape)
-
-
-def _flipped(node: fx.Node, call: Call) -> fx.Node:
-    return call(aten.permute.default, node, [0, 1, 3, 2])
 
 
 def _rows_in_order(node: fx.Node, call: Call) -> fx.Node:

@@ -99,11 +99,8 @@ def _repeated_from(node: object, query: object) -> fx.Node | None:
 
 def _sums_groups(backward: fx.Node) -> bool:
     """Whether the gradients of keys and values are only summed over each group."""
-    return all(_group_sum(user) is not None for item in _key_gradients(backward) for user in item.users)
-
-
-def _key_gradients(backward: fx.Node) -> list[fx.Node]:
-    return [item for item in backward.users if item.args[1] in (1, 2)]
+    gradients = [item for item in backward.users if item.args[1] in (1, 2)]
+    return all(_group_sum(user) is not None for item in gradients for user in item.users)
 
 
 def _group_sum(view: fx.Node) -> fx.Node | None:

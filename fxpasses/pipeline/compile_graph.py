@@ -68,16 +68,12 @@ def compile_graph(
     with contextlib.nullcontext() if hooks.of_region else floats_of_one_graph():
         if not hooks.of_region:
             settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
-
-        def compile_region(region_graph: RegionGraph) -> CompiledRegion:
-            return _compile_region(region_graph, options, hooks)
-
         gm, regions = with_regions(
             gm,
             options,
             hooks.observers,
             hooks.regions,
-            compile_region,
+            functools.partial(_compile_region, options=options, around=hooks),
             trace_gathers=functools.partial(_trace_gathers, options=options),
             inside=hooks.of_region,
         )

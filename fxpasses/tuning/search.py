@@ -113,7 +113,8 @@ class _Search:
     def run(self) -> None:
         """Try the steps until none is left, or no time."""
         while True:
-            steps = [pair for pair in self._proposals() if pair[0].name not in self._tried]
+            proposed = self._bench.proposals(self.found.choice)
+            steps = [pair for pair in proposed if pair[0].name not in self._tried]
             self.found.left = tuple(step.name for step, _ in steps)
             if not steps or self._bench.seconds_left() < self._bench.expected_seconds():
                 return
@@ -122,9 +123,6 @@ class _Search:
             self._bench.tell(f"trying {step.name}, {len(steps) - 1} to go, best so far: {self.found.choice}")
             entry = replace(self._attempt(step), changed=changed, predicted=step.predicted)
             self.found.entries.append(entry)
-
-    def _proposals(self) -> Sequence[tuple[Step, int]]:
-        return self._bench.proposals(self.found.choice)
 
     def _attempt(self, step: Step) -> Entry:
         entry = Entry(self._graph, step.name, "no gain")

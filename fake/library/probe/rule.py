@@ -197,7 +197,7 @@ class FakeRule:
         differ: list[tuple[Any, Any]] = []  # the simplest expression for each answer
         for expression in expressions:
             answer = evaluate(expression, environment)
-            if answer is not None and not any(_same(answer, other) for _, other in differ):
+            if answer is not None and not any(answer == other for _, other in differ):
                 differ.append((expression, answer))
         if len(differ) != 1:
             fit = [expression for expression, _ in differ[:3]]
@@ -274,10 +274,6 @@ class FakeRule:
 
     def __str__(self) -> str:
         return self.source
-
-
-def _same(left: Any, right: Any) -> bool:
-    return bool(left == right)
 
 
 def call_text(facts: Facts) -> str:
