@@ -120,6 +120,7 @@ class Engine:
         miss, hit, nothing = self.miss, self.store.hit, {}  # type: ignore[var-annotated]
 
         def unseen(mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any) -> Any:
+            """Returns the fake outputs of a call. Args: those of :meth:`uncached`, and the key of the call."""
             env = mode.shape_env
             state = None if env is None else env.__dict__.get("_fake_dispatch")
             if state is None:
@@ -172,6 +173,7 @@ class Engine:
         """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""
 
         def key_of(mode: Any, args: Any, kwargs: Any) -> Any:
+            """Returns the key of a call. Args: the mode, and the arguments of the operator. Raises ``Unkeyable`` where the mode does not trust the kernel."""
             if func not in PURE and not getattr(mode, "cache_custom_ops", False):
                 raise Unkeyable("non-builtin")
             return (fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
@@ -183,6 +185,7 @@ class Engine:
         table = self.store.table(func)
 
         def key_of(mode: Any, args: Any, kwargs: Any) -> Any:
+            """Returns the key of a call. Args: the mode, and the arguments of the operator. Raises ``Unkeyable`` for a graph that cannot be kept."""
             key, graphs = subgraph_key(func, mode, args, kwargs, self.tensor_class)
             if key not in table:
                 forget_with(graphs, self.store.remove, table, key)
@@ -195,6 +198,7 @@ class Engine:
         table = self.store.table(func)
 
         def handler(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            """Returns the fake outputs of a call. Args: those of :meth:`uncached`."""
             try:
                 key = key_of(mode, args, kwargs)
                 rebuild = table.get(key)

@@ -133,6 +133,7 @@ def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
     always, nodes_matter = tensor_class is TorchFakeTensor, proxy_tensor.nodes_matter
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the outputs of a call. Args: the mode, and the arguments of the operator. Raises ``Stale`` where a symbol was replaced."""
         nonlocal exact
         if not (always or nodes_matter()):
             return alike(mode, args, kwargs)
@@ -157,11 +158,9 @@ def _build_exact(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
     reads = [(path, _READ[kind]) for path, kind in read]
     make = _maker(recipe.recipe, iter(origins), tensor_class, mark)
 
-    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        given = [reader(follow(path, args, kwargs)) for path, reader in reads]
-        return make(mode, args, kwargs, given, {})
-
-    return rebuild
+    return lambda mode, args, kwargs: make(
+        mode, args, kwargs, [reader(follow(path, args, kwargs)) for path, reader in reads], {}
+    )
 
 
 def _maker(recipe: Any, origins: Iterator[Any], tensor_class: type, mark: Mark) -> Callable[..., Any]:
@@ -184,6 +183,7 @@ def _maker_of_number(recipe: SymbolicConstant, origins: Iterator[Any]) -> Callab
     life, number = Lifetime(recipe.value), _number(recipe.value, next(origins))
 
     def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
+        """Returns the number. Args: of a call: mode and arguments, what was read of these, and the nodes made so far."""
         life.check()
         return number(given, own)
 
@@ -205,6 +205,7 @@ def _maker_of_tensor(
     storage: Any = None
 
     def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
+        """Returns the tensor. Args: of a call: mode and arguments, what was read of these, and the nodes made so far."""
         nonlocal storage
         life.check()
         sizes = [number(given, own) for number in shape]

@@ -114,6 +114,7 @@ def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
     make = dispatch.make_subclass
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
         element = make_element()
         made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
@@ -123,10 +124,11 @@ def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
         made._plain = element
         return made
 
-    def rebuild_checked(mode: Any, args: Any, kwargs: Any) -> Any:
-        return make_fake(make_element(), device, mode, metadata.to_keep(), mark, tensor_class)
-
-    return rebuild if DEVICE_ATTRIBUTE == "_fake_device" else rebuild_checked
+    if DEVICE_ATTRIBUTE == "_fake_device":
+        return rebuild
+    return lambda mode, args, kwargs: make_fake(
+        make_element(), device, mode, metadata.to_keep(), mark, tensor_class
+    )
 
 
 def _element_maker(recipe: Fresh) -> Callable[[], torch.Tensor]:
@@ -161,6 +163,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         path = recipe.path
 
         def rebuild_nested(mode: Any, args: Any, kwargs: Any) -> Any:
+            """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
             element = plain_of(follow(path, args, kwargs)).as_strided(shape, stride, offset)
             return make_fake(element, device, mode, metadata.to_keep(), mark, tensor_class)
 
@@ -169,6 +172,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     interned = metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
         base = args[index]
         element = (base._plain if base._plain is not None else plain_of(base)).as_strided(
             shape, stride, offset
@@ -188,6 +192,7 @@ def _build_reinterpreting_view(recipe: View, tensor_class: type, mark: Mark) -> 
     metadata, path = recipe.metadata, recipe.path
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
         base = follow(path, args, kwargs)
         element = torch.empty((0,), dtype=metadata.dtype, device=dispatch.META_DEVICE)
         with dispatch.disable_torch_dispatch():
@@ -224,6 +229,7 @@ def _build_apart(recipe: Apart, tensor_class: type, mark: Mark) -> Rebuild:
     inner, pairs = build(recipe.recipe, tensor_class, mark), recipe.pairs
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
         for first, second, problem in pairs:
             a, b = follow(first, args, kwargs), follow(second, args, kwargs)
             if a is b or dispatch.storage_of(a) == dispatch.storage_of(b):

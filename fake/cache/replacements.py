@@ -96,6 +96,7 @@ class Replacements:
     def _watched_impl(self, impl: Any) -> Any:
         @functools.wraps(impl)
         def watched_impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+            """``torch.library.Library.impl``, told here. Args: the library, and those of the method."""
             key = dispatch_key or library.dispatch_key or "CompositeImplicitAutograd"
             name = op_name._name if isinstance(op_name, OpOverload) else op_name
             replaces = isinstance(name, str) and self._decides_answers(library.ns, name, key)

@@ -11,6 +11,7 @@ and the operator runs again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -91,6 +92,7 @@ def _build_constant(recipe: Any) -> Rebuild:
     life = Lifetime(value)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the number of a call. Args: the mode, and the arguments of the operator. Raises ``Stale`` where a symbol was replaced."""
         life.check()
         return value.symbol()
 
@@ -115,6 +117,7 @@ def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
     copy, put_on_storage_of, detach = make_subclass, dispatch.put_on_storage_of, variable_functions.detach
 
     def make(mode: Any, pattern: torch.Tensor, plain: torch.Tensor) -> Any:
+        """Returns the tensor. Args: its mode, a meta tensor of its sizes and strides, and one of its memory."""
         moved = detach(pattern)
         put_on_storage_of(
             moved, plain
@@ -140,6 +143,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     make = _maker(metadata, tensor_class, mark)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the tensor of a call. Args: the mode, and the arguments of the operator. Raises ``Stale`` where a symbol was replaced."""
         nonlocal pattern, storage, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
@@ -235,6 +239,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the view of a call. Args: the mode, and the arguments of the operator. Raises ``Stale`` where a symbol was replaced."""
         nonlocal geometry, pattern, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
@@ -254,18 +259,12 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     return rebuild
 
 
-class _BuildersBySymbols:
+def _build_by_symbols(static: Callable[..., Rebuild], recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     """Fresh tensors and views are compiled differently if their metadata is symbolic."""
-
-    def __init__(self, static: Callable[..., Rebuild]) -> None:
-        self.static = static
-
-    def __call__(self, recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
-        if type(recipe.metadata) is SymbolicMetadata:
-            return build_symbolic(recipe, tensor_class, mark)
-        return self.static(recipe, tensor_class, mark)
+    build = build_symbolic if type(recipe.metadata) is SymbolicMetadata else static
+    return build(recipe, tensor_class, mark)
 
 
 for _kind in (Fresh, View):
-    BUILDERS[_kind] = _BuildersBySymbols(BUILDERS[_kind])
+    BUILDERS[_kind] = functools.partial(_build_by_symbols, BUILDERS[_kind])
 BUILDERS[SymbolicConstant] = build_symbolic

@@ -408,6 +408,7 @@ class ArgumentLayout:
         def setup_context(
             ctx: Any, inputs: Sequence[Any], output: Any, keyword_only_inputs: Any = None
         ) -> None:
+            """Args: the context, the flat inputs, the output, and keyword-only inputs by name where the operator has some."""
             rebuilt = self.rebuild_positional(inputs)
             if keyword_only_inputs is None:
                 fn(ctx=ctx, inputs=rebuilt, output=output)

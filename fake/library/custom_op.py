@@ -57,7 +57,8 @@ def custom_op(
     schema: str | None = None,
     tags: Tags = None,
     differentiable: bool = True,
-) -> Callable[[Callable[..., Any]], CustomOpDef]: ...
+) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """As a decorator. Args: those of the implementation."""
 
 
 @overload
@@ -71,7 +72,8 @@ def custom_op(
     schema: str | None = None,
     tags: Tags = None,
     differentiable: bool = True,
-) -> CustomOpDef: ...
+) -> CustomOpDef:
+    """As a function. Args: those of the implementation."""
 
 
 def custom_op(

@@ -335,6 +335,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         names = self._positional_names
 
         def restored(ctx: Any, inputs: Any, output: Any, **more: Any) -> Any:
+            """Args: the context, one input an argument of the schema, the output; keyword-only inputs by name."""
             inputs = tuple(
                 dtypes[n] if n in dtypes and type(i) is int else i for n, i in zip(names, inputs, strict=True)
             )

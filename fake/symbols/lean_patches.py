@@ -53,6 +53,7 @@ def _keeps_first_proxies(torchs_set_proxy_slot: Callable[..., None]) -> Callable
     """Another number that is a symbol (the larger of it and 1, which DTensor asks for) does not take its proxy's place: it would be computed from itself."""
 
     def set_proxy_slot(number: Any, tracer: Any, proxy: Any) -> None:
+        """torch's function of that name. Args: the symbolic number, the tracer, and the proxy of the number."""
         symbol = number.node.expr if isinstance(number, torch.SymInt) else None
         first = tracer.sympy_expr_tracker.get(symbol) if isinstance(symbol, sympy.Symbol) else None
         torchs_set_proxy_slot(number, tracer, proxy)

@@ -70,6 +70,8 @@ def patches(classes: tuple[Any, ...]) -> tuple[Patch, ...]:
     """The Python operators of ``torch.SymInt``, for the nodes of some classes; of others torch's own operators take care."""
 
     def patch(name: str, method: str, reflected: bool) -> Patch:
+        """Returns the patch of an operator. Args: its name, the method of a node that it calls, and whether operands are swapped."""
+
         def make(original: Callable) -> Callable:
             return _operator(method, original, classes, reflected=reflected)
 

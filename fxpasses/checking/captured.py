@@ -46,6 +46,7 @@ class CaptureCheck(Observer):
         self._dynamo: fx.GraphModule | None = None
 
     def dynamo(self, gm: fx.GraphModule, options: Options, earlier: Any = None) -> None:
+        """Keep a copy of Dynamo's graph. Args: those of :meth:`.Observer.dynamo`."""
         self._dynamo = copy_graph(gm)
 
     def joint(self, gm: fx.GraphModule) -> None:

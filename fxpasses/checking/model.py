@@ -335,6 +335,7 @@ class _Stages:
         self._tell(f"looking for the calls that the {stage} gets wrong")
 
         def tell(file: str, calls: int, why: str) -> None:
+            """Note the repro file. Args: the file, or "", how many calls it makes, and why there is none, or ""."""
             if file:
                 self._notes.append(f"`python {file}` shows what the {stage} does on {_calls(calls)}")
 

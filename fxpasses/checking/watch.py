@@ -254,6 +254,7 @@ class ValueCheck(RewriteCheck):
             inputs: list[Any],
             earlier: Sequence[Pass] = (),
         ) -> tuple[Path | None, int, str]:
+            """Returns what :func:`make_repro` does. Args: the graph before and after the passes ``earlier`` and the wrong one, and inputs."""
             try:
                 return make_repro(
                     item,

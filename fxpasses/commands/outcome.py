@@ -77,6 +77,7 @@ def working(what: str) -> Iterator[Callable[..., None]]:
         task = progress.add_task(what, total=None)
 
         def tell(text: str, done: int = 0, total: int | None = None) -> None:
+            """Show what is done. Args: the text, and how many parts are done of how many."""
             count = f", {done} of {total}" if total else ""
             progress.update(task, description=text + count, completed=done, total=total)
 

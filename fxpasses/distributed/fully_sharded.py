@@ -56,11 +56,11 @@ def read_as_shards(model: nn.Module) -> None:
 def _cast(module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype | None) -> None:
     """Cast what floats as the hooks of a mixed precision policy did."""
     if inputs is not None:
-
-        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            return _floats_to(inputs, args), _floats_to(inputs, kwargs)
-
-        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: (_floats_to(inputs, args), _floats_to(inputs, kwargs)),
+            prepend=True,
+            with_kwargs=True,
+        )
     if outputs is not None:
         module.register_forward_hook(lambda module, args, output: _floats_to(outputs, output))
 

@@ -68,6 +68,7 @@ def around_compilations(backend: Callable[..., Any]) -> Patch:
     def around(
         code: CodeType | None, compiling: Any, keywords: Mapping[str, Any]
     ) -> Iterator[CodeType | None]:
+        """Surrounds a compilation; gives code to run instead, or None. Args: the code, the backend, and keywords of ``torch.compile``."""
         ours, options = compiling is backend, keywords.get("options")
         if ours and code is not None:
             from fxpasses.compiling.observing import recorder  # imports Inductor, which is needed now

@@ -174,7 +174,13 @@ class _Uses:
 
     @classmethod
     def of(cls, gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any]) -> _Uses | None:
-        """The uses of an input; ``None`` where one does not check indices, or takes sizes that are not known."""
+        """The uses of an input; ``None`` where one does not check indices, or takes sizes that are not known.
+
+        Args:
+            gm: the graph.
+            node: the input.
+            inputs: of the graph, in order.
+        """
         below = _checked(node)
         if below is None:
             return None

@@ -75,7 +75,16 @@ class ComplexCalls:
         self._arithmetic, self._call = arithmetic, call
 
     def evaluate(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a call, or ``NotImplemented`` where there is no rule."""
+        """Evaluate a call that complex numbers take part in.
+
+        Args:
+            target: the overload.
+            args: tensors as dual numbers or :class:`Complex`, and numbers.
+            kwargs: likewise.
+
+        Returns:
+            The result, or ``NotImplemented`` where there is no rule.
+        """
         packet = target.overloadpacket
         if target is aten.view.dtype:
             return self._as_other_type(*args)

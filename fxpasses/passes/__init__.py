@@ -117,27 +117,5 @@ def default_passes() -> tuple[Pass, ...]:
 
 def library() -> dict[str, type[Pass]]:
     """All passes that can be asked for by name."""
-    classes = (
-        BucketCollectives,
-        ChunkLogits,
-        ConcatMatmuls,
-        DowncastSavedActivations,
-        EliminateCommonSubexpressions,
-        EliminateDeadCode,
-        FoldConstants,
-        FuseAttention,
-        FuseMatmulSums,
-        FuseScatterAdd,
-        HoistSlices,
-        MoveMatmulBeforeBroadcast,
-        OverlapCollectives,
-        PackDropoutRng,
-        PackSavedMasks,
-        ReassociateMatmuls,
-        RemoveNoOps,
-        RemoveRepeatKv,
-        ReplaceOneHotMatmul,
-        SkipZeroRows,
-        UseOnednnMatmuls,
-    )
-    return {c.name: c for c in classes}
+    exported = (globals()[name] for name in __all__)
+    return {c.name: c for c in exported if isinstance(c, type) and issubclass(c, Pass)}

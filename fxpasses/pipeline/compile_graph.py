@@ -160,6 +160,7 @@ def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) 
     compilers: list[RegionCompiler] = []
 
     def compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiler:
+        """Returns the compiler of a region. Args: options, the graph and its inputs."""
         compilers.append(RegionCompiler(new_compiler(options, gm, inputs), region_graph, options, check))
         return compilers[-1]
 

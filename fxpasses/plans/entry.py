@@ -21,6 +21,7 @@ def before_tracing(backend: Callable[..., Any]) -> Patch:
     def planned(
         compiling: Any, keywords: Mapping[str, Any], *, model: Any, **how: Any
     ) -> Compiled[Any] | None:
+        """Returns the callable, or None: Dynamo compiles. Args: the backend, the keywords of ``torch.compile``, the model, and how it is compiled."""
         options = {key: value for key, value in keywords.items() if key == "mode"}
         given = keywords.get("options") or {}
         cache = given.get("cache", "auto") if isinstance(given, Mapping) else None

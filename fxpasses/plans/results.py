@@ -144,6 +144,7 @@ def _container(base: Any, name: Any, items: Any, state: Any, model: Sequence[tor
     new = kind if hasattr(kind, "n_sequence_fields") else lambda *given: base.__new__(kind, *given)
 
     def make(outputs: Sequence[Any], arguments: Sequence[torch.Tensor], made: list[Any]) -> Any:
+        """Returns the container. Args: outputs of the graph, arguments of the call, and what was made so far, to which it is added."""
         place = len(made)
         made.append(None)
         if base is tuple:
