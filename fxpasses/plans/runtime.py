@@ -226,15 +226,7 @@ def callable_of(
     return run_and_change
 
 
-class _Nothing:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-_NOTHING = _Nothing()
+_NOTHING = nullcontext()
 
 
 def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Boxed) -> Any:
