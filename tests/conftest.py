@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch._library import fake_impl as library_fake_impl
 
+import fxpasses
+
 torch.set_num_threads(1)
 
 
@@ -38,6 +40,27 @@ def old_objects_aside():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing is compiled or counted yet, random numbers are the same each time, and nothing stays compiled."""
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def fake_group():
+    """This process as the first of two whose messages are not sent."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

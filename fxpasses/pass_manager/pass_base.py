@@ -116,8 +116,8 @@ class Pass(abc.ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own = cls.__dict__
-        if isinstance(own.get("graphs"), property):
-            return
+        if isinstance(own.get("graphs"), property) or not own.keys() & {"graphs", "contract"}:
+            return  # it says so itself, or has both from its base
         if "graphs" in own and "contract" not in own:
             cls.contract = Contract(graphs=cls.graphs)
         if isinstance(cls.contract, Contract):

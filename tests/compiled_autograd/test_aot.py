@@ -16,10 +16,7 @@ import compiled_autograd
 from compiled_autograd.runtime import functional
 from tests.compiled_autograd.support import COMPILERS, check, fresh, grads, keep, mlp
 
-
-@pytest.fixture(autouse=True)
-def _forget() -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

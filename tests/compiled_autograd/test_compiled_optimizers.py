@@ -7,6 +7,8 @@ from torch import nn
 import compiled_autograd
 from tests.compiled_autograd.support import assert_same, flat, mlp
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 STEPS = 10
 
 OPTIMIZERS = {
@@ -17,11 +19,6 @@ OPTIMIZERS = {
     "adamw_foreach": lambda groups: torch.optim.AdamW(groups, lr=0.01, foreach=True),
     "adamw_fused": lambda groups: torch.optim.AdamW(groups, lr=0.01, fused=True),
 }
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def groups_of(model):

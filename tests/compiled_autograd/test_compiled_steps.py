@@ -8,6 +8,8 @@ import torch
 import compiled_autograd
 from tests.compiled_autograd.support import assert_same, dynamo_eager, flat, grads, keep, mlp
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 ENABLED = [
     pytest.param(lambda: compiled_autograd.enable(keep), id="keep"),
     pytest.param(lambda: compiled_autograd.enable(flat), id="flat"),
@@ -15,11 +17,6 @@ ENABLED = [
     pytest.param(lambda: compiled_autograd.enable(dynamo_eager), id="dynamo"),
     pytest.param(lambda: compiled_autograd.enable(keep, dynamic=False), id="static"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def run(step, batches, around=contextlib.nullcontext, compiled=None):

@@ -9,14 +9,11 @@ import torch
 import compiled_autograd
 from tests.compiled_autograd.support import check, flat, fresh
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 def dynamo_flat(graph: torch.fx.GraphModule) -> Any:
     return torch.compile(graph, backend="aot_eager")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("compiler", [flat, dynamo_flat])

@@ -10,10 +10,7 @@ import torch
 import compiled_autograd
 from tests.compiled_autograd.support import assert_same, flat, fresh, grads, keep, mlp
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Hooked(torch.nn.Module):

@@ -12,13 +12,7 @@ from fxpasses.compiling.options import Options
 from fxpasses.passes import EliminateDeadCode, FoldConstants
 from tests import children
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    fxpasses.reset_stats()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 EAGER = {"compiler": "eager"}

@@ -11,13 +11,7 @@ from fake.seam.symbolic_shapes import PendingUnbackedSymbolNotFound
 from fxpasses import HandoverError, PartitionError, PassError, _torch
 from fxpasses.compiling.graph_compilers import InductorCompiler
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    fxpasses.reset_stats()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def f(x):

@@ -38,6 +38,10 @@ def test_the_function_gets_the_options():
         assert run("shift{by=7}") == 9.0
 
 
+def test_it_is_for_the_graphs_that_it_was_made_for():
+    assert shift.graphs == shift(by=5.0).graphs == shift.contract.graphs == {"inference"}
+
+
 def test_written_as_text():
     assert str(shift) == "shift"
     assert str(shift(by=0.5, often=True)) == "shift{by=0.5 often=True}"

@@ -8,16 +8,10 @@ import torch
 import fxpasses
 from fxpasses.compiling.unmatched import mentioned_operators, never_rewrites
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 aten = torch.ops.aten
 LINEAR = (aten.linear.default,)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    fxpasses.reset_stats()
-    yield
-    torch._dynamo.reset()
 
 
 def replaces(target, graphs=("joint", "inference")):

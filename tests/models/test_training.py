@@ -6,13 +6,7 @@ import torch
 from tests.models.support import assert_agrees
 from tests.models.zoo import ZOO
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def compiled(**how):

@@ -5,6 +5,8 @@ import torch
 
 from tests.models.support import assert_agrees
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 transformers = pytest.importorskip("transformers", reason="needs the 'models' extra: pip install .[models]")
 
 VOCABULARY = 61
@@ -79,14 +81,6 @@ class LossAndLogits(torch.nn.Module):
     def forward(self, *values):
         out = self.model(**dict(zip(self.names, values, strict=True)))
         return out.loss, out.logits
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def check(name, sizes, **how):

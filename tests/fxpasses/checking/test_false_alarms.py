@@ -13,13 +13,7 @@ from fxpasses.demo.gpt import GPT
 from tests.fxpasses.checking import plants
 from tests.models.zoo import ZOO
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def train(model, inputs, passes, **how):

@@ -12,13 +12,7 @@ transformers = pytest.importorskip("transformers", reason="needs the 'models' ex
 
 from tests.models.test_transformers import MODELS, LossAndLogits  # noqa: E402  (needs transformers)
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.mark.slow

@@ -13,13 +13,7 @@ from fxpasses.checking.inputs import other_sizes, placeholders, symbol_bindings
 from tests.fxpasses.checking import hidden_plants as plants
 from tests.fxpasses.checking.repros import in_this_process
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Norms(nn.Module):

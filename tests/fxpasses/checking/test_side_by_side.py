@@ -10,21 +10,15 @@ if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 import torch.distributed._functional_collectives as collectives  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from fxpasses import capture  # noqa: E402
 from fxpasses.checking.collectives import Group  # noqa: E402
 from fxpasses.checking.inputs import inputs_from_hints  # noqa: E402
 from fxpasses.checking.side_by_side import SideBySide  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fake_group")
+
 X = torch.randn(4, 3)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def group():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
 
 
 def reduce(x, kind="sum"):

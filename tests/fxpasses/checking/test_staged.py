@@ -19,13 +19,7 @@ from fxpasses.compiling import graph_compilers
 from fxpasses.graphs import decompositions
 from fxpasses.graphs.rewriting import same_metadata
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Model(nn.Module):

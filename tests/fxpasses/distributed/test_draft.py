@@ -6,7 +6,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce, reduce_scatter_tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxpasses
 from fxpasses.distributed import shard
@@ -15,6 +14,8 @@ from fxpasses.distributed.network import Cluster
 from fxpasses.distributed.schedule import Schedule
 from fxpasses.distributed.simulate import Group, simulate_graph
 from fxpasses.graphs.rewriting import copy_graph
+
+pytestmark = pytest.mark.usefixtures("fake_group")
 
 CLUSTERS = (
     Cluster(local=1, latency=8e-3, bandwidth=2e8, flops=5e10, memory_bandwidth=1e10),
@@ -25,13 +26,6 @@ SCHEDULES = [
     for bucket in (0, 500, 2000, 8000, 1 << 20)
     for ahead in (0, 1, 2, 8)
 ]
-
-
-@pytest.fixture(autouse=True)
-def two_ranks():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
 
 
 class Recurrent(nn.Module):

@@ -11,7 +11,6 @@ if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 import torch.distributed._functional_collectives as collectives  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from fxpasses.checking.interpret import Run  # noqa: E402
 from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
@@ -20,15 +19,10 @@ from fxpasses.testing import prove  # noqa: E402
 from tests import children  # noqa: E402
 from tests.fxpasses.passes.support import assert_golden, assert_left_alone, captured, rewrite  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fake_group")
+
 PASS = BucketCollectives()
 X, Y, Z = torch.ones(3, 2), torch.ones(4), torch.ones(2, 2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def group():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
 
 
 def reduce(x, kind="sum"):

@@ -17,6 +17,8 @@ from tests.models.support import assert_agrees
 from tests.models.test_transformers import MODELS, LossAndLogits
 from tests.models.zoo import ZOO
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 SMALL = {
     "chunk_logits": ChunkLogits(chunks=2, min_elements=8),
     "pack_saved_masks": PackSavedMasks(min_elements=8),
@@ -32,13 +34,6 @@ def all_passes():
 def compile(model, dynamic=False):
     options = {"passes": all_passes(), "compiler": "eager"}
     return torch.compile(model, backend=backend, options=options, dynamic=dynamic)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    fxpasses.reset_stats()
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 import torch.distributed._functional_collectives as collectives  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from fxpasses.checking.interpret import Run  # noqa: E402
 from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
@@ -17,16 +16,11 @@ from fxpasses.passes import BucketCollectives, OverlapCollectives  # noqa: E402
 from fxpasses.testing import prove  # noqa: E402
 from tests.fxpasses.passes.support import assert_golden, assert_left_alone, captured, rewrite  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fake_group")
+
 PASS = OverlapCollectives()
 SHARDS, X = torch.randn(6, 2, 4).unbind(), torch.randn(3, 4)  # gathered from two: 4 x 4 floats, 64 bytes
 ROWS = SHARDS[0]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def group():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
 
 
 def gather(x):

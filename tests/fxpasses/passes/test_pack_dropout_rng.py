@@ -11,15 +11,10 @@ from fxpasses.backend import fxpasses as backend
 from fxpasses.passes import PackDropoutRng
 from tests.fxpasses.passes.support import assert_golden, assert_left_alone, captured, rewrite
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 PASS = PackDropoutRng(min_elements=8)
 COMPILERS = pytest.mark.parametrize("compiler", ["eager", "inductor"])
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    fxpasses.reset_stats()
 
 
 def ones(*shape, dtype=torch.float32):

@@ -31,10 +31,7 @@ from tests.fxpasses.plans.functions_between import (
     tripled,
 )
 
-
-@pytest.fixture(autouse=True)
-def _dynamo_afresh():
-    torch._dynamo.reset()  # which sizes and floats it takes for dynamic it remembers
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def run(cache, *names):

@@ -12,7 +12,7 @@ import fxpasses
 from fxpasses.plans import compile as compiling
 from tests.fxpasses.plans.functions_between import Layers, WithLoss
 
-pytestmark = pytest.mark.usefixtures("old_objects_aside")
+pytestmark = pytest.mark.usefixtures("old_objects_aside", "fresh_dynamo")
 
 
 class Whole(nn.Module):
@@ -36,11 +36,6 @@ class Raising(Whole):
         x = self.linear(x).relu()
         torch._dynamo.graph_break()
         raise ValueError("mine")
-
-
-@pytest.fixture(autouse=True)
-def _dynamo_afresh():
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow

@@ -11,12 +11,7 @@ from fxpasses.compiling.graph_compilers import EagerCompiler
 from tests.fxpasses.regional.recorded import Recording
 from tests.fxpasses.regional.support import Block, Stack, compiled, copies
 
-
-@pytest.fixture(autouse=True)
-def same_weights_each_time():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    fxpasses.reset_stats()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Normed(nn.Module):

@@ -16,16 +16,9 @@ from fxpasses.regional.suffix_array import Repeat, not_overlapping, repeated_sub
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, reasons, taken
 from tests.fxpasses.support import traced
 
-pytestmark = pytest.mark.usefixtures("old_objects_aside")
+pytestmark = pytest.mark.usefixtures("old_objects_aside", "fresh_dynamo")
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    fxpasses.reset_stats()
 
 
 @pytest.mark.slow

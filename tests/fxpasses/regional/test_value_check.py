@@ -9,14 +9,9 @@ import fxpasses
 from fxpasses import ValueMismatchError
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, step
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    fxpasses.reset_stats()
 
 
 def replacing(target, other, graphs):

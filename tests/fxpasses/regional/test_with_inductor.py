@@ -13,12 +13,7 @@ from tests import children
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, saved_bytes, step
 from tests.fxpasses.regional.test_structures import ConvStage, Decoder
 
-
-@pytest.fixture(autouse=True)
-def same_weights_each_time():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    fxpasses.reset_stats()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.mark.slow
