@@ -73,7 +73,7 @@ def compile_graph(
             options,
             hooks.observers,
             hooks.regions,
-            functools.partial(_compile_region, options=options, around=hooks),
+            lambda region_graph: _compile_region(region_graph, options, hooks),
             trace_gathers=functools.partial(_trace_gathers, options=options),
             inside=hooks.of_region,
         )
