@@ -151,11 +151,7 @@ def _step(
         sign: of the outputs' gradients.
         like: tensors that say which of the inputs want gradients; the inputs themselves if it is None.
     """
-    copies = cloned(inputs)
-    leaves = [
-        c.requires_grad_(v.requires_grad) if isinstance(c, Tensor) and c.is_floating_point() else c
-        for v, c in zip(inputs if like is None else like, copies, strict=True)
-    ]
+    leaves = _wanting_gradients_as(inputs if like is None else like, cloned(inputs))
     # What is written to has to be no leaf.
     given = [v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v for v in leaves]
     with seeded(_SEED), torch.enable_grad():
@@ -297,6 +293,14 @@ class _DrawingRun(Run):
         return result
 
 
+def _wanting_gradients_as(these: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """The values, of which floats want gradients where those in their places do."""
+    return [
+        v.requires_grad_(t.requires_grad) if isinstance(v, Tensor) and v.is_floating_point() else v
+        for t, v in zip(these, values, strict=True)
+    ]
+
+
 def _generators() -> list[Tensor]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *cuda]
@@ -324,19 +328,12 @@ def _write(
     found = stage_differences(case.gm, case.inputs, stage, passes)
     behind = f", {list(passes)!r}" if passes else ""
     file = fresh_directory(directory, stage) / "repro.py"
-
-    def like_these(drawn: list[Any]) -> list[Any]:
-        return [
-            d.requires_grad_(v.requires_grad) if isinstance(d, Tensor) and d.is_floating_point() else d
-            for d, v in zip(drawn, case.inputs, strict=True)
-        ]
-
     wanting = [i for i, v in enumerate(case.inputs) if isinstance(v, Tensor) and v.requires_grad]
     write_repro(
         file,
         f"The {stage} is wrong on a graph of {case.size} calls: {found}.",
         Case(case.gm, [v.detach() if isinstance(v, Tensor) else v for v in case.inputs]),
-        lambda drawn: fails(Case(case.gm, like_these(drawn))),
+        lambda drawn: fails(Case(case.gm, _wanting_gradients_as(case.inputs, drawn))),
         f'fxpasses.checking.staged.replay_stage(graph, inputs, "{stage}"{behind})',
         more=[f"for position in {wanting}:", "    inputs[position].requires_grad_()"] if wanting else [],
     )

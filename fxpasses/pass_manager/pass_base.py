@@ -122,7 +122,7 @@ class Pass(abc.ABC):
             cls.contract = Contract(graphs=cls.graphs)
         if isinstance(cls.contract, Contract):
             cls.graphs = cls.contract.graphs  # type: ignore[assignment]
-        elif isinstance(cls.contract, property):  # it depends on the options
+        elif isinstance(cls.contract, (property, dataclasses.Field)):  # each pass of the class has its own
             cls.graphs = property(lambda self: self.contract.graphs)
         else:
             raise ContractError(f"{cls.__qualname__}.contract is {cls.contract!r}, not a fxpasses.Contract")
@@ -172,10 +172,6 @@ class FunctionPass(Pass):
     name: str  # type: ignore[misc]
     contract: Contract = dataclasses.field(metadata=_GIVEN)  # type: ignore[misc]  # no default, unlike the class variable
     function: Callable[..., bool] = dataclasses.field(metadata=_GIVEN)
-
-    @property
-    def graphs(self) -> frozenset[GraphKind]:  # type: ignore[override]
-        return self.contract.graphs  # type: ignore[return-value]
 
     def __call__(self, **options: Any) -> FunctionPass:
         """The same pass with other options: ``drop_small(threshold=0.5)``.

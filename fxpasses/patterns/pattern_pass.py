@@ -32,7 +32,7 @@ from torch import fx
 
 from fake.wrong_arguments import check_type
 from fxpasses.errors import PatternError
-from fxpasses.pass_manager.pass_base import Contract, GraphKind, Metadata, Numerics, Pass
+from fxpasses.pass_manager.pass_base import Contract, Metadata, Numerics, Pass
 from fxpasses.patterns.pattern_tracing import ExampleTensor, TracedPattern
 from fxpasses.patterns.replacing import Match, Replacer
 
@@ -126,10 +126,6 @@ class PatternPass(Pass):
     def __post_init__(self) -> None:
         # The values of example tensors are nobody's business, least of all that of the pass's identity.
         object.__setattr__(self, "inputs", tuple(map(ExampleTensor.of, self.inputs)))
-
-    @property
-    def graphs(self) -> frozenset[GraphKind]:  # type: ignore[override]
-        return self.contract.graphs  # type: ignore[return-value]
 
     def apply(self, gm: fx.GraphModule) -> bool:
         _check("replace_pattern", self.pattern, self.replacement, self.inputs, self.where)

@@ -215,6 +215,11 @@ def is_order(tensor: torch.Tensor) -> bool:
     )
 
 
+def reversed_values(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in the opposite order."""
+    return tensor.flatten().flip(0).reshape(tensor.shape)
+
+
 def restride(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     """The same values (for ``"expanded"`` those of the first row) in other strides; ``tensor`` where that cannot be."""
     tensor = tensor.detach()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fake.library.opcheck.sample_calls import Call, refill, restride
+from fake.library.opcheck.sample_calls import Call, refill, restride, reversed_values
 
 _DIMENSION_NAMES = ("dim", "dims", "axis", "axes")
 _LAYOUTS = (
@@ -62,9 +62,6 @@ def with_equal_lists(call: Call) -> Call | None:
 
 def value_variations(call: Call) -> Iterator[Call]:
     """Other values in the same tensors, and a storage offset. Integers may be indices: they keep to those there are."""
-
-    def reversed_values(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.flatten().flip(0).reshape(tensor.shape)
 
     def of_integers(tensor: torch.Tensor) -> bool:
         return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)

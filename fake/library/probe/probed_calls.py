@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from fake.library.opcheck.sample_calls import Call, refill, restride
+from fake.library.opcheck.sample_calls import Call, refill, restride, reversed_values
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 _PRIMES = (5, 7, 11, 13, 17, 19)
@@ -44,10 +44,6 @@ def changed(call: Call, change: Change, kind: str = "", only: torch.Tensor | Non
     return call.map(one, kind=kind)
 
 
-def _reversed(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.flatten().flip(0).reshape(tensor.shape)
-
-
 def _alternating(tensor: torch.Tensor) -> torch.Tensor:
     out = tensor.clone(memory_format=torch.contiguous_format)
     out.view(-1)[::2] = 0
@@ -55,7 +51,7 @@ def _alternating(tensor: torch.Tensor) -> torch.Tensor:
 
 
 #: Changes of values that keep everything a fake kernel may look at.
-DATA_CHANGES: tuple[Change, ...] = (torch.zeros_like, torch.ones_like, _reversed, _alternating)
+DATA_CHANGES: tuple[Change, ...] = (torch.zeros_like, torch.ones_like, reversed_values, _alternating)
 
 
 def variations(sample: Call) -> Iterator[Call]:
