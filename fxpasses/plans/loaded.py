@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,7 +62,8 @@ class Plan(_Checked):
     def __init__(
         self, content: Mapping[str, Any], names: Mapping[str, Any], walk: Walk, file: Path | None = None
     ) -> None:
-        super().__init__(walk, walk.tensors[content["model_tensors"] :])
+        read = walk.tensors[content["model_tensors"] :]
+        super().__init__(walk, read)
         self.file = file
         self.frame: Callable[..., Any] | None = None
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
@@ -82,6 +83,8 @@ class Plan(_Checked):
             if source[0] == "option"
         ]
         self._of_gradients = [(i, source[1]) for i, source in sources if source[0] == "gradient"]
+        self._places_read = {id(tensor): i for i, tensor in enumerate(read)}
+        self._arguments_read = content.get("arguments_read", {})
         self._reads_gradients = walk.gradients is not None
         self._gradients = Gradients(walk.tensors, walk.gradients or [])
         self._accepts = names.get("accepts")
@@ -116,7 +119,9 @@ class Plan(_Checked):
         )
 
     def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:
-        """Whether the graphs hold for the sizes of these arguments."""
+        """Whether the graphs hold for the sizes of these arguments, and for which of them are read elsewhere, too."""
+        if not self._are_read_alike(arguments):
+            return False
         if self._accepts is None:
             return True
         asked = [(arguments[value] if type(value) is int else value, base) for value, base in self._asked]
@@ -124,8 +129,17 @@ class Plan(_Checked):
             return False
         return bool(self._accepts(*(tensor._base if base else tensor for tensor, base in asked)))
 
+    def _are_read_alike(self, arguments: Sequence[torch.Tensor]) -> bool:
+        known = self._places_read
+        if not known:
+            return True
+        found = {str(i): known[id(value)] for i, value in enumerate(arguments) if id(value) in known}
+        return bool(found == self._arguments_read)
+
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether no argument has a gradient, where the plan reads gradients, nor shares memory with one or with a tensor of the model, where it changes tensors."""
+        if not self._are_read_alike(arguments):
+            return False
         if self._reads_gradients and not have_none(arguments):
             return False
         if not self._changes:
@@ -186,7 +200,7 @@ class Armed(_Checked):
                 armed._let_go()
 
         self._objects = [reference_to(value, gone) for value in objects]
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, list[Plan]] = {}
         self._dynamic: dict[Any, list[Plan]] = {}
         self._quick: list[tuple[_torch.SameState, SameArguments, Plan]] = []
         self._places = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
@@ -195,9 +209,14 @@ class Armed(_Checked):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plan, list[torch.Tensor]] | None:
         """The same as :meth:`call` where that can be told quickly. Args: those of a call."""
+        are_held = False
         for state, same, plan in self._quick:
             if state.holds() and (tensors := same.tensors(args, kwargs)) is not None:
-                return (plan, tensors) if self.holds() and plan.holds() and plan.may_take(tensors) else None
+                are_held = are_held or self.holds()
+                if not are_held:
+                    return None
+                if plan.holds() and plan.may_take(tensors):
+                    return plan, tensors
         return None
 
     def call(
@@ -216,8 +235,11 @@ class Armed(_Checked):
         tokens, tensors, objects = described_arguments(args, kwargs, self.place)
         if not self.is_for(objects):
             return None
-        known = self._plans.get((now, tokens)) or self._of_other_sizes(now, tokens, tensors)
-        if known is None or not self.holds() or not known.holds() or not known.may_take(tensors):
+        plans = (*self._plans.get((now, tokens), ()), *self._of_other_sizes(now, tokens, tensors))
+        if not plans or not self.holds():
+            return None
+        known = next((plan for plan in plans if plan.holds() and plan.may_take(tensors)), None)
+        if known is None:
             return None
         if (
             len(self._quick) < _QUICKEST
@@ -229,11 +251,10 @@ class Armed(_Checked):
             self._quick.append((_torch.SameState(), same, known))
         return known, tensors
 
-    def _of_other_sizes(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Plan | None:
-        if not self._dynamic:
-            return None
-        plans = self._dynamic.get((now, without_sizes(tokens)), ())
-        return next((plan for plan in plans if plan.accepts(tensors)), None)
+    def _of_other_sizes(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Plan]:
+        if self._dynamic:
+            plans = self._dynamic.get((now, without_sizes(tokens)), ())
+            yield from (plan for plan in plans if plan.accepts(tensors))
 
     def know(self, now: Any, tokens: Any, plan: Plan) -> None:
         """Keep a plan for later calls.
@@ -243,10 +264,13 @@ class Armed(_Checked):
             tokens: of the arguments that it was made for.
             plan: the plan.
         """
-        if plan.is_dynamic:
-            self._dynamic.setdefault((now, without_sizes(tokens)), []).append(plan)
-        else:
-            self._plans[now, tokens] = plan
+        known = self._dynamic if plan.is_dynamic else self._plans
+        plans = known.setdefault((now, without_sizes(tokens) if plan.is_dynamic else tokens), [])
+        others = [one for one in plans if one.file is None or one.file != plan.file]
+        kept = [plan, *others][:_QUICKEST]
+        gone = [one for one in plans if one not in kept]
+        self._quick = [quick for quick in self._quick if quick[2] not in gone]
+        plans[:] = kept
 
     def is_for(self, objects: Sequence[Any]) -> bool:
         """Whether these are the objects."""
@@ -267,7 +291,7 @@ class Armed(_Checked):
 
 
 _QUICKEST = 8
-"""The most kinds of arguments that are compared one by one."""
+"""The most kinds of arguments, and the most plans for one of them, that are compared one by one."""
 
 
 class Shelf(Protocol):

@@ -204,12 +204,13 @@ class _Saved:
         """
         about = abouts[0]
         self.check(about["model"], armed.model)
-        refused = False
+        refused, other = False, None
         for content, sections in self._plans:
             if not all(_distance(content["about"], wanted) for wanted in abouts):
                 walk = armed.walk.fork()
                 if walk_reads(walk, content["reads"], content["read"]) != content["read"]:
-                    self._other_reads(content, sections, armed)
+                    other = other or (content, sections)
+                    continue
                 if not are_named_still(content["functions"]):
                     raise PlanMismatchError(self.path, "functions of torch", "torch's own", "others")
                 if stubs_named(content.get("between", ())) is None:
@@ -218,6 +219,8 @@ class _Saved:
                 if plan.accepts(tensors):
                     return plan
                 refused = True
+        if other is not None:
+            self._other_reads(*other, armed)
         if refused:
             sizes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise PlanMismatchError(self.path, "sizes of arguments", "others", sizes)
@@ -238,8 +241,7 @@ class _Saved:
         walk = Walk(told=True)
         walk.add("model", armed.model)
         walk_reads(walk, content["reads"])
-        for read in content["reads"]:
-            name = ".".join(read)
+        for name in ("model", *map(".".join, content["reads"])):
             was, now = _saved_part(sections, name), _part(walk, name)
             if was != now:
                 raise PlanMismatchError(self.path, *_first_difference(was, now))

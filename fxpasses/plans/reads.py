@@ -31,6 +31,7 @@ from fxpasses.plans.code import attribute_names, code_digest, codes_inside, glob
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.gradients import facts_of_gradients
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS
+from fxpasses.plans.named_attributes import Names
 from fxpasses.plans.origin import OF_TORCH, is_of_torch
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import Walk
@@ -38,6 +39,7 @@ from fxpasses.plans.walk import Walk
 Read = tuple[str, ...]
 """The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable, or of an operator."""
 _VARIABLE, _OPERATOR, _RESULT = "environment variable", "operator of a library", "constant result"
+_ATTRIBUTES = "attributes of objects"
 _STEPS, _PARAMETERS, _GRADIENTS = "optimizer that is stepped", "parameters of optimizers", "gradients"
 _OF_STATE = {name for name in ALL_HOOKS if "state_dict" in name}
 
@@ -210,6 +212,9 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
             operator = _torch.operator_named(read[1])
             digests.append("absent" if operator is None else walk.add(read[1], operator))
             continue
+        if read[0] == _ATTRIBUTES:
+            digests.append(walk.close(None if (names := json.loads(read[1])) is None else frozenset(names)))
+            continue
         if read[0] == _PARAMETERS:
             digests.append(_walk_parameters(walk, ".".join(read), json.loads(read[1])))
             continue
@@ -297,6 +302,16 @@ def reads_of_optimizers(
     if gradients:
         found.append((_GRADIENTS, "of parameters"))
     return found
+
+
+def read_of_attributes(names: Names | None, walk: Walk) -> Read:
+    """What is read of objects that were left open, as what is read.
+
+    Args:
+        names: those that traced code may read, or None for any.
+        walk: over the model and its objects, and all else that is read.
+    """
+    return _ATTRIBUTES, json.dumps(None if names is None else sorted(names | walk.asked_by_protocols))
 
 
 def read_of_operator(name: str) -> Read:

@@ -27,9 +27,12 @@ from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
 from fxpasses.plans.gradients import have_none
 from fxpasses.plans.library_operators import called_by
+from fxpasses.plans.named_attributes import names_read
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
 from fxpasses.plans.reads import (
+    Read,
     check_covered,
+    read_of_attributes,
     read_of_operator,
     read_of_result,
     reads_of,
@@ -48,12 +51,15 @@ log = logging.getLogger(__name__)
 
 
 def _beside_compilation(method: Callable[..., None]) -> Callable[..., None]:
-    """A step of the recorder: what goes wrong in it costs the plan, and never the compilation that it watches."""
+    """A step of the recorder: what it finds, and what goes wrong in it, costs the plan, and never the compilation that it watches."""
 
     @functools.wraps(method)
     def step(self: Recording, *args: Any) -> None:
         try:
             method(self, *args)
+        except NoPlan as error:
+            log.info("no plan: %s", error)
+            self._refuse(error.reason)
         except Exception as error:
             log.warning("no plan: recording one failed", exc_info=error)
             self._refuse(f"an error while recording: {type(error).__name__}")
@@ -194,34 +200,22 @@ class Recording(Observer, Recorder):
         self._targets += _t.codes_in_graph()
         self._guarded += _t.guarded_places()
         self._reads_gradients = self._reads_gradients or _t.reads_gradients()
-        try:
-            codes, operators = called_by(_t.foreign_operators())
-            self._codes += codes
-            self._operators += operators
-            changed, differs = _t.changed_objects(
-                dictionaries=is_step(getattr(self._model, "__code__", None))
-            )
-            self._changed += changed
-            self._frames.more = self._frames.more or (differs and "a frame that changes an object")
-        except NoPlan as error:
-            log.info("no plan: %s", error)
-            self._refuse(error.reason)
+        codes, operators = called_by(_t.foreign_operators())
+        self._codes += codes
+        self._operators += operators
+        changed, differs = _t.changed_objects(dictionaries=is_step(getattr(self._model, "__code__", None)))
+        self._changed += changed
+        self._frames.more = self._frames.more or (differs and "a frame that changes an object")
 
     @_beside_compilation
     def _note_inputs(self, graph: fx.Graph) -> None:
-        try:
-            self._inputs.note(graph)
-        except NoPlan as error:
-            self._refuse(error.reason)
+        self._inputs.note(graph)
 
     @_beside_compilation
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """Called by the backend once the guards on sizes are known."""
         self._note_inputs(graph)
-        try:
-            self._inputs.guard(shape_env)
-        except NoPlan as error:
-            self._refuse(error.reason)
+        self._inputs.guard(shape_env)
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         if kind == "backward":
@@ -284,48 +278,47 @@ class Recording(Observer, Recorder):
         """See what is handed to the graph in its first call."""
         self._versions = versions(inputs)
         self._look_at_trace()
-        try:
-            infos = self._input_infos(inputs) if self._held is None else []
-            if any(info.mutates_data or info.mutates_metadata for info in infos):
-                check_memory(inputs)
-            self._inputs.look(inputs, self._walk, self._arguments)
-            self._content |= {"inputs": self._inputs.sources, "lifted": self._inputs.lifted}
-        except NoPlan as error:
-            log.info("no plan: %s", error)
-            self._refuse(error.reason)
+        infos = self._input_infos(inputs) if self._held is None else []
+        if any(info.mutates_data or info.mutates_metadata for info in infos):
+            check_memory(inputs)
+        self._inputs.look(inputs, self._walk, self._arguments)
+        self._content |= {"inputs": self._inputs.sources, "lifted": self._inputs.lifted}
 
     @_beside_compilation
     def _look_at_trace(self) -> None:
         """See what decided the trace: it is over, and nothing that it decided has happened yet."""
-        try:
-            walk = self._walk
-            reads = [*reads_of(self._codes), *map(read_of_operator, self._operators)]
-            reads += itertools.starmap(read_of_result, _t.marked_calls())
-            self._reads, self._later = of_later_modules(dict.fromkeys(reads))
-            if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
-                raise NoPlan("the model changes while it is compiled")
-            changed = dict(surroundings().items() ^ self._about["surroundings"].items())
-            if self._about["dynamic"] != "None":
-                changed = {name: value for name, value in changed.items() if name not in _torch.OF_DYNAMIC}
-            if changed:
-                raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
-            self._content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, self._reads)}
-            more = reads_of_optimizers(
-                walk, self._codes, self._inputs.options, gradients=self._reads_gradients
-            )
-            if self._reads_gradients and not have_none(self._arguments):
-                raise NoPlan("gradients are read, and an argument has one")
-            self._content["read"] = ":".join(filter(None, (self._content["read"], walk_reads(walk, more))))
-            self._reads += more
-            check_covered(self._codes, walk)
-            check_methods(self._codes)
-            if not all(map(walk.has_met, self._changed)):
-                raise NoPlan("a frame that changes an object")  # what it was before is not known
-            if any(name in place for name in walk.hashes for place in self._guarded):
-                raise NoPlan("code that reads the hash of an object")
-        except NoPlan as error:
-            log.info("no plan: %s", error)
-            self._refuse(error.reason)
+        walk = self._walk
+        reads = [*reads_of(self._codes), *map(read_of_operator, self._operators)]
+        reads += itertools.starmap(read_of_result, _t.marked_calls())
+        reads, self._later = of_later_modules(dict.fromkeys(reads))
+        if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
+            raise NoPlan("the model changes while it is compiled")
+        changed = dict(surroundings().items() ^ self._about["surroundings"].items())
+        if self._about["dynamic"] != "None":
+            changed = {name: value for name, value in changed.items() if name not in _torch.OF_DYNAMIC}
+        if changed:
+            raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
+        self._content = {"model_tensors": len(walk.tensors), "read": ""}
+        self._read(reads)
+        self._read([read_of_attributes(names_read(self._codes, self._guarded), walk)])
+        options, gradients = self._inputs.options, self._reads_gradients
+        self._read(reads_of_optimizers(walk, self._codes, options, gradients=gradients))
+        if self._reads_gradients and not have_none(self._arguments):
+            raise NoPlan("gradients are read, and an argument has one")
+        read = {id(tensor): i for i, tensor in enumerate(walk.tensors[self._content["model_tensors"] :])}
+        places = enumerate(map(read.get, map(id, self._arguments)))
+        self._content["arguments_read"] = {str(i): place for i, place in places if place is not None}
+        check_covered(self._codes, walk)
+        check_methods(self._codes)
+        if not all(map(walk.has_met, self._changed)):
+            raise NoPlan("a frame that changes an object")  # what it was before is not known
+        if any(name in place for name in walk.hashes for place in self._guarded):
+            raise NoPlan("code that reads the hash of an object")
+
+    def _read(self, reads: Sequence[Read]) -> None:
+        digests = self._content["read"], walk_reads(self._walk, reads)
+        self._content["read"] = ":".join(filter(None, digests))
+        self._reads += reads
 
     def _input_infos(self, inputs: Sequence[Any]) -> list[Any]:
         if not self._facts:
@@ -408,9 +401,8 @@ class Recording(Observer, Recorder):
             if not self._inputs.are_fixed and layout.has_number:
                 raise NoPlan("a number among the results of symbolic sizes")
             classes = [name for name in dict.fromkeys(layout.classes) if name not in self._reads]
-            read = ":".join(filter(None, (self._content["read"], walk_reads(walk, classes))))
-            self._content |= {"layout": layout.content, "read": read}
-            self._reads += classes
+            self._read(classes)
+            self._content["layout"] = layout.content
         except NoPlan as why:
             try:
                 self._describe_frame(stubs)

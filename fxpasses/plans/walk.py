@@ -10,58 +10,35 @@ from __future__ import annotations
 import abc
 import collections
 import contextvars
+import copy
 import copyreg
 import enum
 import functools
 import gc
-import hashlib
 import logging
 import sys
-import threading
 import types
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from fxpasses.plans import _torch, _torch_notes
+from fxpasses.plans import _torch, _torch_notes, kinds
 from fxpasses.plans._torch_optimizers import lasting_parts
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.facts import Facts, WeakReference
 from fxpasses.plans.hidden_state import hidden_state, is_hash
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
-from fxpasses.plans.origin import BUILTIN, CACHE, DESCRIPTORS, origin_of
-from fxpasses.plans.references import can_go
+from fxpasses.plans.named_attributes import Names, has_named_attributes
+from fxpasses.plans.origin import BUILTIN, DESCRIPTORS, origin_of
+from fxpasses.plans.references import can_go, reference_to
 from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watched_state import Watch, value_of
 
-_PLAIN = (
-    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
-)  # fmt: skip
-_OF_TORCH = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)  # fmt: skip
-_FIELD = type(vars(collections.namedtuple("_", ["name"]))["name"])
-_CONTAINERS = (
-    dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,
-)  # fmt: skip
-_WRAPPERS = (staticmethod, classmethod, property)
-_CACHES = (CACHE, functools.cached_property)
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
-"""No code that is traced can ask whether they are taken."""
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-"""Classes whose methods all code uses."""
-_REFERENCES = (weakref.ReferenceType, weakref.KeyedRef)
-_NUMBERS = (bool, int, float, complex)
-_BUILTIN_KINDS = (
-    *_PLAIN, *_OF_TORCH, *_CONTAINERS, types.FunctionType, types.MethodType, torch.Tensor, torch.nn.Parameter, torch.Size,
-)  # fmt: skip
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__")
-_DECIDE = ("__instancecheck__", "__subclasscheck__", "__subclasshook__")
-_HEAP_TYPE = 1 << 9
 
-
-class Walk:
+class Walk(Facts):
     """One walk.
 
     Attributes:
@@ -72,41 +49,39 @@ class Walk:
         hashes: names of attributes that hold the hash of their object, which is another one in each process: nothing that is traced may read them.
         optimizers: those that were met, of which what they hold of parameters was left out.
         gradients: of the tensors, once that was asked.
+        left_open: objects of which the attributes that will be named are to be walked over yet: where each was met, and the methods that hold it.
+        asked_by_protocols: names of attributes that are asked for where a class is compared with a protocol that was met.
         watch: what has to stay as it is for the digest to hold.
-        story: where told, each fact that went into a digest, and where it was met.
 
     Args:
         told: whether the facts are kept.
     """
 
     def __init__(self, *, told: bool = False) -> None:
-        self.story: list[tuple[str, tuple[Any, ...]]] | None = [] if told else None
+        super().__init__(told=told)
         self.tensors: list[torch.Tensor] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.gradients: list[list[Any]] | None = None
-        self.codes: set[str] = set()
-        self.made_codes: set[str] = set()
-        self.unseen_codes: set[str] = set()
-        self.hashes: set[str] = set()
+        self.left_open: list[tuple[str, Callable[[], Any], Sequence[str]]] = []
+        self.asked_by_protocols: set[str] = set()
+        self.codes, self.made_codes, self.unseen_codes = set[str](), set[str](), set[str]()
+        self.hashes = set[str]()
         self.watch = Watch()
-        self._numbers: dict[int, int] = {}
-        self._storages: dict[int, int] = {}
-        self._kept: list[Any] = []
-        self._weak: list[tuple[str, weakref.ReferenceType[Any]]] = []
-        self._lines: list[str] = []
-        self._path: list[str] = []
-        self._in_class = False
-        self._classes = [kind for kind in _BUILTIN_KINDS if isinstance(kind, type)]
+        self._numbers, self._storages = dict[int, int](), dict[int, int]()
+        self._kept, self._weak = list[Any](), list[WeakReference]()
+        self._in_class, self._in_methods = False, list[str]()
+        self._names_are_known = False
+        self._names: Names | None = None
+        self._classes = [kind for kind in kinds.BUILTIN_KINDS if isinstance(kind, type)]
         self._abstract: list[type] = []
 
     def fork(self) -> Walk:
         """A walk that goes on from here, without changing this one; it watches only what it meets itself."""
-        other = Walk(told=self.story is not None)
-        other.tensors, other.codes, other._kept = list(self.tensors), set(self.codes), list(self._kept)
-        other.made_codes, other.unseen_codes = set(self.made_codes), set(self.unseen_codes)
-        other.hashes, other.optimizers = set(self.hashes), list(self.optimizers)
-        other._classes, other._abstract = list(self._classes), list(self._abstract)
-        other._numbers, other._storages = dict(self._numbers), dict(self._storages)
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (list, set, dict)):
+                setattr(other, name, value.copy())
+        other.watch = Watch()
         other.watch.not_kept = self.watch.not_kept
         return other
 
@@ -117,18 +92,37 @@ class Walk:
             NoPlan: it holds something that cannot be seen into.
         """
         start = len(self._lines)
-        for kind in _TENSORS:
+        for kind in kinds.CLASSES_OF_TENSORS:
             self._path = [kind.__name__]
             self._walk(kind)
         self._path = [label]
         self._walk(value)
-        for path, reference in self._weak:
-            number = self._numbers.get(id(reference()))
-            if number is None:  # this walk would keep it
-                raise NoPlan("a weak reference to what nothing of the model holds", path)
-            self._say("weak reference", number)
-        self._weak.clear()
-        return hashlib.sha256("\n".join(self._lines[start:]).encode()).hexdigest()
+        self._weak = self._say_numbers(self._weak, self._numbers, may_come=bool(self.left_open))
+        return self._digest_since(start)
+
+    def close(self, names: Names | None) -> str:
+        """Walk over the attributes with these names of all objects that were left open, as of those that are met from now on; returns the digest.
+
+        Args:
+            names: of attributes, or None for all.
+
+        Raises:
+            NoPlan: they hold something that cannot be seen into.
+        """
+        start = len(self._lines)
+        self._names_are_known, self._names = True, names
+        for path, reference, methods in self.left_open:
+            self._path = [path]
+            try:
+                self._attributes(reference())
+            except NoPlan as error:
+                if not methods:
+                    raise
+                self.unseen_codes.update(methods)
+                self._say("unseen", error.reason)
+        self.left_open.clear()
+        self._weak = self._say_numbers(self._weak, self._numbers)
+        return self._digest_since(start)
 
     def over(self, model: Any, objects: Sequence[Any]) -> list[Any]:
         """Walk over a model and the objects among the arguments of a call; returns the digest of the model and those of the objects.
@@ -145,14 +139,6 @@ class Walk:
         """Whether the walk has seen into this object."""
         return id(value) in self._numbers
 
-    def _say(self, *facts: Any) -> None:
-        self._lines.append(repr(facts))
-        if self.story is not None:
-            self.story.append(("".join(self._path), facts))
-
-    def _refuse(self, reason: str) -> NoPlan:
-        return NoPlan(reason, "".join(self._path))
-
     def _inside(self, step: str, value: Any) -> None:
         self._path.append(step)
         self._walk(value)
@@ -160,13 +146,13 @@ class Walk:
 
     def _walk(self, value: Any) -> None:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in kinds.PLAIN:
             if kind is slice:
                 self._say("slice", *map(_plain, (value.start, value.stop, value.step)))
             else:
                 self._say(kind.__name__, repr(value))
             return
-        if kind in _OF_TORCH:
+        if kind in kinds.PLAIN_OF_TORCH:
             self._say(kind.__name__, str(value))
             return
         number = self._numbers.get(id(value))
@@ -196,18 +182,16 @@ class Walk:
             self._inside(".__func__", value.__func__)
             self._inside(".__self__", value.__self__)
         elif kind is types.ModuleType or isinstance(value, types.ModuleType):
-            if len(self._path) > 1:
-                raise self._refuse(
-                    "a module that an object holds"
-                )  # of others, each attribute that is read is listed
+            if len(self._path) > 1:  # of others, each attribute that is read is listed
+                raise self._refuse("a module that an object holds")
             self._say("module", value.__name__)
         elif kind in BUILTIN:
             self._builtin(value)
         elif kind in DESCRIPTORS:
             self._say("descriptor", value.__qualname__)
-        elif kind is _FIELD:
+        elif kind is kinds.FIELD_OF_NAMED_TUPLE:
             self._say("field of a named tuple", value.__reduce__()[1][0])
-        elif isinstance(value, _WRAPPERS):
+        elif isinstance(value, kinds.WRAPPERS):
             self._wrapper(value, kind)
         elif kind is functools.partial:
             self._say("partial")
@@ -216,13 +200,13 @@ class Walk:
             self._inside(".keywords", value.keywords)
             self.watch.attributes(value, ("func", "args", "keywords"))
             self._inside(".__dict__", value.__dict__)
-        elif kind in _CACHES:  # what is traced is the function, and never what it returned before
+        elif kind in kinds.CACHES:  # what is traced is the function, and never what it returned before
             self._say("cache", kind.__name__)
             self.watch.dictionary(value.__dict__)
             self._items(value.__dict__)
-        elif kind in _LOCKS:
+        elif kind in kinds.LOCKS:
             self._say("lock", kind.__name__)
-        elif kind in _REFERENCES:
+        elif kind in kinds.REFERENCES:
             self._say("weak reference", value() is None)
             if value() is not None:
                 self._weak.append(("".join(self._path), value))
@@ -261,7 +245,7 @@ class Walk:
         self._items(tensor.__dict__)
 
     def _wrapper(self, value: Any, kind: type) -> None:
-        base = next(base for base in _WRAPPERS if isinstance(value, base))
+        base = next(base for base in kinds.WRAPPERS if isinstance(value, base))
         self._say(base.__name__)
         if kind is not base:
             self._inside(".__class__", kind)
@@ -291,6 +275,8 @@ class Walk:
         if value.__dict__.get("_dynamo_marked_constant"):
             return  # it is not traced, and its results are read
         depth = len(self._path)
+        is_method = self._in_class
+        self._in_methods += [code_digest(code)] * is_method
         try:
             self._inside_function(value, code, module)
         except NoPlan as error:
@@ -299,6 +285,8 @@ class Walk:
                 raise
             del self._path[depth:]
             self._say("unseen", error.reason)  # that it is not traced says check_covered
+        finally:
+            del self._in_methods[len(self._in_methods) - is_method :]
 
     def _inside_function(self, value: types.FunctionType, code: types.CodeType, module: Any) -> None:
         if (
@@ -312,7 +300,7 @@ class Walk:
                     self._inside(f".__globals__[{name!r}]", value.__globals__[name])
         elif not self._in_class and _torch.is_imported_with_torch(module):
             self._settings(value.__globals__, code)
-        self.watch.attributes(value, _OF_FUNCTIONS)
+        self.watch.attributes(value, kinds.PARTS_OF_FUNCTIONS)
         self._inside(".__defaults__", value.__defaults__)
         self._inside(".__kwdefaults__", value.__kwdefaults__)
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
@@ -345,34 +333,34 @@ class Walk:
     def _settings(self, values: dict[str, Any], code: types.CodeType) -> None:
         """The plain values among the globals of torch that one of its functions reads; the rest counts with its version."""
         for name in global_names(code):
-            if type(values.get(name, _torch)) in _PLAIN and name not in _torch.OF_TRACING:
+            if type(values.get(name, _torch)) in kinds.PLAIN and name not in _torch.OF_TRACING:
                 self.watch.entry(values, name)
                 self._say("setting", name, repr(values[name]))
 
     def _class(self, cls: type) -> None:
         self._say("class", cls.__module__, cls.__qualname__, cls.__name__)
-        if not cls.__flags__ & _HEAP_TYPE or cls.__module__ == "typing":
+        if not cls.__flags__ & kinds.HEAP_TYPE or cls.__module__ == "typing":
             return
         for base in cls.__mro__[1:]:
             self._inside(f".{base.__name__}", base)
         if type(cls) is not type:
             self._inside(".__class__", type(cls))
         self._registrations(cls)
+        if getattr(cls, "_is_protocol", False):
+            self.asked_by_protocols.update(vars(cls), getattr(cls, "__annotations__", ()))
         self.watch.class_of(cls)
         self.watch.attributes(cls, ("__name__", "__qualname__"))
         if _torch.is_trusted(cls):  # its code counts with its version; a setting that it holds does not
             for name, value in vars(cls).items():
-                if type(value) in _PLAIN and not name.startswith("__"):
+                if type(value) in kinds.PLAIN and not name.startswith("__"):
                     self._say("attribute", name, repr(value))
-            self._say(
-                "methods",
-                [(name, origin) for name, value in vars(cls).items() if (origin := origin_of(value))],
-            )
+            origins = [(name, origin) for name, value in vars(cls).items() if (origin := origin_of(value))]
+            self._say("methods", origins)
             return
-        if any(name in vars(cls) for name in _DECIDE):
+        if any(name in vars(cls) for name in kinds.DECIDE_ON_INSTANCES):
             raise self._refuse("a class that decides what its instances are")
         for name, value in list(vars(cls).items()):
-            if name in _NOT_CONTENT or type(value) is types.GetSetDescriptorType:
+            if name in kinds.NO_CONTENT_OF_CLASSES or type(value) is types.GetSetDescriptorType:
                 continue
             if name in ("__annotations__", "__annotate_func__", "__annotations_cache__"):
                 continue
@@ -387,9 +375,11 @@ class Walk:
 
     def _object(self, value: Any, kind: type) -> None:
         base = next(
-            b for b in kind.__mro__ if b in _CONTAINERS or b is object or not b.__flags__ & _HEAP_TYPE
+            b
+            for b in kind.__mro__
+            if b in kinds.CONTAINERS or b is object or not b.__flags__ & kinds.HEAP_TYPE
         )
-        if base not in (*_CONTAINERS, object) or hidden_state(kind, base):
+        if base not in (*kinds.CONTAINERS, object) or hidden_state(kind, base):
             raise self._refuse(f"an object of class {kind.__module__}.{kind.__qualname__}")
         if kind.__module__.startswith("torch.backends"):
             raise self._refuse("settings of torch.backends")
@@ -400,7 +390,7 @@ class Walk:
             self._in_class = before
 
     def _parts(self, value: Any, kind: type, base: type) -> None:
-        if kind not in _CONTAINERS:
+        if kind not in kinds.CONTAINERS:
             self._say("object")
             self._inside(".__class__", kind)
             self.watch.class_of_object(value)
@@ -416,7 +406,7 @@ class Walk:
                 self._say("maxlen", value.maxlen)
             if issubclass(kind, (set, frozenset)):
                 # of numbers the order is what was done to the set; of others it is another one in each process, and whoever asks for it is refused
-                ordered = all(type(item) in _NUMBERS for item in value)
+                ordered = all(type(item) in kinds.NUMBERS for item in value)
                 for item in value if ordered else sorted(value, key=self._sortable):
                     self._inside("{...}", item)
             else:
@@ -428,7 +418,7 @@ class Walk:
     def _sortable(self, item: Any) -> str:
         if isinstance(item, type):
             return f"{item.__module__}.{item.__qualname__}"
-        if type(item) not in (bool, int, float, complex, str, bytes, type(None), *_OF_TORCH):
+        if type(item) not in (bool, int, float, complex, str, bytes, type(None), *kinds.PLAIN_OF_TORCH):
             raise self._refuse("a set of objects")
         return f"{type(item).__name__} {item!r}"
 
@@ -436,16 +426,34 @@ class Walk:
         state = getattr(value, "__dict__", None)
         if state is not None:
             self.watch.attributes(value, ("__dict__",))  # it may be exchanged as a whole
-            self.watch.dictionary(state)
-            if isinstance(value, torch.optim.Optimizer):
-                self.optimizers.append(value)
-                state = lasting_parts(value)
-            self._items(state, value)
+            if not has_named_attributes(type(value)):  # type: ignore[arg-type]
+                self.watch.dictionary(state)
+                if isinstance(value, torch.optim.Optimizer):
+                    self.optimizers.append(value)
+                    state = lasting_parts(value)
+                self._items(state, value)
+            elif self._names_are_known:
+                self._attributes(value)
+            else:
+                known = reference_to(value) if id(value) in self.watch.not_kept else lambda: value
+                self.left_open.append(("".join(self._path), known, tuple(self._in_methods)))
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
             self.watch.attributes(value, (name,))
             self._say("slot", name, hasattr(value, name))
             if hasattr(value, name):
                 self._inside(f".{name}", getattr(value, name))
+
+    def _attributes(self, value: Any) -> None:
+        """Those that traced code may read, of an object that others read nothing of."""
+        state = vars(value)
+        if self._names is None:
+            self.watch.dictionary(state)
+        else:
+            self.watch.keys(state)
+            state = {name: state[name] for name in state if name in self._names}
+            for name in state:
+                self.watch.entry(vars(value), name)
+        self._items(state, value)
 
     def _dictionary(self, values: dict[Any, Any]) -> None:
         self.watch.dictionary(values)
@@ -484,13 +492,6 @@ class Walk:
         for number, hook in hooks.items():
             self._say("place", numbers.index(number))
             self._inside(f".{name}[{number}]", hook)
-
-
-_NOT_CONTENT = (
-    "___needs_generation_tag_patch", "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
-    "__slotnames__",  # copyreg remembers them there
-    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__abstractmethods__",
-)  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-/* What a plan's check has seen, looked at again in one call: the same questions as Watch.holds asks in Python (watch.py), andXX
+/* What a plan's check has seen, looked at again in one call: the same questions as Watch.holds asks in Python (watched_state.py).
    Versions stand for content: a class gets a new one with every change of it or of a base, up to Python 3.11 a dictionary with each of
    its own. Later Pythons tell of changes of dictionaries instead. */
 #include <Python.h>
@@ -138,10 +138,21 @@ static int same_elements(PyObject *set, PyObject *was)
     return PyErr_Occurred() ? -1 : i == n;
 }
 
+static int same_keys(PyObject *dict, PyObject *was)
+{
+    Py_ssize_t n = PyList_GET_SIZE(was), place = 0, i = 0;
+    PyObject *key;
+    if (PyDict_GET_SIZE(dict) != n) return 0;
+    for (; PyDict_Next(dict, &place, &key, NULL); i++)
+        if (i >= n || key != PyList_GET_ITEM(was, i)) return 0;
+    return 1;
+}
+
 static int same_items(PyObject *list, PyObject *was)
 {
     Py_ssize_t n = PyList_GET_SIZE(was);
     if (PyAnySet_Check(list)) return same_elements(list, was);
+    if (PyDict_Check(list)) return same_keys(list, was);
     if (PyList_GET_SIZE(list) != n) return 0;
     for (Py_ssize_t i = 0; i < n; i++)
         if (PyList_GET_ITEM(list, i) != PyList_GET_ITEM(was, i)) return 0;
@@ -247,7 +258,7 @@ static int all_of(PyObject *list, int (*is)(PyObject *))
 static int is_dict(PyObject *value) { return PyDict_Check(value); }
 static int is_state(PyObject *value) { return IS_TOLD ? PyList_Check(value) : PyLong_Check(value); }
 static int is_list(PyObject *value) { return PyList_Check(value); }
-static int is_list_or_set(PyObject *value) { return PyList_Check(value) || PyAnySet_Check(value); }
+static int is_list_set_or_dict(PyObject *value) { return PyList_Check(value) || PyAnySet_Check(value) || PyDict_Check(value); }
 static int is_class(PyObject *value) { return PyType_Check(value); }
 static int is_name(PyObject *value) { return PyUnicode_Check(value); }
 
@@ -265,7 +276,7 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     for (size_t i = 0; i < sizeof together / sizeof *together; i++)
         if (PyList_GET_SIZE(l[together[i][0]]) != PyList_GET_SIZE(l[together[i][1]]))
             return PyErr_Format(PyExc_ValueError, "lists %d and %d differ in length", together[i][0], together[i][1]);
-    if (!all_of(l[0], is_dict) || !all_of(l[1], is_state) || !all_of(l[2], is_list_or_set) || !all_of(l[3], is_list) || !all_of(l[4], is_class) || !all_of(l[6], is_class) ||
+    if (!all_of(l[0], is_dict) || !all_of(l[1], is_state) || !all_of(l[2], is_list_set_or_dict) || !all_of(l[3], is_list) || !all_of(l[4], is_class) || !all_of(l[6], is_class) ||
         !all_of(l[8], is_name) || !all_of(l[10], is_dict))
         return PyErr_Format(PyExc_TypeError, "a list holds something else than it is for");
     kept = PyTuple_New(13);

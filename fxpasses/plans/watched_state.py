@@ -29,7 +29,7 @@ class Watch:
         self.not_kept: frozenset[int] = frozenset()
         self._dictionaries: list[dict[Any, Any]] = []
         self._contents: list[Any] = []
-        self._lists: list[list[Any] | set[Any]] = []
+        self._lists: list[list[Any] | set[Any] | dict[Any, Any]] = []
         self._items: list[list[Any]] = []
         self._others: list[tuple[Any, list[Any]]] = []
         self._classes: list[type] = []
@@ -97,8 +97,9 @@ class Watch:
         self._entries.append(values.get(name, _GONE))
 
     def keys(self, values: dict[Any, Any]) -> None:
-        """Watch the keys of a dictionary."""
-        self._others.append((values.keys(), list(values)))
+        """Watch the keys of a dictionary, and their order."""
+        self._lists.append(values)
+        self._items.append(list(values))
 
     def variable(self, variable: contextvars.ContextVar[Any]) -> None:
         """Watch what a variable of the context is."""

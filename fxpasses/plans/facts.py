@@ -1,0 +1,64 @@
+"""What a walk says about what it meets: facts, one after the other, of which a digest is made."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fxpasses.plans.errors import NoPlan
+
+WeakReference = tuple[str, weakref.ReferenceType[Any]]
+"""A weak reference, and where it was met."""
+
+
+class Facts:
+    """The facts.
+
+    Attributes:
+        story: where told, each fact that went into a digest, and where it was met.
+
+    Args:
+        told: whether the facts are kept.
+    """
+
+    def __init__(self, *, told: bool) -> None:
+        self.story: list[tuple[str, tuple[Any, ...]]] | None = [] if told else None
+        self._lines: list[str] = []
+        self._path: list[str] = []
+
+    def _say(self, *facts: Any) -> None:
+        self._lines.append(repr(facts))
+        if self.story is not None:
+            self.story.append(("".join(self._path), facts))
+
+    def _refuse(self, reason: str) -> NoPlan:
+        return NoPlan(reason, "".join(self._path))
+
+    def _digest_since(self, start: int) -> str:
+        return hashlib.sha256("\n".join(self._lines[start:]).encode()).hexdigest()
+
+    def _say_numbers(
+        self, references: Sequence[WeakReference], numbers: Mapping[int, int], *, may_come: bool = False
+    ) -> list[WeakReference]:
+        """Say which objects weak references are to; returns those to objects that were not met yet.
+
+        Args:
+            references: the references.
+            numbers: those of the objects that were met, by identity.
+            may_come: whether others may be met later.
+
+        Raises:
+            NoPlan: nothing of the model holds an object.
+        """
+        unknown = []
+        for path, reference in references:
+            number = numbers.get(id(reference()))
+            if number is not None:
+                self._say("weak reference", number)
+            elif may_come:
+                unknown.append((path, reference))
+            else:  # this walk would keep it
+                raise NoPlan("a weak reference to what nothing of the model holds", path)
+        return unknown

@@ -1,0 +1,41 @@
+"""The kinds of objects that a walk tells apart."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+import types
+import weakref
+
+import torch
+
+from fxpasses.plans.origin import CACHE
+
+PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
+)  # fmt: skip
+PLAIN_OF_TORCH = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)  # fmt: skip
+FIELD_OF_NAMED_TUPLE = type(vars(collections.namedtuple("_", ["name"]))["name"])
+CONTAINERS = (
+    dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,
+)  # fmt: skip
+WRAPPERS = (staticmethod, classmethod, property)
+CACHES = (CACHE, functools.cached_property)
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+"""No code that is traced can ask whether they are taken."""
+CLASSES_OF_TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Classes whose methods all code uses."""
+REFERENCES = (weakref.ReferenceType, weakref.KeyedRef)
+NUMBERS = (bool, int, float, complex)
+BUILTIN_KINDS = (
+    *PLAIN, *PLAIN_OF_TORCH, *CONTAINERS, types.FunctionType, types.MethodType, torch.Tensor, torch.nn.Parameter, torch.Size,
+)  # fmt: skip
+PARTS_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__")
+DECIDE_ON_INSTANCES = ("__instancecheck__", "__subclasscheck__", "__subclasshook__")
+HEAP_TYPE = 1 << 9
+NO_CONTENT_OF_CLASSES = (
+    "___needs_generation_tag_patch", "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
+    "__slotnames__",  # copyreg remembers them there
+    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__abstractmethods__",
+)  # fmt: skip

@@ -1,0 +1,105 @@
+"""Objects of which a plan depends on the attributes that traced code names, and on no others: what a trainer counts and collects is
+another thing in each call.
+
+A walk leaves these objects open until it is told the names. Code that may ask for an attribute whose name is not written in it has all of them walked over.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import re
+import sysconfig
+import types
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from fxpasses.plans import _torch
+from fxpasses.plans.code import attribute_names, codes_inside, global_names, strings_of
+from fxpasses.plans.kinds import HEAP_TYPE
+from fxpasses.plans.origin import is_of_torch
+
+Names = frozenset[str]
+"""Names of attributes."""
+_OF_PYTHON = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+_WITHOUT_ATTRIBUTES = ("abc", "typing", "typing_extensions")
+"""Modules whose classes put no attributes on their instances, but for ``__orig_class__``, which no code reads without naming it."""
+_NAMED_BY_ARGUMENT = frozenset({"getattr", "hasattr", "setattr", "delattr"})
+_BY_ANY_NAME = frozenset({
+    "__dict__", "__getattribute__", "__setattr__", "__delattr__", "__reduce__", "__reduce_ex__", "__getstate__", "__dir__",
+    "attrgetter", "getattr_static", "getmembers", "deepcopy",
+})  # fmt: skip
+_BY_ANY_NAME_IF_GLOBAL = frozenset({"vars", "dir", "copy"})
+_NO_CONTENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP")
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+
+@functools.cache
+def has_named_attributes(kind: type) -> bool:
+    """Whether objects of a class are left open: those of plain classes of the user's own, of which no code of torch knows anything.
+
+    What compares by content may be asked for it where no code says so.
+    """
+    bases = [
+        base
+        for base in kind.__mro__
+        if base.__flags__ & HEAP_TYPE and base.__module__ not in _WITHOUT_ATTRIBUTES
+    ]
+    return (
+        bool(bases)
+        and next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE) is object
+        and not any(_torch.is_trusted(base) or issubclass(base, torch.nn.Module) for base in bases)
+        and kind.__hash__ in (object.__hash__, None)
+    )
+
+
+def names_read(codes: Iterable[types.CodeType], guarded: Sequence[str]) -> Names | None:
+    """The names of attributes that traced code may read, or None for any.
+
+    Args:
+        codes: what was traced; that of torch knows nothing of the user's classes.
+        guarded: the places that Dynamo relies on, as it writes them: what it has found by another way is among them.
+    """
+    found = {name for place in guarded for name in _IDENTIFIER.findall(place)}
+    for code in codes:
+        if is_of_torch(code) and not os.path.realpath(code.co_filename).startswith(_OF_PYTHON):
+            continue
+        if _may_read_any(code):
+            return None
+        found.update(attribute_names(code))
+        found.update(name for text in strings_of(code) for name in _IDENTIFIER.findall(text))
+    return frozenset(found)
+
+
+@functools.cache
+def _may_read_any(code: types.CodeType) -> bool:
+    named = set(attribute_names(code))
+    if (
+        named & _BY_ANY_NAME
+        or set(global_names(code)) & _BY_ANY_NAME_IF_GLOBAL
+        or strings_of(code) & _BY_ANY_NAME
+    ):
+        return True
+    return any(_names_by_value(inner) for inner in codes_inside(code))
+
+
+def _names_by_value(code: types.CodeType) -> bool:
+    """Whether code asks for attributes by what it computes, or takes objects apart by a pattern of their class."""
+    listed = [i for i in dis.get_instructions(code) if i.opname not in _NO_CONTENT]
+    for place, instruction in enumerate(listed):
+        if instruction.opname == "MATCH_CLASS":
+            return True
+        if instruction.argval not in _NAMED_BY_ARGUMENT or instruction.opname == "LOAD_CONST":
+            continue
+        behind = place + 2  # the object, and its attributes
+        while behind < len(listed) and listed[behind].opname == "LOAD_ATTR":
+            behind += 1
+        if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or behind >= len(listed):
+            return True
+        if not listed[place + 1].opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL")):
+            return True
+        if listed[behind].opname != "LOAD_CONST" or not isinstance(listed[behind].argval, str):
+            return True
+    return False
