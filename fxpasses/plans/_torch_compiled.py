@@ -331,8 +331,9 @@ def _makes_tuples(value: Any) -> bool:
     return isinstance(owner, type) and issubclass(owner, tuple)
 
 
-def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str]:
-    """The objects older than the call on which the frame that Dynamo is tracing sets attributes, and one that has another value afterwards, or "".
+def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str]]:
+    """The objects older than the call on which the frame that Dynamo is tracing sets attributes, one that has another value afterwards, or "", and
+    the names of those that have the same one.
 
     A frame may do with the dictionary of its own ``**kwargs`` what it likes, and with the lists that Dynamo hands it: nobody else has them.
 
@@ -343,7 +344,7 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str]:
         NoPlan: something else about an object is changed, or to what is no constant.
     """
     output = InstructionTranslator.current_tx().output
-    effects, code, found, differs = output.side_effects, _root(), [], ""
+    effects, code, found, differs, same = output.side_effects, _root(), [], "", list[str]()
     named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     own = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else None
     objects = {id(value): value for value in effects.keepalive}
@@ -369,8 +370,10 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str]:
                 raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
             if name not in before or kept != [type(before[name]), repr(before[name])]:
                 differs = f"{type(value).__qualname__}.{name}"
+            else:
+                same.append(name)
         found.append(value)
-    return found, differs
+    return found, differs, same
 
 
 _HANDED = ("__nested_resume_fns", "__nested_frame_values")

@@ -382,7 +382,7 @@ class Compiled(Generic[M]):
         is_new = known is None
         self._armed = [armed for armed in self._armed if armed is not known]
         del known  # which keeps what the model may have left behind, and refers to weakly
-        walk = Walk()
+        walk = Walk(leaves_open=True)
         digest = walk.over(self.model, objects)
         is_layer = self._is_between and all(isinstance(value, torch.nn.Module) for value in objects)
         if is_new and objects and not is_layer:

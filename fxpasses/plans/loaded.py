@@ -282,7 +282,7 @@ class Armed(_Checked):
         """One of the objects is gone: nothing that it held is kept, and no other object that takes its place is taken for it."""
         for known in (self._quick, self._plans, self._dynamic, self._places):
             known.clear()
-        self.walk = Walk()
+        self.walk = Walk(leaves_open=True)
         super().__init__(self.walk, ())
 
     def place(self, tensor: torch.Tensor) -> int | None:

@@ -12,7 +12,8 @@ import os
 import re
 import sysconfig
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -21,8 +22,6 @@ from fxpasses.plans.code import attribute_names, codes_inside, global_names, str
 from fxpasses.plans.kinds import HEAP_TYPE
 from fxpasses.plans.origin import is_of_torch
 
-Names = frozenset[str]
-"""Names of attributes."""
 _OF_PYTHON = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 _WITHOUT_ATTRIBUTES = ("abc", "typing", "typing_extensions")
 """Modules whose classes put no attributes on their instances, but for ``__orig_class__``, which no code reads without naming it."""
@@ -55,22 +54,76 @@ def has_named_attributes(kind: type) -> bool:
     )
 
 
-def names_read(codes: Iterable[types.CodeType], guarded: Sequence[str]) -> Names | None:
-    """The names of attributes that traced code may read, or None for any.
+@dataclass(frozen=True)
+class Names:
+    """Names of attributes.
+
+    Attributes:
+        asked: those that traced code may ask for: whether each is there counts.
+        relied_on: those whose values Dynamo relies on, for which it asks before each call, too.
+    """
+
+    asked: frozenset[str]
+    relied_on: frozenset[str]
+
+    def are_read(self, name: str, value: object) -> bool:
+        """Whether an attribute's value counts. Of those that traced code names, but that Dynamo does not ask for, what holds data does not: the code
+        behind a graph break has not been traced yet. What is called does.
+
+        Args:
+            name: its name.
+            value: its value.
+        """
+        return name in self.relied_on or (
+            name in self.asked and (isinstance(value, _LASTING) or callable(value))
+        )
+
+    def as_data(self) -> list[list[str]] | None:
+        """The names as JSON has them."""
+        return None if self is EVERYTHING else [sorted(self.asked), sorted(self.relied_on)]
+
+
+EVERYTHING = Names(frozenset(), frozenset())
+"""In place of names: any."""
+_LASTING = (torch.Tensor, torch.nn.Module, type)
+
+
+def names_from(data: list[list[str]] | None) -> Names:
+    """What :meth:`Names.as_data` has written."""
+    return EVERYTHING if data is None else Names(*map(frozenset, data))
+
+
+def names_read(
+    codes: Iterable[types.CodeType],
+    guarded: Iterable[str],
+    beside: Iterable[types.CodeType] = (),
+    asked: Iterable[str] = (),
+) -> Names:
+    """The names of attributes that code reads: any, where it computes one.
 
     Args:
-        codes: what was traced; that of torch knows nothing of the user's classes.
-        guarded: the places that Dynamo relies on, as it writes them: what it has found by another way is among them.
+        codes: what was traced, in part or whole; that of torch knows nothing of the user's classes.
+        guarded: the places that Dynamo relies on, as it writes them.
+        beside: of the codes those that ran while it traced, for which it does not ask.
+        asked: names that something else asks for.
     """
-    found = {name for place in guarded for name in _IDENTIFIER.findall(place)}
+    relied_on = {name for place in guarded for name in _IDENTIFIER.findall(place)}
+    if any(place.endswith(".__dict__") for place in guarded):
+        return EVERYTHING
+    found = {*asked}
     for code in codes:
         if is_of_torch(code) and not os.path.realpath(code.co_filename).startswith(_OF_PYTHON):
             continue
         if _may_read_any(code):
-            return None
-        found.update(attribute_names(code))
-        found.update(name for text in strings_of(code) for name in _IDENTIFIER.findall(text))
-    return frozenset(found)
+            return EVERYTHING
+        found.update(_named_in(code))
+    relied_on.update(name for code in beside for name in _named_in(code))
+    return Names(frozenset(found | relied_on), frozenset(relied_on))
+
+
+def _named_in(code: types.CodeType) -> Iterator[str]:
+    yield from attribute_names(code)
+    yield from (name for text in strings_of(code) for name in _IDENTIFIER.findall(text))
 
 
 @functools.cache

@@ -120,7 +120,7 @@ def load(
     saved = _Saved(read_archive(file, public_key))
     compiled = Compiled(model, {}, saved, dynamic=None, fullgraph=False)
     try:
-        walk = Walk()
+        walk = Walk(leaves_open=True)
         saved.check(walk.add("model", model), model)
     except NoPlan as error:
         saved.refuse(error)
@@ -182,7 +182,7 @@ class _Saved:
         contents = [content for content, _ in self._plans]
         self._same(contents[0]["about"]["surroundings"], surroundings())
         if all(content["about"]["model"] != digest for content in contents):
-            walk = Walk(told=True)
+            walk = Walk(told=True, leaves_open=True)
             walk.add("model", model)
             story = _part(walk, "model")
             known = [_saved_part(sections, "model") for _, sections in self._plans]
@@ -238,7 +238,7 @@ class _Saved:
                 )
 
     def _other_reads(self, content: Mapping[str, Any], sections: Mapping[str, bytes], armed: Armed) -> None:
-        walk = Walk(told=True)
+        walk = Walk(told=True, leaves_open=True)
         walk.add("model", armed.model)
         walk_reads(walk, content["reads"])
         for name in ("model", *map(".".join, content["reads"])):

@@ -31,7 +31,7 @@ from fxpasses.plans.code import attribute_names, code_digest, codes_inside, glob
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.gradients import facts_of_gradients
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS
-from fxpasses.plans.named_attributes import Names
+from fxpasses.plans.named_attributes import Names, names_from
 from fxpasses.plans.origin import OF_TORCH, is_of_torch
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import Walk
@@ -213,7 +213,7 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
             digests.append("absent" if operator is None else walk.add(read[1], operator))
             continue
         if read[0] == _ATTRIBUTES:
-            digests.append(walk.close(None if (names := json.loads(read[1])) is None else frozenset(names)))
+            digests.append(walk.close(names_from(json.loads(read[1]))))
             continue
         if read[0] == _PARAMETERS:
             digests.append(_walk_parameters(walk, ".".join(read), json.loads(read[1])))
@@ -304,14 +304,9 @@ def reads_of_optimizers(
     return found
 
 
-def read_of_attributes(names: Names | None, walk: Walk) -> Read:
-    """What is read of objects that were left open, as what is read.
-
-    Args:
-        names: those that traced code may read, or None for any.
-        walk: over the model and its objects, and all else that is read.
-    """
-    return _ATTRIBUTES, json.dumps(None if names is None else sorted(names | walk.asked_by_protocols))
+def read_of_attributes(names: Names) -> Read:
+    """What is read of objects of which a walk leaves the attributes open, as what is read. Args: the names."""
+    return _ATTRIBUTES, json.dumps(names.as_data())
 
 
 def read_of_operator(name: str) -> Read:

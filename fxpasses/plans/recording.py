@@ -103,11 +103,16 @@ class Recording(Observer, Recorder):
         self._held: Callable[..., Any] | None = None
         self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
         self._codes, self._targets, self._operators = list[Any](), list[Any](), list[str]()
+        self._beside = list[Any]()  # of the codes those that Dynamo has not traced
         self._changed, self._guarded, self._outputs = list[Any](), list[str](), list[Any]()
         self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
         self._frame_code = b""
-        self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
+        self._walk, self._reads, self._content = (
+            Walk(told=True, leaves_open=True),
+            list[Any](),
+            dict[str, Any](),
+        )
         self._later, self._without_gradient = list[Any](), list[int]()
         self._inputs = RecordedInputs()
         self._autocast = self._reads_gradients = self._over = self._frame_was_seen = self._goes_on = False
@@ -202,9 +207,12 @@ class Recording(Observer, Recorder):
         self._reads_gradients = self._reads_gradients or _t.reads_gradients()
         codes, operators = called_by(_t.foreign_operators())
         self._codes += codes
+        self._beside += codes
         self._operators += operators
-        changed, differs = _t.changed_objects(dictionaries=is_step(getattr(self._model, "__code__", None)))
+        steps = is_step(getattr(self._model, "__code__", None))
+        changed, differs, same = _t.changed_objects(dictionaries=steps)
         self._changed += changed
+        self._guarded += same
         self._frames.more = self._frames.more or (differs and "a frame that changes an object")
 
     @_beside_compilation
@@ -214,7 +222,7 @@ class Recording(Observer, Recorder):
     @_beside_compilation
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """Called by the backend once the guards on sizes are known."""
-        self._note_inputs(graph)
+        self._inputs.note(graph)
         self._inputs.guard(shape_env)
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
@@ -300,7 +308,8 @@ class Recording(Observer, Recorder):
             raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
         self._content = {"model_tensors": len(walk.tensors), "read": ""}
         self._read(reads)
-        self._read([read_of_attributes(names_read(self._codes, self._guarded), walk)])
+        names = names_read(self._codes, self._guarded, self._beside, walk.asked_by_protocols)
+        self._read([read_of_attributes(names)])
         options, gradients = self._inputs.options, self._reads_gradients
         self._read(reads_of_optimizers(walk, self._codes, options, gradients=gradients))
         if self._reads_gradients and not have_none(self._arguments):
@@ -362,7 +371,7 @@ class Recording(Observer, Recorder):
             elif not stubs:
                 raise NoPlan("nothing was compiled")
             else:
-                names, walk = names_of(stubs), Walk(told=True)
+                names, walk = names_of(stubs), Walk(told=True, leaves_open=True)
                 if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
                     raise NoPlan("the model changes while it is compiled")
                 self._walk, self._reads, self._codes, self._targets, self._later = walk, [], [], [], []

@@ -31,7 +31,7 @@ from fxpasses.plans.facts import Facts, WeakReference
 from fxpasses.plans.hidden_state import hidden_state, is_hash
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
-from fxpasses.plans.named_attributes import Names, has_named_attributes
+from fxpasses.plans.named_attributes import EVERYTHING, Names, has_named_attributes
 from fxpasses.plans.origin import BUILTIN, DESCRIPTORS, origin_of
 from fxpasses.plans.references import can_go, reference_to
 from fxpasses.plans.tensor_facts import tensor_facts
@@ -55,9 +55,10 @@ class Walk(Facts):
 
     Args:
         told: whether the facts are kept.
+        leaves_open: whether objects of which traced code names the attributes that it reads are walked over by :meth:`close` alone.
     """
 
-    def __init__(self, *, told: bool = False) -> None:
+    def __init__(self, *, told: bool = False, leaves_open: bool = False) -> None:
         super().__init__(told=told)
         self.tensors: list[torch.Tensor] = []
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -70,8 +71,7 @@ class Walk(Facts):
         self._numbers, self._storages = dict[int, int](), dict[int, int]()
         self._kept, self._weak = list[Any](), list[WeakReference]()
         self._in_class, self._in_methods = False, list[str]()
-        self._names_are_known = False
-        self._names: Names | None = None
+        self._leaves_open, self._names = leaves_open, EVERYTHING
         self._classes = [kind for kind in kinds.BUILTIN_KINDS if isinstance(kind, type)]
         self._abstract: list[type] = []
 
@@ -100,17 +100,17 @@ class Walk(Facts):
         self._weak = self._say_numbers(self._weak, self._numbers, may_come=bool(self.left_open))
         return self._digest_since(start)
 
-    def close(self, names: Names | None) -> str:
+    def close(self, names: Names) -> str:
         """Walk over the attributes with these names of all objects that were left open, as of those that are met from now on; returns the digest.
 
         Args:
-            names: of attributes, or None for all.
+            names: of attributes.
 
         Raises:
             NoPlan: they hold something that cannot be seen into.
         """
         start = len(self._lines)
-        self._names_are_known, self._names = True, names
+        self._leaves_open, self._names = False, names
         for path, reference, methods in self.left_open:
             self._path = [path]
             try:
@@ -398,7 +398,8 @@ class Walk(Facts):
             self.watch.attributes(value, ("default_factory",))
             self._inside(".default_factory", value.default_factory)
         if issubclass(kind, dict):
-            self._dictionary(value)
+            self.watch.dictionary(value)
+            self._items(value)
         elif base is not object:
             self._say(base.__name__, len(value))
             self.watch.sequence(value)
@@ -432,7 +433,7 @@ class Walk(Facts):
                     self.optimizers.append(value)
                     state = lasting_parts(value)
                 self._items(state, value)
-            elif self._names_are_known:
+            elif not self._leaves_open:
                 self._attributes(value)
             else:
                 known = reference_to(value) if id(value) in self.watch.not_kept else lambda: value
@@ -446,18 +447,16 @@ class Walk(Facts):
     def _attributes(self, value: Any) -> None:
         """Those that traced code may read, of an object that others read nothing of."""
         state = vars(value)
-        if self._names is None:
+        if self._names is EVERYTHING:
             self.watch.dictionary(state)
-        else:
-            self.watch.keys(state)
-            state = {name: state[name] for name in state if name in self._names}
-            for name in state:
-                self.watch.entry(vars(value), name)
-        self._items(state, value)
-
-    def _dictionary(self, values: dict[Any, Any]) -> None:
-        self.watch.dictionary(values)
-        self._items(values)
+            self._items(state, value)
+            return
+        self.watch.keys(state)
+        self._say("named", [name for name in state if name in self._names.asked])
+        read = {name: item for name, item in state.items() if self._names.are_read(name, item)}
+        for name in read:
+            self.watch.entry(state, name)
+        self._items(read, value)
 
     def _items(self, values: dict[Any, Any], owner: Any = None) -> None:
         notes = [key for key in _torch_notes.NOTES if key in values and _torch_notes.is_note(key, values)]

@@ -45,7 +45,7 @@ def file_of_call(
     try:
         _, _, objects = described_arguments(tuple(args), kwargs, lambda tensor: None)
         walk = Walk()
-        content = [*walk.over(model, objects), walk.close(None)]
+        content = walk.over(model, objects)
         numbers = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
         told, _, _ = described_arguments(tuple(args), kwargs, lambda tensor: numbers.get(id(tensor)))
         about = [content, told, described_options(options), surroundings(), list(map(str, state()))]
