@@ -9,7 +9,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import sympy
@@ -17,8 +17,8 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import OptimizerSource
-from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable
+from torch._dynamo.source import AttrSource, LocalSource, OptimizerSource
+from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable, SymNodeVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
@@ -106,11 +106,41 @@ def codes_in_graph() -> list[types.CodeType]:
 _OWN = ("fxpasses", "fake", "compiled_autograd")
 
 
-def guarded_places() -> list[str]:
-    """Where in the arguments and globals of the frame that Dynamo is tracing there is something that it relies on."""
-    return [
-        text_of_source(guard.originating_source) for guard in InstructionTranslator.current_tx().output.guards
+def guarded_places(numbers: Collection[str]) -> list[str]:
+    """Where in the arguments and globals of the frame that Dynamo is tracing there is something that it relies on.
+
+    Args: where it relies on no more than that there is an integer.
+    """
+    places = [
+        (text_of_source(guard.originating_source), guard.create_fn_name())
+        for guard in InstructionTranslator.current_tx().output.guards
     ]
+    return [place for place, asks in places if asks != "TYPE_MATCH" or place not in numbers]
+
+
+def symbolic_attributes() -> dict[str, tuple[Any, str]]:
+    """The attributes of objects that are symbolic integers for Dynamo, in the frame that it is tracing: by how guards call them, the object and the name."""
+    output, found = InstructionTranslator.current_tx().output, {}
+    for tracked in output.tracked_fakes:
+        if isinstance(tracked.fake, torch.SymInt) and isinstance(tracked.source, AttrSource):
+            owner = _value_of(tracked.source.base, output)
+            if tracked.source.member in getattr(owner, "__dict__", {}):
+                found[text_of_source(tracked.source)] = owner, tracked.source.member
+    return found
+
+
+def _value_of(source: Any, output: OutputGraph) -> Any:
+    """What there is in a local variable of the frame, or in attributes of objects there, else None."""
+    if type(source) is LocalSource:
+        return output.local_scope.get(source.local_name)
+    if type(source) is not AttrSource:
+        return None
+    return getattr(_value_of(source.base, output), "__dict__", {}).get(source.member)
+
+
+def shape_env_of_frame() -> Any:
+    """The shape environment of the frame that Dynamo is tracing."""
+    return InstructionTranslator.current_tx().output.shape_env
 
 
 def reads_gradients() -> bool:
@@ -366,6 +396,9 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str]]:
         before = getattr(value, "__dict__", {})
         for name, after in attributes.items():
             kept = _constant_of(after)
+            if isinstance(after, SymNodeVariable):
+                differs = f"{type(value).__qualname__}.{name}"
+                continue
             if kept is None:
                 raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
             if name not in before or kept != [type(before[name]), repr(before[name])]:
@@ -417,10 +450,7 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
         lifted: how many tensors that the graph has as attributes come first.
 
     A float that Dynamo hands over as a tensor, as it does with ``dynamic=True``, is ``["constant"]``: its value is part of the key, wherever it comes from;
-    but ``["option", group, name]`` is one of an optimizer's that the graph holds for all values of.
-
-    Raises:
-        NoPlan: a number is none of a tensor.
+    but ``["option", group, name]`` is one of an optimizer's that the graph holds for all values of. An integer that is no size is ``["attribute", where]``.
     """
     sources = [node.meta["grapharg"].source for node in graph.nodes if node.op == "placeholder"]
     names = ["" for _ in range(lifted)] + [text_of_source(source) for source in sources]
@@ -435,5 +465,5 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
             place = names.index(text_of_source(source.base))
             numbers.append([source.prop.method_name(), place, source.idx])
         else:
-            raise NoPlan("a symbolic number that is no size of an input")
+            numbers.append(["attribute", text_of_source(source)])
     return names, numbers

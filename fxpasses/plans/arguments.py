@@ -308,7 +308,7 @@ def sources_of(
         inputs: of the graph.
         model: the tensors of the model.
         arguments: those among the arguments.
-        numbers: for each input that is a number which one of which input it is.
+        numbers: for each input that is a number which one of which input it is, or which one of an object.
         gradients: by the number of the tensor of the model that has it.
 
     Raises:
@@ -325,14 +325,14 @@ def sources_of(
         if number == ["constant"] and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
             found.append(["constant", value.item()])
             continue
-        if number is not None and number[0] == "option":
+        if number is not None and number[0] in ("option", "attribute"):
             found.append(list(number))
             continue
         if isinstance(value, torch.Tensor) and id(value) not in places:
             raise NoPlan("an input that is neither an argument nor part of the model")
         found.append(places[id(value)] if isinstance(value, torch.Tensor) else [])
     for i, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) or found[i]:
             continue
         number = numbers[i]
         if number is None:

@@ -22,6 +22,7 @@ from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import PYTHON, frame_of, in_python
 from fxpasses.plans.gradients import Gradients, have_none
 from fxpasses.plans.held_views import HeldViews
+from fxpasses.plans.named_attributes import number_now
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.references import reference_to
@@ -82,16 +83,19 @@ class Plan(_Checked):
             for i, source in sources
             if source[0] == "option"
         ]
+        self._attributes = [
+            (i, walk.owners[source[1]], source[2]) for i, source in sources if source[0] == "attribute"
+        ]
+        numbers = content.get("numbers", ())
+        self._of_objects = [(walk.owners[owner], name) for owner, name in numbers]
         self._of_gradients = [(i, source[1]) for i, source in sources if source[0] == "gradient"]
         self._places_read = {id(tensor): i for i, tensor in enumerate(read)}
         self._arguments_read = content.get("arguments_read", {})
         self._reads_gradients = walk.gradients is not None
         self._gradients = Gradients(walk.tensors, walk.gradients or [])
-        self._accepts = names.get("accepts")
-        self._asked = [
-            (walk.tensors[i] if place == "model" else i, base) for place, i, base in content["asked"] or ()
-        ]
-        self.asks_bases = any(base for _, base in self._asked)
+        self._accepts, self._any_sizes = names.get("accepts"), content["any_sizes"]
+        self._asked = [_what_is_asked(asked, walk) for asked in content["asked"] or ()]
+        self.asks_bases = any(base is True for _, base in self._asked)
         self.is_tuned = bool(content.get("files"))
         self._changes = bool(content["facts"]["changed"])
         self._own = [value for value in self._inputs if value is not None] if self._changes else []
@@ -101,13 +105,15 @@ class Plan(_Checked):
     @property
     def is_dynamic(self) -> bool:
         """Whether it is one for many sizes."""
-        return self._accepts is not None
+        return self._any_sizes
 
     def holds(self) -> bool:
         """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
         if not super().holds() or not self._gradients.hold():
             return False
         if any(option_now(*option) is None for _, *option in self._options):
+            return False
+        if any(number_now(known(), name) is None for known, name in self._of_objects):
             return False
         if not self._own:
             return True
@@ -124,10 +130,14 @@ class Plan(_Checked):
             return False
         if self._accepts is None:
             return True
-        asked = [(arguments[value] if type(value) is int else value, base) for value, base in self._asked]
-        if any(base and tensor._base is None for tensor, base in asked):
-            return False
-        return bool(self._accepts(*(tensor._base if base else tensor for tensor, base in asked)))
+        asked = list[Any]()
+        for value, name in self._asked:
+            if type(name) is str:
+                asked.append(number_now(value(), name))
+            else:
+                tensor = arguments[value] if type(value) is int else value
+                asked.append(tensor._base if name else tensor)
+        return all(value is not None for value in asked) and bool(self._accepts(*asked))
 
     def _are_read_alike(self, arguments: Sequence[torch.Tensor]) -> bool:
         known = self._places_read
@@ -138,7 +148,7 @@ class Plan(_Checked):
 
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether no argument has a gradient, where the plan reads gradients, nor shares memory with one or with a tensor of the model, where it changes tensors."""
-        if not self._are_read_alike(arguments):
+        if not (self.accepts(arguments) if self._of_objects else self._are_read_alike(arguments)):
             return False
         if self._reads_gradients and not have_none(arguments):
             return False
@@ -165,6 +175,8 @@ class Plan(_Checked):
             inputs[position] = arguments[index]
         for position, index in self._of_gradients:
             inputs[position] = self._gradients[index]
+        for position, known, name in self._attributes:
+            inputs[position] = number_now(known(), name)
         for position, group, name in self._options:
             inputs[position] = torch.tensor(group[name], dtype=torch.float64)
         for position, method, index, dim in self._numbers:
@@ -173,7 +185,7 @@ class Plan(_Checked):
         return inputs
 
 
-_NO_SIZES = ("argument", "model", "gradient", "constant", "option")
+_NO_SIZES = ("argument", "model", "gradient", "constant", "option", "attribute")
 """Kinds of inputs that are no sizes, strides or offsets."""
 
 
@@ -182,6 +194,14 @@ def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:
     if kind == "constant":
         return torch.tensor(value[0], dtype=torch.float64)
     return walk.tensors[value[0]] if kind == "model" else None
+
+
+def _what_is_asked(asked: Sequence[Any], walk: Walk) -> tuple[Any, str | bool]:
+    """What a guard on numbers is called with: an object and the name of its attribute, or a tensor, or the number of an argument, and whether it is about what that is a view of."""
+    place, value, detail = asked
+    if place == "attribute":
+        return walk.owners[value], detail
+    return walk.tensors[value] if place == "model" else value, detail
 
 
 class Armed(_Checked):
@@ -389,6 +409,8 @@ def loaded(
     """
     if content["kind"] == PYTHON:
         no_graph = {"run": None, "accepts": lambda: True}
+        if "code" in sections:  # what is asked of numbers
+            no_graph |= {"accepts": load_code(sections["code"], {}, {}, [], folder)["accepts"]}
         return _made(content, no_graph, walk, armed, sections.get("frame", b""), file)
     prefix = "kernel "
     if "check" in sections:

@@ -14,6 +14,7 @@ import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,7 +33,15 @@ _BY_ANY_NAME = frozenset({
 })  # fmt: skip
 _BY_ANY_NAME_IF_GLOBAL = frozenset({"vars", "dir", "copy"})
 _NO_CONTENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP")
+_BITS = 62
+"""Of the integers that torch calculates with, and room for a sum."""
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+
+def number_now(owner: Any, name: str) -> int | None:
+    """The value of an attribute, if a graph may take it as an input. Args: its object, and its name."""
+    value = vars(owner).get(name)
+    return value if type(value) is int and value.bit_length() < _BITS else None
 
 
 @functools.cache
@@ -61,10 +70,12 @@ class Names:
     Attributes:
         asked: those that traced code may ask for: whether each is there counts.
         relied_on: those whose values Dynamo relies on, for which it asks before each call, too.
+        numbers: the integers that are inputs of the graph: the number of the object, as a walk meets them, and the name.
     """
 
     asked: frozenset[str]
     relied_on: frozenset[str]
+    numbers: frozenset[tuple[int, str]] = frozenset()
 
     def are_read(self, name: str, value: object) -> bool:
         """Whether an attribute's value counts. Of those that traced code names, but that Dynamo does not ask for, what holds data does not: the code
@@ -78,9 +89,11 @@ class Names:
             name in self.asked and (isinstance(value, _LASTING) or callable(value))
         )
 
-    def as_data(self) -> list[list[str]] | None:
+    def as_data(self) -> list[list[Any]] | None:
         """The names as JSON has them."""
-        return None if self is EVERYTHING else [sorted(self.asked), sorted(self.relied_on)]
+        return (
+            None if self is EVERYTHING else [sorted(self.asked), sorted(self.relied_on), sorted(self.numbers)]
+        )
 
 
 EVERYTHING = Names(frozenset(), frozenset())
@@ -88,9 +101,12 @@ EVERYTHING = Names(frozenset(), frozenset())
 _LASTING = (torch.Tensor, torch.nn.Module, type)
 
 
-def names_from(data: list[list[str]] | None) -> Names:
+def names_from(data: list[list[Any]] | None) -> Names:
     """What :meth:`Names.as_data` has written."""
-    return EVERYTHING if data is None else Names(*map(frozenset, data))
+    if data is None:
+        return EVERYTHING
+    asked, relied_on, numbers = data
+    return Names(frozenset(asked), frozenset(relied_on), frozenset((owner, name) for owner, name in numbers))
 
 
 def names_read(

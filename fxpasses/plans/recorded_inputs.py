@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from fake.symbols.shape_guards import guards_of
+from fake.symbols.shape_guards import CompiledGuards, guards_of
 from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans._torch_optimizers import Option
 from fxpasses.plans.arguments import sources_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module, used_parameters
+from fxpasses.plans.named_attributes import EVERYTHING, Names
 from fxpasses.plans.walk import Walk
 
 
@@ -23,13 +25,15 @@ class RecordedInputs:
     Attributes:
         lifted: how many are attributes.
         sources: where each comes from: see :func:`~fxpasses.plans.arguments.sources_of`.
+        attributes: the integers that objects hold and that may be others in each call: the number of the object, and the name, by how guards call them.
     """
 
     def __init__(self) -> None:
         self.lifted = 0
         self.sources: list[list[Any]] = []
+        self.attributes: dict[str, tuple[int, str]] = {}
         self._names, self._numbers = list[str](), list[list[Any] | None]()
-        self._guards: tuple[str, dict[str, tuple[int, bool]]] | None = None
+        self._guards: tuple[CompiledGuards, ...] | None = None
 
     @property
     def are_fixed(self) -> bool:
@@ -37,35 +41,52 @@ class RecordedInputs:
         return self._guards is None
 
     @property
+    def any_sizes(self) -> bool:
+        """Whether what is asked of numbers says all that a graph needs to know of the sizes of tensors."""
+        kinds = {number[0] for number in self._numbers if number is not None}
+        return not self.are_fixed and (
+            not self.attributes or not kinds <= {"attribute", "constant", "option"}
+        )
+
+    @property
     def options(self) -> list[Option]:
         """The floats among them that an optimizer holds, and that may be others in each call."""
         return [(n[1], n[2]) for n in self._numbers if n is not None and n[0] == "option"]
 
     def note(self, graph: fx.Graph) -> None:
-        """See what Dynamo's graph takes.
-
-        Raises:
-            NoPlan: a number is none of a tensor.
-        """
+        """See what Dynamo's graph takes."""
         self._names, self._numbers = _t.sized_inputs(graph, self.lifted)
 
     def guard(self, shape_env: Any) -> None:
-        """See what is asked of sizes.
-
-        Raises:
-            NoPlan: something is asked of what is no input.
-        """
-        if not any(self._numbers):
+        """See what is asked of numbers."""
+        if not any(self._numbers) and not self.attributes:
             return
-        guards = guards_of(shape_env).compile()
-        asked = {p: guards.inputs[i] for p, i in used_parameters(guards.code).items()}
-        try:
-            places = {
-                p: (self._names.index(n.removesuffix("._base")), "._base" in n) for p, n in asked.items()
-            }
-        except ValueError:
-            raise NoPlan("a guard on a size that is no input of the graph") from None
-        self._guards = guards.code, places
+        guards = guards_of(shape_env)
+        self._guards = tuple(guards.compile(static=static) for static in (False, True))
+
+    def find(self, numbers: Mapping[str, tuple[Any, str]], names: Names, walk: Walk) -> Names:
+        """Find the objects that hold integers; returns the names of attributes with these among them.
+
+        Args:
+            numbers: the objects and the names, by how guards call them.
+            names: what code reads of objects.
+            walk: over the model, and all that is read up to these attributes.
+        """
+        if not numbers or names is EVERYTHING:
+            return names
+        tried = walk.fork()
+        tried.close(names)
+        owners = {id(known()): i for i, known in enumerate(tried.owners)}
+        places = {place: (owners.get(id(owner)), name) for place, (owner, name) in numbers.items()}
+        self.attributes = {p: (i, name) for p, (i, name) in places.items() if i is not None}
+        missing = {name for place, (_, name) in numbers.items() if place not in self.attributes}
+        relied_on = names.relied_on | missing
+        return replace(
+            names,
+            asked=names.asked | relied_on,
+            relied_on=relied_on,
+            numbers=frozenset(self.attributes.values()),
+        )
 
     def look(self, inputs: Sequence[Any], walk: Walk, arguments: Sequence[torch.Tensor]) -> None:
         """See where they come from.
@@ -79,9 +100,17 @@ class RecordedInputs:
             NoPlan: one comes from elsewhere.
         """
         gradients = {i: walk.tensors[i].grad for i, facts in walk.gradients or () if facts}
-        self.sources = sources_of(inputs, walk.tensors, arguments, self._numbers, gradients)
+        known = [self._placed(number) for number in self._numbers]
+        self.sources = sources_of(inputs, walk.tensors, arguments, known, gradients)
         if any(source[0] != "model" for source in self.sources[: self.lifted]):
             raise NoPlan("a graph that holds tensors of others")
+
+    def _placed(self, number: list[Any] | None) -> list[Any] | None:
+        if number is None or number[0] != "attribute":
+            return number
+        if number[1] not in self.attributes:
+            raise NoPlan("a symbolic number that is no size of an input", number[1])
+        return ["attribute", *self.attributes[number[1]]]
 
     def asked(self, module: Module) -> list[list[Any]] | None:
         """What the guards on sizes are called with, or None where there are none. Args: the module that they become part of.
@@ -91,13 +120,26 @@ class RecordedInputs:
         """
         if self._guards is None:
             return None
-        code, places = self._guards
-        asks = {name: [*self.sources[i], base] for name, (i, base) in places.items()}
+        guards = self._guards[self.any_sizes or not self.attributes]
+        used = used_parameters(guards.code)
+        asks = {name: self._asked(guards.inputs[i]) for name, i in used.items()}
         if any(place in ("gradient", "option") for place, *_ in asks.values()):
             raise NoPlan("a symbolic size of a gradient")
         # Of a base Dynamo asks what is symbolic, and nothing else: it is no input of the graph.
-        known = [name for name, (place, _, base) in asks.items() if place == "model" or base]
-        return [asks[name] for name in module.add_guards(code, known)]
+        known = [
+            name
+            for name, (place, _, base) in asks.items()
+            if place == "model" or (base and place != "attribute")
+        ]
+        return [asks[name] for name in module.add_guards(guards.code, known)]
+
+    def _asked(self, place: str) -> list[Any]:
+        if place in self.attributes:
+            return ["attribute", *self.attributes[place]]
+        base = place.endswith("._base")
+        if place.removesuffix("._base") not in self._names:
+            raise NoPlan("a guard on a size that is no input of the graph", place)
+        return [*self.sources[self._names.index(place.removesuffix("._base"))], base]
 
 
 def versions(inputs: Sequence[Any]) -> list[int]:

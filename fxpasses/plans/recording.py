@@ -104,6 +104,7 @@ class Recording(Observer, Recorder):
         self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
         self._codes, self._targets, self._operators = list[Any](), list[Any](), list[str]()
         self._beside = list[Any]()  # of the codes those that Dynamo has not traced
+        self._numbers, self._shape_env = dict[str, tuple[Any, str]](), None
         self._changed, self._guarded, self._outputs = list[Any](), list[str](), list[Any]()
         self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
@@ -203,7 +204,9 @@ class Recording(Observer, Recorder):
             self._refuse("the order of a set")
         self._codes += _t.traced_codes()
         self._targets += _t.codes_in_graph()
-        self._guarded += _t.guarded_places()
+        self._numbers |= _t.symbolic_attributes()
+        self._guarded += _t.guarded_places(self._numbers)
+        self._shape_env = _t.shape_env_of_frame()
         self._reads_gradients = self._reads_gradients or _t.reads_gradients()
         codes, operators = called_by(_t.foreign_operators())
         self._codes += codes
@@ -309,6 +312,9 @@ class Recording(Observer, Recorder):
         self._content = {"model_tensors": len(walk.tensors), "read": ""}
         self._read(reads)
         names = names_read(self._codes, self._guarded, self._beside, walk.asked_by_protocols)
+        names = self._inputs.find(self._numbers, names, walk)
+        if self._inputs.are_fixed and self._inputs.attributes:
+            self._inputs.guard(self._shape_env)
         self._read([read_of_attributes(names)])
         options, gradients = self._inputs.options, self._reads_gradients
         self._read(reads_of_optimizers(walk, self._codes, options, gradients=gradients))
@@ -377,8 +383,12 @@ class Recording(Observer, Recorder):
                 self._walk, self._reads, self._codes, self._targets, self._later = walk, [], [], [], []
                 content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, [])}
                 self._content = {**content, "frame": None, "between": names}
-            told = {**self._told({"changed": []}, []), "kind": PYTHON, "inputs": []}
-            self._end(self._written(told, {"frame": self._frame_code} if goes_on else {}), "")
+            module = Module(fixed=False, operators=[])
+            asked = self._inputs.asked(module) or []
+            sections = {"frame": self._frame_code} if goes_on else {}
+            sections |= {"code": module.sections()[0]} if asked else {}
+            told = {**self._told({"changed": []}, asked), "kind": PYTHON, "inputs": []}
+            self._end(self._written(told, sections), "")
         except NoPlan as error:
             self._end(None, error.reason, error.where)
 
@@ -451,10 +461,12 @@ class Recording(Observer, Recorder):
         for name in ("_functions", "_frames"):
             vars(self).pop(name, None)
         self._arguments, self._objects, self._outputs = [], [], []
-        self._changed, self._guarded = [], []
+        self._changed, self._guarded, self._numbers, self._shape_env = [], [], {}, None
 
     def _write(self) -> Path | None:
         if self._held is not None:
+            if self._inputs.attributes:
+                raise NoPlan("a symbolic number, and a program that cannot be written")
             folder = self._folder(self._about)
             check = native.build(_t.kernel_compiler(), folder.parent)
             if check is not None:
@@ -490,12 +502,15 @@ class Recording(Observer, Recorder):
 
     def _told(self, facts: dict[str, Any], asked: Any) -> dict[str, Any]:
         """What decides whether a plan is used, and how its graph is called."""
+        any_sizes = asked is not None and (self._inputs.any_sizes or not self._inputs.attributes)
         return {
             **self._content,
             "facts": facts,
             "asked": asked,
+            "numbers": sorted(self._inputs.attributes.values()),
             "reads": [list(read) for read in self._reads],
             "functions": [*functions_named_by([*self._codes, *self._targets]), *self._later],
             "files": self._files,
-            "about": self._about if asked is None else self._about_all_sizes,
+            "about": self._about_all_sizes if any_sizes else self._about,
+            "any_sizes": any_sizes,
         }

@@ -31,7 +31,7 @@ from fxpasses.plans.facts import Facts, WeakReference
 from fxpasses.plans.hidden_state import hidden_state, is_hash
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
-from fxpasses.plans.named_attributes import EVERYTHING, Names, has_named_attributes
+from fxpasses.plans.named_attributes import EVERYTHING, Names, has_named_attributes, number_now
 from fxpasses.plans.origin import BUILTIN, DESCRIPTORS, origin_of
 from fxpasses.plans.references import can_go, reference_to
 from fxpasses.plans.tensor_facts import tensor_facts
@@ -50,6 +50,7 @@ class Walk(Facts):
         optimizers: those that were met, of which what they hold of parameters was left out.
         gradients: of the tensors, once that was asked.
         left_open: objects of which the attributes that will be named are to be walked over yet: where each was met, and the methods that hold it.
+        owners: those of which the attributes were walked over, in order.
         asked_by_protocols: names of attributes that are asked for where a class is compared with a protocol that was met.
         watch: what has to stay as it is for the digest to hold.
 
@@ -64,6 +65,7 @@ class Walk(Facts):
         self.optimizers: list[torch.optim.Optimizer] = []
         self.gradients: list[list[Any]] | None = None
         self.left_open: list[tuple[str, Callable[[], Any], Sequence[str]]] = []
+        self.owners: list[Callable[[], Any]] = []
         self.asked_by_protocols: set[str] = set()
         self.codes, self.made_codes, self.unseen_codes = set[str](), set[str](), set[str]()
         self.hashes = set[str]()
@@ -114,7 +116,7 @@ class Walk(Facts):
         for path, reference, methods in self.left_open:
             self._path = [path]
             try:
-                self._attributes(reference())
+                self._attributes(reference)
             except NoPlan as error:
                 if not methods:
                     raise
@@ -427,36 +429,46 @@ class Walk(Facts):
         state = getattr(value, "__dict__", None)
         if state is not None:
             self.watch.attributes(value, ("__dict__",))  # it may be exchanged as a whole
-            if not has_named_attributes(type(value)):  # type: ignore[arg-type]
+            if has_named_attributes(type(value)):  # type: ignore[arg-type]
+                self._open(value)
+            else:
                 self.watch.dictionary(state)
                 if isinstance(value, torch.optim.Optimizer):
                     self.optimizers.append(value)
                     state = lasting_parts(value)
                 self._items(state, value)
-            elif not self._leaves_open:
-                self._attributes(value)
-            else:
-                known = reference_to(value) if id(value) in self.watch.not_kept else lambda: value
-                self.left_open.append(("".join(self._path), known, tuple(self._in_methods)))
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
             self.watch.attributes(value, (name,))
             self._say("slot", name, hasattr(value, name))
             if hasattr(value, name):
                 self._inside(f".{name}", getattr(value, name))
 
-    def _attributes(self, value: Any) -> None:
+    def _open(self, value: Any) -> None:
+        known = reference_to(value) if id(value) in self.watch.not_kept else lambda: value
+        if self._leaves_open:
+            self.left_open.append(("".join(self._path), known, tuple(self._in_methods)))
+        else:
+            self._attributes(known)
+
+    def _attributes(self, known: Callable[[], Any]) -> None:
         """Those that traced code may read, of an object that others read nothing of."""
-        state = vars(value)
-        if self._names is EVERYTHING:
+        owner, names, number = known(), self._names, len(self.owners)
+        self.owners.append(known)
+        state = vars(owner)
+        if names is EVERYTHING:
             self.watch.dictionary(state)
-            self._items(state, value)
+            self._items(state, owner)
             return
         self.watch.keys(state)
-        self._say("named", [name for name in state if name in self._names.asked])
-        read = {name: item for name, item in state.items() if self._names.are_read(name, item)}
+        self._say("named", [name for name in state if name in names.asked])
+        read = {name: item for name, item in state.items() if names.are_read(name, item)}
+        for name in state:
+            if (number, name) in names.numbers:
+                self._say("number", name, number_now(owner, name) is not None)
+                read.pop(name, None)
         for name in read:
             self.watch.entry(state, name)
-        self._items(read, value)
+        self._items(read, owner)
 
     def _items(self, values: dict[Any, Any], owner: Any = None) -> None:
         notes = [key for key in _torch_notes.NOTES if key in values and _torch_notes.is_note(key, values)]
