@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -26,21 +25,11 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
 from fxpasses.plans.gradients import have_none
-from fxpasses.plans.library_operators import called_by
-from fxpasses.plans.named_attributes import names_read
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
-from fxpasses.plans.reads import (
-    Read,
-    check_covered,
-    read_of_attributes,
-    read_of_operator,
-    read_of_result,
-    reads_of,
-    reads_of_optimizers,
-    walk_reads,
-)
+from fxpasses.plans.reads import Read, check_covered, read_of_attributes, reads_of_optimizers, walk_reads
 from fxpasses.plans.recorded_frames import RecordedFrames
 from fxpasses.plans.recorded_inputs import RecordedInputs, check_memory, versions
+from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout, containers_of
 from fxpasses.plans.runtime import load_library
@@ -102,10 +91,7 @@ class Recording(Observer, Recorder):
         self._hold, self._versions = hold, list[int]()
         self._held: Callable[..., Any] | None = None
         self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
-        self._codes, self._targets, self._operators = list[Any](), list[Any](), list[str]()
-        self._beside = list[Any]()  # of the codes those that Dynamo has not traced
-        self._numbers, self._shape_env = dict[str, tuple[Any, str]](), None
-        self._changed, self._guarded, self._outputs = list[Any](), list[str](), list[Any]()
+        self._trace, self._outputs = RecordedTrace(), list[Any]()
         self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
         self._frame_code = b""
@@ -116,7 +102,7 @@ class Recording(Observer, Recorder):
         )
         self._later, self._without_gradient = list[Any](), list[int]()
         self._inputs = RecordedInputs()
-        self._autocast = self._reads_gradients = self._over = self._frame_was_seen = self._goes_on = False
+        self._autocast = self._over = self._frame_was_seen = self._goes_on = False
         self._number_of_outputs = 0
         self._refused, self._lasting, self._finished = "", True, False
         self._files: dict[str, str] = {}
@@ -202,20 +188,7 @@ class Recording(Observer, Recorder):
             self._refuse("another function runs in Python")
         if _t.asks_for_order():
             self._refuse("the order of a set")
-        self._codes += _t.traced_codes()
-        self._targets += _t.codes_in_graph()
-        self._numbers |= _t.symbolic_attributes()
-        self._guarded += _t.guarded_places(self._numbers)
-        self._shape_env = _t.shape_env_of_frame()
-        self._reads_gradients = self._reads_gradients or _t.reads_gradients()
-        codes, operators = called_by(_t.foreign_operators())
-        self._codes += codes
-        self._beside += codes
-        self._operators += operators
-        steps = is_step(getattr(self._model, "__code__", None))
-        changed, differs, same = _t.changed_objects(dictionaries=steps)
-        self._changed += changed
-        self._guarded += same
+        differs = self._trace.note(dictionaries=is_step(getattr(self._model, "__code__", None)))
         self._frames.more = self._frames.more or (differs and "a frame that changes an object")
 
     @_beside_compilation
@@ -299,9 +272,8 @@ class Recording(Observer, Recorder):
     def _look_at_trace(self) -> None:
         """See what decided the trace: it is over, and nothing that it decided has happened yet."""
         walk = self._walk
-        reads = [*reads_of(self._codes), *map(read_of_operator, self._operators)]
-        reads += itertools.starmap(read_of_result, _t.marked_calls())
-        reads, self._later = of_later_modules(dict.fromkeys(reads))
+        trace = self._trace
+        reads, self._later = of_later_modules(trace.reads())
         if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
             raise NoPlan("the model changes while it is compiled")
         changed = dict(surroundings().items() ^ self._about["surroundings"].items())
@@ -311,23 +283,22 @@ class Recording(Observer, Recorder):
             raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
         self._content = {"model_tensors": len(walk.tensors), "read": ""}
         self._read(reads)
-        names = names_read(self._codes, self._guarded, self._beside, walk.asked_by_protocols)
-        names = self._inputs.find(self._numbers, names, walk)
+        names = self._inputs.find(trace.numbers, trace.names(walk), walk)
         if self._inputs.are_fixed and self._inputs.attributes:
-            self._inputs.guard(self._shape_env)
+            self._inputs.guard(trace.shape_env)
         self._read([read_of_attributes(names)])
-        options, gradients = self._inputs.options, self._reads_gradients
-        self._read(reads_of_optimizers(walk, self._codes, options, gradients=gradients))
-        if self._reads_gradients and not have_none(self._arguments):
+        options, gradients = self._inputs.options, trace.reads_gradients
+        self._read(reads_of_optimizers(walk, trace.codes, options, gradients=gradients))
+        if gradients and not have_none(self._arguments):
             raise NoPlan("gradients are read, and an argument has one")
         read = {id(tensor): i for i, tensor in enumerate(walk.tensors[self._content["model_tensors"] :])}
         places = enumerate(map(read.get, map(id, self._arguments)))
         self._content["arguments_read"] = {str(i): place for i, place in places if place is not None}
-        check_covered(self._codes, walk)
-        check_methods(self._codes)
-        if not all(map(walk.has_met, self._changed)):
+        check_covered(trace.codes, walk)
+        check_methods(trace.codes)
+        if not all(map(walk.has_met, trace.changed)):
             raise NoPlan("a frame that changes an object")  # what it was before is not known
-        if any(name in place for name in walk.hashes for place in self._guarded):
+        if any(name in place for name in walk.hashes for place in trace.guarded):
             raise NoPlan("code that reads the hash of an object")
 
     def _read(self, reads: Sequence[Read]) -> None:
@@ -380,7 +351,7 @@ class Recording(Observer, Recorder):
                 names, walk = names_of(stubs), Walk(told=True, leaves_open=True)
                 if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
                     raise NoPlan("the model changes while it is compiled")
-                self._walk, self._reads, self._codes, self._targets, self._later = walk, [], [], [], []
+                self._walk, self._reads, self._trace, self._later = walk, [], RecordedTrace(), []
                 content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, [])}
                 self._content = {**content, "frame": None, "between": names}
             module = Module(fixed=False, operators=[])
@@ -444,7 +415,7 @@ class Recording(Observer, Recorder):
             self._finished = True
             if where:
                 log.info("no plan: %s: %s", reason, where)
-            if reason and self._codes and lasting and self._lasting and self._held is None:
+            if reason and self._trace.codes and lasting and self._lasting and self._held is None:
                 try:
                     write_refusal(self._folder(self._about), reason, self._about)
                 except OSError as error:
@@ -452,7 +423,7 @@ class Recording(Observer, Recorder):
             self._done(path, reason)
         self._release_model()
         self._content, self._graphs, self._facts = {}, {}, {}
-        self._reads, self._codes, self._targets = [], [], []
+        self._reads, self._trace = [], RecordedTrace()
 
     def _release_model(self) -> None:
         story, self._walk = self._walk.story, Walk()
@@ -461,7 +432,7 @@ class Recording(Observer, Recorder):
         for name in ("_functions", "_frames"):
             vars(self).pop(name, None)
         self._arguments, self._objects, self._outputs = [], [], []
-        self._changed, self._guarded, self._numbers, self._shape_env = [], [], {}, None
+        self._trace.let_go()
 
     def _write(self) -> Path | None:
         if self._held is not None:
@@ -478,7 +449,7 @@ class Recording(Observer, Recorder):
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
         facts["fixed"] = self._inputs.are_fixed
-        module = Module(fixed=self._inputs.are_fixed, operators=self._operators)
+        module = Module(fixed=self._inputs.are_fixed, operators=self._trace.operators)
         module.add("forward", self._graphs[kind])
         if kind == "forward":
             module.add("backward", self._graphs["backward"])
@@ -509,7 +480,7 @@ class Recording(Observer, Recorder):
             "asked": asked,
             "numbers": sorted(self._inputs.attributes.values()),
             "reads": [list(read) for read in self._reads],
-            "functions": [*functions_named_by([*self._codes, *self._targets]), *self._later],
+            "functions": [*functions_named_by([*self._trace.codes, *self._trace.targets]), *self._later],
             "files": self._files,
             "about": self._about_all_sizes if any_sizes else self._about,
             "any_sizes": any_sizes,

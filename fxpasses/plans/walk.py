@@ -18,7 +18,7 @@ import gc
 import logging
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,32 +27,28 @@ from fxpasses.plans import _torch, _torch_notes, kinds
 from fxpasses.plans._torch_optimizers import lasting_parts
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.facts import Facts, WeakReference
 from fxpasses.plans.hidden_state import hidden_state, is_hash
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
-from fxpasses.plans.named_attributes import EVERYTHING, Names, has_named_attributes, number_now
+from fxpasses.plans.named_attributes import has_named_attributes
+from fxpasses.plans.open_objects import OpenObjects
 from fxpasses.plans.origin import BUILTIN, DESCRIPTORS, origin_of
-from fxpasses.plans.references import can_go, reference_to
+from fxpasses.plans.references import can_go
 from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watched_state import Watch, value_of
 
 
-class Walk(Facts):
+class Walk(OpenObjects):
     """One walk.
 
     Attributes:
         tensors: the tensors, in the order in which they were met.
         codes: digests of the code of all functions that were met.
-        unseen_codes: of those among the methods of classes that hold what cannot be seen into.
         made_codes: of those whose globals are not those of a module: what they read there was walked over.
         hashes: names of attributes that hold the hash of their object, which is another one in each process: nothing that is traced may read them.
         optimizers: those that were met, of which what they hold of parameters was left out.
         gradients: of the tensors, once that was asked.
-        left_open: objects of which the attributes that will be named are to be walked over yet: where each was met, and the methods that hold it.
-        owners: those of which the attributes were walked over, in order.
         asked_by_protocols: names of attributes that are asked for where a class is compared with a protocol that was met.
-        watch: what has to stay as it is for the digest to hold.
 
     Args:
         told: whether the facts are kept.
@@ -60,20 +56,16 @@ class Walk(Facts):
     """
 
     def __init__(self, *, told: bool = False, leaves_open: bool = False) -> None:
-        super().__init__(told=told)
+        super().__init__(told=told, leaves_open=leaves_open)
         self.tensors: list[torch.Tensor] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.gradients: list[list[Any]] | None = None
-        self.left_open: list[tuple[str, Callable[[], Any], Sequence[str]]] = []
-        self.owners: list[Callable[[], Any]] = []
         self.asked_by_protocols: set[str] = set()
-        self.codes, self.made_codes, self.unseen_codes = set[str](), set[str](), set[str]()
+        self.codes, self.made_codes = set[str](), set[str]()
         self.hashes = set[str]()
-        self.watch = Watch()
-        self._numbers, self._storages = dict[int, int](), dict[int, int]()
-        self._kept, self._weak = list[Any](), list[WeakReference]()
-        self._in_class, self._in_methods = False, list[str]()
-        self._leaves_open, self._names = leaves_open, EVERYTHING
+        self._storages = dict[int, int]()
+        self._kept = list[Any]()
+        self._in_class = False
         self._classes = [kind for kind in kinds.BUILTIN_KINDS if isinstance(kind, type)]
         self._abstract: list[type] = []
 
@@ -100,30 +92,6 @@ class Walk(Facts):
         self._path = [label]
         self._walk(value)
         self._weak = self._say_numbers(self._weak, self._numbers, may_come=bool(self.left_open))
-        return self._digest_since(start)
-
-    def close(self, names: Names) -> str:
-        """Walk over the attributes with these names of all objects that were left open, as of those that are met from now on; returns the digest.
-
-        Args:
-            names: of attributes.
-
-        Raises:
-            NoPlan: they hold something that cannot be seen into.
-        """
-        start = len(self._lines)
-        self._leaves_open, self._names = False, names
-        for path, reference, methods in self.left_open:
-            self._path = [path]
-            try:
-                self._attributes(reference)
-            except NoPlan as error:
-                if not methods:
-                    raise
-                self.unseen_codes.update(methods)
-                self._say("unseen", error.reason)
-        self.left_open.clear()
-        self._weak = self._say_numbers(self._weak, self._numbers)
         return self._digest_since(start)
 
     def over(self, model: Any, objects: Sequence[Any]) -> list[Any]:
@@ -442,33 +410,6 @@ class Walk(Facts):
             self._say("slot", name, hasattr(value, name))
             if hasattr(value, name):
                 self._inside(f".{name}", getattr(value, name))
-
-    def _open(self, value: Any) -> None:
-        known = reference_to(value) if id(value) in self.watch.not_kept else lambda: value
-        if self._leaves_open:
-            self.left_open.append(("".join(self._path), known, tuple(self._in_methods)))
-        else:
-            self._attributes(known)
-
-    def _attributes(self, known: Callable[[], Any]) -> None:
-        """Those that traced code may read, of an object that others read nothing of."""
-        owner, names, number = known(), self._names, len(self.owners)
-        self.owners.append(known)
-        state = vars(owner)
-        if names is EVERYTHING:
-            self.watch.dictionary(state)
-            self._items(state, owner)
-            return
-        self.watch.keys(state)
-        self._say("named", [name for name in state if name in names.asked])
-        read = {name: item for name, item in state.items() if names.are_read(name, item)}
-        for name in state:
-            if (number, name) in names.numbers:
-                self._say("number", name, number_now(owner, name) is not None)
-                read.pop(name, None)
-        for name in read:
-            self.watch.entry(state, name)
-        self._items(read, owner)
 
     def _items(self, values: dict[Any, Any], owner: Any = None) -> None:
         notes = [key for key in _torch_notes.NOTES if key in values and _torch_notes.is_note(key, values)]

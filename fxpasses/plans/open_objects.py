@@ -1,0 +1,94 @@
+"""The part of a walk that leaves objects open: of these the attributes that traced code names are walked over, once it is known which."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.facts import Facts, WeakReference
+from fxpasses.plans.named_attributes import EVERYTHING, Names, number_now
+from fxpasses.plans.references import reference_to
+from fxpasses.plans.watched_state import Watch
+
+
+class OpenObjects(Facts):
+    """What a walk knows of them.
+
+    Attributes:
+        left_open: those of which nothing was walked over yet: where each was met, and the methods that hold it.
+        owners: those of which the attributes were walked over, in order.
+        unseen_codes: digests of the code of methods that hold what cannot be seen into.
+        watch: what has to stay as it is for the digest to hold.
+
+    Args:
+        told: whether the facts are kept.
+        leaves_open: whether objects are left open until :meth:`close`, or walked over as they are met, with all attributes.
+    """
+
+    def __init__(self, *, told: bool, leaves_open: bool) -> None:
+        super().__init__(told=told)
+        self.left_open: list[tuple[str, Callable[[], Any], Sequence[str]]] = []
+        self.owners: list[Callable[[], Any]] = []
+        self.unseen_codes = set[str]()
+        self.watch = Watch()
+        self._leaves_open, self._names = leaves_open, EVERYTHING
+        self._in_methods = list[str]()
+        self._numbers = dict[int, int]()
+        self._weak = list[WeakReference]()
+
+    @abstractmethod
+    def _items(self, values: dict[Any, Any], owner: Any = None) -> None:
+        """Walk over the items of a dictionary, such as that of an object's attributes."""
+
+    def close(self, names: Names) -> str:
+        """Walk over the attributes with these names of all objects that were left open, as of those that are met from now on; returns the digest.
+
+        Args:
+            names: of attributes.
+
+        Raises:
+            NoPlan: they hold something that cannot be seen into.
+        """
+        start = len(self._lines)
+        self._leaves_open, self._names = False, names
+        for path, reference, methods in self.left_open:
+            self._path = [path]
+            try:
+                self._attributes(reference)
+            except NoPlan as error:
+                if not methods:
+                    raise
+                self.unseen_codes.update(methods)
+                self._say("unseen", error.reason)
+        self.left_open.clear()
+        self._weak = self._say_numbers(self._weak, self._numbers)
+        return self._digest_since(start)
+
+    def _open(self, value: Any) -> None:
+        known = reference_to(value) if id(value) in self.watch.not_kept else lambda: value
+        if self._leaves_open:
+            self.left_open.append(("".join(self._path), known, tuple(self._in_methods)))
+        else:
+            self._attributes(known)
+
+    def _attributes(self, known: Callable[[], Any]) -> None:
+        """Those that traced code may read, of an object that others read nothing of."""
+        owner, names, number = known(), self._names, len(self.owners)
+        self.owners.append(known)
+        state = vars(owner)
+        if names is EVERYTHING:
+            self.watch.dictionary(state)
+            self._items(state, owner)
+            return
+        self.watch.keys(state)
+        self._say("named", [name for name in state if name in names.asked])
+        read = {name: item for name, item in state.items() if names.are_read(name, item)}
+        for name in state:
+            if (number, name) in names.numbers:
+                self._say("number", name, number_now(owner, name) is not None)
+                read.pop(name, None)
+        for name in read:
+            self.watch.entry(state, name)
+        self._items(read, owner)

@@ -1,0 +1,80 @@
+"""What the trace of a frame depends on: known until Dynamo has ended it."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from typing import Any
+
+from fxpasses.plans import _torch_compiled as _t
+from fxpasses.plans.library_operators import called_by
+from fxpasses.plans.named_attributes import Names, names_read
+from fxpasses.plans.reads import Read, read_of_operator, read_of_result, reads_of
+from fxpasses.plans.walk import Walk
+
+
+class RecordedTrace:
+    """What was seen of it.
+
+    Attributes:
+        codes: the code of all functions that were traced, and of those that ran while it was.
+        targets: that of functions in the graph.
+        operators: the names of operators that are not torch's.
+        changed: the objects on which attributes are set.
+        guarded: the places that Dynamo relies on.
+        numbers: the integers of objects that are symbolic: the objects and the names of the attributes, by how guards call them.
+        shape_env: the environment of its symbols.
+        reads_gradients: whether it depends on gradients.
+    """
+
+    def __init__(self) -> None:
+        self.codes: list[types.CodeType] = []
+        self.targets: list[types.CodeType] = []
+        self.operators: list[str] = []
+        self.changed: list[Any] = []
+        self.guarded: list[str] = []
+        self.numbers: dict[str, tuple[Any, str]] = {}
+        self.shape_env: Any = None
+        self.reads_gradients = False
+        self._not_traced: list[types.CodeType] = []
+
+    def note(self, *, dictionaries: bool) -> str:
+        """See what Dynamo has traced so far; returns what has another value afterwards, or "".
+
+        Args:
+            dictionaries: whether the frame may change dictionaries.
+
+        Raises:
+            NoPlan: it depends on what cannot be told, or changes more.
+        """
+        self.codes += _t.traced_codes()
+        self.targets += _t.codes_in_graph()
+        self.numbers |= _t.symbolic_attributes()
+        self.guarded += _t.guarded_places(self.numbers)
+        self.shape_env = _t.shape_env_of_frame()
+        self.reads_gradients = self.reads_gradients or _t.reads_gradients()
+        codes, operators = called_by(_t.foreign_operators())
+        self.codes += codes
+        self._not_traced += codes
+        self.operators += operators
+        changed, differs, same = _t.changed_objects(dictionaries=dictionaries)
+        self.changed += changed
+        self.guarded += same
+        return differs
+
+    def reads(self) -> dict[Read, None]:
+        """What it reads that belongs to no object.
+
+        Raises:
+            NoPlan: some of it cannot be listed.
+        """
+        found = [*reads_of(self.codes), *map(read_of_operator, self.operators)]
+        return dict.fromkeys((*found, *itertools.starmap(read_of_result, _t.marked_calls())))
+
+    def names(self, walk: Walk) -> Names:
+        """The attributes that it reads. Args: a walk over the model and all else that is read."""
+        return names_read(self.codes, self.guarded, self._not_traced, walk.asked_by_protocols)
+
+    def let_go(self) -> None:
+        """Keep no object that was seen."""
+        self.changed, self.guarded, self.numbers, self.shape_env = [], [], {}, None
