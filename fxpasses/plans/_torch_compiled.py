@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import AttrSource, LocalSource, OptimizerSource
+from torch._dynamo.source import AttrSource, GetItemSource, LocalSource, OptimizerSource
 from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable, SymNodeVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._inductor.output_code import CompiledFxGraph
@@ -133,9 +133,19 @@ def _value_of(source: Any, output: OutputGraph) -> Any:
     """What there is in a local variable of the frame, or in attributes of objects there, else None."""
     if type(source) is LocalSource:
         return output.local_scope.get(source.local_name)
+    if type(source) is GetItemSource:
+        base = _value_of(source.base, output)
+        return base[source.index] if type(base) in (tuple, list) else None
     if type(source) is not AttrSource:
         return None
     return getattr(_value_of(source.base, output), "__dict__", {}).get(source.member)
+
+
+def tensors_of_frame() -> dict[str, torch.Tensor]:
+    """The tensors that the frame which Dynamo is tracing was given, by how guards call them."""
+    output = InstructionTranslator.current_tx().output
+    found = {text_of_source(t.source): _value_of(t.source, output) for t in output.tracked_fakes}
+    return {text: value for text, value in found.items() if isinstance(value, torch.Tensor)}
 
 
 def shape_env_of_frame() -> Any:

@@ -10,12 +10,13 @@ import torch
 from torch import fx
 
 from fake.symbols.shape_guards import CompiledGuards, guards_of
+from fake.symbols.terms import properties_of
 from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans._torch_optimizers import Option
 from fxpasses.plans.arguments import sources_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module, used_parameters
-from fxpasses.plans.named_attributes import EVERYTHING, Names
+from fxpasses.plans.named_attributes import EVERYTHING, Names, number_now
 from fxpasses.plans.walk import Walk
 
 
@@ -33,6 +34,7 @@ class RecordedInputs:
         self.sources: list[list[Any]] = []
         self.attributes: dict[str, tuple[int, str]] = {}
         self._names, self._numbers = list[str](), list[list[Any] | None]()
+        self._of_frame: dict[str, list[Any]] = {}
         self._guards: tuple[CompiledGuards, ...] | None = None
 
     @property
@@ -44,9 +46,8 @@ class RecordedInputs:
     def any_sizes(self) -> bool:
         """Whether what is asked of numbers says all that a graph needs to know of the sizes of tensors."""
         kinds = {number[0] for number in self._numbers if number is not None}
-        return not self.are_fixed and (
-            not self.attributes or not kinds <= {"attribute", "constant", "option"}
-        )
+        of_sizes = not kinds <= {"attribute", "constant", "option"} or bool(self._of_frame)
+        return not self.are_fixed and (of_sizes or not self.attributes)
 
     @property
     def options(self) -> list[Option]:
@@ -64,6 +65,25 @@ class RecordedInputs:
         guards = guards_of(shape_env)
         self._guards = tuple(guards.compile(static=static) for static in (False, True))
 
+    def guard_frame(
+        self, shape_env: Any, tensors: Mapping[str, torch.Tensor], arguments: Sequence[torch.Tensor]
+    ) -> None:
+        """See what is asked of numbers by a frame that has no graph.
+
+        Args:
+            shape_env: the environment of its symbols.
+            tensors: those that it was given, by how guards call them.
+            arguments: the tensors among the arguments.
+        """
+        places = {id(tensor): ["argument", i] for i, tensor in enumerate(arguments)}
+        known = {text: places[id(t)] for text, t in tensors.items() if id(t) in places}
+        sizes = [p for p in properties_of(shape_env) if p.kind != "number"]
+        if not all(p.expression.is_number for p in sizes) and {p.root for p in sizes} <= known.keys():
+            self._of_frame = known
+        if self._of_frame or self.attributes:
+            guards = guards_of(shape_env)
+            self._guards = tuple(guards.compile(static=static) for static in (False, True))
+
     def find(self, numbers: Mapping[str, tuple[Any, str]], names: Names, walk: Walk) -> Names:
         """Find the objects that hold integers; returns the names of attributes with these among them.
 
@@ -78,7 +98,11 @@ class RecordedInputs:
         tried.close(names)
         owners = {id(known()): i for i, known in enumerate(tried.owners)}
         places = {place: (owners.get(id(owner)), name) for place, (owner, name) in numbers.items()}
-        self.attributes = {p: (i, name) for p, (i, name) in places.items() if i is not None}
+        self.attributes = {
+            place: (i, name)
+            for place, (i, name) in places.items()
+            if i is not None and number_now(numbers[place][0], name) is not None
+        }
         missing = {name for place, (_, name) in numbers.items() if place not in self.attributes}
         relied_on = names.relied_on | missing
         return replace(
@@ -136,6 +160,8 @@ class RecordedInputs:
     def _asked(self, place: str) -> list[Any]:
         if place in self.attributes:
             return ["attribute", *self.attributes[place]]
+        if place in self._of_frame:
+            return [*self._of_frame[place], False]
         base = place.endswith("._base")
         if place.removesuffix("._base") not in self._names:
             raise NoPlan("a guard on a size that is no input of the graph", place)

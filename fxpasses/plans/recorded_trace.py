@@ -6,6 +6,8 @@ import itertools
 import types
 from typing import Any
 
+import torch
+
 from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.named_attributes import Names, names_read
@@ -24,6 +26,7 @@ class RecordedTrace:
         guarded: the places that Dynamo relies on.
         numbers: the integers of objects that are symbolic: the objects and the names of the attributes, by how guards call them.
         shape_env: the environment of its symbols.
+        tensors: those that it was given, by how guards call them.
         reads_gradients: whether it depends on gradients.
     """
 
@@ -35,6 +38,7 @@ class RecordedTrace:
         self.guarded: list[str] = []
         self.numbers: dict[str, tuple[Any, str]] = {}
         self.shape_env: Any = None
+        self.tensors: dict[str, torch.Tensor] = {}
         self.reads_gradients = False
         self._not_traced: list[types.CodeType] = []
 
@@ -51,7 +55,7 @@ class RecordedTrace:
         self.targets += _t.codes_in_graph()
         self.numbers |= _t.symbolic_attributes()
         self.guarded += _t.guarded_places(self.numbers)
-        self.shape_env = _t.shape_env_of_frame()
+        self.shape_env, self.tensors = _t.shape_env_of_frame(), _t.tensors_of_frame()
         self.reads_gradients = self.reads_gradients or _t.reads_gradients()
         codes, operators = called_by(_t.foreign_operators())
         self.codes += codes
@@ -77,4 +81,5 @@ class RecordedTrace:
 
     def let_go(self) -> None:
         """Keep no object that was seen."""
-        self.changed, self.guarded, self.numbers, self.shape_env = [], [], {}, None
+        self.changed, self.guarded, self.numbers = [], [], {}
+        self.shape_env, self.tensors = None, {}

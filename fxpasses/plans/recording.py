@@ -284,7 +284,9 @@ class Recording(Observer, Recorder):
         self._content = {"model_tensors": len(walk.tensors), "read": ""}
         self._read(reads)
         names = self._inputs.find(trace.numbers, trace.names(walk), walk)
-        if self._inputs.are_fixed and self._inputs.attributes:
+        if not self._compilations:
+            self._inputs.guard_frame(trace.shape_env, trace.tensors, self._arguments)
+        elif self._inputs.are_fixed and self._inputs.attributes:
             self._inputs.guard(trace.shape_env)
         self._read([read_of_attributes(names)])
         options, gradients = self._inputs.options, trace.reads_gradients
@@ -358,7 +360,10 @@ class Recording(Observer, Recorder):
             asked = self._inputs.asked(module) or []
             sections = {"frame": self._frame_code} if goes_on else {}
             sections |= {"code": module.sections()[0]} if asked else {}
-            told = {**self._told({"changed": []}, asked), "kind": PYTHON, "inputs": []}
+            any_sizes = (
+                not goes_on or self._inputs.any_sizes
+            )  # in Python there is nothing that depends on them
+            told = {**self._told({"changed": []}, asked, any_sizes), "kind": PYTHON, "inputs": []}
             self._end(self._written(told, sections), "")
         except NoPlan as error:
             self._end(None, error.reason, error.where)
@@ -442,7 +447,7 @@ class Recording(Observer, Recorder):
             check = native.build(_t.kernel_compiler(), folder.parent)
             if check is not None:
                 native.use(functools.partial(load_library, native.ENTRY, check, folder))
-            self._hold(self._told({"changed": []}, None), self._frame_code, self._held)
+            self._hold(self._told({"changed": []}, None, False), self._frame_code, self._held)
             return None
         kind = "forward" if "forward" in self._graphs else "inference"
         facts = plain_facts(self._facts["metadata"], self._without_gradient, autocast=self._autocast)
@@ -457,7 +462,12 @@ class Recording(Observer, Recorder):
         if kind == "forward" and self._inputs.options:
             raise NoPlan("options of an optimizer, and a backward pass")  # which may ask for their values
         code, kernels, externs, constants = module.sections()
-        plan = {**self._told(facts, asked), "kind": kind, "externs": externs, "constants": constants}
+        plan = {
+            **self._told(facts, asked, self._inputs.any_sizes),
+            "kind": kind,
+            "externs": externs,
+            "constants": constants,
+        }
         sections = {"code": code}
         if self._frame_code:
             sections["frame"] = self._frame_code
@@ -471,9 +481,8 @@ class Recording(Observer, Recorder):
     def _written(self, plan: dict[str, Any], sections: dict[str, bytes]) -> Path:
         return write_plan(self._folder(plan["about"]), plan, self._walk.story, sections)
 
-    def _told(self, facts: dict[str, Any], asked: Any) -> dict[str, Any]:
+    def _told(self, facts: dict[str, Any], asked: Any, any_sizes: bool) -> dict[str, Any]:
         """What decides whether a plan is used, and how its graph is called."""
-        any_sizes = asked is not None and (self._inputs.any_sizes or not self._inputs.attributes)
         return {
             **self._content,
             "facts": facts,
