@@ -408,7 +408,8 @@ def loaded(
         file: where it is.
     """
     if content["kind"] == PYTHON:
-        no_graph = {"run": None, "accepts": lambda: True}
+        # Where its frame calls a graph, it is one that does nothing: Dynamo hands no backend such a graph.
+        no_graph = {"run": lambda inputs: (), "accepts": lambda: True}
         if "code" in sections:  # what is asked of numbers
             no_graph |= {"accepts": load_code(sections["code"], {}, {}, [], folder)["accepts"]}
         return _made(content, no_graph, walk, armed, sections.get("frame", b""), file)
