@@ -10,13 +10,15 @@ import torch
 from torch._dynamo import config, convert_frame
 from torch._dynamo.backends import registry
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.eval_frame import reset_code, skip_code
+from torch._dynamo.eval_frame import skip_code as skip_code
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis, TorchDynamoException as DynamoError
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context
 from torch._dynamo.variables import builder
 from torch._dynamo.variables.tensor import TensorVariable
+
+from fake.seam.eval_frame import reset_code as reset_code
 
 
 def code_that_compiles() -> CodeType | None:

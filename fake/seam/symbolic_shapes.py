@@ -13,9 +13,11 @@ import torch
 import torch._dynamo.output_graph as dynamo_output_graph
 import torch._export.non_strict_utils as export_non_strict
 from torch._dynamo.source import (
+    AttrSource as AttrSource,
     CallMethodItemSource,
     FloatTensorSource,
-    LocalSource,
+    GetItemSource as GetItemSource,
+    LocalSource as LocalSource,
     RandomValueSource,
     TensorProperty,
     TensorPropertySource,

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.side_effects import AttributeMutationNew
-from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.builder import GraphArg, is_dynamic_source
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatefulSymbolicContext, SubclassSymbolicContext
 from torch.utils.weak import TensorWeakRef
@@ -25,6 +24,7 @@ from fake.seam.dispatch import dispatch_keys, enable_python_dispatcher
 from fake.seam.dtensor import is_dtensor, local_of
 from fake.seam.dynamo import GuardBuilder, TensorVariable
 from fake.seam.guards import Guard, TracingContext
+from fake.seam.symbolic_shapes import AttrSource
 
 
 def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:

@@ -17,9 +17,10 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import AttrSource, GetItemSource, LocalSource, OptimizerSource
+from torch._dynamo.source import OptimizerSource
 from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable, SymNodeVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
+from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
 
@@ -27,7 +28,14 @@ from fake.seam.aot_autograd import config as _functorch_config
 from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config
 from fake.seam.guards import TracingContext
 from fake.seam.patches import LEDGER, Edit, Patch, When
-from fake.seam.symbolic_shapes import PythonPrinter, TensorPropertySource, concrete_bounds
+from fake.seam.symbolic_shapes import (
+    AttrSource,
+    GetItemSource,
+    LocalSource,
+    PythonPrinter,
+    TensorPropertySource,
+    concrete_bounds,
+)
 from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
 from fxpasses.plans import _torch
@@ -405,10 +413,11 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str]]:
         value = getattr(item, "value", None)
         before = getattr(value, "__dict__", {})
         for name, after in attributes.items():
-            kept = _constant_of(after)
-            if isinstance(after, SymNodeVariable):
+            # What Dynamo has not calculated yet is left alone: the graph is complete.
+            if isinstance(after, (LazyVariableTracker, SymNodeVariable)):
                 differs = f"{type(value).__qualname__}.{name}"
                 continue
+            kept = _constant_of(after)
             if kept is None:
                 raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
             if name not in before or kept != [type(before[name]), repr(before[name])]:

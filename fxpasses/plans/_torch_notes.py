@@ -82,6 +82,16 @@ _LEFT_OUT = re.compile(
 )
 
 
+def is_put_on_class(cls: type, name: str, value: Any) -> bool:
+    """Whether an attribute of a class is an inherited function that Dynamo has disabled there, when it compiled for the first time in a process."""
+    inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
+    return is_left_out(value) and inherited is not None and _original(value) is _original(inherited)
+
+
+def _original(value: Any) -> Any:
+    return value.__wrapped__ if is_left_out(value) else value
+
+
 def is_left_out(value: Any) -> bool:
     """Whether it is one of the functions of torch that Dynamo disables when it compiles for the first time in a process."""
     return bool(_LEFT_OUT.fullmatch(str(getattr(value, "_torchdynamo_disable_msg", ""))))

@@ -210,6 +210,15 @@ def without_sizes(described: Any) -> Any:
     return tuple(map(without_sizes, described))
 
 
+def without_numbers(described: Any) -> Any:
+    """A description of arguments that leaves open which numbers are among them."""
+    if not isinstance(described, tuple) or described[:1] == ("tensor",):
+        return described
+    if len(described) == 2 and described[0] in ("int", "float"):
+        return described[:1]
+    return tuple(map(without_numbers, described))
+
+
 def argument_difference(saved: Any, now: Any) -> tuple[str, str, str]:
     """The first difference between two descriptions of arguments, as JSON has them: which argument, how it was, how it is."""
     (args, kwargs), (args_now, kwargs_now) = saved, now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import functools
 import inspect
@@ -13,16 +15,17 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import torch
 
 from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
-from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
+from fxpasses.plans.arguments import described_arguments, described_options, without_numbers, without_sizes
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.frames import forget_compiled
 from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf, Without
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
@@ -111,7 +114,7 @@ def compile(
 _TRIES = 32
 """How many calls without any plan it takes until none is looked for any more: what a model is called with seldom changes in kind."""
 _CONTENTS = 4
-"""Of how many contents of the model a plan is looked for with the same arguments, where there was none."""
+"""Of how many contents of the model, or numbers among the arguments, a plan is looked for where there was none, and written."""
 _MOST_KNOWN = 4096
 """Of so many different arguments it is known that there was none."""
 _ARMED = 4
@@ -121,6 +124,7 @@ _LAYERS = 64
 _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
 """What Lightning calls of a module, in place of the module itself."""
 _SHARED = "an argument that shares memory with a model whose tensors are changed"
+_TOO_MANY = "a model, or numbers among its arguments, that are others in each call"
 
 
 class Compiled(Generic[M]):
@@ -163,6 +167,7 @@ class Compiled(Generic[M]):
         self._steps: dict[str, Compiled[Any]] = {}
         self._known: dict[Any, Without] = {}
         self._had_plans: set[Any] = set()
+        self._written = collections.Counter[Any]()
         self._turn = 0
         functools.update_wrapper(self, model, updated=())
         self._own = frozenset(vars(self))  # from here on, other attributes are the model's
@@ -308,27 +313,26 @@ class Compiled(Generic[M]):
         self._calls_without += 1
         if self._calls_without > _TRIES and not self.plan_files and not self._held:
             self._shelf = None
-        if self.functions_between:
-            with self.functions_between.run():
-                return self._compiled(*args, **kwargs)
-        return self._compiled(*args, **kwargs)
+        with self.functions_between.run() if self.functions_between else contextlib.nullcontext():
+            return self._compiled(*args, **kwargs)
 
     def _first(self, now: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call with no plan at hand: look for one, or compile."""
         with self._lock:
-            signature, digest, failed = None, None, None
+            signature, content, failed = None, None, None
             try:
                 tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
-                signature = now, tokens, *map(id, objects)
+                kind = now, without_numbers(tokens), *map(id, objects)
+                signature = kind, tokens
                 if len(self._known) > _MOST_KNOWN:
                     self._known.clear()  # they are looked for again
-                without = self._known.setdefault(signature, Without())
+                without = self._known.setdefault(kind, Without())
                 known = len(without.contents) >= _CONTENTS or without.calls >= _TRIES
                 if not known:
                     without.calls += 1
                     armed = self._arm(objects)
-                    digest = armed.digest
-                    known = digest in without.contents
+                    content = armed.digest, tokens
+                    known = content in without.contents
                 if not known:
                     tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
                     abouts = [
@@ -345,7 +349,7 @@ class Compiled(Generic[M]):
                 failed = NoPlan(f"an error while looking for a plan: {type(error).__name__}")
             if failed is not None:
                 if signature is not None:
-                    without.contents.append(digest)
+                    without.contents.append(content)
                     self._compile_afresh(signature)
                 return self._without(failed, shelf, args, kwargs)
             if known:
@@ -359,10 +363,10 @@ class Compiled(Generic[M]):
                 self._had_plans.add(signature)
                 counters.count("plans_used")
                 return self._of_plan(plan, tensors, args, kwargs)
-            if plan is not None or shelf.target(abouts[0]) is None:
-                without.contents.append(digest)
-                return self._without(NoPlan(_SHARED), shelf, args, kwargs)
-            without.contents.append(digest)
+            without.contents.append(content)
+            refused = _SHARED if plan is not None or shelf.target(abouts[0]) is None else ""
+            if refused or self._written[kind] >= _CONTENTS:
+                return self._without(NoPlan(refused or _TOO_MANY), shelf, args, kwargs)
             self._armed = [one for one in self._armed if one is not armed]
             self._compile_afresh(signature)
             return self._record(signature, tensors, objects, shelf, abouts, args, kwargs)
@@ -373,6 +377,8 @@ class Compiled(Generic[M]):
             self._had_plans.discard(signature)
             self._turn, self._by_torch = self._turn + 1, None
             vars(self).pop("_compiled", None)
+            if not self._is_between:  # what it was compiled to before would count against Dynamo's limit
+                forget_compiled(self.model)
 
     def _arm(self, objects: list[Any]) -> Armed:
         """A walk over the model and these objects, which holds now."""
@@ -420,11 +426,7 @@ class Compiled(Generic[M]):
     ) -> Any:
         from fxpasses.plans.recording import Recording  # imports Dynamo and Inductor, which are needed now
 
-        def folder(about: dict[str, Any]) -> Path:
-            found = shelf.target(about)
-            assert found is not None
-            return found
-
+        folder = cast("Callable[[dict[str, Any]], Path]", shelf.target)  # it has one: that was asked
         known = weakref.ref(self)  # Dynamo's compiled code keeps the recording
 
         def done(path: Path | None, reason: str) -> None:
@@ -458,6 +460,7 @@ class Compiled(Generic[M]):
         if path is not None:
             self.plan_files[path] = None
             self._had_plans.add(signature)
+            self._written[signature[0]] += 1
         if not reason:
             # Later calls are light ones, too; also those of other objects, for which Dynamo had nothing to compile before this was written.
             self._known.clear()

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fake.seam.eval_frame import reset_code
 from fxpasses.plans._torch import call_in_eager
 from fxpasses.plans.between import Functions, Stub, WithCells, without_hook
 from fxpasses.plans.code import named_by
@@ -43,6 +44,15 @@ def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
     if isinstance(called, types.FunctionType):
         return called, ()
     raise NoPlan("a graph break in what is neither a function nor a method")
+
+
+def forget_compiled(model: Any) -> None:
+    """Let go of all that Dynamo has compiled the frame of a model's call to, whoever asked for it. Args: the model."""
+    try:
+        function, _ = function_of(model)
+    except NoPlan:
+        return
+    reset_code(function.__code__)
 
 
 def calls_graph(code: types.CodeType) -> bool:

@@ -324,7 +324,8 @@ class Walk(OpenObjects):
             for name, value in vars(cls).items():
                 if type(value) in kinds.PLAIN and not name.startswith("__"):
                     self._say("attribute", name, repr(value))
-            origins = [(name, origin) for name, value in vars(cls).items() if (origin := origin_of(value))]
+            kept = {k: v for k, v in vars(cls).items() if not _torch_notes.is_put_on_class(cls, k, v)}
+            origins = [(name, origin) for name, value in kept.items() if (origin := origin_of(value))]
             self._say("methods", origins)
             return
         if any(name in vars(cls) for name in kinds.DECIDE_ON_INSTANCES):

@@ -115,8 +115,8 @@ class Watch:
         for reference, kind, attributes in self._references:
             if type(value := reference()) is not kind or value.__dict__ is not attributes:
                 return False
-        held = None if self._fast is None else self._fast.holds()
-        if held is None:
+        if self._fast is None or not self._fast.holds():
+            # Or a class has another version, and is what it was: Dynamo marks classes of modules when it compiles.
             fast = native.watched(
                 self._dictionaries, self._contents, self._lists, self._items, self._classes, self._objects, self._kinds,
                 self._owners, self._names, self._values, self._modules, self._keys, self._entries, _GONE,
@@ -125,7 +125,7 @@ class Watch:
                 return False
             self._fast = fast  # versions that were taken before everything was found as it was
             return True
-        return held and all(_same(values, was) for values, was in self._others)
+        return all(_same(values, was) for values, was in self._others)
 
     def _looked_at(self) -> bool:
         return (
