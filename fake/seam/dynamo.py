@@ -16,6 +16,7 @@ from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context
 from torch._dynamo.variables import builder
+from torch._dynamo.variables.lazy import LazyVariableTracker as LazyVariableTracker
 from torch._dynamo.variables.tensor import TensorVariable
 
 from fake.seam.eval_frame import reset_code as reset_code

@@ -27,7 +27,6 @@ from torch._dynamo.types import GuardedCode, wrap_guarded_code
 from torch._dynamo.utils import orig_code_map, set_example_value
 from torch._dynamo.variables import base as variable_bases, builtin, lazy, object_protocol
 from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import TupleVariable
 from torch._dynamo.variables.nn_module import (
     UnspecializedBuiltinNNModuleVariable,
@@ -44,7 +43,14 @@ from fake.seam.dispatch import (
     get_dynamic_layer_stack_depth,
     is_functorch_wrapped_tensor,
 )
-from fake.seam.dynamo import GuardBuilder, TensorVariable, builder as variable_builder, config, convert_frame
+from fake.seam.dynamo import (
+    GuardBuilder,
+    LazyVariableTracker,
+    TensorVariable,
+    builder as variable_builder,
+    config,
+    convert_frame,
+)
 from fake.seam.guards import Guard
 from fake.seam.library import is_opaque_constant_type
 from fake.seam.patches import LEDGER, SUPPORTED_VERSIONS, Patch, ThreadPatch, When

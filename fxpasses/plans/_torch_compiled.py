@@ -20,12 +20,11 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import OptimizerSource
 from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable, SymNodeVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
-from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
 
 from fake.seam.aot_autograd import config as _functorch_config
-from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config
+from fake.seam.dynamo import InstructionTranslator, LazyVariableTracker, config as _dynamo_config
 from fake.seam.guards import TracingContext
 from fake.seam.patches import LEDGER, Edit, Patch, When
 from fake.seam.symbolic_shapes import (
