@@ -49,6 +49,7 @@ class Meta(type):
     unit = 1.0
 class Level(enum.Enum):
     LOW = 1
+Level.LOW.factor = 1.0
 class Slots:
     __slots__ = ("first", "second")
 class Kind(abc.ABC):
@@ -69,6 +70,7 @@ class Block(nn.Module):
     def forward(self, x):
         y = F.silu(self.lin(x)) ** self.power + self.config.eps * self.config.sizes[0] + self.made(x)
         y = y * next(iter(self.config.order.values())) * type(self.config).unit if "sin" in self.config.names else x
+        y = y * self.config.level.factor * self.config.held["k"]
         return helpers.shifted(helpers.twice(y)) * helpers.SCALE + helpers.TABLE["shift"] + BIAS
 
 class Model(nn.Module):

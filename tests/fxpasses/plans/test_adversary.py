@@ -9,7 +9,11 @@ from tests import children
 
 PROGRAM = Path(__file__).with_name("adversary.py")
 
-HARMLESS = {"nothing", "other values of weights", "other memory of weights", "a hook on a parameter"}
+HARMLESS = {
+    "nothing", "other values of weights", "other memory of weights", "a hook on a parameter",
+    # The code that is traced does not name them.
+    "a class registered with an abstract one", "a variable of the context", "more that is set back", "a slot that was empty",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
