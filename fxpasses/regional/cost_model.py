@@ -108,6 +108,7 @@ class CostModel:
         fewest: the fewest copies that are worth a region.
         fewest_fused: the same for a subgraph without a kernel of its own: pointwise work and reductions, which Inductor fuses with what is around, and each call of a
             region takes longer than what it computes.
+        fuses_beside: whether the compiler computes such subgraphs in one kernel where none needs another's results, as the updates of an optimizer's parameters.
         least_saved: the fewest seconds that are worth a region.
         least_share: the least part of the compile time of a graph that its regions together have to save: each is a wall through it.
     """
@@ -121,15 +122,16 @@ class CostModel:
     steps: int = 1000
     fewest: int = 4
     fewest_fused: int = 64
+    fuses_beside: bool = True
     least_saved: float = 0.75
     least_share: float = 0.2
 
     @classmethod
     def for_compiler(cls, compiler: str) -> CostModel:
         """The constants for Inductor, or for graphs that run operator by operator (tracing is all that is saved)."""
-        return (
-            cls() if compiler == "inductor" else cls(seconds_per_node=0.012, fewest_fused=4, least_saved=0.3)
-        )
+        if compiler == "inductor":
+            return cls()
+        return cls(seconds_per_node=0.012, fewest_fused=4, fuses_beside=False, least_saved=0.3)
 
     def weight(self, node: fx.Node) -> float:
         """A node's share of compile time, in computing nodes."""
@@ -183,18 +185,25 @@ class CostModel:
             return ""
         return f"all regions save {saved:.1f} of {whole:.1f} s of compile time: worth it from {self.least_share:.0%}"
 
-    def verdict(self, estimate: Estimate, copies: int, fused: bool = False) -> str:
+    def verdict(
+        self, estimate: Estimate, copies: int, fused: bool = False, *, independent: bool = False
+    ) -> str:
         """Why the region is not worth it, or "".
 
         Args:
             estimate: what it would save and cost.
             copies: how often it occurs.
             fused: whether it has no kernel of its own (see :func:`is_fused`).
+            independent: whether no copy needs another's results.
         """
         if copies < self.fewest:
             return f"{copies} copies: worth it from {self.fewest}"
         if fused and copies < self.fewest_fused:
             return f"{copies} copies without a matmul or the like: worth it from {self.fewest_fused}"
+        if fused and independent and self.fuses_beside:
+            return (
+                f"{copies} copies without a matmul or the like, beside each other: one kernel computes them"
+            )
         if estimate.saved_seconds <= 0:
             return "compiling it once and tracing its calls takes as long as compiling all copies"
         if estimate.saved_seconds < self.least_saved:

@@ -190,10 +190,25 @@ class _Searcher:
         reason = ""
         if self.choice == "auto":
             fused = is_fused(self.facts.calls[first.start : first.stop])
-            reason = self.cost.verdict(estimate, len(subgraphs), fused)
+            independent = fused and self._are_independent(subgraphs)
+            reason = self.cost.verdict(estimate, len(subgraphs), fused, independent=independent)
         elif self.choice == "always" and computing < 2:
             reason = "less than two operations that compute anything"
         return IsomorphicSubgraphs(subgraphs, estimate, reason, [self._module(w) for w in subgraphs])
+
+    def _are_independent(self, subgraphs: Sequence[Subgraph]) -> bool:
+        """Whether no subgraph needs the results of others, but for those of one next to it: where their boundary is moved, each begins in the one before."""
+        calls = self.facts.calls
+        owners = {call: i for i, one in enumerate(subgraphs) for call in calls[one.start : one.stop]}
+        needed: dict[fx.Node, set[int]] = {}
+        for call in calls:
+            found = set[int]().union(*(needed.get(one, ()) for one in call.all_input_nodes))
+            if call in owners:
+                found.add(owners[call])
+                if len(found) > 2:
+                    return False
+            needed[call] = found
+        return True
 
     def _by_tokens(self, subgraphs: Iterable[Subgraph]) -> list[_Candidate]:
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)

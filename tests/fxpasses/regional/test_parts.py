@@ -327,6 +327,31 @@ def test_pointwise_work_alone_is_left_to_fusion():
     assert _searched(Normed(9), fewest_fused=4, least_saved=0.1).taken
 
 
+class Pointwise(nn.Module):
+    """The same few operations many times: each on the result of the one before, or each on a parameter of its own."""
+
+    def __init__(self, chained):
+        super().__init__()
+        self.weights, self.chained = nn.ParameterList(torch.ones(8) for _ in range(70)), chained
+
+    def forward(self, x):
+        found, value = [], x
+        for weight in self.weights:
+            before = value if self.chained else weight
+            value = (
+                (before * 0.9 + weight.square() * 0.1).sqrt() + 1e-8
+            ).reciprocal() * weight.sin() - weight
+            found.append(value)
+        return found if not self.chained else value
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_updates_of_many_parameters_are_one_kernel(chained):
+    found = _searched(Pointwise(chained))
+    assert bool(found.taken) is chained
+    assert ("beside each other: one kernel computes them" in str(found)) is not chained
+
+
 def test_regions_that_save_little_of_a_graph_are_left():
     model = Stack([Block() for _ in range(6)])
     assert _searched(model).taken
