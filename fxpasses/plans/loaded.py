@@ -155,6 +155,8 @@ class Plan(_Checked):
         if not self._changes:
             return True
         given = [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]
+        if not given:
+            return True
         return self._storages.isdisjoint(given) and not set(given).intersection(self._gradients.memory())
 
     def graph(self, *inputs: Any) -> Sequence[Any]:
