@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.facts import Facts, WeakReference
 from fxpasses.plans.named_attributes import EVERYTHING, Names, number_now
 from fxpasses.plans.references import reference_to
+from fxpasses.plans.said_facts import Facts, WeakReference
 from fxpasses.plans.watched_state import Watch
 
 
