@@ -116,7 +116,8 @@ _OWN = ("fxpasses", "fake", "compiled_autograd")
 def guarded_places(numbers: Collection[str]) -> list[str]:
     """Where in the arguments and globals of the frame that Dynamo is tracing there is something that it relies on.
 
-    Args: where it relies on no more than that there is an integer.
+    Args:
+        numbers: places on which it relies for no more than that there is an integer.
     """
     places = [
         (text_of_source(guard.originating_source), guard.create_fn_name())
@@ -141,8 +142,9 @@ def _value_of(source: Any, output: OutputGraph) -> Any:
     if type(source) is LocalSource:
         return output.local_scope.get(source.local_name)
     if type(source) is GetItemSource:
-        base = _value_of(source.base, output)
-        return base[source.index] if type(base) in (tuple, list) else None
+        base, index = _value_of(source.base, output), source.index
+        held = type(base) in (tuple, list) and type(index) is int and 0 <= index < len(base)
+        return base[index] if held else None
     if type(source) is not AttrSource:
         return None
     return getattr(_value_of(source.base, output), "__dict__", {}).get(source.member)

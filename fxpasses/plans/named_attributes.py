@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
-import os
 import re
-import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,9 +19,8 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, codes_inside, global_names, strings_of
 from fxpasses.plans.kinds import HEAP_TYPE
-from fxpasses.plans.origin import is_of_torch
+from fxpasses.plans.origin import is_of_python, is_of_torch
 
-_OF_PYTHON = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 _WITHOUT_ATTRIBUTES = ("abc", "typing", "typing_extensions")
 """Modules whose classes put no attributes on their instances, but for ``__orig_class__``, which no code reads without naming it."""
 _NAMED_BY_ARGUMENT = frozenset({"getattr", "hasattr", "setattr", "delattr"})
@@ -128,7 +125,7 @@ def names_read(
         return EVERYTHING
     found = {*asked}
     for code in codes:
-        if is_of_torch(code) and not os.path.realpath(code.co_filename).startswith(_OF_PYTHON):
+        if is_of_torch(code) and not is_of_python(code):
             continue
         if _may_read_any(code):
             return EVERYTHING

@@ -67,4 +67,10 @@ def is_of_torch(code: types.CodeType) -> bool:
     file = os.path.realpath(code.co_filename)
     if file.startswith((OF_TORCH, *_OURS)):
         return True
+    return is_of_python(code)
+
+
+def is_of_python(code: types.CodeType) -> bool:
+    """Whether code is that of Python's own modules; what is installed beside them is not."""
+    file = os.path.realpath(code.co_filename)
     return file.startswith(_OF_PYTHON) and "site-packages" not in file.removeprefix(_OF_PYTHON)
