@@ -2,12 +2,14 @@
    Versions stand for content: a class gets a new one with every change of it or of a base, up to Python 3.11 a dictionary with each of
    its own. Later Pythons tell of changes of dictionaries instead. */
 #include <Python.h>
+#include <structmember.h>
 
 #if PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
 #error "not tried with this Python"
 #endif
 extern PyTypeObject fxpasses_tensors, fxpasses_arguments; /* of calls.c */
 extern PyObject *fxpasses_unchanged(PyObject *, PyObject *const *, Py_ssize_t);
+#define AHEAD 16 /* what is looked at next is fetched: kernels have used the processor's caches since the last call */
 #define IS_TOLD (PY_VERSION_HEX >= 0x030C0000)
 
 typedef struct {
@@ -117,7 +119,7 @@ static int watch_dicts(Watched *self, PyObject *contents)
 static int same_dicts(Watched *self)
 {
     for (Py_ssize_t i = 0; i < self->n_dicts; i++) {
-        if (i + 16 < self->n_dicts) __builtin_prefetch(&VERSION(self->dicts[i + 16])); /* kernels have used the processor's caches since */
+        if (i + AHEAD < self->n_dicts) __builtin_prefetch(&VERSION(self->dicts[i + AHEAD]));
         if (VERSION(self->dicts[i]) != self->versions[i]) return 0;
     }
     return 1;
@@ -172,6 +174,15 @@ static int same_attribute(PyObject *owner, PyObject *name, PyObject *was)
     return same;
 }
 
+/* The place of what `__slots__` names. */
+static PyObject **slot_of(PyObject *owner, PyObject *name)
+{
+    PyObject *found = _PyType_Lookup(Py_TYPE(owner), name);
+    if (found == NULL || !Py_IS_TYPE(found, &PyMemberDescr_Type)) return NULL;
+    PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
+    return member->type == T_OBJECT_EX ? (PyObject **)((char *)owner + member->offset) : NULL;
+}
+
 /* The place of an attribute in its object, or NULL where it has to be asked for. */
 static PyObject **field_of(PyObject *owner, PyObject *name)
 {
@@ -181,7 +192,7 @@ static PyObject **field_of(PyObject *owner, PyObject *name)
         if (PyUnicode_CompareWithASCIIString(name, "__name__") == 0) return &((PyHeapTypeObject *)owner)->ht_name;
         if (PyUnicode_CompareWithASCIIString(name, "__qualname__") == 0) return &((PyHeapTypeObject *)owner)->ht_qualname;
     }
-    if (!PyFunction_Check(owner)) return NULL;
+    if (!PyFunction_Check(owner)) return slot_of(owner, name);
     PyFunctionObject *function = (PyFunctionObject *)owner;
     if (PyUnicode_CompareWithASCIIString(name, "__code__") == 0) return &function->func_code;
     if (PyUnicode_CompareWithASCIIString(name, "__defaults__") == 0) return &function->func_defaults;
@@ -203,8 +214,10 @@ static PyObject *holds(Watched *self, PyObject *Py_UNUSED(ignored))
     int same = same_dicts(self);
     if (same < 0) Py_RETURN_NONE;
     if (!same) Py_RETURN_FALSE;
-    for (Py_ssize_t i = 0; i < self->n_objects; i++)
+    for (Py_ssize_t i = 0; i < self->n_objects; i++) {
+        if (i + AHEAD < self->n_objects) __builtin_prefetch(&self->objects[i + AHEAD]->ob_type);
         if (Py_TYPE(self->objects[i]) != self->kinds[i]) Py_RETURN_FALSE;
+    }
     for (Py_ssize_t i = 0; i < self->n_classes; i++) {
         if (self->classes[i]->tp_version_tag != self->tags[i]) Py_RETURN_FALSE;
 #if IS_TOLD
@@ -229,6 +242,7 @@ static PyObject *holds(Watched *self, PyObject *Py_UNUSED(ignored))
 #endif
     }
     for (Py_ssize_t i = 0; i < self->n_attributes; i++) {
+        if (i + AHEAD < self->n_attributes) __builtin_prefetch(self->fields[i + AHEAD]);
         if (self->fields[i] != NULL) {
             if (*self->fields[i] != self->contents[i]) Py_RETURN_FALSE;
             continue;
