@@ -22,6 +22,16 @@ from torch._dynamo.variables.tensor import TensorVariable
 from fake.seam.eval_frame import reset_code as reset_code
 
 
+def has_seen_frames() -> bool:
+    """Whether Dynamo has looked at any code since it was reset: then some may have compiled code."""
+    return bool(convert_frame.input_codes.seen)
+
+
+def codes_seen() -> list[CodeType]:
+    """The code objects that Dynamo has looked at."""
+    return [code for reference in convert_frame.input_codes.seen if (code := reference()) is not None]
+
+
 def code_that_compiles() -> CodeType | None:
     """The code of the frame that Dynamo compiles in this thread; None outside of a compilation."""
     try:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import CodeType
 
 import torch
 from torch._dynamo import trace_rules
 
 from fake.seam.patches import LEDGER, Edit, When
+
+
+def is_skipped(code: CodeType) -> bool:
+    """Whether Dynamo leaves frames of this code alone. Args: of a function that is not inlined."""
+    return trace_rules.check(code)
 
 
 def _unfit() -> str:

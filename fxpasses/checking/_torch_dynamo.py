@@ -14,7 +14,7 @@ import torch
 from torch._dynamo import pgo
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from fake.seam.dynamo import convert_frame, reset_code
+from fake.seam.dynamo import codes_seen, convert_frame, reset_code
 from fake.seam.patches import LEDGER, Setting, When
 
 _APART = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -44,7 +44,7 @@ def compile_apart(
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
     """Forget at the end what Dynamo compiled inside, and the sizes that it met; what it knew before stays, and what other threads compile meanwhile."""
-    known = {id(code) for code in _codes() if _debug_get_cache_entry_list(code)}
+    known = {id(code) for code in codes_seen() if _debug_get_cache_entry_list(code)}
     own, compiled = threading.get_ident(), list[CodeType]()
 
     def hook(code: CodeType, new_code: CodeType) -> None:
@@ -59,11 +59,6 @@ def nothing_left_behind() -> Iterator[None]:
             handle.remove()
             for code in compiled:
                 reset_code(code)
-
-
-def _codes() -> list[CodeType]:
-    """The code objects that Dynamo has looked at."""
-    return [code for reference in convert_frame.input_codes.seen if (code := reference()) is not None]
 
 
 _FRESH_SIZES = LEDGER.add(

@@ -50,6 +50,10 @@ def call_in_eager(model: Any) -> Callable[..., Any]:
     return model  # type: ignore[no-any-return]
 
 
+storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+"""Where the memory of a tensor begins. Unlike ``data_ptr``, it does not take the tensor for one that is written to."""
+
+
 ABOUT_HARDWARE = tuple(
     getattr(torch.cuda, name) for name in ("is_available", "is_initialized", "device_count", "current_device")
 )

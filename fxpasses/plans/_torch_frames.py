@@ -15,6 +15,9 @@ set_hook = _eval.set_eval_frame
 there (None), or a callback, such as Dynamo's own."""
 
 
+_SKIP = _eval.FrameExecStrategy(_eval.FrameAction.SKIP, _eval.FrameAction.DEFAULT)
+
+
 class _AsItIs:
     """The answer of a callback that compiles nothing, neither this frame nor those that it calls."""
 
@@ -23,8 +26,18 @@ class _AsItIs:
     apply_to_code = False
 
 
+class _NeverAgain:
+    """The answer for code that Dynamo, too, would leave alone from now on."""
+
+    guarded_code = None
+    frame_exec_strategy = _SKIP
+    apply_to_code = True
+
+
 def _as_it_is(frame: Any, entry: Any, state: Any) -> Any:
-    return _AsItIs
+    from fake.seam.skipped_frames import is_skipped  # (imports Dynamo, which is there by now)
+
+    return _NeverAgain if is_skipped(frame.f_code) else _AsItIs
 
 
 def entries_only() -> Any:
@@ -32,12 +45,13 @@ def entries_only() -> Any:
 
     ``False`` does that, and takes nanoseconds a frame, where a callback takes microseconds. But it lets frames run as well what other calls of
     ``torch.compile`` have made of their code, by whichever backend; what a callback may run is of its own backend, and none of Dynamo's is. So
-    ``False`` is for processes without Dynamo.
+    ``False`` is for processes in which Dynamo has compiled nothing: any of torch's optimizers imports it.
     """
-    return _as_it_is if "torch._dynamo" in sys.modules else False
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return False
+    from fake.seam.dynamo import has_seen_frames  # (imports Dynamo)
 
-
-_SKIP = _eval.FrameExecStrategy(_eval.FrameAction.SKIP, _eval.FrameAction.DEFAULT)
+    return _as_it_is if has_seen_frames() else False
 
 
 def never_traced(function: Callable[..., Any]) -> Callable[..., Any]:

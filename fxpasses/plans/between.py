@@ -16,7 +16,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -270,15 +270,34 @@ class Functions:
         finally:
             _running.functions, _running.around = before
 
-    @contextmanager
-    def enter(self, stubs: Sequence[Stub]) -> Iterator[None]:
-        """Within, frames of these functions enter their stubs, in code that is called without Dynamo."""
+    def call(
+        self,
+        stubs: Sequence[Stub],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Call a function without Dynamo; in it, frames of these functions enter their stubs.
+
+        Each frame that runs under the hook may cost 30 microseconds, so none is from here.
+
+        Args:
+            stubs: of functions that it calls.
+            function: what is called.
+            args: its arguments.
+            kwargs: those given by name.
+
+        Returns: what it returns.
+
+        Raises:
+            Exception: what it raises.
+        """
         for stub in stubs:
             let_enter(stub.code, stub.instead)
         with self.run():
             hook = set_hook(entries_only())
             try:
-                yield
+                return function(*args, **kwargs)
             finally:
                 set_hook(hook)
 

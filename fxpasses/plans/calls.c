@@ -15,6 +15,13 @@ static int as_layout(PyObject *numbers, Layout *at)
     return PyArg_ParseTuple(numbers, "nnnnnnn", &at->object, &at->first, &at->last, &at->meta, &at->storage, &at->history, &at->gradient);
 }
 
+/* Where its memory is: none of a tensor without a storage. */
+static uint64_t address_of(const void *implementation, const Layout *at)
+{
+    uint64_t storage = WORD(implementation, at->first);
+    return storage == 0 ? 0 : WORD(storage, at->storage);
+}
+
 /* Tensors, and the words of memory as they were. */
 typedef struct {
     PyObject_HEAD
@@ -40,6 +47,7 @@ static PyObject *tensors_hold(Tensors *self, PyObject *Py_UNUSED(ignored))
         }
         const void *now = IMPLEMENTATION(tensor, at), *meta = (const void *)WORD(now, at.meta);
         if (Py_TYPE(tensor) != self->kinds[i] || memcmp((const uint64_t *)now + at.first, seen, length) != 0) Py_RETURN_FALSE;
+        if (address_of(now, &at) != seen[self->n_words - 3]) Py_RETURN_FALSE;
         if (meta != NULL && (WORD(meta, at.history) != seen[self->n_words - 2] || WORD(meta, at.gradient) != seen[self->n_words - 1])) Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;
@@ -56,7 +64,7 @@ static PyObject *make_tensors(PyTypeObject *type, PyObject *args, PyObject *Py_U
     self->kept = Py_NewRef(tensors);
     self->at = at;
     self->n = PyTuple_GET_SIZE(tensors);
-    self->n_words = at.last - at.first + 2;
+    self->n_words = at.last - at.first + 3;
     self->kinds = PyMem_New(PyTypeObject *, self->n + 1);
     self->seen = PyMem_New(uint64_t, self->n * self->n_words + 1);
     if (!self->kinds || !self->seen) { Py_DECREF(self); return PyErr_NoMemory(); }
@@ -65,6 +73,7 @@ static PyObject *make_tensors(PyTypeObject *type, PyObject *args, PyObject *Py_U
         const void *now = IMPLEMENTATION(PyTuple_GET_ITEM(tensors, i), at), *meta = (const void *)WORD(now, at.meta);
         self->kinds[i] = Py_TYPE(PyTuple_GET_ITEM(tensors, i));
         memcpy(seen, (const uint64_t *)now + at.first, (at.last - at.first) * sizeof *seen);
+        seen[self->n_words - 3] = address_of(now, &at);
         seen[self->n_words - 2] = meta == NULL ? 0 : WORD(meta, at.history);
         seen[self->n_words - 1] = meta == NULL ? 0 : WORD(meta, at.gradient);
     }
@@ -108,7 +117,7 @@ typedef struct {
     unsigned char *is_tensor;
     PyTypeObject **kinds;
     PyObject **model; /* sorted */
-    uint64_t *seen;
+    uint64_t *seen, *memory; /* of the last call */
 } Arguments;
 
 static int by_place(const void *a, const void *b)
@@ -139,9 +148,10 @@ static int is_same_tensor(Arguments *self, PyObject *tensor, Py_ssize_t position
     return bsearch(&tensor, self->model, self->n_model, sizeof tensor, by_place) == NULL;
 }
 
-static uint64_t memory_of(PyObject *tensor, const Layout *at)
+static int by_number(const void *a, const void *b)
 {
-    return WORD(WORD(IMPLEMENTATION(tensor, *at), at->first), at->storage);
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return (left > right) - (left < right);
 }
 
 /* The tensors among (args, kwargs), in a list, or None where it is not certain that all is as it was. */
@@ -160,10 +170,12 @@ static PyObject *tensors_of(Arguments *self, PyObject *const *given, Py_ssize_t 
             continue;
         }
         if (!is_same_tensor(self, value, i)) goto unsure;
-        for (Py_ssize_t j = 0; j < tensors; j++)
-            if (memory_of(PyList_GET_ITEM(found, j), &self->at) == memory_of(value, &self->at)) goto unsure;
+        self->memory[tensors] = address_of(IMPLEMENTATION(value, self->at), &self->at);
         PyList_SET_ITEM(found, tensors++, Py_NewRef(value));
     }
+    qsort(self->memory, tensors, sizeof *self->memory, by_number);
+    for (Py_ssize_t i = 1; i < tensors; i++)
+        if (self->memory[i] == self->memory[i - 1]) goto unsure;
     return found;
 unsure:
     Py_DECREF(found);
@@ -198,7 +210,8 @@ static PyObject *make_arguments(PyTypeObject *type, PyObject *args, PyObject *Py
     self->places = PyMem_New(PyObject *, count + 1);
     self->seen = PyMem_New(uint64_t, count * self->words + 1);
     self->model = PyMem_New(PyObject *, self->n_model + 1);
-    if (!self->is_tensor || !self->kinds || !self->places || !self->seen || !self->model) { Py_DECREF(self); return PyErr_NoMemory(); }
+    self->memory = PyMem_New(uint64_t, count + 1);
+    if (!self->memory || !self->is_tensor || !self->kinds || !self->places || !self->seen || !self->model) { Py_DECREF(self); return PyErr_NoMemory(); }
     for (Py_ssize_t i = 0; i < self->n_model; i++) self->model[i] = PyTuple_GET_ITEM(model, i);
     qsort(self->model, self->n_model, sizeof *self->model, by_place);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -220,7 +233,7 @@ static PyObject *make_arguments(PyTypeObject *type, PyObject *args, PyObject *Py
 
 static void end_arguments(Arguments *self)
 {
-    void *made[] = {self->is_tensor, self->kinds, self->places, self->model, self->seen};
+    void *made[] = {self->is_tensor, self->kinds, self->places, self->model, self->seen, self->memory};
     PyObject_GC_UnTrack(self);
     for (size_t i = 0; i < sizeof made / sizeof *made; i++) PyMem_Free(made[i]);
     Py_CLEAR(self->names); Py_CLEAR(self->values); Py_CLEAR(self->owner);

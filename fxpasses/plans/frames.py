@@ -213,8 +213,7 @@ def in_python(model: Any, functions: Functions, stubs: Sequence[Stub]) -> Functi
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with functions.enter(stubs):
-            return call_in_eager(model)(*args, **kwargs)
+        return functions.call(stubs, call_in_eager(model), args, kwargs)
 
     return run
 
@@ -291,7 +290,6 @@ def frame_of(
         return lambda *args, **kwargs: frame(*first, *args, **kwargs)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with functions.enter(stubs):
-            return frame(*first, *args, **kwargs)
+        return functions.call(stubs, frame, (*first, *args), kwargs)
 
     return run

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from fxpasses.plans import _torch, _torch_notes
+from fxpasses.plans.arguments import SameArguments
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.tensor_facts import is_leaf, tensor_facts
+
+_memory_of, _offset = _torch.storage_address, torch.Tensor.storage_offset
 
 Facts = list[list[Any]]
 """For each tensor that may have a gradient its place, and the facts of the gradient or None."""
@@ -32,14 +35,10 @@ def facts_of_gradients(tensors: Sequence[torch.Tensor]) -> Facts:
         if id(gradient) in known or _torch_notes.marks_of(gradient) != ():
             raise NoPlan("a gradient that is something else, too")
         known.add(id(gradient))
+        facts = tensor_facts(gradient)
         shared = storages.setdefault(_memory_of(gradient), len(tensors) + i) if gradient.numel() else -1
-        facts = (shared, *tensor_facts(gradient))
-        found.append([i, [list(fact) if isinstance(fact, tuple) else fact for fact in facts]])
+        found.append([i, [list(fact) if isinstance(fact, tuple) else fact for fact in (shared, *facts)]])
     return found
-
-
-def _memory_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def have_none(tensors: Sequence[torch.Tensor]) -> bool:
@@ -60,9 +59,14 @@ class Gradients:
         self._others = frozenset(map(id, tensors))
         self._with = [tensors[i] for i, told in facts if told is not None]
         self._without = [tensors[i] for i, told in facts if told is None]
-        now: list[Any] = [owner.grad for owner in self._with]
-        self._kept = [(value.storage_offset(), is_leaf(value)) for value in now]
+        now = self._now()
+        self._offsets = list(map(_offset, now))
+        self._places_of_leaves = [(i, is_leaf(value)) for i, value in enumerate(now) if value.requires_grad]
         self._guards = _torch.tensor_guards(now) if now else None
+        self._are_empty = any(not value.numel() for value in now)
+        self._same: SameArguments | None = None
+        if now and SameArguments.can_compare(tuple(now), {}, now, ()):
+            self._same = SameArguments(tuple(now), {}, now, (), tensors)
 
     def __getitem__(self, place: int) -> torch.Tensor | None:
         return self._owners[place].grad
@@ -73,15 +77,22 @@ class Gradients:
             return False
         if self._guards is None:
             return True
-        now: list[Any] = [owner.grad for owner in self._with]
-        if any(value is None for value in now) or not self._guards.check(*now):
-            return False  # the guards also ask that they are different ones
-        return self._others.isdisjoint(map(id, now)) and all(
-            value.storage_offset() == offset and is_leaf(value) is leaf and _torch_notes.marks_of(value) == ()
-            for value, (offset, leaf) in zip(now, self._kept, strict=True)
+        now = self._now()
+        if self._same is not None:
+            return self._same.tensors(tuple(now), {}) is not None
+        if not self._guards.check(*now):
+            return False  # one is gone, or another kind of tensor, or the same as another
+        return (
+            self._others.isdisjoint(map(id, now))
+            and list(map(_offset, now)) == self._offsets
+            and all(is_leaf(now[i]) is leaf for i, leaf in self._places_of_leaves)
+            and all(_torch_notes.marks_of(value) == () for value in now if value.__dict__)
         )
 
     def memory(self) -> list[int]:
         """Where their memory is."""
-        now: list[Any] = [owner.grad for owner in self._with]
-        return [_memory_of(value) for value in now if value.numel()]
+        now = self._now()
+        return list(map(_memory_of, filter(torch.Tensor.numel, now) if self._are_empty else now))
+
+    def _now(self) -> list[Any]:
+        return [owner.grad for owner in self._with]

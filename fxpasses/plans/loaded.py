@@ -29,7 +29,7 @@ from fxpasses.plans.references import reference_to
 from fxpasses.plans.replaced import are_named_still, watch_names
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of, load_code, load_library
-from fxpasses.plans.same_tensors import SameTensors
+from fxpasses.plans.same_tensors import SamePlaces, SameTensors
 from fxpasses.plans.walk import Walk
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Plan(_Checked):
         self.is_tuned = bool(content.get("files"))
         self._changes = bool(content["facts"]["changed"])
         self._own = [value for value in self._inputs if value is not None] if self._changes else []
-        self._pointers = [value.data_ptr() for value in self._own]
+        self._own_places = SamePlaces(self._own)
         self._storages = {value.untyped_storage().data_ptr() for value in self._own if value.numel()}
 
     @property
@@ -119,9 +119,7 @@ class Plan(_Checked):
             return True
         memory = self._gradients.memory()
         return (
-            [value.data_ptr() for value in self._own] == self._pointers
-            and self._storages.isdisjoint(memory)
-            and len(set(memory)) == len(memory)
+            self._own_places.hold() and self._storages.isdisjoint(memory) and len(set(memory)) == len(memory)
         )
 
     def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:

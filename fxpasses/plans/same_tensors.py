@@ -16,6 +16,8 @@ import torch
 from fxpasses.plans import _torch, native
 from fxpasses.plans.held_views import HeldViews
 
+_pointer = torch.Tensor.data_ptr
+
 log = logging.getLogger(__name__)
 
 
@@ -50,6 +52,26 @@ class SameTensors:
         if not self._guards.check(*self._tensors):
             return False
         self._memory = memory  # which was taken before the guards held
+        return True
+
+
+class SamePlaces:
+    """Asks whether the memory of these tensors is where it was. Args: tensors with strides."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tuple(tensors)
+        self._pointers = list(map(_pointer, tensors))
+        self._memory: Any = None
+
+    def hold(self) -> bool:
+        """Whether it is."""
+        if self._memory is not None and self._memory.holds():
+            return True
+        library = compares_memory()
+        memory = None if library is None else library.Tensors(self._tensors, _torch.TENSOR_LAYOUT)
+        if list(map(_pointer, self._tensors)) != self._pointers:
+            return False
+        self._memory = memory  # which was taken before they were asked
         return True
 
 

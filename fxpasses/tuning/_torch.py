@@ -11,6 +11,8 @@ from torch import Tensor
 from torch._dynamo import OptimizedModule
 from torch.autograd.profiler import profile
 
+from fxpasses.plans._torch import storage_address
+
 
 def is_compiled(model: object) -> bool:
     """Whether calling a model calls what ``torch.compile`` made of it, which can be compiled no second time."""
@@ -57,10 +59,6 @@ def peak_bytes(step: Callable[[], object]) -> int:
         now += event.nbytes()
         most = max(most, now)
     return most
-
-
-storage_address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
-"""Where the memory of a tensor begins. Unlike ``data_ptr``, it does not take the tensor for one that is written to."""
 
 
 def element_address(value: Tensor) -> int:

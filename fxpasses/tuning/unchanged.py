@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fxpasses.plans._torch import storage_address
 from fxpasses.tuning import _torch
 
 _compare = ctypes.CDLL(None).memcmp
@@ -55,7 +56,7 @@ class Unchanged:
 
     def _places(self, inputs: Sequence[Any]) -> tuple[list[int], list[Any]]:
         picked = [inputs[i] for i in self._watched]
-        return list(map(_torch.storage_address, picked)), [value.storage_offset() for value in picked]
+        return list(map(storage_address, picked)), [value.storage_offset() for value in picked]
 
     def _hold_elsewhere(self, inputs: Sequence[Any]) -> bool:
         """The same for tensors of which some were moved: they are compared, and after twice as many calls each time watched again."""

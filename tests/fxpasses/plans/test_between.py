@@ -214,14 +214,15 @@ def test_frames_enter_stubs_only_inside():
     def caller():
         return every(1, 2, 3, 4, d=5, f=6)
 
-    with functions.enter([stub]):
-        kind, made = caller()
-        assert without_hook(caller)()() == made()
+    def without():
+        return caller(), without_hook(caller)()
+
+    (kind, made), alone = functions.call([stub], without, (), {})
+    assert alone() == made()
     assert kind == "planned"
     assert made() == ([3, 3, 5], (4,), 5, {"f": 6})
     assert isinstance(caller(), types.FunctionType)
-    with functions.enter([]):
-        assert caller()[0] == "planned"
+    assert functions.call([], caller, (), {})[0] == "planned"
     assert functions.stubs() == [stub]
 
 

@@ -59,7 +59,7 @@ MOVES = {
     "other memory": (lambda t: setattr(t, "data", t.data * 2), False),
     "another tensor": (lambda t: torch.utils.swap_tensors(t, torch.nn.Parameter(t * 2)), False),
     "memory of another": (lambda t: t.set_(torch.ones(12), 0, (3, 4)), False),
-    "a larger memory": (lambda t: t.untyped_storage().resize_(4800), True),
+    "a larger memory": (lambda t: t.untyped_storage().resize_(4800), False),
 }
 
 

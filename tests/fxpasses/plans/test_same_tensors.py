@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxpasses.plans._torch import SameState
-from fxpasses.plans.same_tensors import SameTensors
+from fxpasses.plans.same_tensors import SamePlaces, SameTensors
 
 
 def _parameter():
@@ -56,6 +56,27 @@ def test_every_change_is_noticed(checks, change, make):
         (CHANGES | HARMLESS)[change](tensors[1])
     for _ in range(2):
         assert same.hold() == (change in HARMLESS)
+
+
+MOVES = {
+    "other memory": _data(torch.clone),
+    "memory of another": lambda t: t.set_(torch.zeros(90), 3, (4, 4)),
+    "a larger memory": lambda t: t.untyped_storage().resize_(48000),
+    "a place in the same memory": lambda t: t.set_(t.untyped_storage(), 4, (2, 4)),
+}
+
+
+@pytest.mark.parametrize("move", [*MOVES, *(name for name in HARMLESS if name not in MOVES)])
+def test_every_move_is_noticed(checks, move):
+    tensors = [_parameter(), _parameter(), torch.empty(0)]
+    places = SamePlaces(tensors)
+    assert places.hold()
+    assert places.hold()
+    assert (places._memory is not None) == (checks == "memory")
+    with torch.no_grad():
+        (HARMLESS | MOVES)[move](tensors[1])
+    for _ in range(2):
+        assert places.hold() == (move not in MOVES)
 
 
 def test_a_history_is_noticed(checks):
