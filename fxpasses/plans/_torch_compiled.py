@@ -18,13 +18,12 @@ from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import OptimizerSource
-from torch._dynamo.variables import ConstantVariable, ConstDictVariable, SetVariable, SymNodeVariable
-from torch._dynamo.variables.base import AttributeMutationExisting
+from torch._dynamo.variables import ConstantVariable, SetVariable
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
 
 from fake.seam.aot_autograd import config as _functorch_config
-from fake.seam.dynamo import InstructionTranslator, LazyVariableTracker, config as _dynamo_config
+from fake.seam.dynamo import InstructionTranslator, config as _dynamo_config
 from fake.seam.guards import TracingContext
 from fake.seam.patches import LEDGER, Edit, Patch, When
 from fake.seam.symbolic_shapes import (
@@ -175,12 +174,13 @@ def is_call_of(model: Any) -> bool:
     """Whether the frame that Dynamo is tracing is the call of a model, and not of something that runs inside of one that it left to Python."""
     called = model.forward if isinstance(model, torch.nn.Module) else model
     for function in (called, called.__call__):  # type: ignore[operator]
-        if getattr(getattr(function, "__func__", function), "__code__", None) is _root():
+        if getattr(getattr(function, "__func__", function), "__code__", None) is root_code():
             return True
-    return _root() is INLINE
+    return root_code() is INLINE
 
 
-def _root() -> types.CodeType:
+def root_code() -> types.CodeType:
+    """The code of the frame that Dynamo is tracing."""
     code: types.CodeType = InstructionTranslator.current_tx().output.root_tx.f_code
     return code
 
@@ -338,7 +338,7 @@ def more_than_its_graph(code: types.CodeType) -> str:
     """Why the code that Dynamo wrote does something besides calling one graph and putting its results together, or "".
 
     Objects among the results are made by ``__new__`` or by tuples' own constructors; that no older one is changed says
-    :func:`changed_objects`.
+    :func:`~fxpasses.plans._torch_effects.changed_objects`.
     """
     calls = expected = graphs = 0
     every = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "COPY")]
@@ -378,71 +378,6 @@ def _makes_tuples(value: Any) -> bool:
     """Whether a constant is a class of tuples, or such a class's ``_make``."""
     owner = getattr(value, "__self__", None) if getattr(value, "__name__", "") == "_make" else value
     return isinstance(owner, type) and issubclass(owner, tuple)
-
-
-def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str]]:
-    """The objects older than the call on which the frame that Dynamo is tracing sets attributes, one that has another value afterwards, or "", and
-    the names of those that have the same one.
-
-    A frame may do with the dictionary of its own ``**kwargs`` what it likes, and with the lists that Dynamo hands it: nobody else has them.
-
-    Args:
-        dictionaries: whether it may change others, too.
-
-    Raises:
-        NoPlan: something else about an object is changed, or to what is no constant.
-    """
-    output = InstructionTranslator.current_tx().output
-    effects, code, found, differs, same = output.side_effects, _root(), [], "", list[str]()
-    named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-    own = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else None
-    objects = {id(value): value for value in effects.keepalive}
-    for number, item in effects.id_to_variable.items():
-        if not type(item.mutation_type).__name__.endswith("Existing") or not effects.is_modified(item):
-            continue
-        if (isinstance(item, ConstDictVariable) and own == _local_of(item.source) is not None) or (
-            _local_of(item.source, inside=True) in _HANDED
-        ):
-            continue
-        if dictionaries and isinstance(item, ConstDictVariable) and isinstance(objects.get(number), dict):
-            found.append(objects[number])
-            differs = "a dictionary"
-            continue
-        attributes = effects.store_attr_mutations.get(item, {})
-        if not attributes or not isinstance(item.mutation_type, AttributeMutationExisting):
-            raise NoPlan("a frame that changes an object", type(item).__name__)
-        value = getattr(item, "value", None)
-        before = getattr(value, "__dict__", {})
-        for name, after in attributes.items():
-            # What Dynamo has not calculated yet is left alone: the graph is complete.
-            if isinstance(after, (LazyVariableTracker, SymNodeVariable)):
-                differs = f"{type(value).__qualname__}.{name}"
-                continue
-            kept = _constant_of(after)
-            if kept is None:
-                raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
-            if name not in before or kept != [type(before[name]), repr(before[name])]:
-                differs = f"{type(value).__qualname__}.{name}"
-            else:
-                same.append(name)
-        found.append(value)
-    return found, differs, same
-
-
-_HANDED = ("__nested_resume_fns", "__nested_frame_values")
-"""The lists of functions and of their locals that Dynamo makes at a graph break for the function that goes on, which takes them apart."""
-
-
-def _local_of(source: Any, *, inside: bool = False) -> str | None:
-    """The local variable that something is, or is in, by where Dynamo found it."""
-    while inside and hasattr(source, "base"):
-        source = source.base
-    return getattr(source, "local_name", None)
-
-
-def _constant_of(item: Any) -> list[Any] | None:
-    """The type and the text of what Dynamo takes for a constant, or None."""
-    return [type(item.value), repr(item.value)] if isinstance(item, ConstantVariable) else None
 
 
 def _option(source: Any, number: Any) -> list[Any] | None:

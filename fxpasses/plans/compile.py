@@ -23,10 +23,12 @@ from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_numbers, without_sizes
+from fxpasses.plans.armed import Armed
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import forget_compiled
-from fxpasses.plans.loaded import Armed, Directory, Held, Plan, Shelf, Without
+from fxpasses.plans.loaded import Directory, Held, Shelf, Without
+from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
 from fxpasses.plans.walk import Walk
@@ -383,7 +385,7 @@ class Compiled(Generic[M]):
     def _arm(self, objects: list[Any]) -> Armed:
         """A walk over the model and these objects, which holds now."""
         known = next((armed for armed in self._armed if armed.is_for(objects)), None)
-        if known is not None and known.holds():
+        if known is not None and known.is_current():
             return known
         is_new = known is None
         self._armed = [armed for armed in self._armed if armed is not known]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import collections
 import dis
+import functools
 import hashlib
 import importlib
 import itertools
@@ -149,6 +150,10 @@ def _without_objects(code: types.CodeType) -> tuple[types.CodeType, dict[int, tu
     for i, constant in enumerate(kept):
         if isinstance(constant, torch.Size):
             kept[i], objects[i] = None, ("size", tuple(constant))
+        elif isinstance(constant, torch.device):
+            kept[i], objects[i] = None, ("device", str(constant))
+        elif isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
+            kept[i], objects[i] = None, ("torch", str(constant).removeprefix("torch."))
         elif isinstance(constant, type) and _is_builtin(constant):
             kept[i], objects[i] = None, ("builtin", constant.__name__)
     return code.replace(co_consts=tuple(kept)), objects
@@ -161,8 +166,16 @@ def _is_builtin(kind: type) -> bool:
 def _with_objects(code: types.CodeType, objects: Mapping[int, tuple[str, Any]]) -> types.CodeType:
     constants = list(code.co_consts)
     for i, (kind, value) in objects.items():
-        constants[i] = torch.Size(value) if kind == "size" else getattr(builtins, value)
+        constants[i] = _OBJECTS[kind](value)
     return code.replace(co_consts=tuple(constants))
+
+
+_OBJECTS: dict[str, Callable[[Any], Any]] = {
+    "size": torch.Size,
+    "device": torch.device,
+    "torch": functools.partial(getattr, torch),
+    "builtin": functools.partial(getattr, builtins),
+}
 
 
 def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
@@ -197,6 +210,9 @@ _STAND_IN = types.SimpleNamespace(
     record_pregraph_bytecode_enter=lambda: None,
     record_pregraph_bytecode_exit=lambda context: None,
     object_setattr_ignore_descriptor=_set_attribute,
+    call_size=torch.Tensor.size,
+    call_stride=torch.Tensor.stride,
+    call_storage_offset=torch.Tensor.storage_offset,
     dict_getitem=dict.__getitem__,
     dict_keys_getitem=_key_of,
 )

@@ -16,11 +16,13 @@ from fxpasses.errors import OptionsError
 from fxpasses.plans._torch import planned_call
 from fxpasses.plans.archive import Archive, read_archive, write_archive
 from fxpasses.plans.arguments import ARGUMENT_FACTS, argument_difference
+from fxpasses.plans.armed import Armed
 from fxpasses.plans.between import stubs_named
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
 from fxpasses.plans.frames import PYTHON
-from fxpasses.plans.loaded import Armed, Plan, loaded
+from fxpasses.plans.loaded import loaded
+from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import read_sections
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from fxpasses.plans import _torch_compiled as _t
+from fxpasses.plans._torch_effects import changed_objects
+from fxpasses.plans.exchanged import Place
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.named_attributes import Names, names_read
 from fxpasses.plans.reads import Read, read_of_operator, read_of_result, reads_of
@@ -27,6 +29,7 @@ class RecordedTrace:
         numbers: the integers of objects that are symbolic: the objects and the names of the attributes, by how guards call them.
         shape_env: the environment of its symbols.
         tensors: those that it was given, by how guards call them.
+        exchanged: the places of tensors in which it puts others: dictionaries and keys.
         reads_gradients: whether it depends on gradients.
     """
 
@@ -39,6 +42,7 @@ class RecordedTrace:
         self.numbers: dict[str, tuple[Any, str]] = {}
         self.shape_env: Any = None
         self.tensors: dict[str, torch.Tensor] = {}
+        self.exchanged: list[Place] = []
         self.reads_gradients = False
         self._not_traced: list[types.CodeType] = []
 
@@ -61,8 +65,9 @@ class RecordedTrace:
         self.codes += codes
         self._not_traced += codes
         self.operators += operators
-        changed, differs, same = _t.changed_objects(dictionaries=dictionaries)
+        changed, differs, same, exchanged = changed_objects(dictionaries=dictionaries)
         self.changed += changed
+        self.exchanged += exchanged
         self.guarded += same
         return differs
 
@@ -81,5 +86,5 @@ class RecordedTrace:
 
     def let_go(self) -> None:
         """Keep no object that was seen."""
-        self.changed, self.guarded, self.numbers = [], [], {}
+        self.changed, self.guarded, self.numbers, self.exchanged = [], [], {}, []
         self.shape_env, self.tensors = None, {}

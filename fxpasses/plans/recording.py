@@ -22,6 +22,7 @@ from fxpasses.plans._torch_facts import plain_facts, runtime_facts
 from fxpasses.plans._torch_optimizers import is_step
 from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.exchanged import numbers_of_exchanged
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
 from fxpasses.plans.gradients import have_none
@@ -300,6 +301,9 @@ class Recording(Observer, Recorder):
         check_methods(trace.codes)
         if not all(map(walk.has_met, trace.changed)):
             raise NoPlan("a frame that changes an object")  # what it was before is not known
+        self._content["exchanged"] = numbers_of_exchanged(
+            trace.exchanged, walk.places, walk.tensors, reads_gradients=gradients
+        )
         if any(name in place for name in walk.hashes for place in trace.guarded):
             raise NoPlan("code that reads the hash of an object")
 

@@ -121,8 +121,10 @@ def _maker(layout: Any, model: Sequence[torch.Tensor]) -> Maker:
         return lambda outputs, arguments, made: arguments[content]
     if kind == "same":
         return lambda outputs, arguments, made: made[content]
-    if kind in _VALUES or kind == "model":
-        value = model[content] if kind == "model" else _VALUES[kind](content)
+    if kind == "model":
+        return lambda outputs, arguments, made: model[content]  # another one where it was exchanged
+    if kind in _VALUES:
+        value = _VALUES[kind](content)
         return lambda outputs, arguments, made: value
     return _container(_BASES[kind], content, rest[0], rest[1], model)
 

@@ -27,6 +27,7 @@ from fxpasses.plans import _torch, _torch_notes, kinds
 from fxpasses.plans._torch_optimizers import lasting_parts
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.exchanged import Place
 from fxpasses.plans.hidden_state import hidden_state, is_hash
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
@@ -58,6 +59,8 @@ class Walk(OpenObjects):
     def __init__(self, *, told: bool = False, leaves_open: bool = False) -> None:
         super().__init__(told=told, leaves_open=leaves_open)
         self.tensors: list[torch.Tensor] = []
+        self.places: dict[int, Place] = {}
+        self.exchanged: dict[int, Place] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.gradients: list[list[Any]] | None = None
         self.asked_by_protocols: set[str] = set()
@@ -128,6 +131,7 @@ class Walk(OpenObjects):
         number = self._numbers.get(id(value))
         if number is not None:
             self._say("same as", number)
+            self._is_in_two_places(value)
             return
         self._numbers[id(value)] = len(self._kept)
         self._kept.append(None if id(value) in self.watch.not_kept else value)
@@ -213,6 +217,11 @@ class Walk(OpenObjects):
         self.tensors.append(tensor)
         self.watch.dictionary(tensor.__dict__)
         self._items(tensor.__dict__)
+
+    def _is_in_two_places(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            number = next(i for i, tensor in enumerate(self.tensors) if tensor is value)
+            self.places.pop(number, None)
 
     def _wrapper(self, value: Any, kind: type) -> None:
         base = next(base for base in kinds.WRAPPERS if isinstance(value, base))
@@ -430,8 +439,11 @@ class Walk(OpenObjects):
                 self._hooks(key, item, values)
                 continue
             if type(key) is str:
+                known = len(self.tensors)
                 self._say("key", key)
                 self._inside(f".{key}", item)
+                if len(self.tensors) > known and self.tensors[known] is item:
+                    self.places[known] = (values if owner is None else vars(owner)), key
             else:
                 self._inside("[key]", key)
                 self._inside(f"[{key!r}]", item)

@@ -96,6 +96,20 @@ class Watch:
         self._keys.append(name)
         self._entries.append(values.get(name, _GONE))
 
+    def release(self, values: dict[Any, Any], name: Any) -> None:
+        """Watch one entry of a dictionary no more. Args: as for :meth:`entry`."""
+        watched = [i for i, known in enumerate(self._dictionaries) if known is values]
+        for i in reversed(watched):
+            del self._dictionaries[i], self._contents[i]
+        if watched:
+            self.keys(values)
+            for other in values:
+                self.entry(values, other)
+        entries = zip(self._modules, self._keys, self._entries, strict=True)
+        kept = [entry for entry in entries if entry[0] is not values or entry[1] != name]
+        self._modules, self._keys, self._entries = ([entry[i] for entry in kept] for i in range(3))
+        self._fast = None
+
     def keys(self, values: dict[Any, Any]) -> None:
         """Watch the keys of a dictionary, and their order."""
         self._lists.append(values)

@@ -11,7 +11,7 @@ from fxpasses.plans._torch_notes import PROPAGATED
 from fxpasses.plans.arguments import SameArguments, described_arguments
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module
-from fxpasses.plans.loaded import Plan
+from fxpasses.plans.plan import Plan
 
 
 def test_a_hint_of_aotautograd_is_no_attribute_of_an_argument():

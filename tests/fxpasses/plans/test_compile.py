@@ -17,7 +17,8 @@ from fxpasses.passes import TunedPasses
 from fxpasses.plans.arguments import described_arguments, described_options
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
-from fxpasses.plans.loaded import Directory, Plan
+from fxpasses.plans.loaded import Directory
+from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import read_sections, write_sections
 from fxpasses.plans.reads import check_covered
 from fxpasses.plans.recording import Recording, _beside_compilation

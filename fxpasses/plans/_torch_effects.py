@@ -1,0 +1,111 @@
+"""Private names of Dynamo's record of what a frame does to objects that are older than its call."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._dynamo.variables import ConstDictVariable, SymNodeVariable
+from torch._dynamo.variables.base import AttributeMutationExisting
+
+from fake.seam.dynamo import InstructionTranslator, LazyVariableTracker, TensorVariable
+from fxpasses.plans._torch_compiled import ConstantVariable, root_code
+from fxpasses.plans.errors import NoPlan
+
+
+def changed_objects(
+    *, dictionaries: bool
+) -> tuple[list[Any], str, list[str], list[tuple[dict[Any, Any], Any]]]:
+    """The objects older than the call on which the frame that Dynamo is tracing sets attributes, one that has another value afterwards, or "",
+    the names of those that have the same one, and the places of tensors for which it puts others: a dictionary and the key there.
+
+    A frame may do with the dictionary of its own ``**kwargs`` what it likes, and with the lists that Dynamo hands it: nobody else has them.
+
+    Args:
+        dictionaries: whether it may change others, too.
+
+    Raises:
+        NoPlan: something else about an object is changed, or to what is no constant.
+    """
+    output = InstructionTranslator.current_tx().output
+    effects, code, found, differs, same = output.side_effects, root_code(), [], "", list[str]()
+    exchanged = list[tuple[dict[Any, Any], Any]]()
+    named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    own = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else None
+    objects = {id(value): value for value in effects.keepalive}
+    for number, item in effects.id_to_variable.items():
+        if not type(item.mutation_type).__name__.endswith("Existing") or not effects.is_modified(item):
+            continue
+        if (isinstance(item, ConstDictVariable) and own == _local_of(item.source) is not None) or (
+            _local_of(item.source, inside=True) in _HANDED
+        ):
+            continue
+        if dictionaries and isinstance(item, ConstDictVariable) and isinstance(objects.get(number), dict):
+            found.append(objects[number])
+            differs = "a dictionary"
+            continue
+        if isinstance(item, ConstDictVariable) and (keys := _exchanges_tensors(item, objects.get(number))):
+            found.append(objects[number])
+            exchanged += [(objects[number], key) for key in keys]
+            differs = "a dictionary"
+            continue
+        attributes = effects.store_attr_mutations.get(item, {})
+        if not attributes or not isinstance(item.mutation_type, AttributeMutationExisting):
+            raise NoPlan("a frame that changes an object", type(item).__name__)
+        value = getattr(item, "value", None)
+        before = getattr(value, "__dict__", {})
+        for name, after in attributes.items():
+            # What Dynamo has not calculated yet is left alone: the graph is complete.
+            if isinstance(after, (LazyVariableTracker, SymNodeVariable)):
+                differs = f"{type(value).__qualname__}.{name}"
+                continue
+            if isinstance(after, TensorVariable):
+                differs = f"{type(value).__qualname__}.{name}"
+                if isinstance(before.get(name), torch.Tensor):
+                    exchanged.append((before, name))
+                continue
+            kept = _constant_of(after)
+            if kept is None:
+                raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
+            if name not in before or kept != [type(before[name]), repr(before[name])]:
+                differs = f"{type(value).__qualname__}.{name}"
+            else:
+                same.append(name)
+        found.append(value)
+    return found, differs, same, exchanged
+
+
+def _exchanges_tensors(item: ConstDictVariable, values: Any) -> list[Any]:
+    """The keys of a dictionary under which other tensors are put in the place of tensors, if that is all that happens to it."""
+
+    def by_key(items: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {getattr(key, "vt", key).as_python_constant(): value for key, value in items.items()}
+
+    if type(values) not in (dict, collections.OrderedDict):
+        return []
+    before, after = by_key(item.original_items), by_key(item.items)
+    keys = [key for key, value in after.items() if value is not before.get(key)]
+    kept = list(before) == list(after) == list(values)
+    tensors = all(
+        isinstance(after[key], TensorVariable) and isinstance(values[key], torch.Tensor) for key in keys
+    )
+    return keys if kept and tensors else []
+
+
+_HANDED = ("__nested_resume_fns", "__nested_frame_values")
+"""The lists of functions and of their locals that Dynamo makes at a graph break for the function that goes on, which takes them apart."""
+
+
+def _local_of(source: Any, *, inside: bool = False) -> str | None:
+    """The local variable that something is, or is in, by where Dynamo found it."""
+    while inside and hasattr(source, "base"):
+        source = source.base
+    return getattr(source, "local_name", None)
+
+
+def _constant_of(item: Any) -> list[Any] | None:
+    """The type and the text of what Dynamo takes for a constant, or None."""
+    return [type(item.value), repr(item.value)] if isinstance(item, ConstantVariable) else None

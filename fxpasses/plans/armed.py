@@ -1,0 +1,152 @@
+"""A model that was walked over, with the plans that hold for it: found without looking at more than what may have changed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxpasses.plans import _torch
+from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
+from fxpasses.plans.between import Functions
+from fxpasses.plans.exchanged import Exchanged, Place
+from fxpasses.plans.plan import Checked, Plan
+from fxpasses.plans.references import reference_to
+from fxpasses.plans.walk import Walk
+
+
+class Armed(Checked):
+    """A walk over the model and objects among its arguments, and the plans that hold as long as nothing of them changes."""
+
+    def __init__(
+        self, model: Any, objects: Sequence[Any], walk: Walk, digest: list[Any], functions: Functions
+    ) -> None:
+        """Args: what was walked over, the walk and what it returned, and the functions between the model's graphs."""
+        super().__init__(walk, walk.tensors)
+        self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
+        itself = weakref.ref(self)
+
+        def gone(reference: Any) -> None:
+            if (armed := itself()) is not None:
+                armed._let_go()
+
+        self._objects = [reference_to(value, gone) for value in objects]
+        self._plans: dict[Any, list[Plan]] = {}
+        self._dynamic: dict[Any, list[Plan]] = {}
+        self._exchanged: Exchanged | None = None
+        self._quick: list[tuple[_torch.SameState, SameArguments, Plan]] = []
+        self._places = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
+
+    def quick_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan, list[torch.Tensor]] | None:
+        """The same as :meth:`call` where that can be told quickly. Args: those of a call."""
+        are_held = False
+        for state, same, plan in self._quick:
+            if state.holds() and (tensors := same.tensors(args, kwargs)) is not None:
+                are_held = are_held or self.holds()
+                if not are_held:
+                    return None
+                if plan.holds() and plan.may_take(tensors):
+                    return plan, tensors
+        return None
+
+    def call(
+        self, now: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan, list[torch.Tensor]] | None:
+        """The plan of a call and the tensors among its arguments, if one is known and everything is as it was.
+
+        Args:
+            now: the state of torch.
+            args: the arguments.
+            kwargs: those given by name.
+
+        Raises:
+            NoPlan: an argument is of a kind that plans do not know.
+        """
+        tokens, tensors, objects = described_arguments(args, kwargs, self.place)
+        if not self.is_for(objects):
+            return None
+        plans = (*self._plans.get((now, tokens), ()), *self._of_other_sizes(now, tokens, tensors))
+        if not plans or not self.holds():
+            return None
+        known = next((plan for plan in plans if plan.holds() and plan.may_take(tensors)), None)
+        if known is None:
+            return None
+        if (
+            len(self._quick) < _QUICKEST
+            and not known.asks_bases
+            and SameArguments.can_compare(args, kwargs, tensors, objects)
+            and all(self.place(tensor) is None for tensor in tensors)
+        ):
+            same = SameArguments(args, kwargs, tensors, objects, self.walk.tensors)
+            self._quick.append((_torch.SameState(), same, known))
+        return known, tensors
+
+    def _of_other_sizes(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Plan]:
+        if self._dynamic:
+            plans = self._dynamic.get((now, without_sizes(tokens)), ())
+            yield from (plan for plan in plans if plan.accepts(tensors))
+
+    def exchange(self, places: Mapping[int, Place]) -> None:
+        """Let a plan ask for the tensors in some places. Other plans have to be looked for again, which took them for part of the model.
+
+        Args:
+            places: where they are, by their numbers among the tensors of the model.
+        """
+        for known in (self._quick, self._plans, self._dynamic):
+            known.clear()
+        self.walk.exchanged |= places
+        kept = [tensor for i, tensor in enumerate(self.walk.tensors) if i not in self.walk.exchanged]
+        self._release(places, kept)
+        self._places = {
+            id(tensor): number
+            for number, tensor in enumerate(self.walk.tensors)
+            if number not in self.walk.exchanged
+        }
+        self._exchanged = Exchanged(self.walk.exchanged, self.walk.tensors)
+
+    def is_current(self) -> bool:
+        """Whether the walk would find the same now: also the same kind of tensors where plans exchange them."""
+        return self.holds() and (self._exchanged is None or self._exchanged.hold())
+
+    def know(self, now: Any, tokens: Any, plan: Plan) -> None:
+        """Keep a plan for later calls.
+
+        Args:
+            now: the surroundings that it was made in.
+            tokens: of the arguments that it was made for.
+            plan: the plan.
+        """
+        if plan.exchanges.keys() - self.walk.exchanged.keys():
+            self.exchange(plan.exchanges)
+        known = self._dynamic if plan.is_dynamic else self._plans
+        plans = known.setdefault((now, without_sizes(tokens) if plan.is_dynamic else tokens), [])
+        others = [one for one in plans if one.file is None or one.file != plan.file]
+        kept = [plan, *others][:_QUICKEST]
+        gone = [one for one in plans if one not in kept]
+        self._quick = [quick for quick in self._quick if quick[2] not in gone]
+        plans[:] = kept
+
+    def is_for(self, objects: Sequence[Any]) -> bool:
+        """Whether these are the objects."""
+        return len(objects) == len(self._objects) and all(
+            value is known() for value, known in zip(objects, self._objects, strict=True)
+        )
+
+    def _let_go(self) -> None:
+        """One of the objects is gone: nothing that it held is kept, and no other object that takes its place is taken for it."""
+        for known in (self._quick, self._plans, self._dynamic, self._places):
+            known.clear()
+        self.walk = Walk(leaves_open=True)
+        super().__init__(self.walk, ())
+
+    def place(self, tensor: torch.Tensor) -> int | None:
+        """The number of a tensor that is part of the model."""
+        return self._places.get(id(tensor))
+
+
+_QUICKEST = 8
+"""The most kinds of arguments, and the most plans for one of them, that are compared one by one."""

@@ -1,0 +1,223 @@
+"""A plan that was loaded: what is asked before each call, and the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxpasses.plans._torch_optimizers import option_now
+from fxpasses.plans.exchanged import Exchanged, Place
+from fxpasses.plans.gradients import Gradients, have_none
+from fxpasses.plans.held_views import HeldViews
+from fxpasses.plans.named_attributes import number_now
+from fxpasses.plans.results import builder
+from fxpasses.plans.runtime import callable_of
+from fxpasses.plans.same_tensors import SamePlaces, SameTensors
+from fxpasses.plans.walk import Walk
+
+
+class Checked:
+    """A walk whose findings can be looked at again quickly, but for the tensors that are exchanged."""
+
+    def __init__(self, walk: Walk, tensors: Sequence[torch.Tensor]) -> None:
+        self._watch, self._tensors = walk.watch, SameTensors(tensors)
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        return self._watch.holds() and self._tensors.hold()
+
+    def _release(self, places: Mapping[int, Place], tensors: Sequence[torch.Tensor]) -> None:
+        """Look no more at what is in some places. Args: the places, and the tensors that are looked at from now on."""
+        for values, key in places.values():
+            self._watch.release(values, key)
+        self._tensors = SameTensors(tensors)
+
+    def let_hold(self, views: HeldViews) -> None:
+        """Let views of the tensors be held until one may have moved."""
+        self._tensors.let_hold(views)
+
+
+class Plan(Checked):
+    """A plan that was loaded, for the model that it was checked for: ``walk`` went on from the model's over what it reads.
+
+    Attributes:
+        file: where it is.
+        frame: where it is more than a call of its graph, what runs all of it.
+        asks_bases: whether it depends on sizes of tensors of which arguments are views.
+        is_tuned: whether it is a program that was chosen by measuring: where it fails, the default may not.
+    """
+
+    def __init__(
+        self, content: Mapping[str, Any], names: Mapping[str, Any], walk: Walk, file: Path | None = None
+    ) -> None:
+        read = walk.tensors[content["model_tensors"] :]
+        super().__init__(walk, read)
+        self.file = file
+        self.frame: Callable[..., Any] | None = None
+        self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
+        self._run = (
+            names["run"]
+            if "run" in names
+            else callable_of(content["facts"], names["forward"], names.get("backward"))
+        )
+        places = {number: walk.places[number] for number in content.get("exchanged", ())}
+        self.exchanges = {
+            number: place for number, place in places.items() if number < content["model_tensors"]
+        }
+        self._exchanged = (
+            Exchanged(walk.exchanged | places, walk.tensors) if walk.exchanged or places else None
+        )
+        own = places.keys() - self.exchanges.keys()
+        if own:
+            kept = [t for i, t in enumerate(walk.tensors) if i >= content["model_tensors"] and i not in own]
+            self._release({number: places[number] for number in own}, kept)
+        sources = list(enumerate(content["inputs"]))
+        self._inputs = [_held(kind, value, walk) for _, (kind, *value) in sources]
+        self._lifted = self._inputs[: content.get("lifted", 0)]
+        self._found = [
+            (i, s[1])
+            for i, s in sources
+            if s[0] == "model" and self._exchanged is not None and s[1] in self._exchanged
+        ]
+        for position, _ in self._found:
+            self._inputs[position] = None
+        self._walked = walk.tensors
+        self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
+        self._numbers = [(i, *source) for i, source in sources if source[0] not in _NO_SIZES]
+        self._options = [
+            (i, walk.optimizers[0].param_groups[source[1]], source[2])
+            for i, source in sources
+            if source[0] == "option"
+        ]
+        self._attributes = [
+            (i, walk.owners[source[1]], source[2]) for i, source in sources if source[0] == "attribute"
+        ]
+        numbers = content.get("numbers", ())
+        self._of_objects = [(walk.owners[owner], name) for owner, name in numbers]
+        self._of_gradients = [(i, source[1]) for i, source in sources if source[0] == "gradient"]
+        self._places_read = {id(tensor): i for i, tensor in enumerate(read)}
+        self._arguments_read = content.get("arguments_read", {})
+        self._reads_gradients = walk.gradients is not None
+        self._gradients = Gradients(walk.tensors, walk.gradients or [])
+        self._accepts, self._any_sizes = names.get("accepts"), content["any_sizes"]
+        self._asked = [_what_is_asked(asked, walk) for asked in content["asked"] or ()]
+        self.asks_bases = any(base is True for _, base in self._asked)
+        self.is_tuned = bool(content.get("files"))
+        self._changes = bool(content["facts"]["changed"])
+        self._own = [value for value in self._inputs if value is not None] if self._changes else []
+        self._own_places = SamePlaces(self._own)
+        self._storages = {value.untyped_storage().data_ptr() for value in self._own if value.numel()}
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it is one for many sizes."""
+        return self._any_sizes
+
+    def holds(self) -> bool:
+        """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
+        if not super().holds() or not self._gradients.hold():
+            return False
+        if self._exchanged is not None and not self._exchanged.hold():
+            return False
+        if any(option_now(*option) is None for _, *option in self._options):
+            return False
+        if any(number_now(known(), name) is None for known, name in self._of_objects):
+            return False
+        if not self._own:
+            return True
+        memory = self._memory_found()
+        return (
+            self._own_places.hold() and self._storages.isdisjoint(memory) and len(set(memory)) == len(memory)
+        )
+
+    def _memory_found(self) -> list[int]:
+        """Where the memory of those tensors is that may be others in each call."""
+        return self._gradients.memory() + (self._exchanged.memory() if self._exchanged is not None else [])
+
+    def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether the graphs hold for the sizes of these arguments, and for which of them are read elsewhere, too."""
+        if not self._are_read_alike(arguments):
+            return False
+        if self._accepts is None:
+            return True
+        asked = list[Any]()
+        for value, name in self._asked:
+            if type(name) is str:
+                asked.append(number_now(value(), name))
+            else:
+                tensor = arguments[value] if type(value) is int else value
+                asked.append(tensor._base if name else tensor)
+        return all(value is not None for value in asked) and bool(self._accepts(*asked))
+
+    def _are_read_alike(self, arguments: Sequence[torch.Tensor]) -> bool:
+        known = self._places_read
+        if not known:
+            return True
+        found = {str(i): known[id(value)] for i, value in enumerate(arguments) if id(value) in known}
+        return bool(found == self._arguments_read)
+
+    def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether no argument has a gradient, where the plan reads gradients, nor shares memory with one or with a tensor of the model, where it changes tensors."""
+        if not (self.accepts(arguments) if self._of_objects else self._are_read_alike(arguments)):
+            return False
+        if self._reads_gradients and not have_none(arguments):
+            return False
+        if self._exchanged is not None and not self._exchanged.are_none_of(arguments):
+            return False
+        if not self._changes:
+            return True
+        given = [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]
+        if not given:
+            return True
+        return self._storages.isdisjoint(given) and not set(given).intersection(self._memory_found())
+
+    def graph(self, *inputs: Any) -> Sequence[Any]:
+        """Its graph, called as Dynamo's code calls it."""
+        return self._run([*self._lifted, *inputs])
+
+    def __call__(
+        self, arguments: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if self._result is None:
+            assert self.frame is not None
+            return self.frame(*args, **kwargs)
+        return self._result(self._run(self._inputs_of(arguments)), arguments)
+
+    def _inputs_of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+        inputs: list[Any] = self._inputs.copy()
+        for position, index in self._given:
+            inputs[position] = arguments[index]
+        for position, number in self._found:
+            inputs[position] = self._walked[number]
+        for position, index in self._of_gradients:
+            inputs[position] = self._gradients[index]
+        for position, known, name in self._attributes:
+            inputs[position] = number_now(known(), name)
+        for position, group, name in self._options:
+            inputs[position] = torch.tensor(group[name], dtype=torch.float64)
+        for position, method, index, dim in self._numbers:
+            tensor = arguments[index]
+            inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
+        return inputs
+
+
+_NO_SIZES = ("argument", "model", "gradient", "constant", "option", "attribute")
+"""Kinds of inputs that are no sizes, strides or offsets."""
+
+
+def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:
+    """An input that is the same in each call: a tensor of the model, or a float that the key has."""
+    if kind == "constant":
+        return torch.tensor(value[0], dtype=torch.float64)
+    return walk.tensors[value[0]] if kind == "model" else None
+
+
+def _what_is_asked(asked: Sequence[Any], walk: Walk) -> tuple[Any, str | bool]:
+    """What a guard on numbers is called with: an object and the name of its attribute, or a tensor, or the number of an argument, and whether it is about what that is a view of."""
+    place, value, detail = asked
+    if place == "attribute":
+        return walk.owners[value], detail
+    return walk.tensors[value] if place == "model" else value, detail
