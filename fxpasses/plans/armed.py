@@ -11,6 +11,7 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
 from fxpasses.plans.between import Functions
+from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import Exchanged, Place
 from fxpasses.plans.plan import Checked, Plan
 from fxpasses.plans.references import reference_to
@@ -150,3 +151,65 @@ class Armed(Checked):
 
 _QUICKEST = 8
 """The most kinds of arguments, and the most plans for one of them, that are compared one by one."""
+
+
+class ArmedModels:
+    """A model with the objects among the arguments of its last calls.
+
+    Args:
+        model: the model.
+        functions: those between its graphs.
+
+    Attributes:
+        known: the last ones.
+        calls: how often the model was called.
+    """
+
+    def __init__(self, model: Any, functions: Functions) -> None:
+        self.known: list[Armed] = []
+        self.calls = 0
+        self._model, self._functions = model, functions
+        self._new = 0
+
+    def forget(self, armed: Armed) -> None:
+        """Keep it no longer: it is about to change."""
+        self.known = [one for one in self.known if one is not armed]
+
+    def of(self, objects: list[Any], *, is_between: bool) -> Armed:
+        """A walk over the model and these objects, which holds now.
+
+        Args:
+            objects: those among the arguments of a call.
+            is_between: whether the model is a function between graphs of another one.
+
+        Returns: the walk, which may be one of an earlier call.
+
+        Raises:
+            NoPlan: they hold something that cannot be seen into, or others are given in most calls.
+        """
+        known = next((armed for armed in self.known if armed.is_for(objects)), None)
+        if known is not None and known.is_current():
+            return known
+        is_new = known is None
+        self.known = [armed for armed in self.known if armed is not known]
+        del known  # which keeps what the model may have left behind, and refers to weakly
+        is_layer = is_between and all(isinstance(value, torch.nn.Module) for value in objects)
+        if is_new and objects and not is_layer:
+            self._new += 1
+            if self._new > _NEW and self.calls < _CALLS_WORTH_A_WALK * self._new:
+                raise NoPlan("arguments that are other objects in each call")
+        walk = Walk(leaves_open=True)
+        digest = walk.over(self._model, objects)
+        made = Armed(self._model, objects, walk, digest, self._functions)
+        self.known = [made, *self.known][: _LAYERS if is_layer else _OTHERS]
+        return made
+
+
+_OTHERS = 4
+"""How many combinations of a model and objects among its arguments are watched at a time."""
+_LAYERS = 64
+"""Of a function between graphs, where these objects are modules: it may be one that all layers of the model have."""
+_NEW = 32
+"""How many new objects are walked over in any case."""
+_CALLS_WORTH_A_WALK = 8
+"""How many calls there have to be for each further one, such as the cache of a request: a walk takes milliseconds, as these calls without a plan do."""

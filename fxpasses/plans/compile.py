@@ -23,7 +23,7 @@ from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_numbers, without_sizes
-from fxpasses.plans.armed import Armed
+from fxpasses.plans.armed import ArmedModels
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import forget_compiled
@@ -31,7 +31,6 @@ from fxpasses.plans.loaded import Directory, Held, Shelf, Without
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
-from fxpasses.plans.walk import Walk
 from fxpasses.reports.page import directory_of, read_report, report
 from fxpasses.reports.summary import Summary
 
@@ -119,10 +118,8 @@ _CONTENTS = 4
 """Of how many contents of the model, or numbers among the arguments, a plan is looked for where there was none, and written."""
 _MOST_KNOWN = 4096
 """Of so many different arguments it is known that there was none."""
-_ARMED = 4
-"""How many combinations of a model and objects among its arguments are watched at a time."""
-_LAYERS = 64
-"""Of a function between graphs, where these objects are modules: it may be one that all layers of the model have."""
+_HELD = 4
+"""How many plans for this process alone are kept."""
 _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
 """What Lightning calls of a module, in place of the module itself."""
 _SHARED = "an argument that shares memory with a model whose tensors are changed"
@@ -162,10 +159,9 @@ class Compiled(Generic[M]):
         self._options, self._shelf, self._dynamic, self._fullgraph = options, shelf, dynamic, fullgraph
         self._by_torch, self._reasons, self._calls_without = compiled, set[str](), 0
         self._lock = threading.RLock()
-        self._armed: list[Armed] = []
+        self._armed = ArmedModels(model, self.functions_between)
         self._last = 0
         self._held: list[Held] = []
-        self._kinds = 0
         self._steps: dict[str, Compiled[Any]] = {}
         self._known: dict[Any, Without] = {}
         self._had_plans: set[Any] = set()
@@ -265,8 +261,9 @@ class Compiled(Generic[M]):
             return self.model(*args, **kwargs)
         if self._shelf is None:
             return self._compiled(*args, **kwargs)
+        self._armed.calls += 1
         try:
-            known = self._armed
+            known = self._armed.known
             last = min(self._last, len(known) - 1)
             for i in range(
                 last, last - len(known), -1
@@ -276,7 +273,7 @@ class Compiled(Generic[M]):
                     return self._of_plan(*found, args, kwargs)
             known = []  # nobody here keeps what was seen
             now = state()
-            found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed)), None)
+            found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed.known)), None)
         except NoPlan as error:
             why = error.with_traceback(None)  # which holds the inputs
         else:
@@ -295,7 +292,7 @@ class Compiled(Generic[M]):
             return plan(tensors, args, kwargs)
         except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
             log.warning("a plan is not used any more: %s", error)
-            self._armed.clear()
+            self._armed.known.clear()
         return self._fully(args, kwargs)  # which strikes what was tuned, if that is at fault
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -332,7 +329,7 @@ class Compiled(Generic[M]):
                 known = len(without.contents) >= _CONTENTS or without.calls >= _TRIES
                 if not known:
                     without.calls += 1
-                    armed = self._arm(objects)
+                    armed = self._armed.of(objects, is_between=self._is_between)
                     content = armed.digest, tokens
                     known = content in without.contents
                 if not known:
@@ -369,7 +366,7 @@ class Compiled(Generic[M]):
             refused = _SHARED if plan is not None or shelf.target(abouts[0]) is None else ""
             if refused or self._written[kind] >= _CONTENTS:
                 return self._without(NoPlan(refused or _TOO_MANY), shelf, args, kwargs)
-            self._armed = [one for one in self._armed if one is not armed]
+            self._armed.forget(armed)
             self._compile_afresh(signature)
             return self._record(signature, tensors, objects, shelf, abouts, args, kwargs)
 
@@ -381,25 +378,6 @@ class Compiled(Generic[M]):
             vars(self).pop("_compiled", None)
             if not self._is_between:  # what it was compiled to before would count against Dynamo's limit
                 forget_compiled(self.model)
-
-    def _arm(self, objects: list[Any]) -> Armed:
-        """A walk over the model and these objects, which holds now."""
-        known = next((armed for armed in self._armed if armed.is_for(objects)), None)
-        if known is not None and known.is_current():
-            return known
-        is_new = known is None
-        self._armed = [armed for armed in self._armed if armed is not known]
-        del known  # which keeps what the model may have left behind, and refers to weakly
-        walk = Walk(leaves_open=True)
-        digest = walk.over(self.model, objects)
-        is_layer = self._is_between and all(isinstance(value, torch.nn.Module) for value in objects)
-        if is_new and objects and not is_layer:
-            self._kinds += 1
-            if self._kinds > _TRIES:
-                raise NoPlan("arguments that are other objects in each call")
-        made = Armed(self.model, objects, walk, digest, self.functions_between)
-        self._armed = [made, *self._armed][: _LAYERS if is_layer else _ARMED]
-        return made
 
     def _planned(self, resumed: Callable[..., Any]) -> Compiled[Any]:
         """What calls a function with which a frame of the model goes on."""
@@ -443,7 +421,7 @@ class Compiled(Generic[M]):
 
         def hold(*held: Any) -> None:
             if (owner := known()) is not None:
-                owner._held = [Held(*held), *owner._held][:_ARMED]
+                owner._held = [Held(*held), *owner._held][:_HELD]
 
         recording = Recording(
             self.model, tensors, objects, folder, abouts[0], abouts[1], done, hold, self.functions_between

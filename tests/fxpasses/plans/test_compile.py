@@ -463,3 +463,23 @@ def test_sizes_of_a_model_that_counts_its_batches_are_those_of_a_plan(tmp_path):
             compiled(torch.randn(rows, 4)).sum().backward()
         assert (fxpasses.stats().graphs, fxpasses.stats().plans_refused) == (1 - plans, {})
         assert fxpasses.stats().plans_used >= plans
+
+
+def test_sizes_and_parts_of_arguments_among_results(tmp_path):
+    linear = torch.nn.Linear(8, 8)
+
+    def answer(batch):
+        return {"loss": linear(batch["x"]).sum(), "rows": batch["x"].shape[0], "names": batch["names"]}
+
+    for process in range(2):
+        torch._dynamo.reset()
+        compiled = fxpasses.compile(answer, cache=tmp_path)
+        before = fxpasses.stats().graphs
+        for rows in (2, 3, 5, 4):
+            batch = {"x": torch.randn(rows, 8), "names": ["a", "b"]}
+            found = compiled(batch)
+            torch.testing.assert_close(found["loss"], answer(batch)["loss"])
+            found["loss"].backward()
+            assert found["rows"] == rows
+            assert found["names"] is batch["names"]
+        assert (fxpasses.stats().graphs == before) == (process == 1)
