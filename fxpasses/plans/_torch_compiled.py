@@ -388,13 +388,21 @@ def _option(source: Any, number: Any) -> list[Any] | None:
         getattr(groups, "base", None), OptimizerSource
     ):
         return None
+    return ["option", group.index, source.index] if _is_open(number) else None
+
+
+def _given(source: Any, number: Any) -> list[Any] | None:
+    """The argument that a float is, if nothing was asked of its value."""
+    return ["float", source.local_name] if type(source) is LocalSource and _is_open(number) else None
+
+
+def _is_open(number: Any) -> bool:
+    """Whether nothing was asked of the value of a symbolic float."""
     if not isinstance(number, torch.SymFloat) or not isinstance(number.node.expr, sympy.Symbol):
-        return None
+        return False
     symbol, shape_env = number.node.expr, number.node.shape_env
     asked = any(symbol in guard.expr.free_symbols for guard in shape_env.guards)
-    if asked or concrete_bounds(shape_env, symbol) != (None, None):
-        return None
-    return ["option", group.index, source.index]
+    return not asked and concrete_bounds(shape_env, symbol) == (None, None)
 
 
 def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any] | None]]:
@@ -405,7 +413,7 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
         lifted: how many tensors that the graph has as attributes come first.
 
     A float that Dynamo hands over as a tensor, as it does with ``dynamic=True``, is ``["constant"]``: its value is part of the key, wherever it comes from;
-    but ``["option", group, name]`` is one of an optimizer's that the graph holds for all values of. An integer that is no size is ``["attribute", where]``.
+    but ``["option", group, name]`` is one of an optimizer's that the graph holds for all values of, and ``["float", name]`` such an argument. An integer that is no size is ``["attribute", where]``.
     """
     sources = [node.meta["grapharg"].source for node in graph.nodes if node.op == "placeholder"]
     names = ["" for _ in range(lifted)] + [text_of_source(source) for source in sources]
@@ -415,7 +423,9 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
         if isinstance(example, torch.Tensor):
             number = getattr(example, "item_memo", None)
             wraps = node.meta["grapharg"].pass_arg_as_tensor and number is not None
-            numbers.append((_option(source, number) or ["constant"]) if wraps else None)
+            numbers.append(
+                (_option(source, number) or _given(source, number) or ["constant"]) if wraps else None
+            )
         elif isinstance(source, TensorPropertySource) and text_of_source(source.base) in names:
             place = names.index(text_of_source(source.base))
             numbers.append([source.prop.method_name(), place, source.idx])

@@ -334,7 +334,7 @@ def sources_of(
         if number == ["constant"] and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
             found.append(["constant", value.item()])
             continue
-        if number is not None and number[0] in ("option", "attribute"):
+        if number is not None and number[0] in ("option", "attribute", "number"):
             found.append(list(number))
             continue
         if isinstance(value, torch.Tensor) and id(value) not in places:

@@ -13,6 +13,7 @@ from fxpasses.plans.arguments import SameArguments, described_arguments, without
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import Exchanged, Place
+from fxpasses.plans.given_numbers import GivenNumbers, without_given_numbers
 from fxpasses.plans.plan import Checked, Plan
 from fxpasses.plans.references import reference_to
 from fxpasses.plans.walk import Walk
@@ -22,11 +23,18 @@ class Armed(Checked):
     """A walk over the model and objects among its arguments, and the plans that hold as long as nothing of them changes."""
 
     def __init__(
-        self, model: Any, objects: Sequence[Any], walk: Walk, digest: list[Any], functions: Functions
+        self,
+        model: Any,
+        objects: Sequence[Any],
+        walk: Walk,
+        digest: list[Any],
+        functions: Functions,
+        given: GivenNumbers | None = None,
     ) -> None:
-        """Args: what was walked over, the walk and what it returned, and the functions between the model's graphs."""
+        """Args: what was walked over, the walk and what it returned, the functions between the model's graphs, and the numbers of a call."""
         super().__init__(walk, walk.tensors)
         self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
+        self.given = GivenNumbers() if given is None else given
         itself = weakref.ref(self)
 
         def gone(reference: Any) -> None:
@@ -35,7 +43,7 @@ class Armed(Checked):
 
         self._objects = [reference_to(value, gone) for value in objects]
         self._plans: dict[Any, list[Plan]] = {}
-        self._dynamic: dict[Any, list[Plan]] = {}
+        self._others: dict[tuple[bool, bool], dict[Any, list[Plan]]] = {}
         self._exchanged: Exchanged | None = None
         self._quick: list[tuple[_torch.SameState, SameArguments, Plan]] = []
         self._places = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
@@ -70,7 +78,7 @@ class Armed(Checked):
         tokens, tensors, objects = described_arguments(args, kwargs, self.place)
         if not self.is_for(objects):
             return None
-        plans = (*self._plans.get((now, tokens), ()), *self._of_other_sizes(now, tokens, tensors))
+        plans = (*self._plans.get((now, tokens), ()), *self._for_others(now, tokens, tensors))
         if not plans or not self.holds():
             return None
         known = next((plan for plan in plans if plan.holds() and plan.may_take(tensors)), None)
@@ -79,6 +87,7 @@ class Armed(Checked):
         if (
             len(self._quick) < _QUICKEST
             and not known.asks_bases
+            and not known.open
             and SameArguments.can_compare(args, kwargs, tensors, objects)
             and all(self.place(tensor) is None for tensor in tensors)
         ):
@@ -86,9 +95,9 @@ class Armed(Checked):
             self._quick.append((_torch.SameState(), same, known))
         return known, tensors
 
-    def _of_other_sizes(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Plan]:
-        if self._dynamic:
-            plans = self._dynamic.get((now, without_sizes(tokens)), ())
+    def _for_others(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Plan]:
+        for serves, known in self._others.items():
+            plans = known.get((now, _left_open(tokens, *serves)), ())
             yield from (plan for plan in plans if plan.accepts(tensors))
 
     def exchange(self, places: Mapping[int, Place]) -> None:
@@ -97,7 +106,7 @@ class Armed(Checked):
         Args:
             places: where they are, by their numbers among the tensors of the model.
         """
-        for known in (self._quick, self._plans, self._dynamic):
+        for known in (self._quick, self._plans, self._others):
             known.clear()
         self.walk.exchanged |= places
         kept = [tensor for i, tensor in enumerate(self.walk.tensors) if i not in self.walk.exchanged]
@@ -123,8 +132,8 @@ class Armed(Checked):
         """
         if plan.exchanges.keys() - self.walk.exchanged.keys():
             self.exchange(plan.exchanges)
-        known = self._dynamic if plan.is_dynamic else self._plans
-        plans = known.setdefault((now, without_sizes(tokens) if plan.is_dynamic else tokens), [])
+        known = self._others.setdefault(plan.serves, {}) if any(plan.serves) else self._plans
+        plans = known.setdefault((now, _left_open(tokens, *plan.serves)), [])
         others = [one for one in plans if one.file is None or one.file != plan.file]
         kept = [plan, *others][:_QUICKEST]
         gone = [one for one in plans if one not in kept]
@@ -139,7 +148,7 @@ class Armed(Checked):
 
     def _let_go(self) -> None:
         """One of the objects is gone: nothing that it held is kept, and no other object that takes its place is taken for it."""
-        for known in (self._quick, self._plans, self._dynamic, self._places):
+        for known in (self._quick, self._plans, self._others, self._places):
             known.clear()
         self.walk = Walk(leaves_open=True)
         super().__init__(self.walk, ())
@@ -147,6 +156,17 @@ class Armed(Checked):
     def place(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor that is part of the model."""
         return self._places.get(id(tensor))
+
+
+def _left_open(tokens: Any, sizes: bool, numbers: bool) -> Any:
+    """A description of arguments that leaves open what a plan serves."""
+    tokens = without_sizes(tokens) if sizes else tokens
+    return without_given_numbers(tokens) if numbers else tokens
+
+
+def all_left_open(tokens: Any) -> list[Any]:
+    """A description of arguments, one that leaves sizes open, one that leaves numbers open, and one that leaves open both. Args: the description."""
+    return [_left_open(tokens, sizes, numbers) for numbers in (False, True) for sizes in (False, True)]
 
 
 _QUICKEST = 8
@@ -163,11 +183,13 @@ class ArmedModels:
     Attributes:
         known: the last ones.
         calls: how often the model was called.
+        given: the numbers among the arguments of a call.
     """
 
     def __init__(self, model: Any, functions: Functions) -> None:
         self.known: list[Armed] = []
         self.calls = 0
+        self.given = GivenNumbers()
         self._model, self._functions = model, functions
         self._new = 0
 
@@ -200,7 +222,7 @@ class ArmedModels:
                 raise NoPlan("arguments that are other objects in each call")
         walk = Walk(leaves_open=True)
         digest = walk.over(self._model, objects)
-        made = Armed(self._model, objects, walk, digest, self._functions)
+        made = Armed(self._model, objects, walk, digest, self._functions, self.given)
         self.known = [made, *self.known][: _LAYERS if is_layer else _OTHERS]
         return made
 

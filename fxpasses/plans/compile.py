@@ -22,11 +22,12 @@ import torch
 from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
-from fxpasses.plans.arguments import described_arguments, described_options, without_numbers, without_sizes
-from fxpasses.plans.armed import ArmedModels
+from fxpasses.plans.arguments import described_arguments, described_options, without_numbers
+from fxpasses.plans.armed import ArmedModels, all_left_open
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import forget_compiled
+from fxpasses.plans.given_numbers import numbers_among
 from fxpasses.plans.loaded import Directory, Held, Shelf, Without
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
@@ -262,6 +263,7 @@ class Compiled(Generic[M]):
         if self._shelf is None:
             return self._compiled(*args, **kwargs)
         self._armed.calls += 1
+        self._armed.given.see(args, kwargs)
         try:
             known = self._armed.known
             last = min(self._last, len(known) - 1)
@@ -334,9 +336,7 @@ class Compiled(Generic[M]):
                     known = content in without.contents
                 if not known:
                     tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
-                    abouts = [
-                        self._about(armed.digest, now, given) for given in (tokens, without_sizes(tokens))
-                    ]
+                    abouts = [self._about(armed.digest, now, given) for given in all_left_open(tokens)]
                     held = (one.plan(abouts, armed) for one in self._held)
                     plan = next(filter(None, held), None) or shelf.find(abouts, armed, tensors)
             except NoPlan as error:
@@ -424,7 +424,15 @@ class Compiled(Generic[M]):
                 owner._held = [Held(*held), *owner._held][:_HELD]
 
         recording = Recording(
-            self.model, tensors, objects, folder, abouts[0], abouts[1], done, hold, self.functions_between
+            self.model,
+            tensors,
+            objects,
+            folder,
+            abouts,
+            numbers_among(args, kwargs),
+            done,
+            hold,
+            self.functions_between,
         )
         with recording.watching():
             result = self._compiled(*args, **kwargs)

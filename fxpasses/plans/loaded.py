@@ -160,7 +160,7 @@ def _made(
     file: Path | None = None,
 ) -> Plan:
     watch_names(walk, content["functions"])
-    plan = Plan(content, names, walk, file)
+    plan = Plan(content, names, walk, armed.given, file)
     if "frame" in content:
         stubs = stubs_named(content.get("between", ())) or []
         if content["frame"] is None:

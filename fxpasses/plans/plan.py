@@ -10,6 +10,7 @@ import torch
 
 from fxpasses.plans._torch_optimizers import option_now
 from fxpasses.plans.exchanged import Exchanged, Place
+from fxpasses.plans.given_numbers import GivenNumbers
 from fxpasses.plans.gradients import Gradients, have_none
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.named_attributes import number_now
@@ -51,7 +52,12 @@ class Plan(Checked):
     """
 
     def __init__(
-        self, content: Mapping[str, Any], names: Mapping[str, Any], walk: Walk, file: Path | None = None
+        self,
+        content: Mapping[str, Any],
+        names: Mapping[str, Any],
+        walk: Walk,
+        given: GivenNumbers,
+        file: Path | None = None,
     ) -> None:
         read = walk.tensors[content["model_tensors"] :]
         super().__init__(walk, read)
@@ -102,8 +108,10 @@ class Plan(Checked):
         self._arguments_read = content.get("arguments_read", {})
         self._reads_gradients = walk.gradients is not None
         self._gradients = Gradients(walk.tensors, walk.gradients or [])
+        self.given, self.open, self._other_numbers = given, content["open"], content["other_numbers"]
+        self._of_call = [(i, s[1]) for i, s in sources if s[0] == "number"]
         self._accepts, self._any_sizes = names.get("accepts"), content["any_sizes"]
-        self._asked = [_what_is_asked(asked, walk) for asked in content["asked"] or ()]
+        self._asked = [_what_is_asked(asked, walk, given) for asked in content["asked"] or ()]
         self.asks_bases = any(base is True for _, base in self._asked)
         self.is_tuned = bool(content.get("files"))
         self._changes = bool(content["facts"]["changed"])
@@ -112,9 +120,9 @@ class Plan(Checked):
         self._storages = {value.untyped_storage().data_ptr() for value in self._own if value.numel()}
 
     @property
-    def is_dynamic(self) -> bool:
-        """Whether it is one for many sizes."""
-        return self._any_sizes
+    def serves(self) -> tuple[bool, bool]:
+        """Whether it is one for many sizes, and for other numbers among the arguments."""
+        return self._any_sizes, bool(self.open)
 
     def holds(self) -> bool:
         """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
@@ -138,8 +146,10 @@ class Plan(Checked):
         return self._gradients.memory() + (self._exchanged.memory() if self._exchanged is not None else [])
 
     def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:
-        """Whether the graphs hold for the sizes of these arguments, and for which of them are read elsewhere, too."""
+        """Whether the graphs hold for the sizes of these arguments, the numbers that were given with them, and for which of them are read elsewhere, too."""
         if not self._are_read_alike(arguments):
+            return False
+        if self.open and not (self.given.may_be(self.open) and self.given.are(self._other_numbers)):
             return False
         if self._accepts is None:
             return True
@@ -161,7 +171,9 @@ class Plan(Checked):
 
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether no argument has a gradient, where the plan reads gradients, nor shares memory with one or with a tensor of the model, where it changes tensors."""
-        if not (self.accepts(arguments) if self._of_objects else self._are_read_alike(arguments)):
+        if not (
+            self.accepts(arguments) if self._of_objects or self.open else self._are_read_alike(arguments)
+        ):
             return False
         if self._reads_gradients and not have_none(arguments):
             return False
@@ -198,13 +210,15 @@ class Plan(Checked):
             inputs[position] = number_now(known(), name)
         for position, group, name in self._options:
             inputs[position] = torch.tensor(group[name], dtype=torch.float64)
+        for position, place in self._of_call:
+            inputs[position] = self.given.input(place)
         for position, method, index, dim in self._numbers:
             tensor = arguments[index]
             inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
         return inputs
 
 
-_NO_SIZES = ("argument", "model", "gradient", "constant", "option", "attribute")
+_NO_SIZES = ("argument", "model", "gradient", "constant", "option", "attribute", "number")
 """Kinds of inputs that are no sizes, strides or offsets."""
 
 
@@ -215,9 +229,11 @@ def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:
     return walk.tensors[value[0]] if kind == "model" else None
 
 
-def _what_is_asked(asked: Sequence[Any], walk: Walk) -> tuple[Any, str | bool]:
+def _what_is_asked(asked: Sequence[Any], walk: Walk, given: GivenNumbers) -> tuple[Any, str | bool]:
     """What a guard on numbers is called with: an object and the name of its attribute, or a tensor, or the number of an argument, and whether it is about what that is a view of."""
     place, value, detail = asked
+    if place == "number":
+        return lambda: given, value
     if place == "attribute":
         return walk.owners[value], detail
     return walk.tensors[value] if place == "model" else value, detail

@@ -26,12 +26,16 @@ class RecordedInputs:
     Attributes:
         lifted: how many are attributes.
         sources: where each comes from: see :func:`~fxpasses.plans.arguments.sources_of`.
+        given: the numbers among the arguments: their places, by the names of parameters.
+        open: the kinds of those that are inputs, ``"int"`` or ``"float"``, by their places.
         attributes: the integers that objects hold and that may be others in each call: the number of the object, and the name, by how guards call them.
     """
 
     def __init__(self) -> None:
         self.lifted = 0
         self.sources: list[list[Any]] = []
+        self.given: dict[str, str] = {}
+        self.open: dict[str, str] = {}
         self.attributes: dict[str, tuple[int, str]] = {}
         self._names, self._numbers = list[str](), list[list[Any] | None]()
         self._of_frame: dict[str, list[Any]] = {}
@@ -46,8 +50,8 @@ class RecordedInputs:
     def any_sizes(self) -> bool:
         """Whether what is asked of numbers says all that a graph needs to know of the sizes of tensors."""
         kinds = {number[0] for number in self._numbers if number is not None}
-        of_sizes = not kinds <= {"attribute", "constant", "option"} or bool(self._of_frame)
-        return not self.are_fixed and (of_sizes or not self.attributes)
+        of_sizes = not kinds <= {"attribute", "constant", "option", "float"} or bool(self._of_frame)
+        return not self.are_fixed and (of_sizes or not (self.attributes or self.open))
 
     @property
     def options(self) -> list[Option]:
@@ -129,7 +133,20 @@ class RecordedInputs:
         if any(source[0] != "model" for source in self.sources[: self.lifted]):
             raise NoPlan("a graph that holds tensors of others")
 
+    def fix_floats(self, given: Mapping[str, int | float]) -> None:
+        """Let floats among the arguments be constants: a backward pass may ask for their values. Args: the numbers of the call, by their places."""
+        for source in self.sources:
+            if source[0] == "number" and self.open.get(source[1]) == "float":
+                source[:] = ["constant", given[source[1]]]
+        self.open = {place: kind for place, kind in self.open.items() if kind != "float"}
+
     def _placed(self, number: list[Any] | None) -> list[Any] | None:
+        if number is not None and number[0] in ("attribute", "float") and number[1] in self.given:
+            place = self.given[number[1]]
+            self.open[place] = "float" if number[0] == "float" else "int"
+            return ["number", place]
+        if number is not None and number[0] == "float":
+            return ["constant"]
         if number is None or number[0] != "attribute":
             return number
         if number[1] not in self.attributes:
@@ -144,7 +161,7 @@ class RecordedInputs:
         """
         if self._guards is None:
             return None
-        guards = self._guards[self.any_sizes or not self.attributes]
+        guards = self._guards[self.any_sizes or not (self.attributes or self.open)]
         used = used_parameters(guards.code)
         asks = {name: self._asked(guards.inputs[i]) for name, i in used.items()}
         if any(place in ("gradient", "option") for place, *_ in asks.values()):
@@ -153,11 +170,13 @@ class RecordedInputs:
         known = [
             name
             for name, (place, _, base) in asks.items()
-            if place == "model" or (base and place != "attribute")
+            if place == "model" or (base and place not in ("attribute", "number"))
         ]
         return [asks[name] for name in module.add_guards(guards.code, known)]
 
     def _asked(self, place: str) -> list[Any]:
+        if place in self.given:
+            return ["number", self.given[place], False]
         if place in self.attributes:
             return ["attribute", *self.attributes[place]]
         if place in self._of_frame:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import numbers_of_exchanged
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
+from fxpasses.plans.given_numbers import names_of_numbers
 from fxpasses.plans.gradients import have_none
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
 from fxpasses.plans.reads import Read, check_covered, read_of_attributes, reads_of_optimizers, walk_reads
@@ -67,8 +68,8 @@ class Recording(Observer, Recorder):
         arguments: the tensors among the arguments.
         objects: what has to be walked over of them.
         folder: of a plan, from its factors.
-        about: the key's factors.
-        about_all_sizes: those of a plan with symbolic sizes.
+        abouts: the key's factors, those of a plan with symbolic sizes, and both for one with symbolic numbers among the arguments.
+        given: the numbers among the arguments, by their places.
         done: called once with the path of the plan, if it is written, and the reason why there is none, or "".
         hold: is called with a plan that cannot be written: what its file would say, the code of its frame, and what runs its graph.
         functions: those between the graphs of the model.
@@ -80,15 +81,15 @@ class Recording(Observer, Recorder):
         arguments: Sequence[torch.Tensor],
         objects: Sequence[Any],
         folder: Callable[[dict[str, Any]], Path],
-        about: dict[str, Any],
-        about_all_sizes: dict[str, Any],
+        abouts: Sequence[dict[str, Any]],
+        given: Mapping[str, int | float],
         done: Callable[[Path | None, str], None],
         hold: Callable[[dict[str, Any], bytes, Callable[..., Any]], None],
         functions: Functions,
     ) -> None:
         super().__init__()
         self._model, self._arguments, self._objects, self._functions = model, arguments, objects, functions
-        self._folder, self._about, self._about_all_sizes, self._done = folder, about, about_all_sizes, done
+        self._folder, self._abouts, self._about, self._done = folder, abouts, abouts[0], done
         self._hold, self._versions = hold, list[int]()
         self._held: Callable[..., Any] | None = None
         self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
@@ -96,17 +97,12 @@ class Recording(Observer, Recorder):
         self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
         self._frame_code = b""
-        self._walk, self._reads, self._content = (
-            Walk(told=True, leaves_open=True),
-            list[Any](),
-            dict[str, Any](),
-        )
-        self._later, self._without_gradient = list[Any](), list[int]()
-        self._inputs = RecordedInputs()
-        self._autocast = self._over = self._frame_was_seen = self._goes_on = False
-        self._number_of_outputs = 0
-        self._refused, self._lasting, self._finished = "", True, False
-        self._files: dict[str, str] = {}
+        self._walk = Walk(told=True, leaves_open=True)
+        self._reads, self._content = list[Any](), dict[str, Any]()
+        self._later, self._without_gradient, self._files = list[Any](), list[int](), dict[str, str]()
+        self._inputs, self._given = RecordedInputs(), given
+        self._autocast = self._over = self._frame_was_seen = self._goes_on = self._finished = False
+        self._number_of_outputs, self._refused, self._lasting = 0, "", True
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -284,6 +280,7 @@ class Recording(Observer, Recorder):
             raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
         self._content = {"model_tensors": len(walk.tensors), "read": ""}
         self._read(reads)
+        self._inputs.given = names_of_numbers(self._model, self._given)
         names = self._inputs.find(trace.numbers, trace.names(walk), walk)
         if not self._compilations:
             self._inputs.guard_frame(trace.shape_env, trace.tensors, self._arguments)
@@ -445,7 +442,7 @@ class Recording(Observer, Recorder):
 
     def _write(self) -> Path | None:
         if self._held is not None:
-            if self._inputs.attributes:
+            if self._inputs.attributes or self._inputs.open:
                 raise NoPlan("a symbolic number, and a program that cannot be written")
             folder = self._folder(self._about)
             check = native.build(_t.kernel_compiler(), folder.parent)
@@ -462,6 +459,7 @@ class Recording(Observer, Recorder):
         module.add("forward", self._graphs[kind])
         if kind == "forward":
             module.add("backward", self._graphs["backward"])
+            self._inputs.fix_floats(self._given)
         asked = self._inputs.asked(module)
         if kind == "forward" and self._inputs.options:
             raise NoPlan("options of an optimizer, and a backward pass")  # which may ask for their values
@@ -495,6 +493,8 @@ class Recording(Observer, Recorder):
             "reads": [list(read) for read in self._reads],
             "functions": [*functions_named_by([*self._trace.codes, *self._trace.targets]), *self._later],
             "files": self._files,
-            "about": self._about_all_sizes if any_sizes else self._about,
+            "about": self._abouts[any_sizes + 2 * bool(self._inputs.open)],
             "any_sizes": any_sizes,
+            "open": self._inputs.open,
+            "other_numbers": {k: repr(v) for k, v in self._given.items() if k not in self._inputs.open},
         }
