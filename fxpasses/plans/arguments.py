@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import copyreg
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,6 +98,7 @@ class SameArguments:
         tensors: those among them, as :func:`described_arguments` returns them.
         objects: likewise.
         model: the tensors of the model.
+        open: the places of numbers that may be others, as :mod:`~fxpasses.plans.given_numbers` has them.
     """
 
     @staticmethod
@@ -138,14 +139,16 @@ class SameArguments:
         tensors: Sequence[torch.Tensor],
         objects: Sequence[Any],
         model: Sequence[torch.Tensor],
+        open: Collection[str] = (),
     ) -> None:
         self._count, self._names, self._model = len(args), tuple(kwargs), frozenset(map(id, model))
         values = [*args, *kwargs.values()]
         self._tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
         known = [*map(id, objects)]
         self._objects = [(i, reference_to(value)) for i, value in enumerate(values) if id(value) in known]
+        numbers = {int(place) if place.isdigit() else len(args) + self._names.index(place) for place in open}
         self._others = [
-            (i, type(value), repr(value))
+            (i, type(value), None if i in numbers else repr(value))
             for i, value in enumerate(values)
             if i not in self._tensors and id(value) not in known
         ]
@@ -157,8 +160,14 @@ class SameArguments:
         )  # else the same one may hold something later
         if library is not None and stay and all(map(is_in_itself, tensors)):
             kinds = tuple(
-                "tensor" if isinstance(v, torch.Tensor) else "object" if id(v) in known and can_go(v) else ""
-                for v in values
+                "number"
+                if i in numbers
+                else "tensor"
+                if isinstance(v, torch.Tensor)
+                else "object"
+                if id(v) in known and can_go(v)
+                else ""
+                for i, v in enumerate(values)
             )
             given = args, dict(kwargs), kinds, tuple(model)
             self._certain = library.Arguments(*given, _torch.TENSOR_LAYOUT).tensors
@@ -171,7 +180,7 @@ class SameArguments:
             return None
         values = (*args, *kwargs.values()) if kwargs else args
         for i, kind, text in self._others:
-            if type(values[i]) is not kind or repr(values[i]) != text:
+            if type(values[i]) is not kind or (text is not None and repr(values[i]) != text):
                 return None
         for i, known in self._objects:
             if values[i] is not known():

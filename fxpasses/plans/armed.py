@@ -87,11 +87,10 @@ class Armed(Checked):
         if (
             len(self._quick) < _QUICKEST
             and not known.asks_bases
-            and not known.open
             and SameArguments.can_compare(args, kwargs, tensors, objects)
             and all(self.place(tensor) is None for tensor in tensors)
         ):
-            same = SameArguments(args, kwargs, tensors, objects, self.walk.tensors)
+            same = SameArguments(args, kwargs, tensors, objects, self.walk.tensors, known.open)
             self._quick.append((_torch.SameState(), same, known))
         return known, tensors
 

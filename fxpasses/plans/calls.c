@@ -106,6 +106,8 @@ PyTypeObject fxpasses_tensors = {
     .tp_methods = methods_of_tensors,
 };
 
+#define NUMBER 2
+
 /* Arguments of a call that are certain to be described as others were. */
 typedef struct {
     PyObject_HEAD
@@ -165,6 +167,10 @@ static PyObject *tensors_of(Arguments *self, PyObject *const *given, Py_ssize_t 
     for (Py_ssize_t i = 0; i < count; i++) {
         if (i < self->n_positional) value = PyTuple_GET_ITEM(given[0], i);
         else if (!PyDict_Next(given[1], &place, &key, &value) || key != PyTuple_GET_ITEM(self->names, i - self->n_positional)) goto unsure;
+        if (self->is_tensor[i] == NUMBER) {
+            if (Py_TYPE(value) != self->kinds[i]) goto unsure;
+            continue;
+        }
         if (!self->is_tensor[i]) {
             if (value != self->places[i]) goto unsure;
             continue;
@@ -182,7 +188,7 @@ unsure:
     Py_RETURN_NONE;
 }
 
-/* Arguments(args, kwargs, kinds of all ("tensor", "object", which is not kept, or ""), tensors of the model, layout): see SameArguments, which has
+/* Arguments(args, kwargs, kinds of all ("tensor", "object", which is not kept, "number", which may be any of its type, or ""), tensors of the model, layout): see SameArguments, which has
    asked all that is not asked here. */
 static PyObject *make_arguments(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
@@ -220,11 +226,11 @@ static PyObject *make_arguments(PyTypeObject *type, PyObject *args, PyObject *Py
         else PyDict_Next(named, &place, &key, &value);
         const char *kind = PyUnicode_AsUTF8(PyTuple_GET_ITEM(kinds, i));
         if (kind == NULL) { Py_DECREF(self); return NULL; }
-        self->is_tensor[i] = kind[0] == 't';
+        self->is_tensor[i] = kind[0] == 't' ? 1 : kind[0] == 'n' ? NUMBER : 0;
         self->kinds[i] = Py_TYPE(value);
         self->places[i] = value;
         PyTuple_SET_ITEM(self->values, i, Py_NewRef(kind[0] ? Py_None : value)); /* no tensor is kept alive */
-        if (!self->is_tensor[i]) continue;
+        if (self->is_tensor[i] != 1) continue;
         memcpy(self->seen + i * self->words, (const uint64_t *)IMPLEMENTATION(value, at) + at.first, self->words * sizeof *self->seen);
         self->n_tensors++;
     }
