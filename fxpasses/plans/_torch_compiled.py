@@ -415,6 +415,8 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
     A float that Dynamo hands over as a tensor, as it does with ``dynamic=True``, is ``["constant"]``: its value is part of the key, wherever it comes from;
     but ``["option", group, name]`` is one of an optimizer's that the graph holds for all values of, and ``["float", name]`` such an argument. An integer that is no size is ``["attribute", where]``.
     """
+    if any("grapharg" not in node.meta for node in graph.find_nodes(op="placeholder")):
+        raise NoPlan("a graph in which Dynamo has made constants of weights")
     sources = [node.meta["grapharg"].source for node in graph.nodes if node.op == "placeholder"]
     names = ["" for _ in range(lifted)] + [text_of_source(source) for source in sources]
     numbers: list[list[Any] | None] = [None for _ in range(lifted)]

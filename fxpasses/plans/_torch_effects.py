@@ -32,7 +32,7 @@ def changed_objects(
     """
     output = InstructionTranslator.current_tx().output
     effects, code, found, differs, same = output.side_effects, root_code(), [], "", list[str]()
-    exchanged = list[tuple[dict[Any, Any], Any]]()
+    exchanged = list[tuple[Any, Any]]()
     named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     own = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else None
     objects = {id(value): value for value in effects.keepalive}
@@ -47,9 +47,10 @@ def changed_objects(
             found.append(objects[number])
             differs = "a dictionary"
             continue
-        if isinstance(item, ConstDictVariable) and (keys := _exchanges_tensors(item, objects.get(number))):
-            found.append(objects[number])
-            exchanged += [(objects[number], key) for key in keys]
+        values = objects.get(number)
+        if isinstance(item, ConstDictVariable) and (keys := _puts_tensors(item, values)) is not None:
+            found.append(values)
+            exchanged += [(values, key) for key in keys]
             differs = "a dictionary"
             continue
         attributes = effects.store_attr_mutations.get(item, {})
@@ -78,21 +79,21 @@ def changed_objects(
     return found, differs, same, exchanged
 
 
-def _exchanges_tensors(item: ConstDictVariable, values: Any) -> list[Any]:
-    """The keys of a dictionary under which other tensors are put in the place of tensors, if that is all that happens to it."""
+def _puts_tensors(item: ConstDictVariable, values: Any) -> list[Any] | None:
+    """The keys of a dictionary under which other tensors are put in the place of tensors; None where more happens to it than that and new tensors."""
 
     def by_key(items: Mapping[Any, Any]) -> dict[Any, Any]:
         return {getattr(key, "vt", key).as_python_constant(): value for key, value in items.items()}
 
     if type(values) not in (dict, collections.OrderedDict):
-        return []
+        return None
     before, after = by_key(item.original_items), by_key(item.items)
-    keys = [key for key, value in after.items() if value is not before.get(key)]
-    kept = list(before) == list(after) == list(values)
-    tensors = all(
-        isinstance(after[key], TensorVariable) and isinstance(values[key], torch.Tensor) for key in keys
-    )
-    return keys if kept and tensors else []
+    if not list(after)[: len(before)] == list(before) == list(values):
+        return None
+    put = [key for key, value in after.items() if value is not before.get(key)]
+    exchanged = [key for key in put if key in before]
+    are_tensors = all(isinstance(after[key], TensorVariable) for key in put)
+    return exchanged if are_tensors and all(isinstance(values[k], torch.Tensor) for k in exchanged) else None
 
 
 _HANDED = ("__nested_resume_fns", "__nested_frame_values")

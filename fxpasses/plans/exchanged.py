@@ -35,7 +35,10 @@ def numbers_of_exchanged(
     Raises:
         NoPlan: one is elsewhere, too, or a plan could not tell that another one is the same but for its values.
     """
-    keys = {(id(values), key) for values, key in exchanged}
+    met = set(map(id, tensors))
+    keys = {
+        (id(values), key) for values, key in exchanged if id(values.get(key)) in met
+    }  # others nobody reads
     found = [number for number, (values, key) in places.items() if (id(values), key) in keys]
     now = [tensors[number] for number in found]
     if len(found) < len(keys) or (

@@ -95,7 +95,7 @@ class Names:
 
 EVERYTHING = Names(frozenset(), frozenset())
 """In place of names: any."""
-_LASTING = (torch.Tensor, torch.nn.Module, type)
+_LASTING = (torch.nn.Module, type)
 
 
 def names_from(data: list[list[Any]] | None) -> Names:

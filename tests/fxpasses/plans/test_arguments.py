@@ -27,6 +27,7 @@ def test_a_hint_of_aotautograd_is_no_attribute_of_an_argument():
 def test_sizes_of_what_an_argument_is_a_view_of():
     plan = object.__new__(Plan)
     plan._accepts, plan._asked, plan._places_read = lambda base: base.size(0) == 4, [(0, True)], {}
+    plan.open = {}
     assert plan.accepts([torch.ones(4, 2)[:2]])
     assert not plan.accepts([torch.ones(5, 2)[:2]])
     assert not plan.accepts([torch.ones(2, 2)])
