@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._dynamo.variables import ConstDictVariable, SymNodeVariable
+from torch._dynamo.variables import ConstDictVariable, SymNodeVariable, TupleVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
 
 from fake.seam.dynamo import InstructionTranslator, LazyVariableTracker, TensorVariable
@@ -63,9 +63,9 @@ def changed_objects(
             if isinstance(after, (LazyVariableTracker, SymNodeVariable)):
                 differs = f"{type(value).__qualname__}.{name}"
                 continue
-            if isinstance(after, TensorVariable):
+            if (tensors := _tensors(after)) is not None:
                 differs = f"{type(value).__qualname__}.{name}"
-                if isinstance(before.get(name), torch.Tensor):
+                if _holds_tensors(before.get(name), tensors):
                     exchanged.append((before, name))
                 continue
             kept = _constant_of(after)
@@ -77,6 +77,24 @@ def changed_objects(
                 same.append(name)
         found.append(value)
     return found, differs, same, exchanged
+
+
+def _tensors(item: Any) -> int | None:
+    """How many tensors there are in what Dynamo takes for a tuple of tensors, 0 for a tensor, else None."""
+    if type(item) is TupleVariable and item.items:
+        return len(item.items) if all(isinstance(part, TensorVariable) for part in item.items) else None
+    return 0 if isinstance(item, TensorVariable) else None
+
+
+def _holds_tensors(value: Any, number: int) -> bool:
+    """Whether it is a tuple of so many tensors, or for 0 a tensor."""
+    if number == 0:
+        return isinstance(value, torch.Tensor)
+    return (
+        type(value) is tuple
+        and len(value) == number
+        and all(isinstance(part, torch.Tensor) for part in value)
+    )
 
 
 def _puts_tensors(item: ConstDictVariable, values: Any) -> list[Any] | None:
@@ -92,8 +110,10 @@ def _puts_tensors(item: ConstDictVariable, values: Any) -> list[Any] | None:
         return None
     put = [key for key, value in after.items() if value is not before.get(key)]
     exchanged = [key for key in put if key in before]
-    are_tensors = all(isinstance(after[key], TensorVariable) for key in put)
-    return exchanged if are_tensors and all(isinstance(values[k], torch.Tensor) for k in exchanged) else None
+    numbers = {key: _tensors(after[key]) for key in put}
+    if any(number is None for number in numbers.values()):
+        return None
+    return exchanged if all(_holds_tensors(values[key], numbers[key] or 0) for key in exchanged) else None
 
 
 _HANDED = ("__nested_resume_fns", "__nested_frame_values")

@@ -12,9 +12,9 @@ from fxpasses.plans import _torch
 from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.exchanged import Exchanged, Place
+from fxpasses.plans.exchanged import Exchanged, Place, PlaceKey, key_of
 from fxpasses.plans.given_numbers import GivenNumbers, without_given_numbers
-from fxpasses.plans.plan import Checked, Plan
+from fxpasses.plans.plan import Checked, Plan, exchanged_elsewhere
 from fxpasses.plans.references import reference_to
 from fxpasses.plans.walk import Walk
 
@@ -30,11 +30,14 @@ class Armed(Checked):
         digest: list[Any],
         functions: Functions,
         given: GivenNumbers | None = None,
+        in_others: set[PlaceKey] | None = None,
     ) -> None:
-        """Args: what was walked over, the walk and what it returned, the functions between the model's graphs, and the numbers of a call."""
+        """Args: what was walked over, the walk and what it returned, the functions between the model's graphs, the numbers of a call, and where functions
+        of the model put other tensors."""
         super().__init__(walk, walk.tensors)
         self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
         self.given = GivenNumbers() if given is None else given
+        self.in_others = set() if in_others is None else in_others
         itself = weakref.ref(self)
 
         def gone(reference: Any) -> None:
@@ -129,6 +132,7 @@ class Armed(Checked):
             tokens: of the arguments that it was made for.
             plan: the plan.
         """
+        self.in_others.update(map(key_of, plan.exchanged_there))
         if plan.exchanges.keys() - self.walk.exchanged.keys():
             self.exchange(plan.exchanges)
         known = self._others.setdefault(plan.serves, {}) if any(plan.serves) else self._plans
@@ -183,12 +187,14 @@ class ArmedModels:
         known: the last ones.
         calls: how often the model was called.
         given: the numbers among the arguments of a call.
+        in_others: where functions of the model put other tensors; those between its graphs share it.
     """
 
     def __init__(self, model: Any, functions: Functions) -> None:
         self.known: list[Armed] = []
         self.calls = 0
         self.given = GivenNumbers()
+        self.in_others = set[PlaceKey]()
         self._model, self._functions = model, functions
         self._new = 0
 
@@ -221,7 +227,9 @@ class ArmedModels:
                 raise NoPlan("arguments that are other objects in each call")
         walk = Walk(leaves_open=True)
         digest = walk.over(self._model, objects)
-        made = Armed(self._model, objects, walk, digest, self._functions, self.given)
+        made = Armed(self._model, objects, walk, digest, self._functions, self.given, self.in_others)
+        if places := exchanged_elsewhere(walk, self.in_others):
+            made.exchange(places)
         self.known = [made, *self.known][: _LAYERS if is_layer else _OTHERS]
         return made
 

@@ -251,6 +251,7 @@ class Functions:
     def __init__(self, planned: Callable[[Callable[..., Any]], Planned]) -> None:
         self.planned = planned
         self._resumed: dict[str, Planned | WithCells] = {}
+        self._loaded: dict[tuple[str, str], Planned | WithCells] = {}
         self._known: dict[Stub, list[tuple[dict[str, Any], Cells, Planned | None]]] = {}
 
     def __bool__(self) -> bool:
@@ -269,6 +270,21 @@ class Functions:
             yield
         finally:
             _running.functions, _running.around = before
+
+    def loaded(self, frame: str, name: str, goes_on: Resumed) -> Planned | WithCells:
+        """What a frame goes on with that was loaded from a plan: the same where the plan is loaded again, which keeps what it was compiled to.
+
+        Args:
+            frame: a digest of its code.
+            name: of the function, there.
+            goes_on: the function.
+        """
+        if (frame, name) not in self._loaded:
+            has_cells = bool(goes_on.code.co_freevars)
+            self._loaded[frame, name] = (
+                WithCells(goes_on, self.planned) if has_cells else self.planned(goes_on.function())
+            )
+        return self._loaded[frame, name]
 
     def call(
         self,

@@ -383,6 +383,7 @@ class Compiled(Generic[M]):
         """What calls a function with which a frame of the model goes on."""
         made = Compiled(resumed, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
         made.plan_files, made._is_between = self.plan_files, True
+        made._armed.in_others = self._armed.in_others
         return made
 
     def _about(self, digest: list[Any], now: Any, tokens: Any) -> dict[str, Any]:

@@ -2,52 +2,99 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fxpasses.plans import _torch
 from fxpasses.plans.arguments import SameArguments
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.gradients import have_none
 
-Place = tuple[dict[Any, Any], Any]
-"""Where a tensor is: a dictionary and the key there."""
+
+class Place(NamedTuple):
+    """Where a tensor is: a dictionary and the key there, and in a tuple of tensors that is there which one of how many."""
+
+    values: dict[Any, Any]
+    key: Any
+    number: int = 0
+    length: int | None = None
+
+    def now(self) -> Any:
+        """What is there."""
+        value = self.values.get(self.key)
+        if self.length is None:
+            return value
+        return value[self.number] if type(value) is tuple and len(value) == self.length else None
+
+
+def places_of(values: dict[Any, Any], key: Any, tensors: Sequence[torch.Tensor]) -> list[Place]:
+    """The places of the tensors that a walk has met in an entry of a dictionary, if it is one or a tuple of them.
+
+    Args:
+        values: the dictionary.
+        key: of the entry.
+        tensors: those that were met there.
+    """
+    item = values.get(key)
+    if len(tensors) == 1 and item is tensors[0]:
+        return [Place(values, key)]
+    if type(item) is tuple and len(item) == len(tensors) and all(map(operator.is_, item, tensors)):
+        return [Place(values, key, i, len(item)) for i in range(len(item))]
+    return []
+
+
+PlaceKey = tuple[int, Any]
+"""Which entry of a dictionary a place is in: the identity of the dictionary, and the key."""
+
+
+def key_of(place: Place) -> PlaceKey:
+    """Which entry of a dictionary a place is in."""
+    return id(place.values), place.key
+
+
+def are_alone(numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether it can be told of others that they are the same as tensors but for their values: each has memory of its own, and no gradient.
+
+    Args:
+        numbers: of the tensors.
+        tensors: those of a walk.
+    """
+    now = [tensors[number] for number in numbers]
+    return have_none(now) and SameArguments.can_compare(tuple(now), {}, now, ())
 
 
 def numbers_of_exchanged(
-    exchanged: Sequence[Place],
+    exchanged: Sequence[tuple[dict[Any, Any], Any]],
     places: Mapping[int, Place],
     tensors: Sequence[torch.Tensor],
-    *,
-    reads_gradients: bool,
 ) -> list[int]:
     """The numbers of tensors in whose places a frame puts others.
 
     Args:
-        exchanged: the places.
+        exchanged: the dictionaries and keys.
         places: all places of tensors that are in one alone, by their numbers.
         tensors: those of a walk.
-        reads_gradients: whether the plan depends on gradients.
 
     Returns: the numbers, in order.
 
     Raises:
         NoPlan: one is elsewhere, too, or a plan could not tell that another one is the same but for its values.
     """
-    met = set(map(id, tensors))
-    keys = {
-        (id(values), key) for values, key in exchanged if id(values.get(key)) in met
-    }  # others nobody reads
-    found = [number for number, (values, key) in places.items() if (id(values), key) in keys]
-    now = [tensors[number] for number in found]
-    if len(found) < len(keys) or (
-        found and (reads_gradients or not SameArguments.can_compare(tuple(now), {}, now, ()))
-    ):
+    met, there = set(map(id, tensors)), dict[PlaceKey, tuple[Any, ...]]()
+    for values, key in exchanged:
+        value = values.get(key)
+        held = value if type(value) is tuple else (value,)
+        if not met.isdisjoint(map(id, held)):  # of others nobody reads anything
+            there[id(values), key] = held
+    found = sorted(number for number, place in places.items() if key_of(place) in there)
+    if len(found) < sum(map(len, there.values())) or (found and not are_alone(found, tensors)):
         raise NoPlan(
             "a frame that changes an object", "where a tensor is that is elsewhere, too, or has no memory"
         )
-    return sorted(found)
+    return found
 
 
 class Exchanged:
@@ -68,9 +115,13 @@ class Exchanged:
         return number in self._places
 
     def hold(self) -> bool:
-        """Whether they are: different ones, and none that is elsewhere, too."""
+        """Whether they are: different ones, none that is elsewhere, too, and none with a gradient."""
         now = self._now()
-        if any(value is None for value in now) or self._same.tensors(tuple(now), {}) is None:
+        if (
+            any(value is None for value in now)
+            or self._same.tensors(tuple(now), {}) is None
+            or not have_none(now)
+        ):
             return False
         for number, value in zip(self._places, now, strict=True):
             self._tensors[number] = value
@@ -85,4 +136,4 @@ class Exchanged:
         return set(map(id, self._now())).isdisjoint(map(id, arguments))
 
     def _now(self) -> list[Any]:
-        return [values.get(key) for values, key in self._places.values()]
+        return [place.now() for place in self._places.values()]

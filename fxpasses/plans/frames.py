@@ -22,7 +22,7 @@ import torch
 
 from fake.seam.eval_frame import reset_code
 from fxpasses.plans._torch import call_in_eager
-from fxpasses.plans.between import Functions, Stub, WithCells, without_hook
+from fxpasses.plans.between import Functions, Stub, without_hook
 from fxpasses.plans.code import named_by
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.resumed import PREFIX, Resumed
@@ -284,11 +284,9 @@ def frame_of(
             goes_on = Resumed(code_of_it, values, function.__code__.co_freevars, filled)
             if kind == "handed":
                 value = goes_on.function()
-            elif code_of_it.co_freevars:
-                value = calls.add(WithCells(goes_on, functions.planned))
             else:
-                planned = functions.planned(goes_on.function())
-                value = calls.add(without_hook(planned) if stubs else planned)
+                known = functions.loaded(hashlib.sha256(data).hexdigest(), name, goes_on)
+                value = calls.add(without_hook(known) if stubs and not code_of_it.co_freevars else known)
         elif kind == "builtins":
             value = vars(builtins)
         else:

@@ -146,8 +146,6 @@ def _walked(content: Mapping[str, Any], armed: Armed) -> Walk | None:
         and are_named_still(content["functions"])
         and stubs_named(content.get("between", ())) is not None
     )
-    if walk.exchanged and walk.gradients is not None:
-        return None  # they would be asked of tensors that are gone
     return walk if same else None
 
 
@@ -160,7 +158,7 @@ def _made(
     file: Path | None = None,
 ) -> Plan:
     watch_names(walk, content["functions"])
-    plan = Plan(content, names, walk, armed.given, file)
+    plan = Plan(content, names, walk, armed.given, armed.in_others, file)
     if "frame" in content:
         stubs = stubs_named(content.get("between", ())) or []
         if content["frame"] is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fxpasses.plans._torch_optimizers import option_now
-from fxpasses.plans.exchanged import Exchanged, Place
+from fxpasses.plans.exchanged import Exchanged, Place, PlaceKey, are_alone, key_of
 from fxpasses.plans.given_numbers import GivenNumbers
 from fxpasses.plans.gradients import Gradients, have_none
 from fxpasses.plans.held_views import HeldViews
@@ -32,8 +32,8 @@ class Checked:
 
     def _release(self, places: Mapping[int, Place], tensors: Sequence[torch.Tensor]) -> None:
         """Look no more at what is in some places. Args: the places, and the tensors that are looked at from now on."""
-        for values, key in places.values():
-            self._watch.release(values, key)
+        for place in places.values():
+            self._watch.release(place.values, place.key)
         self._tensors = SameTensors(tensors)
 
     def let_hold(self, views: HeldViews) -> None:
@@ -47,6 +47,8 @@ class Plan(Checked):
     Attributes:
         file: where it is.
         frame: where it is more than a call of its graph, what runs all of it.
+        exchanges: the places of tensors of the model that may be others in each call, by their numbers.
+        exchanged_there: all such places.
         asks_bases: whether it depends on sizes of tensors of which arguments are views.
         is_tuned: whether it is a program that was chosen by measuring: where it fails, the default may not.
     """
@@ -57,6 +59,7 @@ class Plan(Checked):
         names: Mapping[str, Any],
         walk: Walk,
         given: GivenNumbers,
+        in_others: Set[PlaceKey] = frozenset(),
         file: Path | None = None,
     ) -> None:
         read = walk.tensors[content["model_tensors"] :]
@@ -70,6 +73,8 @@ class Plan(Checked):
             else callable_of(content["facts"], names["forward"], names.get("backward"))
         )
         places = {number: walk.places[number] for number in content.get("exchanged", ())}
+        places |= exchanged_elsewhere(walk, in_others)
+        self.exchanged_there = list(places.values())
         self.exchanges = {
             number: place for number, place in places.items() if number < content["model_tensors"]
         }
@@ -216,6 +221,19 @@ class Plan(Checked):
             tensor = arguments[index]
             inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
         return inputs
+
+
+def exchanged_elsewhere(walk: Walk, places: Set[PlaceKey]) -> dict[int, Place]:
+    """The places in which other functions of the model put other tensors, as far as a plan can tell that these are the same but for their values.
+
+    Args:
+        walk: over the model.
+        places: all such places.
+    """
+    found = {
+        n: place for n, place in walk.places.items() if key_of(place) in places and n not in walk.exchanged
+    }
+    return found if places and are_alone([*walk.exchanged, *found], walk.tensors) else {}
 
 
 _NO_SIZES = ("argument", "model", "gradient", "constant", "option", "attribute", "number")

@@ -10,7 +10,6 @@ import torch
 
 from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans._torch_effects import changed_objects
-from fxpasses.plans.exchanged import Place
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.named_attributes import Names, names_read
 from fxpasses.plans.reads import Read, read_of_operator, read_of_result, reads_of
@@ -42,7 +41,7 @@ class RecordedTrace:
         self.numbers: dict[str, tuple[Any, str]] = {}
         self.shape_env: Any = None
         self.tensors: dict[str, torch.Tensor] = {}
-        self.exchanged: list[Place] = []
+        self.exchanged: list[tuple[dict[Any, Any], Any]] = []
         self.reads_gradients = False
         self._not_traced: list[types.CodeType] = []
 

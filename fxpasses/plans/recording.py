@@ -298,9 +298,7 @@ class Recording(Observer, Recorder):
         check_methods(trace.codes)
         if not all(map(walk.has_met, trace.changed)):
             raise NoPlan("a frame that changes an object")  # what it was before is not known
-        self._content["exchanged"] = numbers_of_exchanged(
-            trace.exchanged, walk.places, walk.tensors, reads_gradients=gradients
-        )
+        self._content["exchanged"] = numbers_of_exchanged(trace.exchanged, walk.places, walk.tensors)
         if any(name in place for name in walk.hashes for place in trace.guarded):
             raise NoPlan("code that reads the hash of an object")
 

@@ -27,7 +27,7 @@ from fxpasses.plans import _torch, _torch_notes, kinds
 from fxpasses.plans._torch_optimizers import lasting_parts
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.exchanged import Place
+from fxpasses.plans.exchanged import Place, places_of
 from fxpasses.plans.hidden_state import hidden_state, is_hash
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS, HOOKS_OF_CALLS
 from fxpasses.plans.library_operators import parts_of_operator
@@ -219,9 +219,10 @@ class Walk(OpenObjects):
         self._items(tensor.__dict__)
 
     def _is_in_two_places(self, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            number = next(i for i, tensor in enumerate(self.tensors) if tensor is value)
-            self.places.pop(number, None)
+        for item in value if type(value) is tuple else (value,):
+            if isinstance(item, torch.Tensor):
+                number = next(i for i, tensor in enumerate(self.tensors) if tensor is item)
+                self.places.pop(number, None)
 
     def _wrapper(self, value: Any, kind: type) -> None:
         base = next(base for base in kinds.WRAPPERS if isinstance(value, base))
@@ -442,8 +443,9 @@ class Walk(OpenObjects):
                 known = len(self.tensors)
                 self._say("key", key)
                 self._inside(f".{key}", item)
-                if len(self.tensors) > known and self.tensors[known] is item:
-                    self.places[known] = (values if owner is None else vars(owner)), key
+                if met := self.tensors[known:]:
+                    of = values if owner is None else vars(owner)
+                    self.places |= dict(enumerate(places_of(of, key, met), known))
             else:
                 self._inside("[key]", key)
                 self._inside(f"[{key!r}]", item)

@@ -98,6 +98,36 @@ class Layers(nn.Module):
         return x
 
 
+class Tupled(nn.Module):
+    """A tuple of states, behind a graph break: Dynamo does not trace an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.state = nn.LSTM(4, 4), None
+
+    def forward(self, x):
+        y, self.state = self.lstm(x, self.state)
+        self.state = tuple(part.detach() for part in self.state)
+        return y
+
+
+class Trainer:
+    """Steps of an optimizer between a loss and its mean, which is kept."""
+
+    def __init__(self):
+        self.model, self.mean, self.steps = nn.Linear(4, 4), torch.zeros(()), 0
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.1)
+
+    def step(self, x):
+        loss = self.model(x).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.mean = self.mean * 0.9 + loss.detach() * 0.1
+        self.steps += 1
+        return loss.detach()
+
+
 MODELS = {kind.__name__: kind for kind in (Recurrent, Averaged, Swapped, InPlace, Held, Given, Layers)}
 
 

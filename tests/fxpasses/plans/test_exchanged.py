@@ -1,5 +1,6 @@
 """Tensors that a model keeps from call to call: a second process compiles nothing, and whatever is put in their places is noticed."""
 
+import copy
 import itertools
 import json
 
@@ -8,10 +9,11 @@ import torch
 
 import fxpasses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.exchanged import Exchanged, numbers_of_exchanged
+from fxpasses.plans.exchanged import Exchanged, Place, numbers_of_exchanged, places_of
+from fxpasses.plans.walk import Walk
 from fxpasses.plans.watched_state import Watch
 from tests import children
-from tests.fxpasses.plans.programs_that_keep_tensors import CHANGES, MODELS, Given, Memory
+from tests.fxpasses.plans.programs_that_keep_tensors import CHANGES, MODELS, Given, Memory, Trainer, Tupled
 
 PROGRAM = """
 import json, sys
@@ -80,10 +82,34 @@ def test_objects_that_are_new_in_each_request(tmp_path):
     assert not compiled.why_no_plan
 
 
+@pytest.mark.parametrize("kind", [Tupled, Trainer])
+def test_states_of_several_graphs(tmp_path, monkeypatch, kind):
+    for process in range(2):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = kind()
+        eager = copy.deepcopy(model)
+        compiled = fxpasses.compile(model if kind is Tupled else model.step, cache=tmp_path)
+        called = eager if kind is Tupled else eager.step
+        before = fxpasses.stats().graphs
+        with torch.set_grad_enabled(kind is Trainer), monkeypatch.context() as patch:
+            for step in range(8):
+                if step == 5:
+                    patch.setattr(Walk, "over", lambda *args: pytest.fail("a model is walked over"))
+                x = torch.randn(3, 2, 4)
+                torch.testing.assert_close(compiled(x), called(x))
+                if kind is Tupled:
+                    torch.testing.assert_close(model.state, eager.state)
+                else:
+                    torch.testing.assert_close(model.mean, eager.mean)
+                    torch.testing.assert_close(model.model.weight, eager.model.weight)
+        assert (fxpasses.stats().graphs == before) == (process == 1)
+
+
 def test_exchanged_tensors_are_told_from_others():
     weight, values = torch.ones(3), {"a": torch.zeros(2, 3), "b": torch.zeros(2)}
     tensors = [weight, values["a"], values["b"]]
-    exchanged = Exchanged({1: (values, "a"), 2: (values, "b")}, tensors)
+    exchanged = Exchanged({1: Place(values, "a"), 2: Place(values, "b")}, tensors)
     assert exchanged.hold()
     values["a"] = torch.full((2, 3), 2.0)
     assert exchanged.hold()
@@ -109,19 +135,31 @@ def test_exchanged_tensors_are_told_from_others():
     assert not exchanged.hold()
 
 
-@pytest.mark.parametrize(
-    "places", [{}, {0: 0}, {0: 1}], ids=["elsewhere, too", "without memory", "with gradients"]
-)
-def test_what_cannot_be_told_is_refused(places):
-    values = {"a": torch.ones(2), "b": torch.empty(0)}
-    key = "b" if places == {0: 0} else "a"
+@pytest.mark.parametrize("kind", ["elsewhere, too", "without memory", "with a gradient", "none"])
+def test_what_cannot_be_told_is_refused(kind):
+    values = {"a": torch.ones(2), "b": torch.empty(0), "c": torch.ones(2, requires_grad=True)}
+    values["c"].grad = torch.ones(2)
+    key = {"without memory": "b", "with a gradient": "c"}.get(kind, "a")
+    places = {} if kind == "elsewhere, too" else {0: Place(values, key)}
+    tensors = [torch.ones(2)] if kind == "none" else [values[key]]
+    if kind == "none":  # nobody reads what is there
+        assert numbers_of_exchanged([(values, key)], {}, tensors) == []
+        return
     with pytest.raises(NoPlan, match="changes an object"):
-        numbers_of_exchanged(
-            [(values, key)],
-            dict.fromkeys(places, (values, key)),
-            [values[key]],
-            reads_gradients=places == {0: 1},
-        )
+        numbers_of_exchanged([(values, key)], places, tensors)
+
+
+def test_tuples_of_tensors_have_places():
+    values = {"state": (torch.ones(2), torch.zeros(2)), "one": torch.ones(3), "mixed": (torch.ones(1), 2)}
+    places = places_of(values, "state", values["state"])
+    assert [place.now() for place in places] == list(values["state"])
+    assert places_of(values, "one", [values["one"]]) == [Place(values, "one")]
+    assert places_of(values, "mixed", [values["mixed"][0]]) == []
+    assert places_of(values, "gone", []) == []
+    values["state"] = (torch.ones(2),)
+    assert [place.now() for place in places] == [None, None]
+    values["state"] = [torch.ones(2), torch.zeros(2)]
+    assert places[0].now() is None
 
 
 def test_the_rest_of_a_dictionary_is_still_watched(checks):
