@@ -388,15 +388,26 @@ def _option(source: Any, number: Any) -> list[Any] | None:
         getattr(groups, "base", None), OptimizerSource
     ):
         return None
-    return ["option", group.index, source.index] if _is_open(number) else None
+    return ["option", group.index, source.index] if is_open(number) else None
+
+
+def floats_of(graph: fx.Graph) -> dict[str, Any]:
+    """The symbolic floats that Dynamo's graph takes as tensors and that are arguments themselves, by their names. Args: the graph."""
+    args = [node.meta["grapharg"] for node in graph.find_nodes(op="placeholder") if "grapharg" in node.meta]
+    found = {
+        arg.source.local_name: arg
+        for arg in args
+        if arg.pass_arg_as_tensor and type(arg.source) is LocalSource
+    }
+    return {name: getattr(arg.fake_tensor, "item_memo", None) for name, arg in found.items()}
 
 
 def _given(source: Any, number: Any) -> list[Any] | None:
     """The argument that a float is, if nothing was asked of its value."""
-    return ["float", source.local_name] if type(source) is LocalSource and _is_open(number) else None
+    return ["float", source.local_name] if type(source) is LocalSource and is_open(number) else None
 
 
-def _is_open(number: Any) -> bool:
+def is_open(number: Any) -> bool:
     """Whether nothing was asked of the value of a symbolic float."""
     if not isinstance(number, torch.SymFloat) or not isinstance(number.node.expr, sympy.Symbol):
         return False

@@ -38,7 +38,7 @@ class RecordedInputs:
         self.open: dict[str, str] = {}
         self.attributes: dict[str, tuple[int, str]] = {}
         self._names, self._numbers = list[str](), list[list[Any] | None]()
-        self._of_frame: dict[str, list[Any]] = {}
+        self._of_frame, self._floats = dict[str, list[Any]](), dict[str, Any]()
         self._guards: tuple[CompiledGuards, ...] | None = None
 
     @property
@@ -61,6 +61,7 @@ class RecordedInputs:
     def note(self, graph: fx.Graph) -> None:
         """See what Dynamo's graph takes."""
         self._names, self._numbers = _t.sized_inputs(graph, self.lifted)
+        self._floats = _t.floats_of(graph)
 
     def guard(self, shape_env: Any) -> None:
         """See what is asked of numbers."""
@@ -134,11 +135,12 @@ class RecordedInputs:
             raise NoPlan("a graph that holds tensors of others")
 
     def fix_floats(self, given: Mapping[str, int | float]) -> None:
-        """Let floats among the arguments be constants: a backward pass may ask for their values. Args: the numbers of the call, by their places."""
+        """Let floats be constants for whose values the backward pass has asked. Args: the numbers of the call, by their places."""
+        fixed = {self.given.get(name) for name, number in self._floats.items() if not _t.is_open(number)}
         for source in self.sources:
-            if source[0] == "number" and self.open.get(source[1]) == "float":
+            if source[0] == "number" and source[1] in fixed:
                 source[:] = ["constant", given[source[1]]]
-        self.open = {place: kind for place, kind in self.open.items() if kind != "float"}
+        self.open = {place: kind for place, kind in self.open.items() if place not in fixed}
 
     def _placed(self, number: list[Any] | None) -> list[Any] | None:
         if number is not None and number[0] in ("attribute", "float") and number[1] in self.given:
