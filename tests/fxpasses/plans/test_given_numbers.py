@@ -52,7 +52,7 @@ def test_a_second_process_compiles_nothing(name, in_two_processes):
 def test_other_numbers_in_a_second_process(name, in_two_processes):
     differing, graphs = in_two_processes[1][0][f"{name} True"]
     assert differing == []
-    if name in ("start", "write", "returns", "breaks", "learns", "learns integers", "module"):
+    if name in ("start", "write", "returns", "breaks", "learns", "learns integers"):
         assert graphs == 0
 
 
