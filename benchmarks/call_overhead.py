@@ -60,7 +60,7 @@ def _return_at_once(compiled: fxpasses.Compiled[Any], *arguments: torch.Tensor) 
     """Put the results of one call in the place of the code of the plan."""
     for _ in range(2):  # the first walks over the model again, on which Dynamo has left notes
         compiled(*arguments)
-    (armed,) = compiled._armed
+    (armed,) = compiled._armed.known
     assert armed._quick
     for _, _, plan in armed._quick:
         outputs = plan._run(plan._inputs_of(arguments))

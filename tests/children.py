@@ -7,6 +7,7 @@ same in all forks. Programs about those two, and those that find what an earlier
 """
 
 import atexit
+import json
 import multiprocessing
 import os
 import runpy
@@ -53,6 +54,13 @@ class Child:
 def run(*arguments, env=None, cwd=None, timeout=900):
     """Run a program to its end: ``subprocess.run([sys.executable, *arguments], capture_output=True, text=True)``."""
     return Child(arguments, env, cwd).finish(timeout)
+
+
+def told_by(*arguments):
+    """What a program prints last, as JSON."""
+    child = run(*arguments)
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout.splitlines()[-1])
 
 
 def run_fresh(*arguments, env=None, cwd=None, timeout=900):

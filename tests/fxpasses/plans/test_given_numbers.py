@@ -1,6 +1,5 @@
 """Numbers among the arguments: those that were others before are inputs of a plan, and a second process compiles nothing for new ones."""
 
-import json
 import threading
 
 import pytest
@@ -31,12 +30,7 @@ FIXED = ("inside", "rest", "defaults")
 @pytest.fixture(scope="module")
 def in_two_processes(tmp_path_factory):
     directory = tmp_path_factory.mktemp("plans")
-    return [_found(children.run("-c", PROGRAM, directory, which)) for which in ("first", "later")]
-
-
-def _found(child):
-    assert child.returncode == 0, child.stderr
-    return json.loads(child.stdout.splitlines()[-1])
+    return [children.told_by("-c", PROGRAM, directory, which) for which in ("first", "later")]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -34,12 +34,7 @@ print(json.dumps([found, fxpasses.stats().plans_refused]))
 @pytest.fixture(scope="module")
 def in_two_processes(tmp_path_factory):
     directory = tmp_path_factory.mktemp("plans")
-    return [_found(children.run("-c", PROGRAM, directory, which)) for which in ("first", "later")]
-
-
-def _found(child):
-    assert child.returncode == 0, child.stderr
-    return json.loads(child.stdout.splitlines()[-1])
+    return [children.told_by("-c", PROGRAM, directory, which) for which in ("first", "later")]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -38,12 +38,7 @@ print(json.dumps([found, fxpasses.stats().plans_refused]))
 def in_two_processes(tmp_path_factory):
     program = PROGRAM.format(here=str(Path(__file__).parent))
     directory = tmp_path_factory.mktemp("plans")
-    return [_found(children.run("-c", program, directory)) for _ in range(2)]
-
-
-def _found(child):
-    assert child.returncode == 0, child.stderr
-    return json.loads(child.stdout.splitlines()[-1])
+    return [children.told_by("-c", program, directory) for _ in range(2)]
 
 
 @pytest.mark.parametrize("name", CASES)
