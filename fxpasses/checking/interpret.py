@@ -20,7 +20,7 @@ from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import OpOverload, disable_current_modes
 from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
 from fxpasses.checking.inputs import cloned, made_up, placeholders
-from fxpasses.exact.float_constants import unrounded
+from fxpasses.exact.float_constants import number_held, unrounded
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.rewriting import subgraphs
 
@@ -260,7 +260,7 @@ class ExactRun(Run):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Read an attribute, floats as float64. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
-        return tree_map(as_float64, super().get_attr(target, args, kwargs))
+        return tree_map(_constant_in_float64, super().get_attr(target, args, kwargs))
 
     def _evaluated(self, n: fx.Node) -> Any:
         if n.op != "call_function":
@@ -334,6 +334,13 @@ def _as_wide(value: Any) -> Any:
 def _integers_as_float64(value: Any) -> Any:
     is_integer = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
     return value.double() if is_integer else value
+
+
+def _constant_in_float64(value: Any) -> Any:
+    wide = as_float64(value)
+    is_float = isinstance(wide, Tensor) and wide.dtype is torch.float64
+    number = number_held(wide) if is_float else None
+    return wide if number is None else torch.full_like(wide, number)
 
 
 def as_float64(value: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
-from fxpasses.exact.float_constants import residues_of_number, unrounded
+from fxpasses.exact.float_constants import number_held, residues_of_number, unrounded
 from fxpasses.exact.folded_numbers import Product, residues_of_sum
 
 _CANCELLED = 1e-9
@@ -73,6 +73,11 @@ class Arithmetic:
         rows = [residues_of_number(self.field, float, number) for number in distinct.tolist()]
         residues[read] = torch.tensor(rows, dtype=torch.int64).view(-1, LEVELS)[at]
         return Dual(witness, list(residues.unbind(-1)), value.dtype)
+
+    def constant(self, value: Tensor) -> Dual:
+        """A tensor of floats that a graph holds: what is one number everywhere is read as a number that is written."""
+        number = number_held(value)
+        return self.dual(value) if number is None else self.full(value.shape, number, value.dtype)
 
     def full(self, size: Sequence[int], value: Operand, dtype: torch.dtype) -> Dual:
         """Make a tensor with one value everywhere.

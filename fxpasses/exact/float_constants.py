@@ -14,6 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fxpasses.exact.fields import Field, inverses
 
@@ -97,6 +98,12 @@ def unrounded(number: float) -> float:
     simple = float(Fraction(number).limit_denominator(_SMALL_MULTIPLE))
     root = math.copysign(math.sqrt(Fraction(number**2).limit_denominator(_SMALL_MULTIPLE)), number)
     return next((value for value in (simple, *short, root, *_NAMED) if np.float32(value) == narrow), number)
+
+
+def number_held(value: Tensor) -> float | None:
+    """The number that a tensor of floats holds everywhere, as it was before it was rounded: a graph may be written with either."""
+    first = float(value.flatten()[0]) if value.numel() else 0.0
+    return unrounded(first) if first and bool((value == first).all()) else None
 
 
 def _is_near(a: float, b: float) -> bool:

@@ -246,7 +246,8 @@ class _Evaluation(fx.Interpreter):
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Read an attribute as a dual number. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
         value = super().get_attr(target, args, kwargs)
-        return self._machine._as_dual(value)
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return self._machine.arithmetic.constant(value) if is_float else value
 
 
 def _traced_decomposition(

@@ -91,7 +91,9 @@ class Run(fx.Interpreter):
         value = self.fetch_attr(str(n.target))
         if not isinstance(value, Tensor):
             return value
-        made = self._machine.arithmetic.dual(value) if value.is_floating_point() else value.detach().clone()
+        made = (
+            self._machine.arithmetic.constant(value) if value.is_floating_point() else value.detach().clone()
+        )
         return self._adopt(n, made)
 
     def _call(self, n: fx.Node) -> Any:

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import capture, pattern_pass
+from fxpasses.checking.same_function import differences_in_float64
 from fxpasses.exact import equivalent
 from fxpasses.exact.fields import field
 from fxpasses.exact.float_constants import residues_of_number
@@ -69,3 +71,27 @@ def test_residues_are_those_of_the_formula():
         one = field(number)
         (products,) = folded_numbers(one, before, after).values()
         assert residues_of_sum(one, products) == residues_of_number(one, float, 0.63)
+
+
+def held_and_written(number, dtype, size, other):
+    """A graph that holds a number as a tensor, and one that is written with it, times another one."""
+    held = torch.full(size, number, dtype=dtype)
+    x, value = torch.randn(4, 3).to(dtype), held.flatten()[0].item() * other
+    before = make_fx(lambda x: (x + held).exp() * held)(x)
+    return before, make_fx(lambda x: (x + value).exp() * value)(x), [x]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [(), (1,), (4, 3)])
+@pytest.mark.parametrize("number", [0.7, -1e-5, 2**-0.5, 3.25])
+def test_a_tensor_of_one_number_is_that_number(number, size, dtype):
+    before, after, inputs = held_and_written(number, dtype, size, 1.0)
+    assert equivalent(before, after, inputs).kind == "EQUAL"
+    assert not differences_in_float64(before, after, inputs)
+
+
+@pytest.mark.parametrize("size", [(), (4, 3)])
+def test_a_tensor_of_another_number_is_not(size):
+    before, after, inputs = held_and_written(0.7, torch.float32, size, 1 + 1e-6)
+    assert equivalent(before, after, inputs).kind == "APPROXIMATE"
+    assert differences_in_float64(before, after, inputs)
