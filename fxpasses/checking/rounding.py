@@ -17,14 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses._torch import OpOverload
+from fxpasses.checking.computing_types import (
+    computing_dtype,
+    finest_dtype,
+    held_dtype,
+    is_elementwise,
+    rounds,
+)
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run
 from fxpasses.checking.open_order import open_results
 from fxpasses.errors import Location
 from fxpasses.graphs.numbers import became, computable
 from fxpasses.graphs.provenance import locate
-from fxpasses.graphs.rewriting import value_of
+from fxpasses.graphs.rewriting import outputs_of, value_of
 
 LIMIT = 8.0
 """How many times as far off a rewrite may be, as a root mean square over a tensor. Right ones were at most 5 times as far: a matmul in bfloat16
@@ -49,53 +55,6 @@ _SMALLEST = 32
 _SMALLEST_ALONE = 96
 """The same where each element is computed alone."""
 _FEWEST = 4
-_SAME_ELEMENTS = {getattr(torch.ops.aten, name) for name in ("alias", "detach", "_to_copy")}
-"""What a joint graph keeps for the backward pass is an alias."""
-_SUMS = {
-    getattr(torch.ops.aten, name)
-    for name in [
-        "sum",
-        "mean",
-        "cumsum",
-        "prod",
-        "var",
-        "var_mean",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "convolution",
-        "scatter_add",
-        "index_add",
-    ]
-}
-_COPIES = {
-    torch.ops.prims.convert_element_type,
-    *(
-        getattr(torch.ops.aten, name)
-        for name in [
-            "_to_copy",
-            "clone",
-            "copy",
-            "fill",
-            "where",
-            "masked_fill",
-            "neg",
-            "abs",
-            "relu",
-            "clamp",
-            "maximum",
-            "minimum",
-        ]
-    ),
-}
-"""Elementwise operators whose results are elements that they were given, or whose rounding is a cast's."""
-_INTEGERS = {getattr(torch.ops.aten, name) for name in ("floor", "ceil", "round", "trunc", "sign")}
-_SOFTMAX = {
-    getattr(torch.ops.aten, f"{name}softmax{end}")
-    for name in ("_", "_log_")
-    for end in ("", "_backward_data")
-}
 
 
 @dataclass(frozen=True)
@@ -293,19 +252,21 @@ def less_precise(
     if usual is None or got is None or exact is None:
         return {}
     found: dict[int, Distance] = {}
-    is_elementwise = all(map(_is_elementwise, (before, after)))
+    is_alone, returned = all(map(is_elementwise, (before, after))), outputs_of(before.graph)
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
         if _is_turned_over(mine, theirs) and position not in open_results(before, inputs):
             how = _turned_over(before, inputs, position, (mine, theirs, center))
             found |= {position: how} if how is not None else {}
         if not _is_judged(mine, theirs, center) or torch.equal(mine, theirs):
             continue
+        kind = held_dtype(returned[position], mine.dtype)
+        mine, theirs = mine.to(kind), theirs.to(kind)
         # What only moves values is held to its inputs: they were rounded to their types before, and may be once more.
-        rounds = not torch.equal(mine.double(), center.double())
-        dtype = _finest_dtype(before, mine.dtype) if rounds else _computing_dtype(before)
+        is_rounded = not torch.equal(mine.double(), center.double())
+        dtype = finest_dtype(before, kind) if is_rounded else computing_dtype(before)
         runs = [ExactRun(before).results(moved(inputs, seed, dtype)) for seed in range(_MOVES)]
         others = [run[position] for run in runs if run is not None]
-        for part in _by_magnitude(center, mine.dtype, is_elementwise):
+        for part in _by_magnitude(center, kind, is_alone):
             how = distance(mine, theirs, [center, *others], part)
             if how is not None and limit < how.times < math.inf:
                 errors = itertools.chain(
@@ -314,7 +275,7 @@ def less_precise(
                 )
                 nearby = max(errors, default=0.0)
                 how = replace(how, times=min(how.times, how.after / nearby)) if nearby else how
-            if how is not None and how.times > limit and not (chosen and _is_little(how, mine.dtype)):
+            if how is not None and how.times > limit and not (chosen and _is_little(how, kind)):
                 found[position] = replace(how, where=str(_digits_lost_at(after, inputs, dtype)))
                 break
     return found
@@ -373,7 +334,7 @@ def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtyp
     return worst
 
 
-def _by_magnitude(center: Tensor, dtype: torch.dtype, is_elementwise: bool) -> Iterator[Tensor]:
+def _by_magnitude(center: Tensor, dtype: torch.dtype, is_alone: bool) -> Iterator[Tensor]:
     """All elements of a result, then those of each magnitude: a few large ones hide that the others have no digit left.
 
     Not where each call rounds to few digits: there, small elements have few whatever is done.
@@ -383,25 +344,11 @@ def _by_magnitude(center: Tensor, dtype: torch.dtype, is_elementwise: bool) -> I
         return
     size = center.abs().nan_to_num(0.0, 0.0, 0.0)
     largest = size.max() if size.numel() else 0.0
-    smallest, fewest = (_SMALLEST_ALONE, 1) if is_elementwise else (_SMALLEST, _FEWEST)
+    smallest, fewest = (_SMALLEST_ALONE, 1) if is_alone else (_SMALLEST, _FEWEST)
     for power in range(0, smallest, _POWERS):
         part = (size <= largest * 2.0**-power) & (size > largest * 2.0 ** -(power + _POWERS))
         if int(part.sum()) >= fewest:
             yield part
-
-
-def _is_elementwise(gm: fx.GraphModule) -> bool:
-    """Whether no element of what a graph returns is made of several elements of one value."""
-    return all(
-        isinstance(n.target, OpOverload)
-        and (
-            torch.Tag.pointwise in n.target.tags
-            or n.target.overloadpacket in _SAME_ELEMENTS
-            or not n.all_input_nodes
-        )
-        for n in gm.graph.nodes
-        if n.op == "call_function"
-    )
 
 
 def _errors_nearby(
@@ -425,18 +372,11 @@ class _RoundedAtRandom(ExactRun):
 
     def _evaluated(self, n: fx.Node) -> Any:
         result, held = super()._evaluated(n), value_of(n)
-        if not _rounds(n.target) or not (_is_judged(result) and _is_judged(held)):
+        if not rounds(n.target) or not (_is_judged(result) and _is_judged(held)):
             return result  # their sizes are not compared: those of the graph may be symbolic
         self.seed += 1
         (moved_by,) = moved([result], self.seed, held.dtype)
         return moved_by
-
-
-def _rounds(target: Any) -> bool:
-    """Whether an operator does arithmetic, element by element or in sums: others hand on elements that they were given."""
-    if not isinstance(target, OpOverload) or target.overloadpacket in _COPIES | _INTEGERS:
-        return False
-    return torch.Tag.pointwise in target.tags or target.overloadpacket in _SUMS | _SOFTMAX
 
 
 def _errors_at_random(
@@ -466,23 +406,3 @@ def _run(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
 
 def _is_judged(*values: Any) -> bool:
     return all(isinstance(v, Tensor) and v.is_floating_point() and v.shape == values[0].shape for v in values)
-
-
-def _finest_dtype(gm: fx.GraphModule, dtype: torch.dtype) -> torch.dtype:
-    """The type with the most digits that the graph computes in."""
-    kinds = [
-        v.dtype for v in map(value_of, gm.graph.nodes) if isinstance(v, Tensor) and v.is_floating_point()
-    ]
-    return min([dtype, *kinds], key=lambda kind: torch.finfo(kind).eps)
-
-
-def _computing_dtype(gm: fx.GraphModule) -> torch.dtype | None:
-    """The type with the most digits in which the graph does arithmetic; ``None`` where it does none."""
-    kinds = [
-        value.dtype
-        for node in gm.graph.nodes
-        if isinstance(node.target, OpOverload) and node.target.overloadpacket not in _COPIES
-        if torch.Tag.pointwise in node.target.tags or node.target.overloadpacket in _SUMS
-        if isinstance(value := value_of(node), Tensor) and value.is_floating_point()
-    ]
-    return min(kinds, key=lambda kind: torch.finfo(kind).eps, default=None)

@@ -101,6 +101,35 @@ def test_each_small_element_of_an_elementwise_window_is_judged():
     )
 
 
+def handed_on(function, how):
+    return lambda *inputs: how(function(*inputs))
+
+
+HANDED_ON = [lambda y: y.float(), lambda y: y.float().t()[1:], lambda y: y.abs().double()]
+
+
+@pytest.mark.parametrize("how", HANDED_ON)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(8))
+def test_few_digits_that_are_handed_on_in_a_wider_type_are_few(seed, dtype, how):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (16,), (8, 32), (32, 16)
+    inputs = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+    before, after = torch.addmm, lambda b, x, w: x @ w + b
+    gm = graph(handed_on(before, how), *inputs)
+    assert less_precise(gm, graph(handed_on(after, how), *inputs), inputs) == {}
+
+
+@pytest.mark.parametrize("how", HANDED_ON)
+def test_digits_that_are_lost_before_that_are_found(how):
+    x = torch.rand(64, 512, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    before = graph(handed_on(lambda x: x.sum(1), how), x)
+    one_by_one = graph(handed_on(lambda x: functools.reduce(torch.add, x.unbind(1)), how), x)
+    assert less_precise(before, one_by_one, [x])
+    in_float = graph(lambda x: x.float().sum(1), x)
+    assert less_precise(in_float, graph(lambda x: x.sum(1).float(), x), [x])
+
+
 def test_a_constant_in_the_type_of_the_graph_is_the_number_that_it_stands_for():
     x = torch.randn(20, dtype=torch.bfloat16)
     angles = torch.linspace(0, 3, 20)

@@ -1,0 +1,121 @@
+"""In which types a graph computes: which of its calls do arithmetic, with how many digits, and which hand on elements that they were given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses._torch import OpOverload
+from fxpasses.graphs.rewriting import value_of
+
+_SAME_ELEMENTS = {getattr(torch.ops.aten, name) for name in ("alias", "detach", "_to_copy")}
+"""What a joint graph keeps for the backward pass is an alias."""
+_SUMS = {
+    getattr(torch.ops.aten, name)
+    for name in [
+        "sum",
+        "mean",
+        "cumsum",
+        "prod",
+        "var",
+        "var_mean",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "convolution",
+        "scatter_add",
+        "index_add",
+    ]
+}
+_COPIES = {
+    torch.ops.prims.convert_element_type,
+    *(
+        getattr(torch.ops.aten, name)
+        for name in [
+            "_to_copy",
+            "clone",
+            "copy",
+            "fill",
+            "where",
+            "masked_fill",
+            "neg",
+            "abs",
+            "relu",
+            "clamp",
+            "maximum",
+            "minimum",
+        ]
+    ),
+}
+"""Elementwise operators whose results are elements that they were given, or whose rounding is a cast's."""
+_INTEGERS = {getattr(torch.ops.aten, name) for name in ("floor", "ceil", "round", "trunc", "sign")}
+_SOFTMAX = {
+    getattr(torch.ops.aten, f"{name}softmax{end}")
+    for name in ("_", "_log_")
+    for end in ("", "_backward_data")
+}
+
+
+def is_elementwise(gm: fx.GraphModule) -> bool:
+    """Whether no element of what a graph returns is made of several elements of one value."""
+    return all(
+        isinstance(n.target, OpOverload)
+        and (
+            torch.Tag.pointwise in n.target.tags
+            or n.target.overloadpacket in _SAME_ELEMENTS
+            or not n.all_input_nodes
+        )
+        for n in gm.graph.nodes
+        if n.op == "call_function"
+    )
+
+
+def rounds(target: Any) -> bool:
+    """Whether an operator does arithmetic, element by element or in sums: others hand on elements that they were given."""
+    if not isinstance(target, OpOverload) or target.overloadpacket in _COPIES | _INTEGERS:
+        return False
+    return torch.Tag.pointwise in target.tags or target.overloadpacket in _SUMS | _SOFTMAX
+
+
+def finest_dtype(gm: fx.GraphModule, dtype: torch.dtype) -> torch.dtype:
+    """The type with the most digits that the graph computes in."""
+    kinds = [held_dtype(n, v.dtype) for n in gm.graph.nodes if _is_float(v := value_of(n))]
+    return min([dtype, *kinds], key=_unit)
+
+
+def computing_dtype(gm: fx.GraphModule) -> torch.dtype | None:
+    """The type with the most digits in which the graph does arithmetic; ``None`` where it does none."""
+    kinds = [
+        value.dtype
+        for node in gm.graph.nodes
+        if isinstance(node.target, OpOverload) and node.target.overloadpacket not in _COPIES
+        if torch.Tag.pointwise in node.target.tags or node.target.overloadpacket in _SUMS
+        if _is_float(value := value_of(node))
+    ]
+    return min(kinds, key=_unit, default=None)
+
+
+def held_dtype(node: fx.Node, dtype: torch.dtype) -> torch.dtype:
+    """The type of whose digits a value holds no more: of one that is computed in bfloat16 and handed on in float32, bfloat16.
+
+    Args:
+        node: the value.
+        dtype: its own type.
+    """
+    hands_on = isinstance(node.target, OpOverload) and (
+        node.target.is_view or node.target.overloadpacket in _COPIES
+    )
+    taken = [(n, v.dtype) for n in node.all_input_nodes if hands_on and _is_float(v := value_of(n))]
+    given = [held_dtype(*one) for one in taken]
+    return max(dtype, min(given, key=_unit), key=_unit) if given else dtype
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
