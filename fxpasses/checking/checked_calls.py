@@ -210,8 +210,8 @@ class FirstCalls:
             for values, where in others:
                 self._on(looked_at, steps, values, f"the inputs of this call{where}", real=True)
             timely = [rewrite for rewrite in looked_at if self._check.has_time(rewrite)]
-            for values, where in inputs.made_up if timely else ():
-                self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}")
+            for values, where, chosen in inputs.made_up if timely else ():
+                self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}", chosen=chosen)
             for rewrite in looked_at:
                 self._where_it_differs(rewrite, inputs.real(first)[0][0])
             for rewrite, at in found:
@@ -252,6 +252,7 @@ class FirstCalls:
         where: str,
         real: bool = False,
         traced: Callable[[], list[Any]] | None = None,
+        chosen: bool = False,
     ) -> None:
         """Examine all rewrites of graphs of one kind on other inputs, as far as the graphs before take them."""
         carried = Carried(values)
@@ -265,7 +266,7 @@ class FirstCalls:
                     continue
                 # Of other sizes, shapes and strides are compared, too, and so whole graphs.
                 kept = carried.before if traced is None else None
-                reference = Reference(rewrite.before, values, samples=0, kept=kept)
+                reference = Reference(rewrite.before, values, samples=0, kept=kept, chosen=chosen)
                 trial = Trial(reference, where, real, traced() if traced is not None else None)
                 self._check.examine(rewrite, trial)
             except Unsupported:
@@ -291,7 +292,7 @@ class FirstCalls:
         known = [
             Mismatch("value", names[d.position], d.position, d.problem, d.calls) for d in found.differences
         ]
-        reference = Reference(found.before, found.inputs, samples=0)
+        reference = Reference(found.before, found.inputs, samples=0, chosen=True)
         known = known or loses(reference, found.after, names)
         if known:
             self._check.examine(rewrite, Trial(reference, found.where, known=known))
@@ -356,8 +357,8 @@ class _Inputs:
         return self._real
 
     @functools.cached_property
-    def made_up(self) -> list[tuple[list[Any], str]]:
-        """Inputs at which rewrites go wrong, and what they are."""
+    def made_up(self) -> list[tuple[list[Any], str, bool]]:
+        """Inputs at which rewrites go wrong, what they are, and whether they are of a size that was chosen."""
         values = self._with_gradients(self._given, self.bound)
         families: tuple[Family, ...] = (
             "random",
@@ -378,6 +379,7 @@ class _Inputs:
         found += at_counts(self._gm, usual) if all(map(_is_on_cpu, values)) else ()
         masked = with_masked_rows(self._gm, usual, self._generator)
         found += [] if masked is None else [(masked, "masked scores")]
+        of_their_size = len(found)
         stands = lambda power: stays_finite(self._gm, scaled(usual, 2.0**power), inside=True)  # noqa: E731
         largest = int(WITHIN * largest_power(stands))
         for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):
@@ -386,7 +388,9 @@ class _Inputs:
         signs = next(values for values, family in found if family == "signs")
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
         found += self._apart(usual)
-        return [(in_order(self._gm, made), where) for made, where in found]
+        return [
+            (in_order(self._gm, made), where, at >= of_their_size) for at, (made, where) in enumerate(found)
+        ]
 
     def _apart(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
         """Zeros and large values in one of a few inputs: where all have them, a pole or overflow of one hides what another shows."""

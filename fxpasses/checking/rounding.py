@@ -365,17 +365,25 @@ def _errors_nearby(
                 yield off.square().mean().sqrt().item()
 
 
-class _RoundedAtRandom(ExactRun):
-    """A run in float64 in which each call's result is off by up to half a unit in the last place of its own type, in a direction by chance."""
+class RoundedAtRandom(ExactRun):
+    """A run in float64 in which each call's result is off by up to half a unit in the last place, in a direction by chance; by a whole one of float64.
 
-    seed = 0
+    Args:
+        gm: the graph.
+        seed: of the directions.
+        dtype: of which the units are; each value's own in the graph, if it is None.
+    """
+
+    def __init__(self, gm: fx.GraphModule, seed: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__(gm)
+        self._seed, self._dtype = seed * 1_000_000, dtype
 
     def _evaluated(self, n: fx.Node) -> Any:
         result, held = super()._evaluated(n), value_of(n)
         if not rounds(n.target) or not (_is_judged(result) and _is_judged(held)):
             return result  # their sizes are not compared: those of the graph may be symbolic
-        self.seed += 1
-        (moved_by,) = moved([result], self.seed, held.dtype)
+        self._seed += 1
+        (moved_by,) = moved([result], self._seed, self._dtype or held.dtype)
         return moved_by
 
 
@@ -387,9 +395,7 @@ def _errors_at_random(
     Source: D. S. Parker, Monte Carlo Arithmetic (1997).
     """
     for seed in range(_MOVES if int(part.sum()) >= _MANY else _DRAWS):
-        run = _RoundedAtRandom(before)
-        run.seed = seed * 1_000_000
-        results = run.results(inputs)
+        results = RoundedAtRandom(before, seed).results(inputs)
         if results is not None:
             off = (results[position] - center)[part]
             off = off[off.isfinite()]

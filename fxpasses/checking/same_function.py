@@ -20,7 +20,7 @@ from fxpasses.checking.computed_constants import explained_by_constants
 from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.open_order import open_results
-from fxpasses.checking.rounding import moved
+from fxpasses.checking.rounding import Distance, RoundedAtRandom, less_precise, moved
 from fxpasses.checking.side_by_side import SideBySide
 from fxpasses.checking.windows import (
     Change,
@@ -48,7 +48,7 @@ _MOVES = 2
 _MOST_WIDER = 3
 """So many times what changed is looked at with more of the graph, before all of it is."""
 _NOISE, _SMALL = 64.0, 1e-6
-"""Results that cancel may differ by so many times what a unit in the last place of the inputs does to them, and by so much of the largest number that is computed."""
+"""Results that cancel may differ by so many times what a unit in the last place of inputs and calls does to them, and by so much of the largest number that is computed."""
 _OWN_PRECISION = 8.0
 """Units in the last place by which an operator that does not run in float64 may be off."""
 Relation = Literal["same", "unproved", "other"]
@@ -81,6 +81,7 @@ class Rewriting:
         signed_zeros: whether 0.0 and -0.0 are two values.
         known: what was found out about windows of this graph on these inputs; added to.
         values: gives the values of the graph before, by name.
+        chosen: whether the inputs were chosen for what they lose.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class Rewriting:
         signed_zeros: bool,
         known: dict[Hashable, Relation],
         values: Callable[[], dict[str, Any]],
+        chosen: bool = False,
     ) -> None:
+        self._chosen = chosen
         self.before, self.after, self.changed, self.inputs = before, after, changed, inputs
         self._samples, self._signed_zeros = samples, signed_zeros
         self._known, self._values = known, values
@@ -146,6 +149,10 @@ class Rewriting:
             if self._known[key] == "same":
                 self._known[kind] = "same"
         return self._known[key]
+
+    def less_precise(self, part: Window | Rewriting) -> dict[int, Distance]:
+        """The results of a window, or of all of it, that are rounded worse: see :func:`fxpasses.checking.rounding.less_precise`."""
+        return less_precise(part.before, part.after, part.inputs, chosen=self._chosen)
 
     def equal_values(self, window: Window) -> dict[str, str]:
         """For the nodes of the second side of a window whose values are those of a node of the first one: its name; nothing where that cannot be asked."""
@@ -327,6 +334,7 @@ def differences_in_float64(
         scale = 1e-4 * min(size, 1e3)
         found = []
         nearby: list[list[Any]] = []
+        rewritten: list[list[Any]] = []
         computed = 0.0
         for leaf, (position, a, b) in enumerate(_leaves(mine, theirs)):
             if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
@@ -343,7 +351,9 @@ def differences_in_float64(
             if wrong.any() and least <= _CLEAR:
                 if not nearby:
                     nearby, computed = _nearby(before, inputs, mine)
-                wrong &= ~_is_noise(a, b, [run[leaf] for run in nearby], max(size, computed))
+                    rewritten, _ = _nearby(after, inputs, theirs)
+                noise = max(_noise(a, nearby, leaf), _noise(b, rewritten, leaf))
+                wrong &= ~_is_noise(a, b, noise, max(size, computed))
             if wrong.any():
                 at = tuple(
                     int(i) for i in torch.unravel_index(wrong.flatten().long().argmax().cpu(), a.shape)
@@ -357,7 +367,7 @@ def differences_in_float64(
     return []
 
 
-class _SizedRun(ExactRun):
+class _SizedRun(RoundedAtRandom):
     """A run that tells the largest number that it computes on its way."""
 
     largest = 0.0
@@ -371,24 +381,39 @@ class _SizedRun(ExactRun):
 def _nearby(
     gm: fx.GraphModule, inputs: Sequence[Any], results: Sequence[Any]
 ) -> tuple[list[list[Any]], float]:
-    """The results of a graph, with those of tuples, for inputs that differ by a unit in the last place of float64; and the largest number in it."""
-    runs = [_SizedRun(gm) for _ in range(_MOVES)]
+    """The results of a graph, with those of tuples, where inputs and calls are off by a unit in the last place of float64; and the largest number in it."""
+    runs = [_SizedRun(gm, seed, torch.float64) for seed in range(_MOVES)]
     found = [run.results(moved(inputs, seed, torch.float64)) for seed, run in enumerate(runs)]
     leaves = [[b for _, _, b in _leaves(results, run)] for run in found if run is not None]
     return leaves, max(run.largest for run in runs)
 
 
-def _is_noise(a: Tensor, b: Tensor, nearby: Sequence[Any], size: float) -> Tensor:
-    """Where results are what float64 leaves of terms that cancel: as far apart as a unit in the last place of the inputs takes their tensor.
+def _noise(value: Tensor, nearby: Sequence[Sequence[Any]], leaf: int) -> float:
+    """How far a unit in the last place of inputs and calls takes a result.
 
-    Of the tensor, not of each element, as differences are measured: an element may be zero by chance, or by a softmax that is saturated.
+    As a tensor, not each element, as differences are measured: an element may be zero by chance, or by a softmax that is saturated.
+    """
+    if value.is_complex() or not value.is_floating_point():
+        return 0.0
+    held = computable(value)
+    runs = [
+        computable(run[leaf])
+        for run in nearby
+        if isinstance(run[leaf], Tensor) and run[leaf].shape == value.shape
+    ]
+    return float(
+        sum(((run - held).abs().nan_to_num(0.0, 0.0, 0.0) for run in runs), torch.zeros_like(held)).max()
+    )
+
+
+def _is_noise(a: Tensor, b: Tensor, noise: float, size: float) -> Tensor:
+    """Where results are what float64 leaves of terms that cancel, in the one graph or the other: as far apart as a unit in the last place of inputs and calls takes either.
+
+    A fused kernel may round what cancels where the graph before has exact zeros, and the other way round.
     """
     if a.is_complex() or not a.is_floating_point():
         return torch.zeros(a.shape, dtype=torch.bool, device=a.device)
-    a, b = computable(a), computable(b)
-    runs = [computable(run) for run in nearby if isinstance(run, Tensor) and run.shape == a.shape]
-    noise = sum(((run - a).abs().nan_to_num(0.0, 0.0, 0.0) for run in runs), torch.zeros_like(a)).max()
-    apart = (a - b).abs()
+    apart = (computable(a) - computable(b)).abs()
     return (apart <= _NOISE * noise) & (apart <= _SMALL * size)
 
 

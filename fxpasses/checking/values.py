@@ -15,7 +15,7 @@ from fake.error_text import describe_error
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, Run, allocates
 from fxpasses.checking.nan_guards import had_guards
-from fxpasses.checking.rounding import Distance, distance, less_precise, moved, other_sign, same_bits
+from fxpasses.checking.rounding import Distance, distance, moved, other_sign, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window, changed_nodes
@@ -77,6 +77,7 @@ class Reference:
         kept: the values of all nodes on these inputs, by name, where they are known already; then what changed is judged in its windows
             alone, as far as they can tell.
         native: the graph's own results, where they are known already.
+        chosen: whether the inputs were chosen for what they lose: see :func:`~fxpasses.checking.rounding.less_precise`.
 
     Raises:
         Unsupported: for inputs that cannot be copied.
@@ -89,8 +90,10 @@ class Reference:
         samples: int = 2,
         kept: dict[str, Any] | None = None,
         native: Outcome | None = None,
+        chosen: bool = False,
     ) -> None:
         self.gm = gm
+        self.chosen = chosen
         self.inputs = cloned(inputs)
         self.samples = samples
         self.windows: dict[Hashable, Relation] = {}
@@ -123,7 +126,10 @@ class Reference:
     def rewriting(self, after: fx.GraphModule, bitwise: bool = False) -> Rewriting:
         """What made another graph of this one. Args: those of :func:`compare`."""
         changed, values = changed_nodes(self.gm, after), (lambda: self.kept)
-        return Rewriting(self.gm, after, changed, self.inputs, self.samples, bitwise, self.windows, values)
+        known = self.windows
+        return Rewriting(
+            self.gm, after, changed, self.inputs, self.samples, bitwise, known, values, self.chosen
+        )
 
     @functools.cached_property
     def native(self) -> Outcome:
@@ -239,7 +245,7 @@ def _in_windows(rewriting: Rewriting) -> list[Mismatch] | None:
         return None
     found = []
     for window in rewriting.windows:
-        for at, how in less_precise(window.before, window.after, window.inputs).items():
+        for at, how in rewriting.less_precise(window).items():
             if math.isinf(how.times):
                 return None  # later calls may hide it
             found.append(_of_window(window, at, how))
@@ -268,7 +274,7 @@ def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
         names: of the results.
     """
     if rewriting.windows is None or rewriting.suspects:
-        found = less_precise(rewriting.before, rewriting.after, rewriting.inputs).items()
+        found = rewriting.less_precise(rewriting).items()
         return [
             Mismatch("value", names[at], at, f"LESS PRECISE: {how}", rounds=True)
             for at, how in found
@@ -277,7 +283,7 @@ def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
     return [
         _of_window(window, at, how)
         for window in rewriting.windows
-        for at, how in less_precise(window.before, window.after, window.inputs).items()
+        for at, how in rewriting.less_precise(window).items()
         if math.isfinite(how.times)
     ]
 

@@ -7,10 +7,12 @@ import re
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import ExactRun, Run
 from fxpasses.checking.rounding import distance, spacing
+from fxpasses.checking.same_function import differences_in_float64
 from fxpasses.checking.values import Reference, compare
 
 aten = torch.ops.aten
@@ -272,3 +274,49 @@ def test_what_float64_leaves_of_terms_that_cancel_is_no_difference():
     names = ["value 0", "value 1"]
     assert compare(Reference(before, [x], samples=0), after, names) == []
     assert compare(Reference(before, [x], samples=0), other, names)
+
+
+def attention_gradient(cancels, factor=1.0):
+    """The gradient of a softmax whose terms cancel exactly where it is saturated, or as fused kernels compute it: they take the sum from the output."""
+
+    def gradient(s, v, g):
+        p = s.softmax(-1)
+        dp = g @ v.transpose(-1, -2)
+        total = (p * dp).sum(-1, keepdim=True) if cancels else (p @ v * g).sum(-1, keepdim=True)
+        return p * (dp - total * factor)
+
+    return gradient
+
+
+def log_gradient(first, factor=1.0):
+    """What a logarithm of sums hands back: scaled by the exponential, or in logarithms, as kernels do it."""
+
+    def gradient(x, g):
+        lse, large = x.logsumexp(-1, keepdim=True), g.abs() + 1
+        return (x - lse).exp() * large if first else (large.log() - lse + x * factor).exp()
+
+    return gradient
+
+
+def wide(before, after, *inputs):
+    return differences_in_float64(make_fx(before)(*inputs), make_fx(after)(*inputs), inputs)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**8, 2.0**20])
+def test_noise_of_either_graph_is_no_difference(scale):
+    s, v, g = (torch.randn(size) for size in [(3, 6, 6), (3, 6, 8), (3, 6, 8)])
+    s, g = scale * s, scale * g
+    ways = attention_gradient(True), attention_gradient(False)
+    assert wide(*ways, s, v, g) == [] == wide(*ways[::-1], s, v, g)
+    logs = log_gradient(True), log_gradient(False)
+    assert wide(*logs, s[0], g[0, :, :6]) == [] == wide(*logs[::-1], s[0], g[0, :, :6])
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**8])
+def test_what_is_more_than_noise_is_one(scale):
+    s, v, g = (torch.randn(size) for size in [(3, 6, 6), (3, 6, 8), (3, 6, 8)])
+    s, g = scale * s, scale * g
+    ways = attention_gradient(True), attention_gradient(False, 1 + 1e-7)
+    assert wide(*ways, s, v, g) and wide(*ways[::-1], s, v, g)
+    logs = log_gradient(True), log_gradient(False, 1 + 1e-7)
+    assert wide(*logs, s[0], g[0, :, :6]) and wide(*logs[::-1], s[0], g[0, :, :6])
