@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
 from torch import Tensor, fx
+
+from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.graphs.rewriting import outputs_of
 
 aten = torch.ops.aten
 
@@ -13,6 +17,8 @@ _GUARDS = {
     *(aten.where, aten.nan_to_num, aten.masked_fill, aten.clamp, aten.clamp_min, aten.clamp_max),
     *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.relu, aten.hardtanh, aten._safe_softmax),
 }
+_ASKING = {aten.isnan, aten.isinf, aten.isposinf, aten.isneginf, aten.isfinite, aten.nan_to_num}
+_COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge}
 
 
 def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[str]) -> bool:
@@ -39,3 +45,31 @@ def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[
         if is_float and (is_reached or node.op == "placeholder"):
             of_floats.add(node)
     return False
+
+
+def answers(before: fx.GraphModule, names: Collection[str]) -> list[int]:
+    """The positions of results (outputs, then inputs that are written) that follow a call that asks whether numbers are finite: they are meant where numbers are not.
+
+    Args:
+        before: the graph before.
+        names: of the calls that a pass took or changed: none of them, or of those that they take, asks where it is nothing to the pass.
+    """
+    following: set[fx.Node] = set()
+    for node in before.graph.nodes:
+        if _asks(node) or not following.isdisjoint(node.all_input_nodes):
+            following.add(node)
+    if not any(node.name in names for node in following):
+        return []
+    inputs = before.graph.find_nodes(op="placeholder")
+    written = [following & {user for user in node.users if is_mutating(user)} for node in inputs]
+    results = [*(value in following for value in outputs_of(before.graph)), *map(bool, written)]
+    return [position for position, follows in enumerate(results) if follows]
+
+
+def _asks(node: fx.Node) -> bool:
+    """Whether a call asks whether numbers are finite: by its name, by a comparison with infinity, or with what it compares itself."""
+    packet = getattr(node.target, "overloadpacket", None)
+    compared = node.args[1:2] if packet in _COMPARISONS else ()
+    return packet in _ASKING or any(
+        other is node.args[0] or (isinstance(other, float) and math.isinf(other)) for other in compared
+    )

@@ -14,9 +14,10 @@ from torch import Tensor, fx
 from fake.error_text import describe_error
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, Run, allocates
-from fxpasses.checking.nan_guards import had_guards
+from fxpasses.checking.nan_guards import answers, had_guards
+from fxpasses.checking.overlapping_results import overlapping
 from fxpasses.checking.rounding import Distance, distance, moved, other_sign, same_bits
-from fxpasses.checking.same_function import Relation, Rewriting
+from fxpasses.checking.same_function import Relation, Rewriting, differences_in_float64
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window, changed_nodes
 from fxpasses.graphs.numbers import became, computable
@@ -177,7 +178,7 @@ def compare(
     """The mismatches of ``candidate`` with ``reference`` on its inputs; empty when there are none.
 
     Where an input holds NaN or infinity, a candidate that need not have the same bits may lose NaN and infinities, but not have more
-    of them; nothing else is looked at.
+    of them; of the rest, only what follows a call that asks whether numbers are finite is looked at.
 
     Args:
         reference: the graph before, with inputs.
@@ -214,8 +215,9 @@ def compare(
     if same and not reference.samples:
         return []
     if not bitwise and is_broken(reference.inputs):
-        if not had_guards(reference.gm, candidate, rewriting.changed[0]):
-            return []  # a product with zero, or a sum over more elements, spreads what nobody kept from spreading
+        found = _other_answers(reference, candidate, got, names, answers(reference.gm, rewriting.changed[0]))
+        if found or not had_guards(reference.gm, candidate, rewriting.changed[0]):
+            return found  # a product with zero, or a sum over more elements, spreads what nobody kept from spreading
         return _confirmed_in_float64(reference, candidate, _newly_infinite(reference, got, names))
     differences = rewriting.differences()
     if differences is None:
@@ -341,7 +343,7 @@ def largest_error(exact: Tensor, value: Tensor) -> float:
 def _run(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome:
     copies = cloned(inputs)
     values = [*Run(gm, poison)(copies, _SEED), *copies]
-    return Outcome(values, _shared(values, len(values) - len(copies)))
+    return Outcome(values, overlapping(values, len(values) - len(copies)))
 
 
 def _run_rewritten(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome | Mismatch:
@@ -433,6 +435,29 @@ def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) ->
     return found
 
 
+def _other_answers(
+    reference: Reference,
+    candidate: fx.GraphModule,
+    got: Outcome,
+    names: Sequence[str],
+    positions: Sequence[int],
+) -> list[Mismatch]:
+    """Results at some positions that are others, in their own types and in float64, where those of the reference are integers, flags or finite."""
+
+    def differs(position: int) -> bool:
+        native, value = reference.native.values[position], got.values[position]
+        both = isinstance(native, Tensor) and isinstance(value, Tensor)
+        return both and bool(((native != value) & computable(native).isfinite()).any())
+
+    wrong = list(filter(differs, positions))
+    found = differences_in_float64(reference.gm, candidate, reference.inputs) if wrong else ()
+    return [
+        Mismatch("value", names[d.position], d.position, d.problem, d.calls)
+        for d in found or ()
+        if d.position in wrong
+    ]
+
+
 def _confirmed_in_float64(
     reference: Reference, candidate: fx.GraphModule, found: list[Mismatch]
 ) -> list[Mismatch]:
@@ -447,37 +472,3 @@ def _confirmed_in_float64(
         for m in found
         if bool((reference.exact[m.position].isfinite() & ~wide[m.position].isfinite()).any())
     ]
-
-
-def _shared(values: Sequence[Any], outputs: int) -> frozenset[tuple[int, int]]:
-    """Pairs of an output and a later value (an output or an input) whose memory overlaps."""
-    by_storage: dict[int, list[int]] = {}
-    for position, value in enumerate(values):
-        if isinstance(value, Tensor) and value.layout is torch.strided and value.numel():
-            by_storage.setdefault(value.untyped_storage()._cdata, []).append(position)
-    return frozenset(
-        (a, b)
-        for group in by_storage.values()
-        for i, a in enumerate(group)
-        if a < outputs
-        for b in group[i + 1 :]
-        if _overlap(values[a], values[b])
-    )
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common (exactly, not just their ranges)."""
-    if a.dtype.itemsize != b.dtype.itemsize:
-        return True
-    ranges = [(t.storage_offset(), t.storage_offset() + _extent(t)) for t in (a, b)]
-    (start, stop), (other, end) = ranges
-    if stop <= other or end <= start:
-        return False
-    low = min(start, other)
-    marks = torch.zeros(max(stop, end) - low, dtype=torch.bool)
-    marks.as_strided(a.shape, a.stride(), start - low).fill_(True)
-    return bool(marks.as_strided(b.shape, b.stride(), other - low).any())
-
-
-def _extent(t: Tensor) -> int:
-    return sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1

@@ -1,0 +1,97 @@
+"""What a graph answers about numbers that are not finite: its flags, counts and finite results are held to it; what nobody asked about is not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import fxpasses
+from fxpasses import pattern_pass
+from fxpasses.checking.inputs import made_up
+from fxpasses.checking.values import Reference, compare, value_names
+from fxpasses.testing import prove
+
+X, W = torch.randn(4, 6), torch.randn(4, 6)
+
+
+def found(before, after, *inputs):
+    """What is wrong on inputs that are not finite."""
+    taking_all = [lambda *values, f=f: (f(*values), *(v * 2 for v in values)) for f in (before, after)]
+    first, second = (fxpasses.capture(f, *inputs).forward for f in taking_all)
+    names = value_names(first, "inference")
+    values = [
+        made_up(inputs, family, torch.Generator().manual_seed(seed))
+        for family in ("not a number", "infinity")
+        for seed in range(3)
+    ]
+    return [m for given in values for m in compare(Reference(first, given, samples=0), second, names)]
+
+
+def clipped(x):
+    norm = x.norm()
+    return torch.where(norm.isfinite(), x / norm.clamp(min=1.0), 0.0)
+
+
+ANSWERS = {
+    "how many are bad": (
+        lambda x, w: (~x.isfinite()).sum(),
+        lambda x, w: x.numel() - x.isfinite().sum(),
+        lambda x, w: x.isnan().sum(),
+    ),
+    "a step that is left out": (
+        lambda x, w: torch.where((x.abs() == math.inf).any() | (x != x).any(), w, w - x),
+        lambda x, w: torch.where(x.isfinite().all(), w - x, w),
+        lambda x, w: torch.where((x != x).any(), w, w - x),
+    ),
+    "one flag a row": (
+        lambda x, w: (x.isnan().any(-1), x * 2),
+        lambda x, w: (x.isnan().sum(-1) > 0, x + x),
+        lambda x, w: (x.isnan().all(-1), x + x),
+    ),
+    "a mean of what is there": (
+        lambda x, w: torch.where(x.isfinite(), x, 0).sum() / x.isfinite().sum(),
+        lambda x, w: x.masked_fill(~x.isfinite(), 0).sum() / (1.0 * x.isfinite()).sum(),
+        lambda x, w: torch.where(x.isfinite(), x, 0).sum() / x.numel(),
+    ),
+    "a norm that clips": (
+        lambda x, w: clipped(x),
+        lambda x, w: torch.where((~x.norm().isfinite()).logical_not(), x / x.norm().clamp(min=1.0), 0.0),
+        lambda x, w: torch.where(x.norm().isfinite(), x / x.norm().clamp(min=1.0), w),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_about_what_is_not_finite_is_held_to_it(name):
+    before, right, wrong = ANSWERS[name]
+    assert found(before, right, X, W) == []
+    assert found(before, wrong, X, W)
+
+
+NOT_ASKED = {
+    "flags behind a sum": (lambda x: x > 0, lambda x: x / x.norm(dim=-1, keepdim=True) > 0),
+    "the largest of probabilities": (lambda x: x.argmax(-1), lambda x: x.softmax(-1).argmax(-1)),
+    "a comparison turned around": (lambda x: ~(x <= 0.5), lambda x: x > 0.5),
+    "beside an answer": (
+        lambda x: (x.isnan().any(), (x * 3).argmax(-1)),
+        lambda x: (x.isnan().any(), (x * 3).softmax(-1).argmax(-1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ASKED)
+def test_what_nobody_asked_about_is_left_open(name):
+    assert found(*NOT_ASKED[name], X) == []
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_prove_looks_there(wrong):
+    def bad(x):
+        return (~x.isfinite()).any()
+
+    def after(x):
+        return torch.zeros((), dtype=torch.bool) if wrong else ~x.isfinite().all()
+
+    assert prove(pattern_pass(bad, after, [X], name="flag"), lambda x: bad(x * 2), X).ok is not wrong
