@@ -10,14 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.critical_values import (
-    INTEGERS,
-    MOST_TURNS,
-    differs,
-    up_to_free_inputs,
-    window_calls,
-    written_numbers,
-)
+from fxpasses.checking.compared_numbers import MOST_TURNS, window_calls, written_numbers
+from fxpasses.checking.critical_values import INTEGERS, differs, up_to_free_inputs
 from fxpasses.checking.free_values import origin
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run

@@ -17,13 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fake.seam.pytree import tree_leaves
+from fxpasses.checking.compared_numbers import (
+    MOST,
+    MOST_TURNS,
+    broadcasts,
+    chooses,
+    in_turn,
+    window_calls,
+    written_numbers,
+)
 from fxpasses.checking.computed_constants import fixed_values
 from fxpasses.checking.crossings import crossed_values
 from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free, packet, sources
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
+from fxpasses.checking.losing_values import losing_values, narrowed_values
 from fxpasses.checking.nan_guards import had_guards
 from fxpasses.checking.overflow import is_narrow, overflows
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
@@ -33,20 +42,13 @@ from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall
 from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.numbers import computable
-from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_MOST, _MOST_NUMBERS = 1e6, 64
-"""The largest number that a mask is not, and how many are tried."""
 _MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
 """So many elements they hold for one input, or so many numbers are tried all the same."""
-MOST_TURNS = 8
-"""Each element of an input takes so many numbers, one after the other, of an input of few elements."""
 _MOST_CALLED, _FEWEST_TRIES = 20_000, 64
 """So many calls of a window are made in all, or so many values are tried all the same."""
-_LARGE, _CLOSE = 16.0, 1 / 3
-"""What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds."""
 _MOST_CALLS = 12
 """Calls between an input of a window and one that may be any number."""
 _ROUNDINGS = 64
@@ -54,21 +56,6 @@ _ROUNDINGS = 64
 INTEGERS = (torch.int32, torch.int64)
 
 _BY_ELEMENT = {torch.Tag.pointwise, torch.Tag.reduction}
-_WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
-_WRITTEN_WITHOUT = {
-    **dict.fromkeys((aten.hardswish, aten.hardsigmoid), (3.0,)),
-    **dict.fromkeys(_WHOLE, (0.5, 1.0, 1.5, 2.5)),
-}
-"""Numbers that operators have in themselves."""
-_CHOOSING = {
-    *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin),
-    *(aten.sort, aten.topk, aten.median, aten.kthvalue, aten.mode, aten.cummax, aten.cummin),
-    *(aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.adaptive_max_pool2d),
-    *(aten.clamp, aten.clamp_min, aten.clamp_max, aten.hardtanh, aten.fmax, aten.fmin, aten.threshold),
-    *(aten.huber_loss, aten.smooth_l1_loss, aten.softshrink, aten.hardshrink, aten.celu, aten.relu6),
-    *(aten.relu, aten.abs, aten.sign, aten.sgn, aten.leaky_relu, aten.elu, aten.prelu, aten.heaviside),
-    *(prims.fmax, prims.fmin, prims._low_memory_max_pool_with_offsets, *_WRITTEN_WITHOUT),
-}
 
 
 def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lambda: True) -> Iterator[Found]:
@@ -122,7 +109,8 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
                 yield from _shown(rewriting, narrow, values)
         if narrow is not whole:
             yield from overflows(rewriting, narrow, is_other)
-        for values, where in _losing_values(window, given, free) if rounds and not is_other else ():
+        lost = () if is_other else (losing_values,) * rounds + (narrowed_values,) * any(chosen)
+        for values, where in itertools.chain.from_iterable(make(window, given, free) for make in lost):
             wide = {**given, **values}.values()
             inputs = [as_recorded_dtype(v, held) for v, held in zip(wide, window.inputs, strict=True)]
             if any(
@@ -176,7 +164,7 @@ def _compared_inside(window: Window, numbers: Sequence[float]) -> dict[str, list
         is_own = node.op == "call_function" and torch.Tag.pointwise not in getattr(node.target, "tags", ())
         if is_own or any(given in several for given in node.all_input_nodes):
             several.add(node)
-        if not _chooses(node):
+        if not chooses(node):
             continue
         written = [float(n) for n in (*node.args, *node.kwargs.values()) if type(n) in (int, float)]
         for given in node.all_input_nodes if written else ():
@@ -222,17 +210,13 @@ def _is_near(a: Any, b: Any) -> bool:
     )
 
 
-def window_calls(window: Window) -> list[fx.Node]:
-    return [n for gm in (window.before, window.after) for n in gm.graph.nodes if n.op == "call_function"]
-
-
 def _chosen_otherwise(rewriting: Rewriting, window: Window) -> tuple[list[fx.Node], list[fx.Node]]:
     """The choices that one side of a window makes and the other does not: it may be another function where what they compare is equal, though it is none on random values.
 
     It is none where both sides make the same choices of the same values: what is computed before the first choice is analytic, and the same function
     everywhere if it is so on random values; so is the first choice then, and what is computed before the second one, and so on.
     """
-    mine, theirs = (list(filter(_chooses, gm.graph.nodes)) for gm in (window.before, window.after))
+    mine, theirs = (list(filter(chooses, gm.graph.nodes)) for gm in (window.before, window.after))
     equal = rewriting.equal_values(window) if mine or theirs else {}
 
     def name(node: fx.Node) -> str:
@@ -247,22 +231,6 @@ def _chosen_otherwise(rewriting: Rewriting, window: Window) -> tuple[list[fx.Nod
 def _told(node: fx.Node, name: Callable[[fx.Node], str]) -> str:
     """What a node calls with what."""
     return f"{node.target}{fx.map_arg((node.args, node.kwargs), name)}"
-
-
-def _chooses(node: fx.Node) -> bool:
-    """Whether a call is no analytic function: what it gives jumps, or bends."""
-    if node.op != "call_function":
-        return False
-    result, *given = (value for n in (node, *node.all_input_nodes) for value in tree_leaves(value_of(n)))
-    types = {value.dtype for value in (result, *given) if isinstance(value, Tensor)}
-    counts = (
-        isinstance(result, Tensor)
-        and not result.dtype.is_floating_point
-        and any(d.is_floating_point for d in types)
-    )
-    return (
-        torch.bool in types or counts or bool(node.kwargs.get("rounding_mode")) or packet(node) in _CHOOSING
-    )
 
 
 def _takes_counts(rewriting: Rewriting, window: Window) -> bool:
@@ -305,26 +273,6 @@ def _rounds_otherwise(window: Window) -> bool:
     return any(isinstance(a, Tensor) and a.shape == b.shape and not same_bits(a, b) for a, b in pairs)
 
 
-def _losing_values(
-    window: Window, given: Mapping[str, Any], free: Sequence[str]
-) -> Iterator[tuple[dict[str, Tensor], str]]:
-    """Values of the free inputs, all in another way, and what they are."""
-    if not free:
-        return
-    usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}
-    usual = {name: value / value.square().mean().sqrt().clamp(min=1e-30) for name, value in usual.items()}
-    held = {v.dtype for v in (*window.inputs, *map(value_of, window_calls(window))) if isinstance(v, Tensor)}
-    kinds = [torch.finfo(dtype) for dtype in held if dtype.is_floating_point]
-    if all(kind.bits >= 32 for kind in kinds):  # few digits are few there whatever is done
-        yield (
-            {name: _LARGE * value for name, value in usual.items()},
-            f"with a root mean square of {_LARGE:g}",
-        )
-    for digits in sorted({kind.eps for kind in kinds}):
-        close = 2.0 ** math.floor(_CLOSE * math.log2(digits))
-        yield {name: 1 + close * value for name, value in usual.items()}, "near one"
-
-
 def _compared_values(
     window: Window, given: Mapping[str, Any], free: Sequence[str], constants: Sequence[Tensor]
 ) -> Iterator[dict[str, Tensor]]:
@@ -348,8 +296,8 @@ def _values_of(
         for number, beside in itertools.product(numbers[:MOST_TURNS], (0.0, 0.5, -0.5)):
             yield {name: torch.full_like(value, number + beside * (abs(number) or 1.0))}
     others = [v for other, v in given.items() if other != name and isinstance(v, Tensor)]
-    held = [v.to(value) for v in (*constants, *others) if v.is_floating_point() and _broadcasts(v, value)]
-    held = [v for v in held if bool((v.abs() < _MOST).all())]
+    held = [v.to(value) for v in (*constants, *others) if v.is_floating_point() and broadcasts(v, value)]
+    held = [v for v in held if bool((v.abs() < MOST).all())]
     rows = value.numel() // (value.shape[-1] if value.dim() else 1)
     for known, places in (
         ([sign * v for v in held for sign in (1, -1)], rows),  # each column has its own
@@ -361,47 +309,11 @@ def _values_of(
         turns = min(MOST_TURNS, -(-2 * len(known) // places))
         for candidates, turn in itertools.product((at, (ordered[1:] + ordered[:-1]) / 2), range(turns)):
             if len(candidates):
-                yield {name: _in_turn(value, candidates, turn * places)}
-
-
-def written_numbers(window: Window) -> list[float]:
-    """The numbers that a window is written with, of either sign, and then their quotients, sums and products."""
-    held: dict[float, None] = {0.0: None}
-    inside: dict[float, None] = {}
-    for node in window_calls(window):
-        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or packet(node) in _CHOOSING:
-            written: list[Any] = [*node.args, *node.kwargs.values()]
-            held |= {float(n): None for n in written if type(n) in (int, float) and abs(n) < _MOST}
-            inside |= dict.fromkeys(_WRITTEN_WITHOUT.get(packet(node), ()))
-    # A rounding has its ties at halves of what is rounded: of an input, at halves times a scale.
-    scaled = [(a, b) for a, b in itertools.product(inside, held) if b]
-    pairs = [(a, b) for a, b in itertools.product((*held, *inside), repeat=2) if a and b]
-    made = [*held, *inside, *(a * b for a, b in scaled), *(a / b for a, b in scaled)]
-    made += [*(a / b for a, b in pairs), *(a + b for a, b in pairs), *(a - b for a, b in pairs)]
-    made += [a * b for a, b in pairs]
-    short = (float(f"{sign * n:.13g}") for n in made for sign in (1, -1))  # not 2.9999999999999996
-    return list(dict.fromkeys(short))[:_MOST_NUMBERS]
+                yield {name: in_turn(value, candidates, turn * places)}
 
 
 def _reduces(window: Window) -> bool:
     return any(torch.Tag.reduction in getattr(node.target, "tags", ()) for node in window_calls(window))
-
-
-def _broadcasts(constant: Tensor, value: Tensor) -> bool:
-    pairs = zip(reversed(constant.shape), reversed(value.shape), strict=False)
-    return constant.dim() <= value.dim() and all(size in (1, whole) for size, whole in pairs)
-
-
-def _in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
-    """The elements of several tensors in turn, with those of the value itself between."""
-    flat, others = value.flatten(), candidates.reshape(len(candidates), -1)
-    count, columns = 2 * len(others), value.shape[-1] if value.dim() else 1
-    while math.gcd(count, columns) > 1:  # each column meets all candidates
-        count += 1
-    position = torch.arange(flat.numel(), device=flat.device)
-    turn = (position + start) % count
-    taken = others[(turn // 2).clamp(max=len(others) - 1), position]
-    return torch.where((turn % 2 == 0) & (turn < 2 * len(others)), taken, flat).view(value.shape)
 
 
 def _with_users(rewriting: Rewriting, window: Window) -> Window:
