@@ -107,17 +107,21 @@ def _all_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
-    """Sizes just beyond a number that a changed call holds, or beyond the integers that a type has to which a pass casts."""
+    """Sizes just beyond a number that a changed call holds, or beyond the integers of a type to which a pass casts, or in which it counts."""
     found: dict[int, None] = {}
     for gm, names in zip((before, after), changed_nodes(before, after), strict=True):
         for node in gm.graph.nodes:
             if node.name not in names or node.op != "call_function":
                 continue
-            kinds = [
-                v.dtype for v in map(value_of, (node, *node.all_input_nodes[:1])) if isinstance(v, Tensor)
-            ]
-            if gm is after and len(set(kinds)) == 2:
-                found |= {size: None for dtype, size in _BEYOND.items() if kinds[0] is dtype}
+            kind, *given = [v.dtype if isinstance(v, Tensor) else None for v in _with_first_input(node)]
+            if gm is after and given != [kind]:
+                found |= {size: None for dtype, size in _BEYOND.items() if kind is dtype}
             numbers = [abs(n) for n in node.args if isinstance(n, (int, float)) and math.isfinite(n)]
             found |= {int(n) + 2: None for n in numbers if _SIZES[0] <= n <= _SIZES[1]}
     return list(found)[:_MOST_SIZES]
+
+
+def _with_first_input(node: fx.Node) -> list[Any]:
+    """The value of a call, and that of the first tensor that it takes: none where it is made of sizes alone."""
+    given = [v for v in map(value_of, node.all_input_nodes) if isinstance(v, Tensor)]
+    return [value_of(node), *given[:1]]

@@ -353,6 +353,27 @@ def test_sizes_beyond_what_a_pass_changed():
     assert critical_sizes(positions, free) == [130]
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float16, torch.bfloat16, torch.int32])
+def test_sizes_that_a_type_cannot_count(dtype):
+    def last(kind):
+        return lambda x: x + torch.arange(x.shape[0], 0, -1, dtype=kind)[:, None].long()
+
+    x = torch.randn(5, 2)
+    before, after = (fxpasses.capture(last(kind), x, dynamic=True).forward for kind in (torch.int64, dtype))
+    assert bool(critical_sizes(before, after)) is (dtype is not torch.int32)
+    assert critical_sizes(after, before) == []
+
+
+@pytest.mark.parametrize(("kind", "ok"), [(torch.int8, False), (torch.int32, True)])
+def test_positions_that_are_counted_in_bytes(kind, ok):
+    def positions(kind):
+        return lambda x: x * torch.arange(x.shape[1], dtype=kind).to(x.dtype)
+
+    x = torch.randn(2, 6)
+    counted = fxpasses.pattern_pass(positions(torch.int64), positions(kind), [x], name="counted")
+    assert prove(counted, positions(torch.int64), x, dynamic=True).ok is ok
+
+
 def quantized(round):
     def straight_through(x):
         return (x + (round(x * 4) / 4 - x).detach()) * x
