@@ -32,7 +32,7 @@ from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free,
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
-from fxpasses.checking.losing_values import losing_values, narrowed_values
+from fxpasses.checking.losing_values import followed_values, losing_values, narrowed_values
 from fxpasses.checking.nan_guards import had_guards
 from fxpasses.checking.overflow import is_narrow, overflows
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
@@ -109,19 +109,13 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
                 yield from _shown(rewriting, narrow, values)
         if narrow is not whole:
             yield from overflows(rewriting, narrow, is_other)
-        lost = () if is_other else (losing_values,) * rounds + (narrowed_values,) * any(chosen)
+        if is_other:
+            continue
+        lost = (losing_values,) * rounds + (narrowed_values,) * any(chosen)
         for values, where in itertools.chain.from_iterable(make(window, given, free) for make in lost):
-            wide = {**given, **values}.values()
-            inputs = [as_recorded_dtype(v, held) for v, held in zip(wide, window.inputs, strict=True)]
-            if any(
-                how.times < math.inf
-                for how in less_precise(window.before, window.after, inputs, chosen=True).values()
-            ):
-                found = _on_the_whole(rewriting, window, values, where)
-                if (
-                    not found.differences
-                ):  # it is the same function, of values that nothing relates any more, too
-                    yield found
+            yield from _lost(rewriting, window, values, where)
+        for values, where in followed_values(rewriting, narrow) if rounds and narrow is not whole else ():
+            yield from _lost(rewriting, narrow, values, where)
 
 
 def _shown(
@@ -130,6 +124,17 @@ def _shown(
     found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties", after)
     if found.differences:
         yield found
+
+
+def _lost(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Iterator[Found]:
+    """Both graphs where inputs of a window have values of which it loses digits, and is the same function, though nothing relates them any more."""
+    taken = zip(input_names(window), window.inputs, strict=True)
+    inputs = [as_recorded_dtype(values.get(name, as_float64(held)), held) for name, held in taken]
+    how = less_precise(window.before, window.after, inputs, chosen=True).values()
+    if any(one.times < math.inf for one in how):
+        found = _on_the_whole(rewriting, window, values, where)
+        if not found.differences:
+            yield found
 
 
 def _followed_values(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[dict[str, Tensor]]:

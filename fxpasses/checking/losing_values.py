@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,12 +11,17 @@ import torch
 from torch import Tensor
 
 from fxpasses.checking.compared_numbers import MOST_TURNS, broadcasts, in_turn, window_calls, written_numbers
+from fxpasses.checking.free_values import Following, sources
+from fxpasses.checking.given_values import input_names, is_any_float
+from fxpasses.checking.interpret import as_float64
 from fxpasses.checking.rounding import spacing
+from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.windows import Window
 from fxpasses.graphs.rewriting import value_of
 
 _LARGE, _CLOSE = 16.0, 1 / 3
-"""What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds."""
+"""What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds: twice of it,
+a number loses two thirds beside one."""
 _INSIDE = (1 / 32, -1 / 32, 1 / 4, -1 / 4)
 """Parts of a unit: a number that is compared is hardly ever nearer than the smaller one to where a coarser type rounds to its other side."""
 _MOST_HELD = 16
@@ -30,16 +36,54 @@ def losing_values(
         return
     usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}
     usual = {name: value / value.square().mean().sqrt().clamp(min=1e-30) for name, value in usual.items()}
-    held = {v.dtype for v in (*window.inputs, *map(value_of, window_calls(window))) if isinstance(v, Tensor)}
-    kinds = [torch.finfo(dtype) for dtype in held if dtype.is_floating_point]
+    kinds = [torch.finfo(dtype) for dtype in _types(window)]
     if all(kind.bits >= 32 for kind in kinds):  # few digits are few there whatever is done
         yield (
             {name: _LARGE * value for name, value in usual.items()},
             f"with a root mean square of {_LARGE:g}",
         )
     for digits in sorted({kind.eps for kind in kinds}):
-        close = 2.0 ** math.floor(_CLOSE * math.log2(digits))
+        close = _close(digits)
         yield {name: 1 + close * value for name, value in usual.items()}, "near one"
+        yield {name: close**2 * value for name, value in usual.items()}, "near zero"
+
+
+def followed_values(rewriting: Rewriting, window: Window) -> Iterator[tuple[dict[str, Tensor], str]]:
+    """Values near zero of inputs of a window that follow a free one, an exponential: of the window's few digits none may be left there.
+
+    Args:
+        rewriting: the graphs.
+        window: what changed.
+    """
+    nodes = {node.name: node for node in rewriting.before.graph.nodes}
+    others, names = {node.name for node in rewriting.after.graph.nodes}, input_names(window)
+    generator = torch.Generator().manual_seed(len(names))
+    few = [kind.eps for kind in map(torch.finfo, _types(window)) if kind.bits < 32]
+    for digits, name in itertools.product(few, names):
+        value = as_float64(rewriting.values.get(name))
+        if not is_any_float(value) or nodes[name].op != "call_function" or name not in others:
+            continue
+        for source in sources(nodes[name], only_given=False):
+            following = Following(rewriting.before, [source], names, rewriting.values)
+            ends = following.ends(name) if source.name in others and following.is_apart else None
+            sign = -1 if ends is not None and ends[1] <= 0 else 1
+            small = (
+                sign * _close(digits) ** 2 * (1 - torch.rand(value.shape, generator=generator).to(value) / 2)
+            )
+            found = None if ends is None else following.reach(name, small)
+            if found is not None:
+                yield {**found, name: small}, "near zero"  # what one element can be, others can
+                break
+
+
+def _close(digits: float) -> float:
+    return 2.0 ** math.floor(_CLOSE * math.log2(digits))
+
+
+def _types(window: Window) -> set[torch.dtype]:
+    """The types of floats in a window."""
+    values = (*window.inputs, *map(value_of, window_calls(window)))
+    return {v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()}
 
 
 def narrowed_values(
@@ -52,9 +96,7 @@ def narrowed_values(
         given: its inputs, in float64, by name.
         free: those that may be any floats.
     """
-    values = (*window.inputs, *map(value_of, window_calls(window)))
-    held = {v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()}
-    digits = {torch.finfo(dtype).eps: dtype for dtype in held}
+    digits = {torch.finfo(dtype).eps: dtype for dtype in _types(window)}
     for eps in sorted(digits)[1:]:
         where = f"within half a unit of {str(digits[eps]).removeprefix('torch.')} of what is compared"
         for name in free:
@@ -66,7 +108,7 @@ def narrowed_values(
             )
             for turn in range(min(MOST_TURNS, -(-2 * len(near) // value.numel()))):
                 yield {name: in_turn(value, near, turn * value.numel())}, where
-            yield {name: _nearly_tied(value, digits[eps])}, where
+            yield from (({name: _nearly_tied(value, digits[eps], up)}, where) for up in (True, False))
 
 
 def _compared_with(name: str, window: Window, given: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -82,11 +124,13 @@ def _compared_with(name: str, window: Window, given: Mapping[str, Any]) -> Itera
     yield from value.new_tensor([number for number in written_numbers(window) if number])
 
 
-def _nearly_tied(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Every second element of a row, in their order, is just beside the one before."""
-    if not value.dim() or value.shape[-1] < 2:
+def _nearly_tied(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
+    """Pairs of neighbours in the order of a row that a coarser type takes for equal, of which the later one is larger, or smaller."""
+    count = value.shape[-1] // 2 * 2 if value.dim() else 0
+    if not count:
         return value
     ordered = value.sort(-1)
-    close, count = ordered.values.clone(), value.shape[-1] // 2 * 2
-    close[..., 1:count:2] = close[..., 0:count:2] + spacing(close[..., 0:count:2], dtype) / 4
-    return torch.empty_like(value).scatter(-1, ordered.indices, close)
+    base = ordered.values[..., 0:count:2].to(dtype).to(value)
+    pairs = torch.stack([base, base + spacing(base, dtype) / (4 if up else -4)], -1).flatten(-2)
+    places = ordered.indices[..., :count].unflatten(-1, (-1, 2)).sort(-1).values.flatten(-2)
+    return value.scatter(-1, places, pairs)

@@ -7,7 +7,7 @@ import fxpasses
 from fxpasses.checking.critical_values import at_critical_values
 from fxpasses.checking.values import Reference, rounds_worse, value_names
 
-X, Y = torch.randn(3, 8), torch.randn(3, 8)
+X, Y = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
 EDGES = torch.tensor([-1.3, -0.2, 0.45, 1.1])
 TYPES = [torch.float16, torch.bfloat16]
 
@@ -70,3 +70,38 @@ RIGHT = {
 def test_what_compares_as_before_loses_nothing(name, dtype):
     given = [lambda x, y, f=f: (f(x, y, dtype), y * 2) for f in RIGHT[name]]
     assert not lost(*given, X, Y)
+
+
+VANISHING = {
+    "a logarithm beside one": (torch.log1p, lambda y: (y + 1).log()),
+    "an exponential without one": (torch.expm1, lambda y: y.exp() - 1),
+}
+FOLLOWING = {
+    "an input": lambda x: x * 3,
+    "a square": lambda x: x * x,
+    "an exponential": torch.exp,
+    "minus an exponential": lambda x: -(x.exp() + 1).reciprocal(),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("where", FOLLOWING)
+@pytest.mark.parametrize("name", VANISHING)
+def test_nothing_is_left_near_zero(name, where, dtype):
+    x = (torch.rand(6, 8) + 0.5).to(dtype)
+    before, after = [lambda x, f=f: f(FOLLOWING[where](x)) for f in VANISHING[name]]
+    assert lost(before, after, x)
+    assert not lost(after, before, x)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("where", FOLLOWING)
+def test_few_digits_that_are_kept_near_zero(where, dtype):
+    x = (torch.rand(6, 8) + 0.5).to(dtype)
+    for before, after in [
+        (lambda y: (y * 0.5 + 1) * y, lambda y: y * y * 0.5 + y),
+        (lambda y: torch.nn.functional.gelu(y), lambda y: y * 0.5 * (1 + (y * 0.5**0.5).erf())),
+        (lambda y: y.sin() / (y + 2), lambda y: y.sin() * (y + 2).reciprocal()),
+    ]:
+        follow = FOLLOWING[where]
+        assert not lost(lambda x, f=before, g=follow: f(g(x)), lambda x, f=after, g=follow: f(g(x)), x)
