@@ -72,6 +72,15 @@ def _of_meaning(field: Field, kind: Hashable, number: float | int) -> tuple[int,
 def _fraction_meant(number: float) -> Fraction | None:
     if number == int(number) or not 1e-15 <= abs(number) <= 1e15:
         return Fraction(number)
+    size, sign = abs(number), 1 if number > 0 else -1
+    found = _short_fraction(size)
+    if found is None and size < 1 and 1 - (1 - size) == size:  # 1 - 0.999 is meant, the rest of a decay
+        rest = _short_fraction(1 - size)
+        found = None if rest is None else 1 - rest
+    return None if found is None else sign * found
+
+
+def _short_fraction(number: float) -> Fraction | None:
     simple = Fraction(number).limit_denominator(_SIMPLE)
     if float(simple) == number:
         return simple

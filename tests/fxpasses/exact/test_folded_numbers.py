@@ -95,3 +95,36 @@ def test_a_tensor_of_another_number_is_not(size):
     before, after, inputs = held_and_written(0.7, torch.float32, size, 1 + 1e-6)
     assert equivalent(before, after, inputs).kind == "APPROXIMATE"
     assert differences_in_float64(before, after, inputs)
+
+
+RESTS = [0.999, 0.9999, 0.99, 0.95, 0.98, 0.3, 0.7, 1 / 3, 0.8675309]
+
+
+@pytest.mark.parametrize("decay", RESTS)
+def test_the_rest_of_a_decay_is_one_without_it(decay):
+    for number in (0, 1):
+        one = field(number)
+        kept, rest = (residues_of_number(one, float, n) for n in (decay, 1 - decay))
+        assert [(a + b) % p for a, b, p in zip(kept, rest, one.primes, strict=True)] == [1] * len(kept)
+
+
+@pytest.mark.parametrize("decay", RESTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_moving_average_is_written_in_several_ways(decay, dtype):
+    def average(s, w):
+        return s * decay + w * (1 - decay)
+
+    s, w = torch.randn(2, 5, dtype=dtype)
+    before = make_fx(average)(s, w)
+    for way in (
+        lambda s, w: torch.lerp(s, w, 1 - decay),
+        lambda s, w: torch.lerp(w, s, decay),
+        lambda s, w: w - (w - s) * decay,
+        lambda s, w: s.add(s - w, alpha=decay - 1),
+    ):
+        assert equivalent(before, make_fx(way)(s, w), [s, w]).kind == "EQUAL"
+    for way in (
+        lambda s, w: torch.lerp(s, w, 1 - decay + 1e-6),
+        lambda s, w: s * decay + w * (1 - decay - 1e-6),
+    ):
+        assert equivalent(before, make_fx(way)(s, w), [s, w]).kind in ("APPROXIMATE", "DIFFERENT")
