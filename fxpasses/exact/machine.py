@@ -122,7 +122,8 @@ class Machine:
 
     def _plain_call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(target, _torch.HigherOrderOperator):
-            raise UnsupportedCall(target, "higher-order operators have no exact rules")
+            called = next((value for value in args if isinstance(value, _torch.OpOverload)), target)
+            raise UnsupportedCall(called, f"higher-order operators have no exact rules ({target})")
         if target is not operator.getitem and any(is_dual(x) for x in (*args, *kwargs.values())):
             raise UnsupportedCall(target, "not an operator, and it takes a tensor")
         return target(*args, **kwargs)

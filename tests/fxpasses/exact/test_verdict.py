@@ -286,7 +286,18 @@ def test_what_has_no_rule_is_named():
     verdict = equivalent(before, after, inputs)
     assert verdict.kind == "UNPROVED"
     assert any("det" in name for name in verdict.needed)
-    assert equivalent(before, before, inputs).kind == "EQUAL"
+
+
+def test_an_operator_that_a_higher_order_one_calls_is_named():
+    a, b = torch.eye(4) * 4 + torch.rand(4, 4), torch.randn(4, 2)
+    before, after = (
+        fxpasses.capture(lambda a, b, t=t: torch.linalg.solve(a * t, b * t), a, b).forward for t in (1.0, 1.5)
+    )
+    token = [torch.empty(0)] * (len(before.graph.find_nodes(op="placeholder")) - 2)
+    verdict = equivalent(before, after, [*token, a, b])
+    assert verdict.kind == "UNPROVED"
+    assert verdict.needed == ("aten._linalg_check_errors.default",)
+    assert "with_effects" in str(verdict)
 
 
 def test_only_what_changed_is_evaluated():
