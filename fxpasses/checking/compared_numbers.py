@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, fx
 from fake.seam.pytree import tree_leaves
 from fxpasses.checking.free_values import packet
 from fxpasses.checking.windows import Window
+from fxpasses.exact.samples import is_any_integer
 from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -91,3 +93,49 @@ def in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
     turn = (position + start) % count
     taken = others[(turn // 2).clamp(max=len(others) - 1), position]
     return torch.where((turn % 2 == 0) & (turn < 2 * len(others)), taken, flat).view(value.shape)
+
+
+def on_either_side(gm: fx.GraphModule, inputs: Sequence[Any], seed: int) -> list[Any] | None:
+    """Inputs of which each element is on one or the other side of a number that the graph compares: where several comparisons meet, each of them matters somewhere.
+
+    Args:
+        gm: the graph.
+        inputs: of it.
+        seed: of random numbers.
+
+    Returns:
+        The inputs, integers in the range that they had; ``None`` where the graph compares with less than two numbers.
+    """
+    compared: dict[Any, list[float]] = {
+        True: [],
+        False: [],
+    }  # of inputs, and of what is computed, by whether it is float
+    for node in gm.graph.nodes:
+        given = [n for n in node.all_input_nodes if isinstance(value_of(n), Tensor)]
+        held = value_of(node)
+        if given and isinstance(held, Tensor) and held.dtype is torch.bool:
+            of = given[0] if given[0].op == "placeholder" else value_of(given[0]).is_floating_point()
+            compared.setdefault(of, []).extend(
+                float(n) for n in node.args if type(n) in (int, float) and abs(n) < MOST
+            )
+    if sum(map(len, compared.values())) < 2:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+
+    def one(node: fx.Node, value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
+        known = torch.tensor(compared.get(node) or compared[is_float], dtype=torch.float64)
+        if not len(known) or not (is_float or is_any_integer(value)):
+            return value
+        at = torch.randint(len(known), value.shape, generator=generator)
+        part = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+        chosen = known[at]
+        if is_float:
+            moved = (chosen + (2 * part - 1) * chosen.abs().clamp(min=1.0)).to(value)
+            return moved.abs() if bool((value >= 0).all()) else moved
+        chosen = chosen.to(value)
+        return torch.where(
+            (part < 0.5).to(value.device) & (chosen >= value.min()) & (chosen <= value.max()), chosen, value
+        )
+
+    return [one(*pair) for pair in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.compared_numbers import MOST_TURNS, window_calls, written_numbers
+from fxpasses.checking.compared_numbers import MOST_TURNS, on_either_side, window_calls, written_numbers
 from fxpasses.checking.critical_values import INTEGERS, differs, up_to_free_inputs
 from fxpasses.checking.free_values import origin
 from fxpasses.checking.inputs import cloned
@@ -53,6 +53,9 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
             inputs = cloned(rewriting.inputs)
             inputs[at].copy_(known[order % len(known)].view(shape))
             yield inputs
+            beside = on_either_side(rewriting.before, inputs, turn)
+            if beside is not None:
+                yield [*beside[:at], inputs[at], *beside[at + 1 :]]
 
 
 def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:

@@ -23,6 +23,7 @@ from fxpasses.checking.compared_numbers import (
     broadcasts,
     chooses,
     in_turn,
+    on_either_side,
     window_calls,
     written_numbers,
 )
@@ -49,6 +50,8 @@ _MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
 """So many elements they hold for one input, or so many numbers are tried all the same."""
 _MOST_CALLED, _FEWEST_TRIES = 20_000, 64
 """So many calls of a window are made in all, or so many values are tried all the same."""
+_DRAWS = 8
+"""So many draws of the other inputs, where other comparisons may hide what one does."""
 _MOST_CALLS = 12
 """Calls between an input of a window and one that may be any number."""
 _ROUNDINGS = 64
@@ -99,8 +102,11 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         free = free_inputs(rewriting, given, only_given)
         compared = _compared_values(window, given, free, new) if chooses else ()
         for values in itertools.takewhile(lambda _: has_time(), compared):
-            if _is_another_function(window, list({**given, **values}.values())):
-                yield from _shown(rewriting, window, values)
+            for beside in itertools.chain([{}], _beside(rewriting, window, given, free)):
+                chosen_values = {**beside, **values}
+                if _is_another_function(window, list({**given, **chosen_values}.values())):
+                    yield from _shown(rewriting, window, chosen_values)
+                    break
         for name, after, values in crossed_values(rewriting, narrow, *chosen) if chooses else ():
             yield from _shown(rewriting, narrow, values, {name: after})
         for values in _followed_values(rewriting, narrow, is_other) if chooses else ():
@@ -118,12 +124,30 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
             yield from _lost(rewriting, narrow, values, where)
 
 
+def _beside(
+    rewriting: Rewriting, window: Window, given: Mapping[str, Any], free: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Values of inputs of a window on either side of what it compares, where several comparisons meet in it."""
+    may = {*free, *(node.name for node in rewriting.before.graph.find_nodes(op="placeholder"))}
+    for seed in range(_DRAWS):
+        sides = on_either_side(window.before, list(given.values()), seed)
+        if sides is None:
+            return
+        yield {name: value for name, value in zip(given, sides, strict=True) if name in may}
+
+
 def _shown(
     rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], after: Mapping[str, str] | None = None
 ) -> Iterator[Found]:
-    found = _on_the_whole(rewriting, window, values, "at numbers that the graph holds, or ties", after)
-    if found.differences:
-        yield found
+    where = "at numbers that the graph holds, or ties"
+    sides = (on_either_side(rewriting.before, rewriting.inputs, seed) for seed in range(_DRAWS))
+    for inputs in itertools.chain([rewriting.inputs], sides):
+        if inputs is None:  # nothing else is compared
+            return
+        found = _on_the_whole(rewriting.on(inputs), window, values, where, after)
+        if found.differences:
+            yield found
+            return
 
 
 def _lost(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Iterator[Found]:

@@ -20,8 +20,9 @@ from fxpasses.checking.windows import Window
 from fxpasses.graphs.rewriting import value_of
 
 _LARGE, _CLOSE = 16.0, 1 / 3
-"""What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds: twice of it,
-a number loses two thirds beside one."""
+"""What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds."""
+_VANISHING = (2, 3)
+"""Powers of that: of a number so small two thirds of the digits are lost beside one, or all."""
 _INSIDE = (1 / 32, -1 / 32, 1 / 4, -1 / 4)
 """Parts of a unit: a number that is compared is hardly ever nearer than the smaller one to where a coarser type rounds to its other side."""
 _MOST_HELD = 16
@@ -45,7 +46,9 @@ def losing_values(
     for digits in sorted({kind.eps for kind in kinds}):
         close = _close(digits)
         yield {name: 1 + close * value for name, value in usual.items()}, "near one"
-        yield {name: close**2 * value for name, value in usual.items()}, "near zero"
+        yield from (
+            ({name: close**n * value for name, value in usual.items()}, "near zero") for n in _VANISHING
+        )
 
 
 def followed_values(rewriting: Rewriting, window: Window) -> Iterator[tuple[dict[str, Tensor], str]]:
@@ -68,7 +71,9 @@ def followed_values(rewriting: Rewriting, window: Window) -> Iterator[tuple[dict
             ends = following.ends(name) if source.name in others and following.is_apart else None
             sign = -1 if ends is not None and ends[1] <= 0 else 1
             small = (
-                sign * _close(digits) ** 2 * (1 - torch.rand(value.shape, generator=generator).to(value) / 2)
+                sign
+                * _close(digits) ** _VANISHING[-1]
+                * (1 - torch.rand(value.shape, generator=generator).to(value) / 2)
             )
             found = None if ends is None else following.reach(name, small)
             if found is not None:

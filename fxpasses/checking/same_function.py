@@ -6,6 +6,7 @@ may depend on each other. Then what lies between the suspects is judged with the
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -112,6 +113,12 @@ class Rewriting:
             return None
         windows = [self._cut(change) for change in found]
         return None if None in windows else windows  # type: ignore[return-value]
+
+    def on(self, inputs: Sequence[Any]) -> Rewriting:
+        """The same graphs with other inputs; what is known of their windows is of these."""
+        other = copy.copy(self)
+        other.inputs = inputs
+        return other
 
     @property
     def values(self) -> dict[str, Any]:
