@@ -102,10 +102,9 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         free = free_inputs(rewriting, given, only_given)
         compared = _compared_values(window, given, free, new) if chooses else ()
         for values in itertools.takewhile(lambda _: has_time(), compared):
-            for beside in itertools.chain([{}], _beside(rewriting, window, given, free)):
-                chosen_values = {**beside, **values}
-                if _is_another_function(window, list({**given, **chosen_values}.values())):
-                    yield from _shown(rewriting, window, chosen_values)
+            for several in itertools.chain([values], _beside(rewriting, window, given, free, values)):
+                if _is_another_function(window, list({**given, **several}.values())):
+                    yield from _shown(rewriting, window, several)
                     break
         for name, after, values in crossed_values(rewriting, narrow, *chosen) if chooses else ():
             yield from _shown(rewriting, narrow, values, {name: after})
@@ -125,15 +124,20 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
 
 
 def _beside(
-    rewriting: Rewriting, window: Window, given: Mapping[str, Any], free: Sequence[str]
+    rewriting: Rewriting,
+    window: Window,
+    given: Mapping[str, Any],
+    free: Sequence[str],
+    values: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """Values of inputs of a window on either side of what it compares, where several comparisons meet in it."""
-    may = {*free, *(node.name for node in rewriting.before.graph.find_nodes(op="placeholder"))}
-    for seed in range(_DRAWS):
+    """The values with those of other inputs of a window, on either side of what it compares, where several comparisons meet in it."""
+    inputs = {node.name for node in rewriting.before.graph.find_nodes(op="placeholder")}
+    others = (given.keys() & {*free, *inputs}) - values.keys()
+    for seed in range(_DRAWS if others else 0):
         sides = on_either_side(window.before, list(given.values()), seed)
         if sides is None:
             return
-        yield {name: value for name, value in zip(given, sides, strict=True) if name in may}
+        yield {**{name: v for name, v in zip(given, sides, strict=True) if name in others}, **values}
 
 
 def _shown(
