@@ -66,7 +66,7 @@ class Walk(OpenObjects):
         self.asked_by_protocols: set[str] = set()
         self.codes, self.made_codes = set[str](), set[str]()
         self.hashes = set[str]()
-        self._storages = dict[int, int]()
+        self._storages, self._numbers_of_tensors = dict[int, int](), dict[int, int]()
         self._kept = list[Any]()
         self._in_class = False
         self._classes = [kind for kind in kinds.BUILTIN_KINDS if isinstance(kind, type)]
@@ -214,6 +214,7 @@ class Walk(OpenObjects):
         storage = tensor.untyped_storage().data_ptr() if tensor.numel() else 0
         place = self._storages.setdefault(storage, len(self._storages)) if storage else -1
         self._say("tensor", len(self.tensors), place, *facts)
+        self._numbers_of_tensors[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
         self.watch.dictionary(tensor.__dict__)
         self._items(tensor.__dict__)
@@ -221,8 +222,7 @@ class Walk(OpenObjects):
     def _is_in_two_places(self, value: Any) -> None:
         for item in value if type(value) is tuple else (value,):
             if isinstance(item, torch.Tensor):
-                number = next(i for i, tensor in enumerate(self.tensors) if tensor is item)
-                self.places.pop(number, None)
+                self.places.pop(self._numbers_of_tensors[id(item)], None)
 
     def _wrapper(self, value: Any, kind: type) -> None:
         base = next(base for base in kinds.WRAPPERS if isinstance(value, base))
