@@ -206,7 +206,10 @@ class Arithmetic:
         residues = [self.field.power(k, r, exponent) for k, r in enumerate(a.residues)]
         if exponent == 0:
             residues = [torch.ones_like(r) for r in residues]
-        return self.finished(a.witness**exponent, residues, a)
+        result = self.finished(a.witness**exponent, residues, a)
+        if (square := a.square) is not None:
+            result.square = lambda: self.integer_power(square(), exponent)
+        return result
 
     def root(self, a: Operand) -> Dual:
         """``sqrt(a)``; its square is ``a`` up to the sign, which the witness knows, or ``a`` where roots are squared."""
@@ -236,7 +239,9 @@ class Arithmetic:
             powered = self.integer_power(self.root(a), int(2 * exponent))
         else:
             powered = self.exp(self.mul(self.log(a), exponent))
-        return self.finished(a.witness**exponent, powered.residues, a)
+        result = self.finished(a.witness**exponent, powered.residues, a)
+        result.square = powered.square
+        return result
 
     def _integer_powers(self, a: Dual, exponents: Dual, distinct: list[float]) -> Dual:
         """``a ** exponents``, of elements that are few different integers: powers of a decay."""

@@ -196,6 +196,17 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_squares_of_roots_are_exact_whatever_the_numbers(seed):
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+    verdict = equivalent(*graphs(EQUAL["a norm of norms"][0], EQUAL["a norm of norms"][1], x))
+    assert verdict.kind == "EQUAL", verdict
+    cubes = equivalent(
+        *graphs(lambda x: (x.square().sum().sqrt() ** 3) ** 2 * x, lambda x: x.square().sum() ** 3 * x, x)
+    )
+    assert cubes.kind == "EQUAL", cubes
+
+
 @pytest.mark.parametrize("name", EQUAL)
 def test_identities_are_certified(name):
     verdict = equivalent(*graphs(*EQUAL[name]))
