@@ -193,7 +193,11 @@ class Plan(Checked):
 
     def graph(self, *inputs: Any) -> Sequence[Any]:
         """Its graph, called as Dynamo's code calls it."""
-        return self._run([*self._lifted, *inputs])
+        lifted = self._lifted
+        if self._found:
+            numbers = dict(self._found)
+            lifted = [self._walked[numbers[i]] if i in numbers else value for i, value in enumerate(lifted)]
+        return self._run([*lifted, *inputs])
 
     def __call__(
         self, arguments: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
