@@ -40,6 +40,7 @@ _CHOOSING = {
 
 
 def window_calls(window: Window) -> list[fx.Node]:
+    """The calls of a window in both graphs."""
     return [n for gm in (window.before, window.after) for n in gm.graph.nodes if n.op == "call_function"]
 
 
@@ -79,12 +80,21 @@ def written_numbers(window: Window) -> list[float]:
 
 
 def broadcasts(constant: Tensor, value: Tensor) -> bool:
+    """Whether a tensor can be expanded to the shape of another. Args: the one, and the other."""
     pairs = zip(reversed(constant.shape), reversed(value.shape), strict=False)
     return constant.dim() <= value.dim() and all(size in (1, whole) for size, whole in pairs)
 
 
 def in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
-    """The elements of several tensors in turn, with those of the value itself between."""
+    """The elements of several tensors in turn, with those of the value itself between.
+
+    Args:
+        value: a tensor of any shape.
+        candidates: tensors of that shape, stacked: ``[n, *shape]``.
+        start: which one the first element is taken from; a multiple of the number of elements gives other ones.
+
+    Returns: a tensor of the shape of ``value``.
+    """
     flat, others = value.flatten(), candidates.reshape(len(candidates), -1)
     count, columns = 2 * len(others), value.shape[-1] if value.dim() else 1
     while math.gcd(count, columns) > 1:  # each column meets all candidates

@@ -32,7 +32,15 @@ _MOST_HELD = 16
 def losing_values(
     window: Window, given: Mapping[str, Any], free: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], str]]:
-    """Values of the free inputs, all in another way, and what they are."""
+    """Values of the free inputs, all in another way, and what they are.
+
+    Args:
+        window: what changed.
+        given: its inputs, in float64, by name.
+        free: those that may be any floats.
+
+    Yields: the values by name, and a text for the verdict.
+    """
     if not free:
         return
     usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}

@@ -29,15 +29,14 @@ class Armed(Checked):
         walk: Walk,
         digest: list[Any],
         functions: Functions,
-        given: GivenNumbers | None = None,
-        in_others: set[PlaceKey] | None = None,
+        given: GivenNumbers,
+        in_others: set[PlaceKey],
     ) -> None:
         """Args: what was walked over, the walk and what it returned, the functions between the model's graphs, the numbers of a call, and where functions
         of the model put other tensors."""
         super().__init__(walk, walk.tensors)
         self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
-        self.given = GivenNumbers() if given is None else given
-        self.in_others = set() if in_others is None else in_others
+        self.given, self.in_others = given, in_others
         itself = weakref.ref(self)
 
         def gone(reference: Any) -> None:

@@ -59,7 +59,7 @@ class Plan(Checked):
         names: Mapping[str, Any],
         walk: Walk,
         given: GivenNumbers,
-        in_others: Set[PlaceKey] = frozenset(),
+        in_others: Set[PlaceKey],
         file: Path | None = None,
     ) -> None:
         read = walk.tensors[content["model_tensors"] :]
