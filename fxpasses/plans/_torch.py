@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -192,9 +192,11 @@ def is_in_transform(tensor: torch.Tensor) -> bool:
     return is_functorch_wrapped_tensor(tensor) or is_functional_tensor(tensor)
 
 
-def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
-    """A check in C++ that tensors have the metadata of these."""
-    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+def tensor_guards(tensors: Sequence[torch.Tensor], grow: Collection[int] = ()) -> Any:
+    """A check in C++ that tensors have the metadata of these. Args: the tensors, and which of them may have other sizes."""
+    any_sizes = [[None] * t.dim() if i in grow else None for i, t in enumerate(tensors)]
+    sizes = [free or list(t.shape) for t, free in zip(tensors, any_sizes, strict=True)]
+    strides = [free or list(t.stride()) for t, free in zip(tensors, any_sizes, strict=True)]
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
 
 

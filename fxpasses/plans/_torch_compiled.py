@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dis
 import functools
@@ -17,7 +18,7 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import OptimizerSource
+from torch._dynamo.source import ChainedSource, DictGetItemSource, OptimizerSource
 from torch._dynamo.variables import ConstantVariable, SetVariable
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
@@ -137,16 +138,20 @@ def symbolic_attributes() -> dict[str, tuple[Any, str]]:
 
 
 def _value_of(source: Any, output: OutputGraph) -> Any:
-    """What there is in a local variable of the frame, or in attributes of objects there, else None."""
+    """What there is in a local variable of the frame, or in attributes and entries of objects there, else None."""
     if type(source) is LocalSource:
         return output.local_scope.get(source.local_name)
-    if type(source) is GetItemSource:
-        base, index = _value_of(source.base, output), source.index
-        held = type(base) in (tuple, list) and type(index) is int and 0 <= index < len(base)
-        return base[index] if held else None
-    if type(source) is not AttrSource:
+    if not isinstance(source, ChainedSource):
         return None
-    return getattr(_value_of(source.base, output), "__dict__", {}).get(source.member)
+    base = _value_of(source.base, output)
+    if isinstance(source, AttrSource):
+        return getattr(base, "__dict__", {}).get(source.member)
+    if isinstance(source, (GetItemSource, DictGetItemSource)):
+        values = base if type(base) in (dict, collections.OrderedDict) else {}
+        if type(base) in (tuple, list):
+            values = dict(enumerate(base))
+        return values.get(source.index) if type(source.index) in (int, str) else None
+    return base if text_of_source(source) == text_of_source(source.base) else None
 
 
 def tensors_of_frame() -> dict[str, torch.Tensor]:

@@ -99,6 +99,7 @@ class SameArguments:
         objects: likewise.
         model: the tensors of the model.
         open: the places of numbers that may be others, as :mod:`~fxpasses.plans.given_numbers` has them.
+        grow: which of the tensors may have other sizes.
     """
 
     @staticmethod
@@ -140,6 +141,7 @@ class SameArguments:
         objects: Sequence[Any],
         model: Sequence[torch.Tensor],
         open: Collection[str] = (),
+        grow: Collection[int] = (),
     ) -> None:
         self._count, self._names, self._model = len(args), tuple(kwargs), frozenset(map(id, model))
         values = [*args, *kwargs.values()]
@@ -153,12 +155,12 @@ class SameArguments:
             if i not in self._tensors and id(value) not in known
         ]
         self._facts = [(t.storage_offset(), is_leaf(t)) for t in tensors]
-        self._guards = _torch.tensor_guards(tensors) if tensors else None
+        self._guards = _torch.tensor_guards(tensors, grow) if tensors else None
         library, self._certain = compares_memory(), None
         stay = all(
             kind not in (list, dict) for _, kind, _ in self._others
         )  # else the same one may hold something later
-        if library is not None and stay and all(map(is_in_itself, tensors)):
+        if library is not None and stay and not grow and all(map(is_in_itself, tensors)):
             kinds = tuple(
                 "number"
                 if i in numbers
@@ -319,8 +321,10 @@ def sources_of(
     arguments: Sequence[torch.Tensor],
     numbers: Sequence[Sequence[Any] | None],
     gradients: Mapping[int, torch.Tensor],
+    grow: Collection[int],
 ) -> list[list[Any]]:
-    """The place of each input of a graph: among the tensors of the model, the arguments, or the gradients of the model; or its value, of a float.
+    """The place of each input of a graph: among the tensors of the model, the arguments, or the gradients of the model; or its value, of a float;
+    of a size also which one, and of which of these tensors.
 
     Args:
         inputs: of the graph.
@@ -328,6 +332,7 @@ def sources_of(
         arguments: those among the arguments.
         numbers: for each input that is a number which one of which input it is, or which one of an object.
         gradients: by the number of the tensor of the model that has it.
+        grow: the numbers of those tensors of the model whose sizes may be others in each call.
 
     Raises:
         NoPlan: an input comes from elsewhere.
@@ -356,7 +361,7 @@ def sources_of(
         if number is None:
             raise NoPlan("a symbolic number that is no size of an input")
         method, of, dim = number
-        if found[of][:1] != ["argument"]:
+        if found[of][0] != "argument" and not (found[of][0] == "model" and found[of][1] in grow):
             raise NoPlan("a symbolic size of a tensor of the model")
-        found[i] = [method, found[of][1], dim]
+        found[i] = ["size", *found[of], method, dim]
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -70,13 +70,15 @@ def numbers_of_exchanged(
     exchanged: Sequence[tuple[dict[Any, Any], Any]],
     places: Mapping[int, Place],
     tensors: Sequence[torch.Tensor],
+    grow: Set[int],
 ) -> list[int]:
-    """The numbers of tensors in whose places a frame puts others.
+    """The numbers of tensors in whose places a frame puts others, and of those that other frames let grow.
 
     Args:
         exchanged: the dictionaries and keys.
         places: all places of tensors that are in one alone, by their numbers.
         tensors: those of a walk.
+        grow: the numbers of those with symbolic sizes.
 
     Returns: the numbers, in order.
 
@@ -89,8 +91,9 @@ def numbers_of_exchanged(
         held = value if type(value) is tuple else (value,)
         if not met.isdisjoint(map(id, held)):  # of others nobody reads anything
             there[id(values), key] = held
-    found = sorted(number for number, place in places.items() if key_of(place) in there)
-    if len(found) < sum(map(len, there.values())) or (found and not are_alone(found, tensors)):
+    put = {number for number, place in places.items() if key_of(place) in there}
+    found = sorted(put | grow)
+    if len(put) < sum(map(len, there.values())) or (found and not are_alone(found, tensors)):
         raise NoPlan(
             "a frame that changes an object", "where a tensor is that is elsewhere, too, or has no memory"
         )
@@ -103,13 +106,17 @@ class Exchanged:
     Args:
         places: where they are, by their numbers among the tensors of the walk.
         tensors: those of the walk, in which the present ones are put.
+        grow: the numbers of those that may have other sizes, about which a plan has guards.
     """
 
-    def __init__(self, places: Mapping[int, Place], tensors: list[torch.Tensor]) -> None:
+    def __init__(
+        self, places: Mapping[int, Place], tensors: list[torch.Tensor], grow: Collection[int] = ()
+    ) -> None:
         self._places, self._tensors = dict(places), tensors
         now = self._now()
         others = [tensor for i, tensor in enumerate(tensors) if i not in places]
-        self._same = SameArguments(tuple(now), {}, now, (), others)
+        growing = [i for i, number in enumerate(self._places) if number in grow]
+        self._same = SameArguments(tuple(now), {}, now, (), others, grow=growing)
 
     def __contains__(self, number: int) -> bool:
         return number in self._places

@@ -68,11 +68,15 @@ class Names:
         asked: those that traced code may ask for: whether each is there counts.
         relied_on: those whose values Dynamo relies on, for which it asks before each call, too.
         numbers: the integers that are inputs of the graph: the number of the object, as a walk meets them, and the name.
+        grow: the tensors whose sizes are: their numbers, as a walk meets them.
+        everything: whether all attributes count.
     """
 
     asked: frozenset[str]
     relied_on: frozenset[str]
     numbers: frozenset[tuple[int, str]] = frozenset()
+    grow: frozenset[int] = frozenset()
+    everything: bool = False
 
     def are_read(self, name: str, value: object) -> bool:
         """Whether an attribute's value counts. Of those that traced code names, but that Dynamo does not ask for, what holds data does not: the code
@@ -86,24 +90,22 @@ class Names:
             name in self.asked and (isinstance(value, _LASTING) or callable(value))
         )
 
-    def as_data(self) -> list[list[Any]] | None:
+    def as_data(self) -> list[Any]:
         """The names as JSON has them."""
-        return (
-            None if self is EVERYTHING else [sorted(self.asked), sorted(self.relied_on), sorted(self.numbers)]
-        )
+        parts = self.asked, self.relied_on, self.numbers, self.grow
+        return [*map(sorted, parts), self.everything]
 
 
-EVERYTHING = Names(frozenset(), frozenset())
+EVERYTHING = Names(frozenset(), frozenset(), everything=True)
 """In place of names: any."""
 _LASTING = (torch.nn.Module, type)
 
 
-def names_from(data: list[list[Any]] | None) -> Names:
+def names_from(data: list[Any]) -> Names:
     """What :meth:`Names.as_data` has written."""
-    if data is None:
-        return EVERYTHING
-    asked, relied_on, numbers = data
-    return Names(frozenset(asked), frozenset(relied_on), frozenset((owner, name) for owner, name in numbers))
+    asked, relied_on, numbers, grow, everything = data
+    numbers = frozenset((owner, name) for owner, name in numbers)
+    return Names(frozenset(asked), frozenset(relied_on), numbers, frozenset(grow), everything)
 
 
 def names_read(

@@ -78,7 +78,7 @@ class OpenObjects(Facts):
         owner, names, number = known(), self._names, len(self.owners)
         self.owners.append(known)
         state = vars(owner)
-        if names is EVERYTHING:
+        if names.everything:
             self.watch.dictionary(state)
             self._items(state, owner)
             return

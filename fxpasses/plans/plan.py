@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,9 @@ class Plan(Checked):
             number: place for number, place in places.items() if number < content["model_tensors"]
         }
         self._exchanged = (
-            Exchanged(walk.exchanged | places, walk.tensors) if walk.exchanged or places else None
+            Exchanged(walk.exchanged | places, walk.tensors, content.get("grow", ()))
+            if walk.exchanged or places
+            else None
         )
         own = places.keys() - self.exchanges.keys()
         if own:
@@ -97,7 +100,7 @@ class Plan(Checked):
             self._inputs[position] = None
         self._walked = walk.tensors
         self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
-        self._numbers = [(i, *source) for i, source in sources if source[0] not in _NO_SIZES]
+        self._sizes = [(i, *source) for i, (kind, *source) in sources if kind == "size"]
         self._options = [
             (i, walk.optimizers[0].param_groups[source[1]], source[2])
             for i, source in sources
@@ -108,6 +111,7 @@ class Plan(Checked):
         ]
         numbers = content.get("numbers", ())
         self._of_objects = [(walk.owners[owner], name) for owner, name in numbers]
+        self._asks_of_model = bool(numbers or content.get("grow"))
         self._of_gradients = [(i, source[1]) for i, source in sources if source[0] == "gradient"]
         self._places_read = {id(tensor): i for i, tensor in enumerate(read)}
         self._arguments_read = content.get("arguments_read", {})
@@ -116,7 +120,7 @@ class Plan(Checked):
         self.given, self.open, self._other_numbers = given, content["open"], content["other_numbers"]
         self._of_call = [(i, s[1]) for i, s in sources if s[0] == "number"]
         self._accepts, self._any_sizes = names.get("accepts"), content["any_sizes"]
-        self._asked = [_what_is_asked(asked, walk, given) for asked in content["asked"] or ()]
+        self._asked = [_what_is_asked(asked, walk, given, places) for asked in content["asked"] or ()]
         self.asks_bases = any(base is True for _, base in self._asked)
         self.is_tuned = bool(content.get("files"))
         self._changes = bool(content["facts"]["changed"])
@@ -163,7 +167,7 @@ class Plan(Checked):
             if type(name) is str:
                 asked.append(number_now(value(), name))
             else:
-                tensor = arguments[value] if type(value) is int else value
+                tensor = arguments[value] if type(value) is int else value()
                 asked.append(tensor._base if name else tensor)
         return all(value is not None for value in asked) and bool(self._accepts(*asked))
 
@@ -176,9 +180,8 @@ class Plan(Checked):
 
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether no argument has a gradient, where the plan reads gradients, nor shares memory with one or with a tensor of the model, where it changes tensors."""
-        if not (
-            self.accepts(arguments) if self._of_objects or self.open else self._are_read_alike(arguments)
-        ):
+        ask = self.accepts if self._asks_of_model or self.open else self._are_read_alike
+        if not ask(arguments):
             return False
         if self._reads_gradients and not have_none(arguments):
             return False
@@ -221,8 +224,8 @@ class Plan(Checked):
             inputs[position] = torch.tensor(group[name], dtype=torch.float64)
         for position, place in self._of_call:
             inputs[position] = self.given.input(place)
-        for position, method, index, dim in self._numbers:
-            tensor = arguments[index]
+        for position, where, index, method, dim in self._sizes:
+            tensor = arguments[index] if where == "argument" else self._walked[index]
             inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
         return inputs
 
@@ -240,10 +243,6 @@ def exchanged_elsewhere(walk: Walk, places: Set[PlaceKey]) -> dict[int, Place]:
     return found if places and are_alone([*walk.exchanged, *found], walk.tensors) else {}
 
 
-_NO_SIZES = ("argument", "model", "gradient", "constant", "option", "attribute", "number")
-"""Kinds of inputs that are no sizes, strides or offsets."""
-
-
 def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:
     """An input that is the same in each call: a tensor of the model, or a float that the key has."""
     if kind == "constant":
@@ -251,11 +250,16 @@ def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:
     return walk.tensors[value[0]] if kind == "model" else None
 
 
-def _what_is_asked(asked: Sequence[Any], walk: Walk, given: GivenNumbers) -> tuple[Any, str | bool]:
-    """What a guard on numbers is called with: an object and the name of its attribute, or a tensor, or the number of an argument, and whether it is about what that is a view of."""
+def _what_is_asked(
+    asked: Sequence[Any], walk: Walk, given: GivenNumbers, places: Mapping[int, Place]
+) -> tuple[Any, str | bool]:
+    """What a guard on numbers is called with: what returns an object and the name of its attribute, or what returns a tensor, or the number of an argument, and
+    whether it is about what that is a view of."""
     place, value, detail = asked
     if place == "number":
         return lambda: given, value
     if place == "attribute":
         return walk.owners[value], detail
-    return walk.tensors[value] if place == "model" else value, detail
+    if place == "model":
+        return places[value].now if value in places else functools.partial(walk.tensors.__getitem__, value), detail
+    return value, detail

@@ -16,7 +16,8 @@ from fxpasses.plans._torch_optimizers import Option
 from fxpasses.plans.arguments import sources_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module, used_parameters
-from fxpasses.plans.named_attributes import EVERYTHING, Names, number_now
+from fxpasses.plans.named_attributes import Names, number_now
+from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.walk import Walk
 
 
@@ -28,6 +29,7 @@ class RecordedInputs:
         sources: where each comes from: see :func:`~fxpasses.plans.arguments.sources_of`.
         given: the numbers among the arguments: their places, by the names of parameters.
         open: the kinds of those that are inputs, ``"int"`` or ``"float"``, by their places.
+        grow: the numbers of the tensors of the model that may have other sizes in each call.
         attributes: the integers that objects hold and that may be others in each call: the number of the object, and the name, by how guards call them.
     """
 
@@ -37,8 +39,10 @@ class RecordedInputs:
         self.given: dict[str, str] = {}
         self.open: dict[str, str] = {}
         self.attributes: dict[str, tuple[int, str]] = {}
+        self.grow = frozenset[int]()
         self._names, self._numbers = list[str](), list[list[Any] | None]()
-        self._of_frame, self._floats = dict[str, list[Any]](), dict[str, Any]()
+        self._places, self._of_frame = dict[str, list[Any]](), False
+        self._floats = dict[str, Any]()
         self._guards: tuple[CompiledGuards, ...] | None = None
 
     @property
@@ -50,7 +54,7 @@ class RecordedInputs:
     def any_sizes(self) -> bool:
         """Whether what is asked of numbers says all that a graph needs to know of the sizes of tensors."""
         kinds = {number[0] for number in self._numbers if number is not None}
-        of_sizes = not kinds <= {"attribute", "constant", "option", "float"} or bool(self._of_frame)
+        of_sizes = not kinds <= {"attribute", "constant", "option", "float"} or self._of_frame
         return not self.are_fixed and (of_sizes or not (self.attributes or self.open))
 
     @property
@@ -70,37 +74,46 @@ class RecordedInputs:
         guards = guards_of(shape_env)
         self._guards = tuple(guards.compile(static=static) for static in (False, True))
 
-    def guard_frame(
-        self, shape_env: Any, tensors: Mapping[str, torch.Tensor], arguments: Sequence[torch.Tensor]
-    ) -> None:
-        """See what is asked of numbers by a frame that has no graph.
-
-        Args:
-            shape_env: the environment of its symbols.
-            tensors: those that it was given, by how guards call them.
-            arguments: the tensors among the arguments.
-        """
-        places = {id(tensor): ["argument", i] for i, tensor in enumerate(arguments)}
-        known = {text: places[id(t)] for text, t in tensors.items() if id(t) in places}
+    def guard_frame(self, shape_env: Any) -> None:
+        """See what is asked of numbers by a frame that has no graph. Args: the environment of its symbols."""
         sizes = [p for p in properties_of(shape_env) if p.kind != "number"]
-        if not all(p.expression.is_number for p in sizes) and {p.root for p in sizes} <= known.keys():
-            self._of_frame = known
+        if not all(p.expression.is_number for p in sizes) and {p.root for p in sizes} <= self._places.keys():
+            self._of_frame = True
         if self._of_frame or self.attributes:
             guards = guards_of(shape_env)
             self._guards = tuple(guards.compile(static=static) for static in (False, True))
 
-    def find(self, numbers: Mapping[str, tuple[Any, str]], names: Names, walk: Walk) -> Names:
-        """Find the objects that hold integers; returns the names of attributes with these among them.
+    def find(
+        self,
+        trace: RecordedTrace,
+        arguments: Sequence[torch.Tensor],
+        walk: Walk,
+    ) -> Names:
+        """Find what objects hold that may be others in each call, integers and sizes of tensors; returns the names of attributes that are read with these among them.
 
         Args:
-            numbers: the objects and the names, by how guards call them.
-            names: what code reads of objects.
+            trace: of the frame.
+            arguments: the tensors among the arguments.
             walk: over the model, and all that is read up to these attributes.
         """
-        if not numbers or names is EVERYTHING:
+        names, numbers = trace.names(walk), trace.numbers
+        places = {id(tensor): ["argument", i] for i, tensor in enumerate(arguments)}
+        self._places = {text: places[id(t)] for text, t in trace.tensors.items() if id(t) in places}
+        symbolic = {
+            p.root
+            for p in (properties_of(trace.shape_env) if trace.shape_env is not None else ())
+            if p.kind != "number" and not p.expression.is_number
+        }
+        growing = {text: id(trace.tensors[text]) for text in (symbolic & trace.tensors.keys()) - self._places.keys()}
+        if not (growing or (numbers and not names.everything)):
             return names
         tried = walk.fork()
         tried.close(names)
+        met = {id(t): i for i, t in enumerate(tried.tensors) if i >= len(walk.tensors) and i in tried.places}
+        self._places |= {text: ["model", met[known]] for text, known in growing.items() if known in met}
+        self.grow = frozenset(met[known] for known in growing.values() if known in met)
+        if names.everything:
+            return replace(names, grow=self.grow)
         owners = {id(known()): i for i, known in enumerate(tried.owners)}
         places = {place: (owners.get(id(owner)), name) for place, (owner, name) in numbers.items()}
         self.attributes = {
@@ -115,6 +128,7 @@ class RecordedInputs:
             asked=names.asked | relied_on,
             relied_on=relied_on,
             numbers=frozenset(self.attributes.values()),
+            grow=self.grow,
         )
 
     def look(self, inputs: Sequence[Any], walk: Walk, arguments: Sequence[torch.Tensor]) -> None:
@@ -130,7 +144,7 @@ class RecordedInputs:
         """
         gradients = {i: walk.tensors[i].grad for i, facts in walk.gradients or () if facts}
         known = [self._placed(number) for number in self._numbers]
-        self.sources = sources_of(inputs, walk.tensors, arguments, known, gradients)
+        self.sources = sources_of(inputs, walk.tensors, arguments, known, gradients, self.grow)
         if any(source[0] != "model" for source in self.sources[: self.lifted]):
             raise NoPlan("a graph that holds tensors of others")
 
@@ -171,8 +185,9 @@ class RecordedInputs:
         # Of a base Dynamo asks what is symbolic, and nothing else: it is no input of the graph.
         known = [
             name
-            for name, (place, _, base) in asks.items()
-            if place == "model" or (base and place not in ("attribute", "number"))
+            for name, (place, number, detail) in asks.items()
+            if (place == "model" and number not in self.grow)
+            or (detail and place not in ("attribute", "number"))
         ]
         return [asks[name] for name in module.add_guards(guards.code, known)]
 
@@ -181,12 +196,14 @@ class RecordedInputs:
             return ["number", self.given[place], False]
         if place in self.attributes:
             return ["attribute", *self.attributes[place]]
-        if place in self._of_frame:
-            return [*self._of_frame[place], False]
-        base = place.endswith("._base")
-        if place.removesuffix("._base") not in self._names:
+        tensor = place.removesuffix("._base")
+        if tensor in self._names:
+            source = self.sources[self._names.index(tensor)]
+        elif tensor in self._places:
+            source = self._places[tensor]
+        else:
             raise NoPlan("a guard on a size that is no input of the graph", place)
-        return [*self.sources[self._names.index(place.removesuffix("._base"))], base]
+        return [*source, place != tensor]
 
 
 def versions(inputs: Sequence[Any]) -> list[int]:

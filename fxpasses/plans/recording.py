@@ -281,9 +281,9 @@ class Recording(Observer, Recorder):
         self._content = {"model_tensors": len(walk.tensors), "read": ""}
         self._read(reads)
         self._inputs.given = names_of_numbers(self._model, self._given)
-        names = self._inputs.find(trace.numbers, trace.names(walk), walk)
+        names = self._inputs.find(trace, self._arguments, walk)
         if not self._compilations:
-            self._inputs.guard_frame(trace.shape_env, trace.tensors, self._arguments)
+            self._inputs.guard_frame(trace.shape_env)
         elif self._inputs.are_fixed and self._inputs.attributes:
             self._inputs.guard(trace.shape_env)
         self._read([read_of_attributes(names)])
@@ -298,7 +298,8 @@ class Recording(Observer, Recorder):
         check_methods(trace.codes)
         if not all(map(walk.has_met, trace.changed)):
             raise NoPlan("a frame that changes an object")  # what it was before is not known
-        self._content["exchanged"] = numbers_of_exchanged(trace.exchanged, walk.places, walk.tensors)
+        exchanged = numbers_of_exchanged(trace.exchanged, walk.places, walk.tensors, self._inputs.grow)
+        self._content |= {"exchanged": exchanged, "grow": sorted(self._inputs.grow)}
         if any(name in place for name in walk.hashes for place in trace.guarded):
             raise NoPlan("code that reads the hash of an object")
 

@@ -24,6 +24,12 @@ TENSOR_FACTS = (
 """What the values of :func:`tensor_facts` are."""
 
 
+def facts_without_sizes(facts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same for tensors of all sizes with as many dimensions. Args: what :func:`tensor_facts` returned."""
+    kind, sizes, _, *others = facts
+    return kind, len(sizes), None, *others
+
+
 def tensor_facts(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The metadata of a tensor that a compilation may rely on.
 

@@ -35,7 +35,7 @@ from fxpasses.plans.named_attributes import has_named_attributes
 from fxpasses.plans.open_objects import OpenObjects
 from fxpasses.plans.origin import BUILTIN, DESCRIPTORS, origin_of
 from fxpasses.plans.references import can_go
-from fxpasses.plans.tensor_facts import tensor_facts
+from fxpasses.plans.tensor_facts import facts_without_sizes, tensor_facts
 from fxpasses.plans.watched_state import Watch, value_of
 
 
@@ -211,6 +211,8 @@ class Walk(OpenObjects):
             facts = tensor_facts(tensor)
         except NoPlan as error:
             raise self._refuse(error.reason) from None
+        if len(self.tensors) in self._names.grow:
+            facts = facts_without_sizes(facts)
         storage = tensor.untyped_storage().data_ptr() if tensor.numel() else 0
         place = self._storages.setdefault(storage, len(self._storages)) if storage else -1
         self._say("tensor", len(self.tensors), place, *facts)
