@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dis
 import functools
@@ -18,7 +17,13 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import ChainedSource, DictGetItemSource, OptimizerSource
+from torch._dynamo.source import (
+    ChainedSource,
+    ConstDictKeySource,
+    DictGetItemSource,
+    DictSubclassGetItemSource,
+    OptimizerSource,
+)
 from torch._dynamo.variables import ConstantVariable, SetVariable
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
@@ -146,11 +151,14 @@ def _value_of(source: Any, output: OutputGraph) -> Any:
     base = _value_of(source.base, output)
     if isinstance(source, AttrSource):
         return getattr(base, "__dict__", {}).get(source.member)
-    if isinstance(source, (GetItemSource, DictGetItemSource)):
-        values = base if type(base) in (dict, collections.OrderedDict) else {}
-        if type(base) in (tuple, list):
-            values = dict(enumerate(base))
-        return values.get(source.index) if type(source.index) in (int, str) else None
+    if isinstance(source, (GetItemSource, DictGetItemSource, DictSubclassGetItemSource)):
+        key = source.index
+        if isinstance(base, dict):  # whose own methods may be others
+            if isinstance(key, ConstDictKeySource):
+                key = next(itertools.islice(dict.keys(base), key.index, None), None)
+            return dict.get(base, key) if type(key) in (int, str) else None
+        held = type(base) in (tuple, list) and type(key) is int and 0 <= key < len(base)
+        return base[key] if held else None
     return base if text_of_source(source) == text_of_source(source.base) else None
 
 

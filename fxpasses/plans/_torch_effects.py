@@ -8,19 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._dynamo.variables import ConstDictVariable, SymNodeVariable, TupleVariable
+from torch._dynamo.variables import ConstDictVariable, ListVariable, SymNodeVariable, TupleVariable
 from torch._dynamo.variables.base import AttributeMutationExisting
 
 from fake.seam.dynamo import InstructionTranslator, LazyVariableTracker, TensorVariable
+from fake.seam.symbolic_shapes import GetItemSource
+from fake.symbols.terms import text_of_source
 from fxpasses.plans._torch_compiled import ConstantVariable, root_code
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.exchanged import Entries
 
 
 def changed_objects(
     *, dictionaries: bool
-) -> tuple[list[Any], str, list[str], list[tuple[dict[Any, Any], Any]]]:
+) -> tuple[list[Any], str, list[str], list[tuple[Entries, Any]]]:
     """The objects older than the call on which the frame that Dynamo is tracing sets attributes, one that has another value afterwards, or "",
-    the names of those that have the same one, and the places of tensors for which it puts others: a dictionary and the key there.
+    the names of those that have the same one, and the places of tensors for which it puts others: a dictionary and the key there, or a list and the position.
 
     A frame may do with the dictionary of its own ``**kwargs`` what it likes, and with the lists that Dynamo hands it: nobody else has them.
 
@@ -48,10 +51,10 @@ def changed_objects(
             differs = "a dictionary"
             continue
         values = objects.get(number)
-        if isinstance(item, ConstDictVariable) and (keys := _puts_tensors(item, values)) is not None:
+        if type(values) in _CONTAINERS and isinstance(item, (ConstDictVariable, ListVariable)):
             found.append(values)
-            exchanged += [(values, key) for key in keys]
-            differs = "a dictionary"
+            exchanged += [(values, key) for key in _exchanged_in(item, values)]
+            differs = f"a {type(values).__name__}"
             continue
         attributes = effects.store_attr_mutations.get(item, {})
         if not attributes or not isinstance(item.mutation_type, AttributeMutationExisting):
@@ -97,25 +100,39 @@ def _holds_tensors(value: Any, number: int) -> bool:
     )
 
 
-def _puts_tensors(item: ConstDictVariable, values: Any) -> list[Any] | None:
-    """The keys of a dictionary under which other tensors are put in the place of tensors; None where more happens to it than that and new tensors."""
+def _exchanged_in(item: Any, values: Any) -> list[Any]:
+    """Where in a dictionary or list the frame puts other tensors in the place of tensors.
 
-    def by_key(items: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {getattr(key, "vt", key).as_python_constant(): value for key, value in items.items()}
+    Args:
+        item: what Dynamo knows of it.
+        values: it, as it was before the call.
+    """
+    if isinstance(item, ConstDictVariable):
 
-    if type(values) not in (dict, collections.OrderedDict):
-        return None
-    before, after = by_key(item.original_items), by_key(item.items)
-    if not list(after)[: len(before)] == list(before) == list(values):
-        return None
-    put = [key for key, value in after.items() if value is not before.get(key)]
-    exchanged = [key for key in put if key in before]
-    numbers = {key: _tensors(after[key]) for key in put}
-    if any(number is None for number in numbers.values()):
-        return None
-    return exchanged if all(_holds_tensors(values[key], numbers[key] or 0) for key in exchanged) else None
+        def by_key(items: Mapping[Any, Any]) -> dict[Any, Any]:
+            found = {getattr(key, "vt", key): value for key, value in items.items()}
+            return {key.as_python_constant(): value for key, value in found.items() if key.is_python_constant()}
+
+        before, after = by_key(item.original_items), by_key(item.items)
+        put = [key for key in after if key in before and key in values and after[key] is not before[key]]
+    else:
+        after = dict(enumerate(item.items[: len(values)]))
+        put = [i for i, value in after.items() if not _is_item(getattr(value, "source", None), item.source, i)]
+    return [
+        key for key in put if (of := _tensors(after[key])) is not None and _holds_tensors(values[key], of)
+    ]
 
 
+def _is_item(source: Any, of: Any, position: int) -> bool:
+    """Whether something comes from this place of a list. Args: where Dynamo found it and the list, and the place."""
+    return (
+        isinstance(source, GetItemSource)
+        and source.index == position
+        and text_of_source(source.base) == text_of_source(of)
+    )
+
+
+_CONTAINERS = (dict, collections.OrderedDict, list)
 _HANDED = ("__nested_resume_fns", "__nested_frame_values")
 """The lists of functions and of their locals that Dynamo makes at a graph break for the function that goes on, which takes them apart."""
 

@@ -27,7 +27,6 @@ from fxpasses.plans.armed import ArmedModels, all_left_open
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import forget_compiled
-from fxpasses.plans.given_numbers import numbers_among
 from fxpasses.plans.loaded import Directory, Held, Shelf, Without
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
@@ -430,7 +429,7 @@ class Compiled(Generic[M]):
             objects,
             folder,
             abouts,
-            numbers_among(args, kwargs),
+            (args, kwargs),
             done,
             hold,
             self.functions_between,
@@ -439,7 +438,7 @@ class Compiled(Generic[M]):
             result = self._compiled(*args, **kwargs)
         self._has_graph = self._has_graph or recording.has_graph
         self.has_no_graph = not self._has_graph
-        recording.finish(result, (args, kwargs))
+        recording.finish(result)
         return result
 
     def _done(self, path: Path | None, reason: str, signature: Any) -> None:

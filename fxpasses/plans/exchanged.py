@@ -14,31 +14,41 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.gradients import have_none
 
 
-class Place(NamedTuple):
-    """Where a tensor is: a dictionary and the key there, and in a tuple of tensors that is there which one of how many."""
+Entries = dict[Any, Any] | list[Any]
 
-    values: dict[Any, Any]
+
+def entry_of(values: Entries, key: Any) -> Any:
+    """What is in an entry of a dictionary, or in a place of a list; ``None`` where nothing is. Args: them, and which one."""
+    if type(values) is list:
+        return values[key] if key < len(values) else None
+    return values.get(key)  # type: ignore[union-attr]
+
+
+class Place(NamedTuple):
+    """Where a tensor is: a dictionary and the key there, or a list and the position, and in a tuple of tensors that is there which one of how many."""
+
+    values: Entries
     key: Any
     number: int = 0
     length: int | None = None
 
     def now(self) -> Any:
         """What is there."""
-        value = self.values.get(self.key)
+        value = entry_of(self.values, self.key)
         if self.length is None:
             return value
         return value[self.number] if type(value) is tuple and len(value) == self.length else None
 
 
-def places_of(values: dict[Any, Any], key: Any, tensors: Sequence[torch.Tensor]) -> list[Place]:
-    """The places of the tensors that a walk has met in an entry of a dictionary, if it is one or a tuple of them.
+def places_of(values: Entries, key: Any, tensors: Sequence[torch.Tensor]) -> list[Place]:
+    """The places of the tensors that a walk has met in an entry of a dictionary or list, if it is one or a tuple of them.
 
     Args:
-        values: the dictionary.
+        values: the dictionary or list.
         key: of the entry.
         tensors: those that were met there.
     """
-    item = values.get(key)
+    item = entry_of(values, key)
     if len(tensors) == 1 and item is tensors[0]:
         return [Place(values, key)]
     if type(item) is tuple and len(item) == len(tensors) and all(map(operator.is_, item, tensors)):
@@ -47,11 +57,11 @@ def places_of(values: dict[Any, Any], key: Any, tensors: Sequence[torch.Tensor])
 
 
 PlaceKey = tuple[int, Any]
-"""Which entry of a dictionary a place is in: the identity of the dictionary, and the key."""
+"""Which entry of a dictionary or list a place is in: the identity of that, and the key."""
 
 
 def key_of(place: Place) -> PlaceKey:
-    """Which entry of a dictionary a place is in."""
+    """Which entry a place is in."""
     return id(place.values), place.key
 
 
@@ -67,7 +77,7 @@ def are_alone(numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def numbers_of_exchanged(
-    exchanged: Sequence[tuple[dict[Any, Any], Any]],
+    exchanged: Sequence[tuple[Entries, Any]],
     places: Mapping[int, Place],
     tensors: Sequence[torch.Tensor],
     grow: Set[int],
@@ -75,7 +85,7 @@ def numbers_of_exchanged(
     """The numbers of tensors in whose places a frame puts others, and of those that other frames let grow.
 
     Args:
-        exchanged: the dictionaries and keys.
+        exchanged: the dictionaries and keys, lists and positions.
         places: all places of tensors that are in one alone, by their numbers.
         tensors: those of a walk.
         grow: the numbers of those with symbolic sizes.
@@ -87,7 +97,7 @@ def numbers_of_exchanged(
     """
     met, there = set(map(id, tensors)), dict[PlaceKey, tuple[Any, ...]]()
     for values, key in exchanged:
-        value = values.get(key)
+        value = entry_of(values, key)
         held = value if type(value) is tuple else (value,)
         if not met.isdisjoint(map(id, held)):  # of others nobody reads anything
             there[id(values), key] = held

@@ -10,6 +10,7 @@ import torch
 
 from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans._torch_effects import changed_objects
+from fxpasses.plans.exchanged import Entries
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.named_attributes import Names, names_read
 from fxpasses.plans.reads import Read, read_of_operator, read_of_result, reads_of
@@ -28,7 +29,7 @@ class RecordedTrace:
         numbers: the integers of objects that are symbolic: the objects and the names of the attributes, by how guards call them.
         shape_env: the environment of its symbols.
         tensors: those that it was given, by how guards call them.
-        exchanged: the places of tensors in which it puts others: dictionaries and keys.
+        exchanged: the places of tensors in which it puts others: dictionaries and keys, lists and positions.
         reads_gradients: whether it depends on gradients.
     """
 
@@ -41,7 +42,7 @@ class RecordedTrace:
         self.numbers: dict[str, tuple[Any, str]] = {}
         self.shape_env: Any = None
         self.tensors: dict[str, torch.Tensor] = {}
-        self.exchanged: list[tuple[dict[Any, Any], Any]] = []
+        self.exchanged: list[tuple[Entries, Any]] = []
         self.reads_gradients = False
         self._not_traced: list[types.CodeType] = []
 

@@ -25,7 +25,7 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import numbers_of_exchanged
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
-from fxpasses.plans.given_numbers import names_of_numbers
+from fxpasses.plans.given_numbers import names_of_numbers, numbers_among
 from fxpasses.plans.gradients import have_none
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
 from fxpasses.plans.reads import Read, check_covered, read_of_attributes, reads_of_optimizers, walk_reads
@@ -69,7 +69,7 @@ class Recording(Observer, Recorder):
         objects: what has to be walked over of them.
         folder: of a plan, from its factors.
         abouts: the key's factors, those of a plan with symbolic sizes, and both for one with symbolic numbers among the arguments.
-        given: the numbers among the arguments, by their places.
+        given: the arguments of the call.
         done: called once with the path of the plan, if it is written, and the reason why there is none, or "".
         hold: is called with a plan that cannot be written: what its file would say, the code of its frame, and what runs its graph.
         functions: those between the graphs of the model.
@@ -82,7 +82,7 @@ class Recording(Observer, Recorder):
         objects: Sequence[Any],
         folder: Callable[[dict[str, Any]], Path],
         abouts: Sequence[dict[str, Any]],
-        given: Mapping[str, int | float],
+        given: tuple[tuple[Any, ...], dict[str, Any]],
         done: Callable[[Path | None, str], None],
         hold: Callable[[dict[str, Any], bytes, Callable[..., Any]], None],
         functions: Functions,
@@ -100,7 +100,7 @@ class Recording(Observer, Recorder):
         self._walk = Walk(told=True, leaves_open=True)
         self._reads, self._content = list[Any](), dict[str, Any]()
         self._later, self._without_gradient, self._files = list[Any](), list[int](), dict[str, str]()
-        self._inputs, self._given = RecordedInputs(), given
+        self._inputs, self._given, self._containers = RecordedInputs(), numbers_among(*given), containers_of(given)
         self._autocast = self._over = self._frame_was_seen = self._goes_on = self._finished = False
         self._number_of_outputs, self._refused, self._lasting = 0, "", True
 
@@ -248,9 +248,9 @@ class Recording(Observer, Recorder):
 
         return run
 
-    def finish(self, result: Any, given: Any) -> None:
-        """The call is over: write the plan, now or once its backward graph is there. Args: what it returned, and all its arguments."""
-        self._conclude(result, given)
+    def finish(self, result: Any) -> None:
+        """The call is over: write the plan, now or once its backward graph is there. Args: what it returned."""
+        self._conclude(result)
         if self._refused:
             self._end(None, self._refused, lasting=False)  # an error on the way: all else has ended it
 
@@ -296,7 +296,7 @@ class Recording(Observer, Recorder):
         self._content["arguments_read"] = {str(i): place for i, place in places if place is not None}
         check_covered(trace.codes, walk)
         check_methods(trace.codes)
-        if not all(map(walk.has_met, trace.changed)):
+        if not all(walk.has_met(value) or id(value) in self._containers for value in trace.changed):
             raise NoPlan("a frame that changes an object")  # what it was before is not known
         exchanged = numbers_of_exchanged(trace.exchanged, walk.places, walk.tensors, self._inputs.grow)
         self._content |= {"exchanged": exchanged, "grow": sorted(self._inputs.grow)}
@@ -317,7 +317,7 @@ class Recording(Observer, Recorder):
         return infos
 
     @_beside_compilation
-    def _conclude(self, result: Any, given: Any) -> None:
+    def _conclude(self, result: Any) -> None:
         if not self._compilations:
             self._conclude_without_graph()
             return
@@ -326,7 +326,7 @@ class Recording(Observer, Recorder):
                 raise NoPlan(self._refused)
             if self._calls != 1:
                 raise NoPlan("a graph that was called more than once")
-            self._end_of_frame(result, given)
+            self._end_of_frame(result)
         except NoPlan as error:
             self._end(None, error.reason, error.where)
             return
@@ -376,7 +376,7 @@ class Recording(Observer, Recorder):
             stubs, names
         )
 
-    def _end_of_frame(self, result: Any, given: Any) -> None:
+    def _end_of_frame(self, result: Any) -> None:
         """How the result is made of the outputs of the graph: as plain data, or by what Dynamo wrote.
 
         Raises:
@@ -389,7 +389,7 @@ class Recording(Observer, Recorder):
             tensors = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
             tensors |= {id(t): ["argument", i] for i, t in enumerate(self._arguments)}
             layout = Layout(result, tensors | {id(t): ["output", i] for i, t in enumerate(self._outputs)})
-            if not containers_of(given).isdisjoint(map(id, layout.objects)):
+            if not self._containers.isdisjoint(map(id, layout.objects)):
                 raise NoPlan("a result that is an argument")
             if any(map(walk.has_met, layout.objects)):
                 raise NoPlan("a result that is an object of the model")  # and not a copy of it

@@ -395,7 +395,10 @@ class Walk(OpenObjects):
                     self._inside("{...}", item)
             else:
                 for position, item in enumerate(value):
+                    known = len(self.tensors)
                     self._inside(f"[{position}]", item)
+                    if kind is list and (met := self.tensors[known:]):
+                        self.places |= dict(enumerate(places_of(value, position, met), known))
         if kind not in (dict, list, tuple, set, frozenset):
             self._state(value)
 

@@ -16,6 +16,7 @@ from typing import Any
 from fxpasses.plans import _torch, native
 
 _GONE = object()
+_ANYTHING = object()
 
 
 class Watch:
@@ -96,8 +97,17 @@ class Watch:
         self._keys.append(name)
         self._entries.append(values.get(name, _GONE))
 
-    def release(self, values: dict[Any, Any], name: Any) -> None:
-        """Watch one entry of a dictionary no more. Args: as for :meth:`entry`."""
+    def release(self, values: dict[Any, Any] | list[Any], name: Any) -> None:
+        """Watch one entry of a dictionary, or one item of a list, no more. Args: as for :meth:`entry`, or the list and the position."""
+        self._fast = None
+        if isinstance(values, list):
+            for i in [i for i, known in enumerate(self._lists) if known is values][::-1]:
+                del self._lists[i]
+                self._others.append((values, self._items.pop(i)))
+            for known, items in self._others:
+                if known is values:
+                    items[name] = _ANYTHING
+            return
         watched = [i for i, known in enumerate(self._dictionaries) if known is values]
         for i in reversed(watched):
             del self._dictionaries[i], self._contents[i]
@@ -108,7 +118,6 @@ class Watch:
         entries = zip(self._modules, self._keys, self._entries, strict=True)
         kept = [entry for entry in entries if entry[0] is not values or entry[1] != name]
         self._modules, self._keys, self._entries = ([entry[i] for entry in kept] for i in range(3))
-        self._fast = None
 
     def keys(self, values: dict[Any, Any]) -> None:
         """Watch the keys of a dictionary, and their order."""
@@ -182,4 +191,4 @@ def _of_class(cls: type) -> list[Any]:
 
 
 def _same(values: Any, was: list[Any]) -> bool:
-    return len(values) == len(was) and all(a is b for a, b in zip(values, was, strict=True))
+    return len(values) == len(was) and all(a is b or b is _ANYTHING for a, b in zip(values, was, strict=True))
