@@ -19,9 +19,7 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import Entries
 
 
-def changed_objects(
-    *, dictionaries: bool
-) -> tuple[list[Any], str, list[str], list[tuple[Entries, Any]]]:
+def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str], list[tuple[Entries, Any]]]:
     """The objects older than the call on which the frame that Dynamo is tracing sets attributes, one that has another value afterwards, or "",
     the names of those that have the same one, and the places of tensors for which it puts others: a dictionary and the key there, or a list and the position.
 
@@ -111,13 +109,17 @@ def _exchanged_in(item: Any, values: Any) -> list[Any]:
 
         def by_key(items: Mapping[Any, Any]) -> dict[Any, Any]:
             found = {getattr(key, "vt", key): value for key, value in items.items()}
-            return {key.as_python_constant(): value for key, value in found.items() if key.is_python_constant()}
+            return {
+                key.as_python_constant(): value for key, value in found.items() if key.is_python_constant()
+            }
 
         before, after = by_key(item.original_items), by_key(item.items)
         put = [key for key in after if key in before and key in values and after[key] is not before[key]]
     else:
         after = dict(enumerate(item.items[: len(values)]))
-        put = [i for i, value in after.items() if not _is_item(getattr(value, "source", None), item.source, i)]
+        put = [
+            i for i, value in after.items() if not _is_item(getattr(value, "source", None), item.source, i)
+        ]
     return [
         key for key in put if (of := _tensors(after[key])) is not None and _holds_tensors(values[key], of)
     ]

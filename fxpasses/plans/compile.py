@@ -114,8 +114,8 @@ def compile(
 
 _TRIES = 32
 """How many calls without any plan it takes until none is looked for any more: what a model is called with seldom changes in kind."""
-_CONTENTS = 4
-"""Of how many contents of the model, or numbers among the arguments, a plan is looked for where there was none, and written."""
+_CONTENTS = 8
+"""Of how many contents of the model, or numbers among the arguments, a plan is looked for where there was none, and written: as often as Dynamo compiles a frame."""
 _MOST_KNOWN = 4096
 """Of so many different arguments it is known that there was none."""
 _HELD = 4
@@ -424,15 +424,7 @@ class Compiled(Generic[M]):
                 owner._held = [Held(*held), *owner._held][:_HELD]
 
         recording = Recording(
-            self.model,
-            tensors,
-            objects,
-            folder,
-            abouts,
-            (args, kwargs),
-            done,
-            hold,
-            self.functions_between,
+            self.model, tensors, objects, folder, abouts, (args, kwargs), done, hold, self.functions_between
         )
         with recording.watching():
             result = self._compiled(*args, **kwargs)

@@ -261,5 +261,7 @@ def _what_is_asked(
     if place == "attribute":
         return walk.owners[value], detail
     if place == "model":
-        return places[value].now if value in places else functools.partial(walk.tensors.__getitem__, value), detail
+        return places[value].now if value in places else functools.partial(
+            walk.tensors.__getitem__, value
+        ), detail
     return value, detail

@@ -83,12 +83,7 @@ class RecordedInputs:
             guards = guards_of(shape_env)
             self._guards = tuple(guards.compile(static=static) for static in (False, True))
 
-    def find(
-        self,
-        trace: RecordedTrace,
-        arguments: Sequence[torch.Tensor],
-        walk: Walk,
-    ) -> Names:
+    def find(self, trace: RecordedTrace, arguments: Sequence[torch.Tensor], walk: Walk) -> Names:
         """Find what objects hold that may be others in each call, integers and sizes of tensors; returns the names of attributes that are read with these among them.
 
         Args:
@@ -104,7 +99,9 @@ class RecordedInputs:
             for p in (properties_of(trace.shape_env) if trace.shape_env is not None else ())
             if p.kind != "number" and not p.expression.is_number
         }
-        growing = {text: id(trace.tensors[text]) for text in (symbolic & trace.tensors.keys()) - self._places.keys()}
+        growing = {
+            text: id(trace.tensors[text]) for text in (symbolic & trace.tensors.keys()) - self._places.keys()
+        }
         if not (growing or (numbers and not names.everything)):
             return names
         tried = walk.fork()

@@ -100,7 +100,11 @@ class Recording(Observer, Recorder):
         self._walk = Walk(told=True, leaves_open=True)
         self._reads, self._content = list[Any](), dict[str, Any]()
         self._later, self._without_gradient, self._files = list[Any](), list[int](), dict[str, str]()
-        self._inputs, self._given, self._containers = RecordedInputs(), numbers_among(*given), containers_of(given)
+        self._inputs, self._given, self._containers = (
+            RecordedInputs(),
+            numbers_among(*given),
+            containers_of(given),
+        )
         self._autocast = self._over = self._frame_was_seen = self._goes_on = self._finished = False
         self._number_of_outputs, self._refused, self._lasting = 0, "", True
 

@@ -139,10 +139,10 @@ def test_what_cannot_be_told_is_refused(kind):
     places = {} if kind == "elsewhere, too" else {0: Place(values, key)}
     tensors = [torch.ones(2)] if kind == "none" else [values[key]]
     if kind == "none":  # nobody reads what is there
-        assert numbers_of_exchanged([(values, key)], {}, tensors) == []
+        assert numbers_of_exchanged([(values, key)], {}, tensors, set()) == []
         return
     with pytest.raises(NoPlan, match="changes an object"):
-        numbers_of_exchanged([(values, key)], places, tensors)
+        numbers_of_exchanged([(values, key)], places, tensors, set())
 
 
 def test_tuples_of_tensors_have_places():

@@ -101,7 +101,7 @@ def test_names():
 def test_code_that_may_read_anything(function):
     names = names_read([function.__code__], [])
     assert names is EVERYTHING
-    assert names_from(names.as_data()) is EVERYTHING
+    assert names_from(names.as_data()) == EVERYTHING
 
 
 def test_a_walk_is_told_the_names_later():
