@@ -13,7 +13,6 @@ from fxpasses.plans.arguments import SameArguments
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.gradients import have_none
 
-
 Entries = dict[Any, Any] | list[Any]
 
 
