@@ -17,6 +17,7 @@ from fxpasses.plans.given_numbers import GivenNumbers, without_given_numbers
 from fxpasses.plans.plan import Checked, Plan, exchanged_elsewhere
 from fxpasses.plans.references import reference_to
 from fxpasses.plans.walk import Walk
+from fxpasses.plans.walked_again import WalkedAgain
 
 
 class Armed(Checked):
@@ -31,12 +32,13 @@ class Armed(Checked):
         functions: Functions,
         given: GivenNumbers,
         in_others: set[PlaceKey],
+        walked_again: WalkedAgain,
     ) -> None:
-        """Args: what was walked over, the walk and what it returned, the functions between the model's graphs, the numbers of a call, and where functions
-        of the model put other tensors."""
+        """Args: what was walked over, the walk and what it returned, the functions between the model's graphs, the numbers of a call, where functions
+        of the model put other tensors, and the walks over what plans read."""
         super().__init__(walk, walk.tensors)
         self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
-        self.given, self.in_others = given, in_others
+        self.given, self.in_others, self.walked_again = given, in_others, walked_again
         itself = weakref.ref(self)
 
         def gone(reference: Any) -> None:
@@ -194,6 +196,7 @@ class ArmedModels:
         self.calls = 0
         self.given = GivenNumbers()
         self.in_others = set[PlaceKey]()
+        self._walked_again = WalkedAgain()
         self._model, self._functions = model, functions
         self._new = 0
 
@@ -224,9 +227,9 @@ class ArmedModels:
             self._new += 1
             if self._new > _NEW and self.calls < _CALLS_WORTH_A_WALK * self._new:
                 raise NoPlan("arguments that are other objects in each call")
-        walk = Walk(leaves_open=True)
-        digest = walk.over(self._model, objects)
-        made = Armed(self._model, objects, walk, digest, self._functions, self.given, self.in_others)
+        walk, digest = self._walked_again.over(self._model, objects)
+        parts = self._functions, self.given, self.in_others, self._walked_again
+        made = Armed(self._model, objects, walk, digest, *parts)
         if places := exchanged_elsewhere(walk, self.in_others):
             made.exchange(places)
         self.known = [made, *self.known][: _LAYERS if is_layer else _OTHERS]

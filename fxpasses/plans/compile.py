@@ -335,7 +335,7 @@ class Compiled(Generic[M]):
                     known = content in without.contents
                 if not known:
                     tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
-                    abouts = [self._about(armed.digest, now, given) for given in all_left_open(tokens)]
+                    abouts = self._abouts(armed.digest, now, tokens)
                     held = (one.plan(abouts, armed) for one in self._held)
                     plan = next(filter(None, held), None) or shelf.find(abouts, armed, tensors)
             except NoPlan as error:
@@ -385,14 +385,15 @@ class Compiled(Generic[M]):
         made._armed.in_others = self._armed.in_others
         return made
 
-    def _about(self, digest: list[Any], now: Any, tokens: Any) -> dict[str, Any]:
-        """Everything that the key is made of, as JSON has it."""
+    def _abouts(self, digest: list[Any], now: Any, tokens: Any) -> list[dict[str, Any]]:
+        """Everything that the key is made of, as JSON has it: of plans for these sizes and numbers among the arguments, and of those that leave them open."""
         about = {
             "surroundings": surroundings(), "options": described_options(self._options), "dynamic": str(self._dynamic),
-            "fullgraph": self._fullgraph, "model": digest[0], "objects": digest[1], "arguments": tokens,
+            "fullgraph": self._fullgraph, "model": digest[0], "objects": digest[1],
             "state": {name: str(value) for name, value in zip(STATE, now, strict=True)},
         }  # fmt: skip
-        return json.loads(json.dumps(about))  # type: ignore[no-any-return]
+        common, *given = json.loads(json.dumps([about, *all_left_open(tokens)]))
+        return [{**common, "arguments": one} for one in given]
 
     def _record(
         self,

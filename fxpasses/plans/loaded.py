@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,6 @@ from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import PYTHON, frame_of, in_python
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
-from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still, watch_names
 from fxpasses.plans.runtime import load_code, load_library
 from fxpasses.plans.walk import Walk
@@ -86,7 +85,7 @@ class Directory:
                 log.warning("a plan is left aside: %s", error)
                 counters.count_refused_plan("a damaged file")
                 continue
-            walk = _walked(content, armed)
+            walk = _walked(content, armed, path)
             if walk is None:
                 continue
             if "refused" in content:
@@ -138,15 +137,11 @@ def loaded(
     return plan
 
 
-def _walked(content: Mapping[str, Any], armed: Armed) -> Walk | None:
+def _walked(content: Mapping[str, Any], armed: Armed, plan: Hashable) -> Walk | None:
     """The walk over the model, gone on over what a plan reads; ``None`` where that is not what it was."""
-    walk = armed.walk.fork()
-    same = (
-        walk_reads(walk, content["reads"], content["read"]) == content["read"]
-        and are_named_still(content["functions"])
-        and stubs_named(content.get("between", ())) is not None
-    )
-    return walk if same else None
+    walk = armed.walked_again.read(plan, content["reads"], content["read"], armed.walk, armed.digest)
+    is_same = are_named_still(content["functions"]) and stubs_named(content.get("between", ())) is not None
+    return walk if is_same else None
 
 
 def _made(
@@ -197,7 +192,7 @@ class Held:
             abouts: the factors of a plan for the call.
             armed: the model.
         """
-        walk = _walked(self.content, armed) if self.content["about"] in abouts else None
+        walk = _walked(self.content, armed, id(self)) if self.content["about"] in abouts else None
         if walk is None or not are_unchanged(self.content["files"]):
             return None
 

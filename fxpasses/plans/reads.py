@@ -41,6 +41,8 @@ Read = tuple[str, ...]
 _VARIABLE, _OPERATOR, _RESULT = "environment variable", "operator of a library", "constant result"
 _ATTRIBUTES = "attributes of objects"
 _STEPS, _PARAMETERS, _GRADIENTS = "optimizer that is stepped", "parameters of optimizers", "gradients"
+OF_OBJECTS = (_ATTRIBUTES, _STEPS, _PARAMETERS, _GRADIENTS)
+"""Kinds of what is read of objects that a walk has met."""
 _OF_STATE = {name for name in ALL_HOOKS if "state_dict" in name}
 
 

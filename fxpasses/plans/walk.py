@@ -49,6 +49,7 @@ class Walk(OpenObjects):
         hashes: names of attributes that hold the hash of their object, which is another one in each process: nothing that is traced may read them.
         optimizers: those that were met, of which what they hold of parameters was left out.
         gradients: of the tensors, once that was asked.
+        of_model: how many objects and tensors were met before those among the arguments.
         asked_by_protocols: names of attributes that are asked for where a class is compared with a protocol that was met.
 
     Args:
@@ -68,17 +69,18 @@ class Walk(OpenObjects):
         self.hashes = set[str]()
         self._storages, self._numbers_of_tensors = dict[int, int](), dict[int, int]()
         self._kept = list[Any]()
+        self.of_model = 0, 0
         self._in_class = False
         self._classes = [kind for kind in kinds.BUILTIN_KINDS if isinstance(kind, type)]
         self._abstract: list[type] = []
 
-    def fork(self) -> Walk:
-        """A walk that goes on from here, without changing this one; it watches only what it meets itself."""
+    def fork(self, *, watched: bool = False) -> Walk:
+        """A walk that goes on from here, without changing this one. Args: whether it watches what this one has met, too, or only what it meets itself."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, (list, set, dict)):
                 setattr(other, name, value.copy())
-        other.watch = Watch()
+        other.watch = self.watch.copy() if watched else Watch()
         other.watch.not_kept = self.watch.not_kept
         return other
 
@@ -106,7 +108,17 @@ class Walk(OpenObjects):
             NoPlan: they hold something that cannot be seen into.
         """
         self.watch.not_kept = frozenset(id(item) for item in objects if can_go(item))
-        return [self.add("model", model), [self.add(f"object {i}", item) for i, item in enumerate(objects)]]
+        return [self.add("model", model), self.over_objects(objects)]
+
+    def over_objects(self, objects: Sequence[Any]) -> list[str]:
+        """Walk over the objects among the arguments, once the model was; returns their digests. Args: the objects.
+
+        Raises:
+            NoPlan: they hold something that cannot be seen into.
+        """
+        self.watch.not_kept = frozenset(id(item) for item in objects if can_go(item))
+        self.of_model = len(self._kept), len(self.tensors)
+        return [self.add(f"object {i}", item) for i, item in enumerate(objects)]
 
     def has_met(self, value: Any) -> bool:
         """Whether the walk has seen into this object."""

@@ -49,6 +49,14 @@ class Watch:
         self._token: Any = None
         self._fast: Any = None
 
+    def copy(self) -> Watch:
+        """One that watches the same, and more once it is told so."""
+        other = Watch()
+        for name, value in vars(self).items():
+            setattr(other, name, value.copy() if isinstance(value, list) else value)
+        other._fast = None
+        return other
+
     def dictionary(self, values: dict[Any, Any]) -> None:
         """Watch the keys and values of a dictionary."""
         self._dictionaries.append(values)
