@@ -194,9 +194,10 @@ def is_in_transform(tensor: torch.Tensor) -> bool:
 
 def tensor_guards(tensors: Sequence[torch.Tensor], grow: Collection[int] = ()) -> Any:
     """A check in C++ that tensors have the metadata of these. Args: the tensors, and which of them may have other sizes."""
-    any_sizes = [[None] * t.dim() if i in grow else None for i, t in enumerate(tensors)]
-    sizes = [free or list(t.shape) for t, free in zip(tensors, any_sizes, strict=True)]
-    strides = [free or list(t.stride()) for t, free in zip(tensors, any_sizes, strict=True)]
+    sizes: list[list[int | None]] = [[*t.shape] for t in tensors]
+    strides: list[list[int | None]] = [[*t.stride()] for t in tensors]
+    for i in grow:
+        sizes[i] = strides[i] = [None] * tensors[i].dim()
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
 
 

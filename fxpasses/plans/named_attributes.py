@@ -92,7 +92,7 @@ class Names:
 
     def as_data(self) -> list[Any]:
         """The names as JSON has them."""
-        parts = self.asked, self.relied_on, self.numbers, self.grow
+        parts: tuple[frozenset[Any], ...] = self.asked, self.relied_on, self.numbers, self.grow
         return [*map(sorted, parts), self.everything]
 
 

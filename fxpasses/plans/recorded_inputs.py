@@ -91,26 +91,22 @@ class RecordedInputs:
             arguments: the tensors among the arguments.
             walk: over the model, and all that is read up to these attributes.
         """
-        names, numbers = trace.names(walk), trace.numbers
-        places = {id(tensor): ["argument", i] for i, tensor in enumerate(arguments)}
-        self._places = {text: places[id(t)] for text, t in trace.tensors.items() if id(t) in places}
-        symbolic = {
-            p.root
-            for p in (properties_of(trace.shape_env) if trace.shape_env is not None else ())
-            if p.kind != "number" and not p.expression.is_number
-        }
+        names, known = trace.names(walk), {id(tensor): i for i, tensor in enumerate(arguments)}
+        self._places = {t: ["argument", known[id(v)]] for t, v in trace.tensors.items() if id(v) in known}
         growing = {
-            text: id(trace.tensors[text]) for text in (symbolic & trace.tensors.keys()) - self._places.keys()
+            text: id(trace.tensors[text]) for text in _with_symbolic_sizes(trace) - self._places.keys()
         }
-        if not (growing or (numbers and not names.everything)):
+        if not growing and not trace.numbers:
             return names
         tried = walk.fork()
         tried.close(names)
         met = {id(t): i for i, t in enumerate(tried.tensors) if i >= len(walk.tensors) and i in tried.places}
-        self._places |= {text: ["model", met[known]] for text, known in growing.items() if known in met}
-        self.grow = frozenset(met[known] for known in growing.values() if known in met)
-        if names.everything:
-            return replace(names, grow=self.grow)
+        self._places |= {text: ["model", met[tensor]] for text, tensor in growing.items() if tensor in met}
+        self.grow = frozenset(met[tensor] for tensor in growing.values() if tensor in met)
+        names = replace(names, grow=self.grow)
+        return names if names.everything else self._with_numbers(names, trace.numbers, tried)
+
+    def _with_numbers(self, names: Names, numbers: Mapping[str, tuple[Any, str]], tried: Walk) -> Names:
         owners = {id(known()): i for i, known in enumerate(tried.owners)}
         places = {place: (owners.get(id(owner)), name) for place, (owner, name) in numbers.items()}
         self.attributes = {
@@ -125,7 +121,6 @@ class RecordedInputs:
             asked=names.asked | relied_on,
             relied_on=relied_on,
             numbers=frozenset(self.attributes.values()),
-            grow=self.grow,
         )
 
     def look(self, inputs: Sequence[Any], walk: Walk, arguments: Sequence[torch.Tensor]) -> None:
@@ -201,6 +196,13 @@ class RecordedInputs:
         else:
             raise NoPlan("a guard on a size that is no input of the graph", place)
         return [*source, place != tensor]
+
+
+def _with_symbolic_sizes(trace: RecordedTrace) -> set[str]:
+    """The tensors that a frame was given and of which a size, a stride or an offset is symbolic, by how guards call them."""
+    properties = properties_of(trace.shape_env) if trace.shape_env is not None else ()
+    found = {p.root for p in properties if p.kind != "number" and not p.expression.is_number}
+    return found & trace.tensors.keys()
 
 
 def versions(inputs: Sequence[Any]) -> list[int]:

@@ -142,7 +142,7 @@ def test_it_says_what_a_walk_from_the_start_says(before, between):
         assert [*map(id, gone_on.tensors)] == [*map(id, fresh.tensors)]
         assert gone_on.codes == fresh.codes
         assert gone_on.watch.holds()
-        _change_a_global(old, new)
+        HELD.append("more")
         assert not (walk.watch.holds() and gone_on.watch.holds())
 
 
