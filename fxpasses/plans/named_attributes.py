@@ -86,8 +86,10 @@ class Names:
             name: its name.
             value: its value.
         """
-        return name in self.relied_on or (
-            name in self.asked and (isinstance(value, _LASTING) or callable(value))
+        return (
+            self.everything
+            or name in self.relied_on
+            or (name in self.asked and (isinstance(value, _LASTING) or callable(value)))
         )
 
     def as_data(self) -> list[Any]:

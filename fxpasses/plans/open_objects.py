@@ -78,17 +78,17 @@ class OpenObjects(Facts):
         owner, names, number = known(), self._names, len(self.owners)
         self.owners.append(known)
         state = vars(owner)
-        if names.everything:
+        numbers = [name for name in state if (number, name) in names.numbers]
+        if names.everything and not numbers:
             self.watch.dictionary(state)
             self._items(state, owner)
             return
         self.watch.keys(state)
-        self._say("named", [name for name in state if name in names.asked])
+        self._say("named", [name for name in state if names.everything or name in names.asked])
         read = {name: item for name, item in state.items() if names.are_read(name, item)}
-        for name in state:
-            if (number, name) in names.numbers:
-                self._say("number", name, number_now(owner, name) is not None)
-                read.pop(name, None)
+        for name in numbers:
+            self._say("number", name, number_now(owner, name) is not None)
+            read.pop(name, None)
         for name in read:
             self.watch.entry(state, name)
         self._items(read, owner)

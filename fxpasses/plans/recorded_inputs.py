@@ -103,8 +103,7 @@ class RecordedInputs:
         met = {id(t): i for i, t in enumerate(tried.tensors) if i >= len(walk.tensors) and i in tried.places}
         self._places |= {text: ["model", met[tensor]] for text, tensor in growing.items() if tensor in met}
         self.grow = frozenset(met[tensor] for tensor in growing.values() if tensor in met)
-        names = replace(names, grow=self.grow)
-        return names if names.everything else self._with_numbers(names, trace.numbers, tried)
+        return self._with_numbers(replace(names, grow=self.grow), trace.numbers, tried)
 
     def _with_numbers(self, names: Names, numbers: Mapping[str, tuple[Any, str]], tried: Walk) -> Names:
         owners = {id(known()): i for i, known in enumerate(tried.owners)}
