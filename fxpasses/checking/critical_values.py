@@ -418,6 +418,8 @@ def _on_the_whole(
     differences = differences_in_float64(found.before, found.after, wide, JUMP) or []
     if differences and _is_at_a_pole(rewriting, window, found.before, wide):
         differences = differences_in_float64(found.before, found.after, wide, JUMP, numbers_only=True) or []
+    if differences and rewriting.is_explained_by_constants(found.before, found.after, wide):
+        differences = []
     calls = window.change.names
     return dataclasses.replace(
         found, differences=[Difference(d.position, d.problem, calls) for d in differences]

@@ -178,7 +178,7 @@ class Rewriting:
         if verdict is not None and verdict.kind != "UNPROVED":
             if verdict.kind == "EQUAL":
                 return "same"
-            explained = self._is_explained_by_constants(window.before, window.after, window.inputs)
+            explained = self.is_explained_by_constants(window.before, window.after, window.inputs)
             return "same" if explained else "other"
         if verdict is not None:
             log.debug("not proved: %s", verdict)
@@ -230,7 +230,7 @@ class Rewriting:
         if self.windows is not None and not self.suspects:
             return []
         clear = differences_in_float64(self.before, self.after, self.inputs, _CLEAR)
-        if clear and not self._is_explained_by_constants(self.before, self.after, self.inputs):
+        if clear and not self.is_explained_by_constants(self.before, self.after, self.inputs):
             return [_with_calls(difference, self._first_wrong()) for difference in clear]
         return [] if self.joined is not None else self._on_the_whole()
 
@@ -259,9 +259,11 @@ class Rewriting:
                 return window.change.names
         return frozenset()
 
-    def _is_explained_by_constants(
+    def is_explained_by_constants(
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
     ) -> bool:
+        """Whether two graphs differ by what the constants of the second one were rounded by. Args: two graphs, and their inputs."""
+
         def is_same(first: fx.GraphModule, second: fx.GraphModule) -> bool:
             verdict = self._exact(first, second, inputs)
             return verdict is not None and verdict.kind == "EQUAL"
@@ -286,7 +288,7 @@ class Rewriting:
                 (w.change.names for w in self.suspects if finding.node in w.change.names),
                 calls or frozenset({finding.node}),
             )
-        if self._is_explained_by_constants(self.before, self.after, self.inputs):
+        if self.is_explained_by_constants(self.before, self.after, self.inputs):
             return []
         problem = str(finding).partition(", ")[2]
         if verdict.kind == "APPROXIMATE":
