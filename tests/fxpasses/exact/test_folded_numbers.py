@@ -189,7 +189,10 @@ def test_a_tensor_that_is_off_by_more_is_not(name, place, dtype):
 
 
 def test_a_tensor_of_powers_is_right_at_numbers_that_the_graph_holds():
-    weights = torch.tensor([0.85 ** (4 - k) for k in range(5)], dtype=torch.bfloat16)
+    weights = [0.85 ** (4 - k) for k in range(5)]
     x = torch.randn(3, 5, dtype=torch.bfloat16)
-    proof = prove(pattern_pass(horner, lambda x: (x * weights).sum(-1), [x], name="weights"), horner, x)
+    weighted = pattern_pass(
+        horner, lambda x: (x * torch.tensor(weights, dtype=x.dtype)).sum(-1), [x], name="weights"
+    )
+    proof = prove(weighted, horner, x)
     assert proof.ok, proof
