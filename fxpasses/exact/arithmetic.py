@@ -298,7 +298,7 @@ class Arithmetic:
     def with_witness(self, value: Dual, witness: Tensor, *operands: Dual) -> Dual:
         """The residues of ``value`` with a witness that was computed in a better way."""
         result = self.finished(witness, value.residues, *operands, dtype=value.dtype)
-        result.exponential = value.exponential
+        result.exponential, result.square = value.exponential, value.square
         return result
 
     # Choices by the witness

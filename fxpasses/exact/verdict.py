@@ -200,7 +200,8 @@ class Original:
             again = self._decide(after, families, signed_zeros, squares_roots=True)
             if again.kind == "EQUAL":  # each of the two ways proves
                 return again
-            self._look_closer(verdict, after, len(families))
+            if samples:
+                self._look_closer(verdict, after, len(families))
         if verdict.kind != "EQUAL" and new_constants(self.gm, after):
             again = self._decide(after, families, signed_zeros, unrounded=True)
             return again if again.kind == "EQUAL" else verdict
@@ -334,7 +335,7 @@ class _FirstRun:
         self.machine = self.new_machine()
         made = [sample_input(v, family, generator, scale) if isinstance(v, Tensor) else v for v in inputs]
         self.inputs = [
-            self._dual(new, value.dtype) if isinstance(value, Tensor) else value
+            self._dual(_strided_as(new, value), value.dtype) if isinstance(value, Tensor) else value
             for new, value in zip(in_order(gm, made), inputs, strict=True)
         ]
         self.run = Run(self.machine, gm)
@@ -355,6 +356,11 @@ class _FirstRun:
         machine = Machine(field_of(self.number), self.number)
         machine.arithmetic.squares_roots = self.squares_roots
         return machine
+
+
+def _strided_as(value: Tensor, example: Tensor) -> Tensor:
+    """A value with the strides of the example where these fill memory: determinants are computed otherwise of what is contiguous."""
+    return torch.empty_like(example, dtype=value.dtype).copy_(value)
 
 
 class _Sample:
