@@ -315,7 +315,20 @@ class FirstCalls:
             except Unsupported:
                 continue
             label = ", ".join(f"{k}={v}" for k, v in sizes.items() if v != inputs.bound.get(k))
-            self._on(rewrites, steps, values, f"made-up inputs with {label}", traced=inputs.traced)
+            where = f"made-up inputs with {label}"
+            self._on(rewrites, steps, values, where, traced=inputs.traced)
+            for one, step in (
+                zip(rewrites, steps, strict=True) if first and set(sizes.values()) & set(first) else ()
+            ):
+                rewriting = Reference(one.before, values, samples=0).rewriting(one.after)
+                for made in critical_integers(rewriting, torch.Generator().manual_seed(len(self._seen))):
+                    self._on(
+                        [one],
+                        [step],
+                        made,
+                        f"{where}, and integers that the graph holds",
+                        traced=inputs.traced,
+                    )
 
 
 class _Inputs:
