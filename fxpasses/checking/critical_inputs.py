@@ -63,7 +63,7 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
             order[: len(known)] = torch.arange(shape.numel())[: len(known)] + turn * shape.numel()
             inputs = cloned(rewriting.inputs)
             made = known[order % len(known)]
-            if is_ordered(rewriting.inputs[at]):  # offsets, perhaps
+            if is_ordered(rewriting.inputs[at]):
                 made = made.sort().values
                 if not takes(rewriting.before, inputs, at, made):
                     continue
@@ -75,7 +75,10 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype in INTEGERS and value.numel() > 0 and not is_mask(value)
+    """Whether it is a tensor of integers, and no truth values, nor offsets: those begin at zero."""
+    if not isinstance(value, Tensor) or value.dtype not in INTEGERS or not value.numel():
+        return False
+    return not is_mask(value) and not (is_ordered(value) and bool(value[0] == 0))
 
 
 def _counted_in(rewriting: Rewriting) -> list[torch.dtype]:
