@@ -176,7 +176,8 @@ class _EitherSide:
                     float(n) for n in node.args if type(n) in (int, float) and abs(n) < MOST
                 )
         self.meet = sum(map(len, compared.values())) > 1
-        self._inputs, self._numbers = inputs, [[] for _ in inputs]  # type: list[Any], list[list[float]]
+        self._inputs = inputs
+        self._numbers: list[list[float]] = [[] for _ in inputs]
         for at, node in enumerate(gm.graph.find_nodes(op="placeholder") if self.meet else ()):
             value = inputs[at]
             is_float = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0

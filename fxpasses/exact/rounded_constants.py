@@ -51,14 +51,14 @@ def unrounded_constants(
     found = {}
     for name, value in new_constants(before, after).items():
         source = next((of for of, own in fixed if _is_rounded_from(value, of, own)), None)
-        read = (
-            _of_numbers(value, basis, arithmetic)
-            if source is None
-            else source.map(lambda t, v=value: t.reshape(v.shape))
-        )
+        read = _of_numbers(value, basis, arithmetic) if source is None else _seen_as(source, value.shape)
         if read is not None:
             found[name] = read.as_type(value.dtype)
     return found
+
+
+def _seen_as(value: Dual, shape: torch.Size) -> Dual:
+    return value.map(lambda t: t.reshape(shape))
 
 
 def _fixed(gm: fx.GraphModule, values: Mapping[str, Any]) -> Iterator[tuple[Dual, Tensor]]:
