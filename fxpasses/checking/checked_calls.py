@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from fxpasses.checking.inputs import (
     tangents,
 )
 from fxpasses.checking.masked_rows import with_masked_rows
+from fxpasses.checking.nan_guards import asks
 from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import at_bounds, at_counts
@@ -315,7 +317,20 @@ class FirstCalls:
             except Unsupported:
                 continue
             label = ", ".join(f"{k}={v}" for k, v in sizes.items() if v != inputs.bound.get(k))
-            self._on(rewrites, steps, values, f"made-up inputs with {label}", traced=inputs.traced)
+            where = f"made-up inputs with {label}"
+            self._on(rewrites, steps, values, where, traced=inputs.traced)
+            for one, step in (
+                zip(rewrites, steps, strict=True) if first and set(sizes.values()) & set(first) else ()
+            ):
+                rewriting = Reference(one.before, values, samples=0).rewriting(one.after)
+                for made in critical_integers(rewriting, torch.Generator().manual_seed(len(self._seen))):
+                    self._on(
+                        [one],
+                        [step],
+                        made,
+                        f"{where}, and integers that the graph holds",
+                        traced=inputs.traced,
+                    )
 
 
 class _Inputs:
@@ -373,6 +388,8 @@ class _Inputs:
                 found += [(made, "integers at the ends of what the graph takes") for made in ends]
             else:
                 found.append((made_up(values, family, self._generator), family))
+            if family == "infinity" and asks(self._gm):
+                found.append((_negative_infinities(found[-1][0]), "minus infinity"))
             if family == "extreme integers":
                 found += _other_ends(found[-1][0])
         usual = found[0][0]  # random ones
@@ -431,6 +448,14 @@ def _other_ends(values: list[Any]) -> list[tuple[list[Any], str]]:
     for i in integers[1::2]:
         turned[i].copy_(values[i].flip(0))
     return [(turned, "extreme integers, low where others are high")] if len(integers) > 1 else []
+
+
+def _negative_infinities(values: list[Any]) -> list[Any]:
+    """The same with minus infinity for infinity."""
+    return [
+        v.masked_fill(v == math.inf, -math.inf) if isinstance(v, Tensor) and v.is_floating_point() else v
+        for v in values
+    ]
 
 
 def _is_on_cpu(value: Any) -> bool:

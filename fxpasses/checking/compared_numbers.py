@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor, fx
 
 from fake.seam.pytree import tree_leaves
 from fxpasses.checking.free_values import packet
+from fxpasses.checking.interpret import ExactRun
 from fxpasses.checking.windows import Window
+from fxpasses.exact.bounds import takes
 from fxpasses.exact.samples import is_any_integer
 from fxpasses.graphs.rewriting import value_of
 
@@ -22,6 +24,8 @@ MOST, _MOST_NUMBERS = 1e6, 64
 """The largest number that a mask is not, and how many are tried."""
 MOST_TURNS = 8
 """Each element of an input takes so many numbers, one after the other, of an input of few elements."""
+_MEETING, _SIDES, _LARGEST_SEARCH = 3, 8, 400
+"""From so many comparisons on it is searched where they meet, among so many draws of each input, in graphs so small (calls times inputs)."""
 _WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
 _WRITTEN_WITHOUT = {
     **dict.fromkeys((aten.hardswish, aten.hardsigmoid), (3.0,)),
@@ -105,8 +109,35 @@ def in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
     return torch.where((turn % 2 == 0) & (turn < 2 * len(others)), taken, flat).view(value.shape)
 
 
+def where_comparisons_meet(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """Inputs at which each of several comparisons that meet matters somewhere; none where a graph compares with less than two numbers.
+
+    Those at which as many comparisons hold at one place as are found to, and as few as are; then draws of each element on one or the other side of a
+    number that the graph compares.
+
+    Args:
+        gm: the graph.
+        inputs: of it.
+    """
+    sides = _EitherSide(gm, inputs)
+    drawn = [sides.drawn(seed) for seed in range(_SIDES)] if sides.meet else []
+    compared = [n.name for n in gm.graph.nodes if _compares(n)]
+    places = [i for i, v in enumerate(inputs) if isinstance(v, Tensor) and v.dtype is not torch.bool]
+    is_searched = len(compared) >= _MEETING and len(places) * len(gm.graph.nodes) <= _LARGEST_SEARCH
+    for wanted in (True, False) if drawn and is_searched else ():
+        best, most = list(inputs), _alike(gm, inputs, compared, wanted)
+        for at, side in itertools.product(places, drawn):
+            tried = [*best[:at], side[at], *best[at + 1 :]]
+            if (found := _alike(gm, tried, compared, wanted)) > most:
+                best, most = tried, found
+        yield best
+        integers = (at for at in places if not inputs[at].is_floating_point())
+        yield from ([*best[:at], inputs[at], *best[at + 1 :]] for at in integers)
+    yield from drawn
+
+
 def on_either_side(gm: fx.GraphModule, inputs: Sequence[Any], seed: int) -> list[Any] | None:
-    """Inputs of which each element is on one or the other side of a number that the graph compares: where several comparisons meet, each of them matters somewhere.
+    """Inputs of which each element is on one or the other side of a number that the graph compares.
 
     Args:
         gm: the graph.
@@ -114,38 +145,92 @@ def on_either_side(gm: fx.GraphModule, inputs: Sequence[Any], seed: int) -> list
         seed: of random numbers.
 
     Returns:
-        The inputs, integers in the range that they had; ``None`` where the graph compares with less than two numbers.
+        The inputs; ``None`` where the graph compares with less than two numbers.
     """
-    compared: dict[Any, list[float]] = {
-        True: [],
-        False: [],
-    }  # of inputs, and of what is computed, by whether it is float
-    for node in gm.graph.nodes:
-        given = [n for n in node.all_input_nodes if isinstance(value_of(n), Tensor)]
-        held = value_of(node)
-        if given and isinstance(held, Tensor) and held.dtype is torch.bool:
-            of = given[0] if given[0].op == "placeholder" else value_of(given[0]).is_floating_point()
-            compared.setdefault(of, []).extend(
-                float(n) for n in node.args if type(n) in (int, float) and abs(n) < MOST
-            )
-    if sum(map(len, compared.values())) < 2:
-        return None
-    generator = torch.Generator().manual_seed(seed)
+    sides = _EitherSide(gm, inputs)
+    return sides.drawn(seed) if sides.meet else None
 
-    def one(node: fx.Node, value: Any) -> Any:
-        is_float = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
-        known = torch.tensor(compared.get(node) or compared[is_float], dtype=torch.float64)
-        if not len(known) or not (is_float or is_any_integer(value)):
-            return value
-        at = torch.randint(len(known), value.shape, generator=generator)
-        part = torch.rand(value.shape, generator=generator, dtype=torch.float64)
-        chosen = known[at]
-        if is_float:
-            moved = (chosen + (2 * part - 1) * chosen.abs().clamp(min=1.0)).to(value)
-            return moved.abs() if bool((value >= 0).all()) else moved
-        chosen = chosen.to(value)
-        return torch.where(
-            (part < 0.5).to(value.device) & (chosen >= value.min()) & (chosen <= value.max()), chosen, value
-        )
 
-    return [one(*pair) for pair in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)]
+class _EitherSide:
+    """Draws of inputs on either side of the numbers that a graph compares: those of an input itself, or else those of all that is computed, as far as the graph takes them.
+
+    Args:
+        gm: the graph.
+        inputs: of it; integers stay in the range that they have where others are refused.
+
+    Attributes:
+        meet: whether there are several numbers.
+    """
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        compared: dict[Any, list[float]] = {
+            True: [],
+            False: [],
+        }  # of what is computed, by whether it is float
+        for node in gm.graph.nodes:
+            given = [n for n in node.all_input_nodes if isinstance(value_of(n), Tensor)]
+            held = value_of(node)
+            if given and isinstance(held, Tensor) and held.dtype is torch.bool:
+                of = given[0] if given[0].op == "placeholder" else value_of(given[0]).is_floating_point()
+                compared.setdefault(of, []).extend(
+                    float(n) for n in node.args if type(n) in (int, float) and abs(n) < MOST
+                )
+        self.meet = sum(map(len, compared.values())) > 1
+        self._inputs = inputs
+        self._numbers: list[list[float]] = [[] for _ in inputs]
+        for at, node in enumerate(gm.graph.find_nodes(op="placeholder") if self.meet else ()):
+            value = inputs[at]
+            is_float = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
+            if is_float or is_any_integer(value):
+                known = compared.get(node) or compared[is_float]
+                self._numbers[at] = [n for n in known if is_float or _is_taken(gm, inputs, at, n)]
+
+    def drawn(self, seed: int) -> list[Any]:
+        """One draw of all inputs."""
+        generator = torch.Generator().manual_seed(seed)
+        return [
+            _beside_numbers(value, torch.tensor(known, dtype=torch.float64), generator) if known else value
+            for value, known in zip(self._inputs, self._numbers, strict=True)
+        ]
+
+
+def _is_taken(gm: fx.GraphModule, inputs: Sequence[Any], at: int, number: float) -> bool:
+    value = inputs[at]
+    if int(value.min()) <= number <= int(value.max()):
+        return True
+    is_known = abs(number) <= torch.iinfo(value.dtype).max and number.is_integer()
+    return is_known and takes(gm, inputs, at, torch.full_like(value, int(number)))
+
+
+def _beside_numbers(value: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
+    """Elements near numbers, floats on either side of them; half of the integers are these."""
+    at = torch.randint(len(known), value.shape, generator=generator)
+    part = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+    chosen = known[at]
+    if value.is_floating_point():
+        moved = (chosen + (2 * part - 1) * chosen.abs().clamp(min=1.0)).to(value)
+        return moved.abs() if bool((value >= 0).all() & (known >= 0).all()) else moved
+    return torch.where((part < 0.5).to(value.device), chosen.to(value), value)
+
+
+def _compares(node: fx.Node) -> bool:
+    """Whether a call makes flags of what is none."""
+    given = [value_of(n) for n in node.all_input_nodes]
+    held = value_of(node)
+    is_flag = node.op == "call_function" and isinstance(held, Tensor) and held.dtype is torch.bool
+    return is_flag and any(isinstance(v, Tensor) and v.dtype is not torch.bool for v in given)
+
+
+def _alike(
+    gm: fx.GraphModule, inputs: Sequence[Any], compared: Sequence[str], wanted: bool
+) -> tuple[float, float]:
+    """How many comparisons are as wanted: at the place where most are, and in the mean."""
+    run = ExactRun(gm, keep=True)
+    if run.results(inputs) is None:
+        return -1.0, -1.0
+    flags = [(run.values[name] == wanted).double() for name in compared]
+    try:
+        count = torch.stack(torch.broadcast_tensors(*flags)).sum(0)
+    except RuntimeError:  # of several shapes
+        return 0.0, sum(float(flag.mean()) for flag in flags)
+    return float(count.max()), float(count.mean())

@@ -12,21 +12,29 @@ from torch import Tensor, fx
 
 from fxpasses.checking.compared_numbers import MOST_TURNS, on_either_side, window_calls, written_numbers
 from fxpasses.checking.critical_values import INTEGERS, differs, up_to_free_inputs
-from fxpasses.checking.free_values import origin
+from fxpasses.checking.free_values import origin, packet
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.windows import changed_nodes
-from fxpasses.exact.samples import is_any_integer
+from fxpasses.exact.bounds import takes
+from fxpasses.exact.samples import is_mask, is_ordered
 from fxpasses.graphs.rewriting import value_of
 
 _BEYOND = {
     torch.int8: 2**8 + 44,
     torch.uint8: 2**9 + 44,
     torch.bfloat16: 2**9 + 44,
-    torch.float16: 2**12 + 52,
+    torch.float16: 2**12 + 300,
 }
-"""Sizes at which not all positions, or counts of the half of them, are numbers of a type any more."""
+"""Sizes at which not all positions, nor counts of about the half of them, are numbers of a type any more."""
+_INEXACT = {
+    kind: (2**digits + 1, 2**digits - 1, 2**digits + 3, (math.isqrt(2**digits) // 2 * 2 + 2) ** 2 - 1)
+    for kind, digits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 24), (torch.float64, 53))
+}
+"""Integers at which a type of floats ends to hold all; the last one is rounded to a square."""
+_POSITIONS = {torch.ops.aten.arange, torch.ops.prims.iota}
+_CASTS = {torch.ops.aten._to_copy, torch.ops.prims.convert_element_type}
 _SIZES, _MOST_SIZES = (16, 2048), 3
 
 
@@ -37,25 +45,59 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
         rewriting: the graphs, and inputs.
         generator: of random numbers.
     """
-    taken = [i for i, v in enumerate(rewriting.inputs) if is_any_integer(v)]
+    taken = [i for i, v in enumerate(rewriting.inputs) if _is_integer(v)]
     numbers: dict[int, None] = {}
     for window in rewriting.windows or () if taken else ():
         values = (*window.inputs, *map(value_of, window_calls(window)))
         if any(isinstance(v, Tensor) and v.dtype in INTEGERS for v in values):
             held = written_numbers(up_to_free_inputs(rewriting, window))
             numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
-    known = torch.tensor(list(numbers), dtype=torch.int64)
-    for at in taken if numbers else ():
+    # As a whole these matter at places where all are: positions are compared with some.
+    inexact = [n for kind in _counted_in(rewriting) for n in _INEXACT[kind]] if taken else []
+    for at in taken if numbers or inexact else ():
         shape = rewriting.inputs[at].shape
+        largest = torch.iinfo(rewriting.inputs[at].dtype).max
+        known = torch.tensor([*(n for n in inexact if n <= largest), *numbers], dtype=torch.int64)
         for turn in range(min(MOST_TURNS, -(-2 * len(known) // shape.numel()))):
             order = torch.randint(len(known), (shape.numel(),), generator=generator)
             order[: len(known)] = torch.arange(shape.numel())[: len(known)] + turn * shape.numel()
             inputs = cloned(rewriting.inputs)
-            inputs[at].copy_(known[order % len(known)].view(shape))
+            made = known[order % len(known)]
+            if is_ordered(rewriting.inputs[at]):
+                made = made.sort().values
+                if not takes(rewriting.before, inputs, at, made):
+                    continue
+            inputs[at].copy_(made.view(shape))
             yield inputs
             beside = on_either_side(rewriting.before, inputs, turn)
             if beside is not None:
                 yield [*beside[:at], inputs[at], *beside[at + 1 :]]
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether it is a tensor of integers, and no truth values, nor offsets: those begin at zero."""
+    if not isinstance(value, Tensor) or value.dtype not in INTEGERS or not value.numel():
+        return False
+    return not is_mask(value) and not (is_ordered(value) and bool(value[0] == 0))
+
+
+def _counted_in(rewriting: Rewriting) -> list[torch.dtype]:
+    """The types of floats in which the graph after holds integers, or positions, by calls that the graph before has not."""
+    found: dict[torch.dtype, None] = {}
+    for node in rewriting.after.graph.nodes:
+        kind, *given = _with_first_input(node)
+        is_made = isinstance(kind, Tensor) and kind.dtype in _INEXACT and node.name in rewriting.changed[1]
+        if is_made and (_holds_integers(node.all_input_nodes[0]) if given else packet(node) in _POSITIONS):
+            found[kind.dtype] = None
+    return list(found)
+
+
+def _holds_integers(node: fx.Node) -> bool:
+    """Whether a tensor is one of integers, or made of these by casts alone."""
+    while packet(node) in _CASTS:
+        node = node.all_input_nodes[0]
+    value = value_of(node)
+    return isinstance(value, Tensor) and value.dtype in INTEGERS
 
 
 def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
@@ -116,7 +158,7 @@ def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
         for node in gm.graph.nodes:
             if node.name not in names or node.op != "call_function":
                 continue
-            kind, *given = [v.dtype if isinstance(v, Tensor) else None for v in _with_first_input(node)]
+            kind, *given = (v.dtype if isinstance(v, Tensor) else None for v in _with_first_input(node))
             if gm is after and given != [kind]:
                 found |= {size: None for dtype, size in _BEYOND.items() if kind is dtype}
             numbers = [abs(n) for n in node.args if isinstance(n, (int, float)) and math.isfinite(n)]

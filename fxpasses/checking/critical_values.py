@@ -23,7 +23,7 @@ from fxpasses.checking.compared_numbers import (
     broadcasts,
     chooses,
     in_turn,
-    on_either_side,
+    where_comparisons_meet,
     window_calls,
     written_numbers,
 )
@@ -50,7 +50,6 @@ _MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
 """So many elements they hold for one input, or so many numbers are tried all the same."""
 _MOST_CALLED, _FEWEST_TRIES = 20_000, 64
 """So many calls of a window are made in all, or so many values are tried all the same."""
-_DRAWS = 8
 """So many draws of the other inputs, where other comparisons may hide what one does."""
 _MOST_CALLS = 12
 """Calls between an input of a window and one that may be any number."""
@@ -101,8 +100,9 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         only_given = is_other and rewriting.relation(window) == "other"
         free = free_inputs(rewriting, given, only_given)
         compared = _compared_values(window, given, free, new) if chooses else ()
+        meeting = list(where_comparisons_meet(window.before, list(given.values()))) if chooses else []
         for values in itertools.takewhile(lambda _: has_time(), compared):
-            for several in itertools.chain([values], _beside(rewriting, window, given, free, values)):
+            for several in itertools.chain([values], _beside(rewriting, given, free, values, meeting)):
                 if _is_another_function(window, list({**given, **several}.values())):
                     yield from _shown(rewriting, window, several)
                     break
@@ -125,18 +125,15 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
 
 def _beside(
     rewriting: Rewriting,
-    window: Window,
     given: Mapping[str, Any],
     free: Sequence[str],
     values: Mapping[str, Any],
+    meeting: Sequence[Sequence[Any]],
 ) -> Iterator[dict[str, Any]]:
-    """The values with those of other inputs of a window, on either side of what it compares, where several comparisons meet in it."""
+    """The values with those of other inputs of a window at which several comparisons meet in it."""
     inputs = {node.name for node in rewriting.before.graph.find_nodes(op="placeholder")}
     others = (given.keys() & {*free, *inputs}) - values.keys()
-    for seed in range(_DRAWS if others else 0):
-        sides = on_either_side(window.before, list(given.values()), seed)
-        if sides is None:
-            return
+    for sides in meeting if others else ():
         yield {**{name: v for name, v in zip(given, sides, strict=True) if name in others}, **values}
 
 
@@ -144,10 +141,8 @@ def _shown(
     rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], after: Mapping[str, str] | None = None
 ) -> Iterator[Found]:
     where = "at numbers that the graph holds, or ties"
-    sides = (on_either_side(rewriting.before, rewriting.inputs, seed) for seed in range(_DRAWS))
-    for inputs in itertools.chain([rewriting.inputs], sides):
-        if inputs is None:  # nothing else is compared
-            return
+    meeting = where_comparisons_meet(rewriting.before, rewriting.inputs)
+    for inputs in itertools.chain([rewriting.inputs], meeting):
         found = _on_the_whole(rewriting.on(inputs), window, values, where, after)
         if found.differences:
             yield found
@@ -418,6 +413,8 @@ def _on_the_whole(
     differences = differences_in_float64(found.before, found.after, wide, JUMP) or []
     if differences and _is_at_a_pole(rewriting, window, found.before, wide):
         differences = differences_in_float64(found.before, found.after, wide, JUMP, numbers_only=True) or []
+    if differences and rewriting.is_explained_by_constants(found.before, found.after, wide):
+        differences = []
     calls = window.change.names
     return dataclasses.replace(
         found, differences=[Difference(d.position, d.problem, calls) for d in differences]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -18,6 +19,7 @@ _GUARDS = {
     *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.relu, aten.hardtanh, aten._safe_softmax),
 }
 _ASKING = {aten.isnan, aten.isinf, aten.isposinf, aten.isneginf, aten.isfinite, aten.nan_to_num}
+_ASKING_INSIDE = {aten.logsumexp, aten.logaddexp}
 _COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge}
 
 
@@ -47,18 +49,22 @@ def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[
     return False
 
 
-def answers(before: fx.GraphModule, names: Collection[str]) -> list[int]:
+def answers(before: fx.GraphModule, names: Collection[str], infinite: bool = False) -> list[int]:
     """The positions of results (outputs, then inputs that are written) that follow a call that asks whether numbers are finite: they are meant where numbers are not.
 
     Args:
         before: the graph before.
         names: of the calls that a pass took or changed: none of them, or of those that they take, asks where it is nothing to the pass.
+        infinite: whether only results are wanted that are meant where they are infinite themselves: of the user's questions, and of those of an
+            operator (``logsumexp``) that a pass took alone. What else it is made part of may be NaN there.
     """
     following: set[fx.Node] = set()
     for node in before.graph.nodes:
         if _asks(node) or not following.isdisjoint(node.all_input_nodes):
             following.add(node)
-    if not any(node.name in names for node in following):
+    taken = [node for node in following if node.name in names and node.op == "call_function"]
+    inside = {_operator_of(node) for node in following if _asks(node)} - {None}
+    if not taken or (infinite and inside and not inside.issuperset(map(_operator_of, taken))):
         return []
     inputs = before.graph.find_nodes(op="placeholder")
     written = [following & {user for user in node.users if is_mutating(user)} for node in inputs]
@@ -66,10 +72,22 @@ def answers(before: fx.GraphModule, names: Collection[str]) -> list[int]:
     return [position for position, follows in enumerate(results) if follows]
 
 
+def asks(gm: fx.GraphModule) -> bool:
+    """Whether a graph asks whether numbers are finite."""
+    return any(map(_asks, gm.graph.nodes))
+
+
+def _operator_of(node: fx.Node) -> Any:
+    """The operator that a call is a part of, or one that asks in itself; ``None`` for another one of the user's."""
+    own = getattr(node.target, "overloadpacket", None)
+    packet = getattr(node.meta.get("original_aten"), "overloadpacket", own)
+    return packet if packet is not own or packet in _ASKING_INSIDE else None
+
+
 def _asks(node: fx.Node) -> bool:
     """Whether a call asks whether numbers are finite: by its name, by a comparison with infinity, or with what it compares itself."""
     packet = getattr(node.target, "overloadpacket", None)
     compared = node.args[1:2] if packet in _COMPARISONS else ()
-    return packet in _ASKING or any(
+    return packet in (_ASKING | _ASKING_INSIDE) or any(
         other is node.args[0] or (isinstance(other, float) and math.isinf(other)) for other in compared
     )

@@ -34,7 +34,7 @@ from fxpasses.checking.windows import (
     with_users,
 )
 from fxpasses.exact import Verdict
-from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK
+from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK, SIGN
 from fxpasses.graphs.numbers import became, computable
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class Rewriting:
         if verdict is not None and verdict.kind != "UNPROVED":
             if verdict.kind == "EQUAL":
                 return "same"
-            explained = self._is_explained_by_constants(window.before, window.after, window.inputs)
+            explained = self.is_explained_by_constants(window.before, window.after, window.inputs)
             return "same" if explained else "other"
         if verdict is not None:
             log.debug("not proved: %s", verdict)
@@ -230,7 +230,7 @@ class Rewriting:
         if self.windows is not None and not self.suspects:
             return []
         clear = differences_in_float64(self.before, self.after, self.inputs, _CLEAR)
-        if clear and not self._is_explained_by_constants(self.before, self.after, self.inputs):
+        if clear and not self.is_explained_by_constants(self.before, self.after, self.inputs):
             return [_with_calls(difference, self._first_wrong()) for difference in clear]
         return [] if self.joined is not None else self._on_the_whole()
 
@@ -259,9 +259,11 @@ class Rewriting:
                 return window.change.names
         return frozenset()
 
-    def _is_explained_by_constants(
+    def is_explained_by_constants(
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
     ) -> bool:
+        """Whether two graphs differ by what the constants of the second one were rounded by. Args: two graphs, and their inputs."""
+
         def is_same(first: fx.GraphModule, second: fx.GraphModule) -> bool:
             verdict = self._exact(first, second, inputs)
             return verdict is not None and verdict.kind == "EQUAL"
@@ -278,6 +280,8 @@ class Rewriting:
             return found if found is None else [_with_calls(d, calls) for d in found]
         finding = verdict.finding
         assert finding is not None
+        if finding.comparison.reason == SIGN and found == []:  # nor a sign: what cancels in float64
+            return []
         position = _position(self.before, finding.output)
         if position in open_results(self.before, self.inputs):
             return found
@@ -286,7 +290,7 @@ class Rewriting:
                 (w.change.names for w in self.suspects if finding.node in w.change.names),
                 calls or frozenset({finding.node}),
             )
-        if self._is_explained_by_constants(self.before, self.after, self.inputs):
+        if self.is_explained_by_constants(self.before, self.after, self.inputs):
             return []
         problem = str(finding).partition(", ")[2]
         if verdict.kind == "APPROXIMATE":

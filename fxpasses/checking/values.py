@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -214,6 +214,9 @@ def compare(
     reference.rewritten = rewriting
     if same and not reference.samples:
         return []
+    lost = [] if bitwise else _lost_infinities(reference, candidate, got, names, rewriting.changed[0])
+    if lost:
+        return lost
     if not bitwise and is_broken(reference.inputs):
         found = _other_answers(reference, candidate, got, names, answers(reference.gm, rewriting.changed[0]))
         if found or not had_guards(reference.gm, candidate, rewriting.changed[0]):
@@ -456,6 +459,29 @@ def _other_answers(
         for d in found or ()
         if d.position in wrong
     ]
+
+
+def _lost_infinities(
+    reference: Reference,
+    candidate: fx.GraphModule,
+    got: Outcome,
+    names: Sequence[str],
+    changed: Collection[str],
+) -> list[Mismatch]:
+    """Results that are infinite, in float64, too, of infinite inputs, and are not any more, where a changed call asks about infinity."""
+    if all(not isinstance(v, Tensor) or bool(computable(v).isfinite().all()) for v in reference.inputs):
+        return []
+    positions = answers(reference.gm, changed, infinite=True)
+    wide = ExactRun(candidate).results(reference.inputs) if positions else None
+    found = []
+    for position in positions if wide is not None else ():
+        native, value = reference.native.values[position], got.values[position]
+        exact, other = reference.exact[position], wide[position]  # type: ignore[index]
+        if isinstance(native, Tensor) and native.is_floating_point() and isinstance(exact, Tensor):
+            wrong = computable(native).isinf() & (native == exact) & (value != native) & (other != exact)
+            if wrong.any():
+                found.append(Mismatch("value", names[position], position, _told(native, value, wrong)))
+    return found
 
 
 def _confirmed_in_float64(

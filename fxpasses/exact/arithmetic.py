@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.exact.angles import each_of, multiple_of, sum_of
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.float_constants import number_held, residues_of_number, unrounded
@@ -35,7 +36,7 @@ class Arithmetic:
 
     Attributes:
         folded: what numbers were computed from.
-        squares_roots: whether the square of a root is what it is the root of. Residues of a root are a root of it or of its negative. As they are, a
+        squares_roots: whether sines of sums are those of the terms, and the square of a root is what it is the root of. Residues of a root are a root of it or of its negative. As they are, a
             root is a variable of which nothing is known, and all laws of products hold; where some squares are exact, others hold, and not all of these.
     """
 
@@ -147,6 +148,7 @@ class Arithmetic:
         result = self.finished(witness, residues, a, b)
         if a.exponential is not None or b.exponential is not None:
             result.exponential = lambda: self.mul(self.exp(a), self.exp(b))
+        result.terms = sum_of(a, b, result.shape) if self.squares_roots else None
         return result
 
     def neg(self, a: Operand) -> Dual:
@@ -154,7 +156,7 @@ class Arithmetic:
         a = self.dual(a)
         negative = [(-r) % p for r, p in zip(a.residues, self.primes, strict=True)]
         inverse = None if a.exponential is None else lambda: self.reciprocal(self.exp(a))
-        return Dual(-a.witness, negative, a.dtype, inverse, a.square)
+        return Dual(-a.witness, negative, a.dtype, inverse, a.square, each_of(a, self.neg))
 
     def sub(self, a: Operand, b: Operand, alpha: Operand = 1) -> Dual:
         """Compute ``a - alpha * b``. Args: those of :meth:`add`."""
@@ -170,6 +172,7 @@ class Arithmetic:
         result = self.finished(witness, residues, a, b)
         if a.square is not None or b.square is not None:
             result.square = lambda: self.mul(self.squared(a), self.squared(b))
+        result.terms = multiple_of(self, a, b) if self.squares_roots else None
         return result
 
     def squared(self, a: Dual) -> Dual:
@@ -195,6 +198,7 @@ class Arithmetic:
         result = self.finished(a.witness / b.witness, residues, a, b)
         if a.square is not None or b.square is not None:
             result.square = lambda: self.div(self.squared(a), self.squared(b))
+        result.terms = each_of(a, lambda term: self.div(term, b))
         return result
 
     def integer_power(self, a: Operand, exponent: int) -> Dual:
@@ -298,7 +302,7 @@ class Arithmetic:
     def with_witness(self, value: Dual, witness: Tensor, *operands: Dual) -> Dual:
         """The residues of ``value`` with a witness that was computed in a better way."""
         result = self.finished(witness, value.residues, *operands, dtype=value.dtype)
-        result.exponential = value.exponential
+        result.exponential, result.square = value.exponential, value.square
         return result
 
     # Choices by the witness

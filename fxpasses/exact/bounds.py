@@ -133,6 +133,19 @@ def at_counts(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[list[
             yield one, f"integers or flags that are {number}, but for one"
 
 
+def takes(gm: fx.GraphModule, inputs: Sequence[Any], at: int, value: Tensor) -> bool:
+    """Whether a graph takes a value of integers, and reads no memory by them unchecked.
+
+    Args:
+        gm: a graph of ATen operators with fake tensors as ``meta["val"]``.
+        inputs: on which it runs.
+        at: which of these is asked about.
+        value: for it.
+    """
+    uses = _Uses.of(gm, gm.graph.find_nodes(op="placeholder")[at], inputs)
+    return uses is not None and uses.take(value)
+
+
 def _may_be(gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any], value: Any, number: int) -> bool:
     """Whether all elements of an input may be a number that it is compared with, and some are not."""
     if not isinstance(value, Tensor) or value.dtype not in _COUNTED or not value.is_contiguous():

@@ -12,6 +12,27 @@ import torch
 from torch import Tensor
 
 
+class Terms:
+    """What a tensor is a sum of, computed where it is asked for.
+
+    Args:
+        made: computes the terms.
+        depth: how many others they are made of, one of the other.
+    """
+
+    __slots__ = ("_found", "_made", "depth")
+
+    def __init__(self, made: Callable[[], list[Dual]], depth: int = 1) -> None:
+        self._made, self.depth = made, depth
+        self._found: list[Dual] | None = None
+
+    def __call__(self) -> list[Dual]:
+        """The terms."""
+        if self._found is None:
+            self._found = self._made()
+        return self._found
+
+
 class Dual:
     """A float tensor.
 
@@ -21,9 +42,10 @@ class Dual:
         dtype: the type that the tensor has in the graph; ``None`` for a Python number.
         exponential: computes ``exp`` of it where it was made of a logarithm, whose residues do not know a sign.
         square: computes the square of it where it was made of a root, likewise.
+        terms: computes what it is a sum of, where sines of sums are those of the terms.
     """
 
-    __slots__ = ("dtype", "exponential", "residues", "square", "witness")
+    __slots__ = ("dtype", "exponential", "residues", "square", "terms", "witness")
 
     def __init__(
         self,
@@ -32,11 +54,12 @@ class Dual:
         dtype: torch.dtype | None = torch.float32,
         exponential: Callable[[], Dual] | None = None,
         square: Callable[[], Dual] | None = None,
+        terms: Terms | None = None,
     ) -> None:
         self.witness = witness
         self.residues = list(residues)
         self.dtype = dtype
-        self.exponential, self.square = exponential, square
+        self.exponential, self.square, self.terms = exponential, square, terms
 
     @property
     def shape(self) -> torch.Size:
@@ -53,14 +76,18 @@ class Dual:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Dual:
         """The tensor with a function that only moves elements applied to each part."""
-        known = (None if of is None else _moved(of, function) for of in (self.exponential, self.square))
-        return Dual(function(self.witness), [function(r) for r in self.residues], self.dtype, *known)
+        known = [None if of is None else _moved(of, function) for of in (self.exponential, self.square)]
+        terms = None
+        if (of := self.terms) is not None:
+            terms = Terms(lambda: [term.map(function) for term in of()], of.depth + 1)
+        moved = [function(r) for r in self.residues]
+        return Dual(function(self.witness), moved, self.dtype, known[0], known[1], terms)
 
     def as_type(self, dtype: torch.dtype) -> Dual:
         """The same value in another float type."""
         if self.dtype is dtype:
             return self
-        return Dual(self.witness, self.residues, dtype, self.exponential, self.square)
+        return Dual(self.witness, self.residues, dtype, self.exponential, self.square, self.terms)
 
 
 def _moved(of: Callable[[], Dual], function: Callable[[Tensor], Tensor]) -> Callable[[], Dual]:

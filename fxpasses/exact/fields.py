@@ -172,6 +172,40 @@ class Field:
         low = function((left & 4095).double(), other).long() % p  # type: ignore[operator]
         return (high * 4096 + low) % p
 
+    def eliminated(self, level: int, matrix: Tensor) -> Tensor:
+        """Both triangles that matrices are products of, in one, rows in the order in which they are.
+
+        Args:
+            level: index of the prime.
+            matrix: residues of square matrices.
+        """
+        p, made = self.primes[level], matrix.clone()
+        for k in range(made.shape[-1]):
+            below = made[..., k + 1 :, k : k + 1] * self.inverse(level, made[..., k : k + 1, k : k + 1]) % p
+            made[..., k + 1 :, k : k + 1] = below
+            rest = made[..., k + 1 :, k + 1 :]
+            made[..., k + 1 :, k + 1 :] = (rest - below * made[..., k : k + 1, k + 1 :]) % p
+        return made
+
+    def solve(self, level: int, matrix: Tensor, right: Tensor) -> Tensor:
+        """The solutions of linear equations; anything, where there is not one.
+
+        Args:
+            level: index of the prime.
+            matrix: residues of square matrices.
+            right: of as many matrices of right sides.
+        """
+        p, made = self.primes[level], torch.cat([matrix, right], -1)
+        for k in range(matrix.shape[-1]):
+            pivot = (made[..., k:, k] != 0).byte().argmax(-1, keepdim=True).unsqueeze(-1) + k
+            at = pivot.expand(*pivot.shape[:-1], made.shape[-1])
+            row, moved = made.gather(-2, at), made[..., k : k + 1, :].clone()
+            made = made.scatter(-2, at, moved)
+            row = row * self.inverse(level, row[..., k : k + 1]) % p
+            made = (made - made[..., k : k + 1] * row) % p
+            made[..., k : k + 1, :] = row
+        return made[..., matrix.shape[-1] :]
+
 
 @functools.cache
 def field(number: int) -> Field:

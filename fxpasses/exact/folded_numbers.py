@@ -1,23 +1,28 @@
 """Numbers that a rewrite computed from others: ``(x / 255 - 0.485) / 0.229`` is ``x * 0.01712... - 2.1179...``.
 
-A number of the graph after that means nothing by itself is looked for among products of the numbers of the graph before, and sums of two of
-these. It has the residues of what it was computed from. Of two hundred thousand candidates one is as near as that by chance once in 1e9 times.
+A number of the graph after that means nothing by itself is looked for among products of the numbers of the graph before and their integer powers, and
+sums and differences of two of these. It has the residues of what it was computed from. Of the tens of millions of candidates that three numbers give, one is as near as that by chance
+once in a million times.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import fx
 
 from fxpasses.exact.fields import Field, inverses
 from fxpasses.exact.float_constants import means_something, residues_of_number, unrounded
 
-Product = tuple[tuple[float, int], ...]
-"""Numbers with their exponents, 1 or -1."""
+Product = tuple[tuple[float, float], ...]
+"""Numbers with their exponents, which are integers or halves."""
+Sum = tuple[Product, ...]
 
 _MOST_NUMBERS = 8
 _MOST_FACTORS, _IN_SUMS = 3, 2
@@ -25,10 +30,14 @@ _NAMED = (math.log(2), math.log(10), math.sqrt(2), math.sqrt(math.pi))
 """Numbers that come with other functions: powers of two for those of e."""
 _NEAR = 1e-15
 """A few units in the last place of the double precision that Python computes in."""
+_LARGEST_POWER = 64
+_OF_POWERS = _LARGEST_POWER * 2.0**-53
+"""What a power may be off by besides, as a product taken step by step."""
+_MOST_CANCELLED = 64.0
 _USUAL = (1e-30, 1e30)
 
 
-def folded_numbers(field: Field, before: fx.Graph, after: fx.Graph) -> dict[float, tuple[Product, ...]]:
+def folded_numbers(field: Field, before: fx.Graph, after: fx.Graph) -> dict[float, Sum]:
     """What numbers of a graph were computed from.
 
     Args:
@@ -39,56 +48,155 @@ def folded_numbers(field: Field, before: fx.Graph, after: fx.Graph) -> dict[floa
     Returns:
         For numbers of the second that mean nothing by themselves, sums of products of numbers of the first, where there are such.
     """
-    known = _numbers(before)
-    unknown = {n for n in _numbers(after) - known if -n not in known and not means_something(field, n)}
-    basis = sorted(n for n in known if n not in (0.0, 1.0, -1.0) and _USUAL[0] < abs(n) < _USUAL[1])
-    if not unknown or not basis or len(basis) > _MOST_NUMBERS:
-        return {}
-    basis += [n for n in _NAMED if n not in known]
-    factors = [(number, power) for number in basis for power in (1, -1)]
-    products: list[Product] = [
-        found
-        for count in range(1, _MOST_FACTORS + 1)
-        for found in itertools.combinations_with_replacement(factors, count)
-        if not any((number, -power) in found for number, power in found)
-    ]
-    values = np.array([math.prod(n**power for n, power in one) for one in products])
-    few = sum(len(one) <= _IN_SUMS for one in products)  # the first ones
-    sums = values[:few, None] + values[None, :few]
-    found: dict[float, tuple[Product, ...]] = {}
-    for number, sign in itertools.product(unknown, (1, -1)):
-        near = _NEAR * abs(number)
-        at: list[Any] = [[i] for i in np.flatnonzero(np.abs(values - sign * number) <= near)]
-        at += np.argwhere(np.abs(sums - sign * number) <= near).tolist()
-        if at:
-            found[number] = tuple(((float(sign), 1), *products[i]) for i in at[0])
+    known = _numbers(before.nodes)
+    unknown = {n for n in _numbers(after.nodes) - known if -n not in known and not means_something(field, n)}
+    basis = basis_of(before, after) if unknown else ()
+    found: dict[float, Sum] = {}
+    for candidates, reach in ((_products, _NEAR), (_with_powers, _NEAR + _OF_POWERS)):
+        for number in (unknown - found.keys()) if basis else ():
+            made_of = candidates(basis).near(number, reach)
+            found |= {} if made_of is None else {number: made_of}
     return found
 
 
-def residues_of_sum(field: Field, products: tuple[Product, ...]) -> tuple[int, ...]:
+def basis_of(before: fx.Graph, after: fx.Graph) -> tuple[float, ...]:
+    """The numbers of the calls that a rewrite took or changed, from which others may be computed; none where these are many."""
+    kept = {_told(node) for node in after.nodes}
+    found = _numbers(node for node in before.nodes if _told(node) not in kept)
+    usual = sorted(n for n in found if n not in (0.0, 1.0, -1.0) and _USUAL[0] < abs(n) < _USUAL[1])
+    return () if len(usual) > _MOST_NUMBERS else tuple(usual)
+
+
+def powers_of(number: float) -> Candidates:
+    """The integer powers of one number."""
+    return Candidates([((number, k),) for k in range(-_LARGEST_POWER, _LARGEST_POWER + 1)], 0)
+
+
+def residues_of_sum(field: Field, products: Sum) -> tuple[int, ...]:
     """The residues of a sum of products, one a level."""
     primes = field.primes
     total = [0] * len(primes)
     for product in products:
         term = [1] * len(primes)
         for number, power in product:
-            residues = residues_of_number(field, float, number)
-            factors = residues if power == 1 else inverses(residues, primes)
-            term = [t * f % p for t, f, p in zip(term, factors, primes, strict=True)]
+            residues: Sequence[int] = residues_of_number(field, float, number)
+            residues = residues if power > 0 else inverses(residues, primes)
+            if power % 1:  # as the field takes roots
+                residues = [pow(r, (p + 1) // 4, p) for r, p in zip(residues, primes, strict=True)]
+                power *= 2
+            whole = abs(int(power))
+            term = [t * pow(r, whole, p) % p for t, r, p in zip(term, residues, primes, strict=True)]
         total = [(a + t) % p for a, t, p in zip(total, term, primes, strict=True)]
     return tuple(total)
 
 
-def _numbers(graph: fx.Graph) -> set[float]:
-    """The numbers among the arguments of calls, as they were before torch rounded them."""
+def value_of_sum(products: Sum) -> float:
+    """A sum of products in double precision."""
+    return sum(math.prod(np.float64(number) ** power for number, power in product) for product in products)
+
+
+class Candidates:
+    """Products that a number may be, the simplest first; and sums and differences of two.
+
+    Args:
+        products: all of them.
+        in_sums: how many of these, from the first, are added to others.
+    """
+
+    def __init__(self, products: Sequence[Product], in_sums: int) -> None:
+        with np.errstate(over="ignore"):
+            values = np.array([value_of_sum((one,)) for one in products])
+        self._products, self._negative = products, values < 0
+        self._added = np.abs(values[:in_sums])
+        self._order = np.argsort(np.abs(values), kind="stable")
+        self._sizes = np.abs(values)[self._order]
+
+    def near(self, number: float, reach: float) -> Sum | None:
+        """The first that is as near to a number as ``reach``, relative to it and to what is added.
+
+        Args:
+            number: that is looked for.
+            reach: how far it may be off.
+        """
+        added = np.flatnonzero(self._added <= _MOST_CANCELLED * abs(number))
+        sizes = np.concatenate([[0.0], self._added[added], -self._added[added]])
+        rest = number - sizes
+        far = reach * (abs(number) + np.abs(sizes))
+        low = np.searchsorted(self._sizes, np.abs(rest) - far, "left")
+        high = np.searchsorted(self._sizes, np.abs(rest) + far, "right")
+        for at in np.flatnonzero((high > low) & (np.abs(rest) > far))[:1]:
+            other = self._signed(int(self._order[low[at] : high[at]].min()), rest[at] < 0)
+            return (self._signed(int(added[(at - 1) % len(added)]), sizes[at] < 0), other) if at else (other,)
+        return None
+
+    def _signed(self, at: int, negative: bool) -> Product:
+        """A product, or its negative, whichever is negative or not."""
+        product = self._products[at]
+        return product if negative == self._negative[at] else ((-1.0, 1), *product)
+
+
+@functools.lru_cache(maxsize=64)
+def _products(basis: tuple[float, ...]) -> Candidates:
+    return Candidates(*_products_of(_factors(basis), _MOST_FACTORS))
+
+
+@functools.lru_cache(maxsize=64)
+def _with_powers(basis: tuple[float, ...]) -> Candidates:
+    """Products with roots, and with the rests of decays: ``(1 - b**k) / (1 - b)`` is a sum of powers; and powers times one more."""
+    rests = [1 - n for n in basis if 0 < n < 1]
+    factors = _factors((*basis, *rests)) + [(n, power) for n in basis if n > 0 for power in (0.5, -0.5)]
+    products, few = _products_of(factors, _MOST_FACTORS)
+    powers = [
+        (one, *other)
+        for one in _powers(basis)
+        for other in products[: len(factors) + 1]
+        if not other or other[0][0] != one[0]
+    ]
+    return Candidates([*products, *powers], few)
+
+
+@functools.lru_cache(maxsize=64)
+def few_candidates(basis: tuple[float, ...]) -> Candidates:
+    """So few that a number of float32 is hardly ever one of them by chance."""
+    products, _ = _products_of(_factors(basis), _IN_SUMS)
+    return Candidates([*products, *((one,) for one in _powers(basis))], 1)
+
+
+def _factors(basis: tuple[float, ...]) -> list[tuple[float, float]]:
+    numbers = (*basis, *(n for n in _NAMED if n not in basis))
+    return [(number, power) for number in numbers for power in (1, -1)]
+
+
+def _powers(basis: tuple[float, ...]) -> list[tuple[float, float]]:
+    return [(n, sign * k) for k in range(2, _LARGEST_POWER + 1) for n in basis for sign in (1, -1)]
+
+
+def _products_of(factors: Sequence[tuple[float, float]], most: int) -> tuple[list[Product], int]:
+    """Products of up to some factors, those of fewer first; how many may be added to others."""
+    found: list[Product] = [
+        product
+        for count in range(most + 1)
+        for product in itertools.combinations_with_replacement(factors, count)
+        if not any((number, -power) in product for number, power in product)
+    ]
+    return found, sum(len(product) <= _IN_SUMS for product in found)
+
+
+def _told(node: fx.Node) -> tuple[Any, ...]:
+    return node.name, node.target, str(node.args), str(node.kwargs)
+
+
+def _numbers(nodes: Iterable[fx.Node]) -> set[float]:
+    """The numbers among the arguments of calls, as they were before torch rounded them; integers of those by element alone, others are sizes."""
     found: set[float] = set()
+    for node in nodes:
+        kinds = (int, float) if torch.Tag.pointwise in getattr(node.target, "tags", ()) else (float,)
 
-    def note(value: Any) -> Any:
-        if type(value) in (int, float) and math.isfinite(value):
-            found.add(unrounded(float(value)))
-        return value
+        def note(value: Any, kinds: Any = kinds) -> Any:
+            if type(value) in kinds and math.isfinite(value):
+                found.add(unrounded(float(value)))
+            return value
 
-    for node in graph.nodes:
         if node.op == "call_function":
             fx.node.map_aggregate((node.args, node.kwargs), note)
     return found

@@ -121,6 +121,9 @@ class Machine:
         return self._uninterpreted(target, flat, spec) if found is NotImplemented else found
 
     def _plain_call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if target is torch.ops.higher_order.with_effects and _only_checks(args[1]):
+            token, check, *given = args
+            return token, self.call(check, given, kwargs)
         if isinstance(target, _torch.HigherOrderOperator):
             called = next((value for value in args if isinstance(value, _torch.OpOverload)), target)
             raise UnsupportedCall(called, f"higher-order operators have no exact rules ({target})")
@@ -227,6 +230,11 @@ class Machine:
                 number = torch.tensor(zlib.crc32(repr(part).encode()))
             digest = field.hash(level, f"{name} {position}", digest * 33 + number)
         return digest
+
+
+def _only_checks(target: Any) -> bool:
+    """Whether an operator returns nothing, and refuses some of its arguments."""
+    return isinstance(target, _torch.OpOverload) and target.namespace == "aten" and not target._schema.returns
 
 
 class _Evaluation(fx.Interpreter):

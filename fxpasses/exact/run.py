@@ -39,6 +39,7 @@ class Run(fx.Interpreter):
         evaluated: how many calls were evaluated.
         written: the values that inputs have at the end, for those that the graph writes to.
         rough_nodes: names of calls whose witnesses are floats of kernels that may not compute in float64.
+        constants: what tensors that the graph holds are read as, by the name of the attribute, where they are not what they are.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Run(fx.Interpreter):
         self._inputs: tuple[Any, ...] = ()
         self.written: dict[str, Any] = {}
         self.rough_nodes: set[str] = set()
+        self.constants: dict[str, Dual] = {}
         self._calls: dict[str, tuple[Any, Any, Any]] = {}
         random = [node.name for node in gm.graph.nodes if is_random(node.target)]
         self._random_calls = {name: number for number, name in enumerate(random)}
@@ -91,6 +93,8 @@ class Run(fx.Interpreter):
         value = self.fetch_attr(str(n.target))
         if not isinstance(value, Tensor):
             return value
+        if str(n.target) in self.constants:
+            return self._adopt(n, self.constants[str(n.target)])
         made = (
             self._machine.arithmetic.constant(value) if value.is_floating_point() else value.detach().clone()
         )

@@ -27,6 +27,8 @@ KERNEL_DRIFT = 1e-3
 _GUARD = 1e-5
 """Witnesses with equal residues that differ by more show that a rule identifies too much, such as ``log(x)`` and ``log(-x)``."""
 _UP_TO_SIGN = 1e-9
+SIGN = "equal but for a sign"
+"""The reason where residues are equal and witnesses are not."""
 MASK = 1e30
 """Values at least this large stand for minus infinity in a mask."""
 
@@ -160,7 +162,7 @@ def _compare_duals(
         if float(distance[at]) <= _GUARD * largest:
             return EQUAL
         relative = float(distance[at]) / own
-        return Comparison("different", at, x[at].item(), y[at].item(), "equal but for a sign", relative)
+        return Comparison("different", at, x[at].item(), y[at].item(), SIGN, relative)
     if _equal_up_to_sign(a, b, field):
         return EQUAL
     relation: Relation = "different" if float(distance[at]) > drift * largest else "unproved"

@@ -23,6 +23,7 @@ from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.folded_numbers import folded_numbers
 from fxpasses.exact.machine import Machine, UnsupportedCall
+from fxpasses.exact.rounded_constants import new_constants, unrounded_constants
 from fxpasses.exact.run import Run
 from fxpasses.exact.same_values import DRIFT, EQUAL, KERNEL_DRIFT, Comparison, Relation, compare
 from fxpasses.exact.samples import Family, in_order, sample_input
@@ -199,7 +200,11 @@ class Original:
             again = self._decide(after, families, signed_zeros, squares_roots=True)
             if again.kind == "EQUAL":  # each of the two ways proves
                 return again
-            self._look_closer(verdict, after, len(families))
+            if samples:
+                self._look_closer(verdict, after, len(families))
+        if verdict.kind != "EQUAL" and new_constants(self.gm, after):
+            again = self._decide(after, families, signed_zeros, unrounded=True)
+            return again if again.kind == "EQUAL" else verdict
         return verdict
 
     def at_these(self, after: fx.GraphModule) -> Finding | None:
@@ -239,6 +244,7 @@ class Original:
         families: Sequence[Family],
         signed_zeros: bool,
         squares_roots: bool = False,
+        unrounded: bool = False,
     ) -> Verdict:
         verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
         adopted: dict[str, str] | None = None
@@ -246,7 +252,7 @@ class Original:
         for number, family in enumerate(families):
             try:
                 first = self.run(family, number, squares_roots=squares_roots)
-                sample = _Sample(first, after, signed_zeros=signed_zeros)
+                sample = _Sample(first, after, signed_zeros, unrounded)
             except _RefusedByBefore as error:
                 if family == "example":
                     raise ValueError(
@@ -329,7 +335,7 @@ class _FirstRun:
         self.machine = self.new_machine()
         made = [sample_input(v, family, generator, scale) if isinstance(v, Tensor) else v for v in inputs]
         self.inputs = [
-            self._dual(new, value.dtype) if isinstance(value, Tensor) else value
+            self._dual(_strided_as(new, value), value.dtype) if isinstance(value, Tensor) else value
             for new, value in zip(in_order(gm, made), inputs, strict=True)
         ]
         self.run = Run(self.machine, gm)
@@ -352,6 +358,11 @@ class _FirstRun:
         return machine
 
 
+def _strided_as(value: Tensor, example: Tensor) -> Tensor:
+    """A value with the strides of the example where these fill memory: determinants are computed otherwise of what is contiguous."""
+    return torch.empty_like(example, dtype=value.dtype).copy_(value)
+
+
 class _Sample:
     """Both graphs on one sample of inputs.
 
@@ -362,10 +373,14 @@ class _Sample:
         opaque: operators taken as uninterpreted functions.
     """
 
-    def __init__(self, first: _FirstRun, after: fx.GraphModule, signed_zeros: bool = False) -> None:
+    def __init__(
+        self, first: _FirstRun, after: fx.GraphModule, signed_zeros: bool = False, unrounded: bool = False
+    ) -> None:
         machine = first.new_machine()
         machine.arithmetic.folded = folded_numbers(machine.arithmetic.field, first.gm.graph, after.graph)
         second = Run(machine, after, first.run, signed_zeros)
+        if unrounded:
+            second.constants = unrounded_constants(first.gm, first.run.values, after, machine.arithmetic)
         self.finding: Finding | None = None
         try:
             others = second.outputs(second.evaluate(*first.inputs))

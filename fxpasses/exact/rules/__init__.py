@@ -1,6 +1,14 @@
 """Exact rules of ATen's operators on dual numbers, one family a file; operators without one are decomposed, or opaque."""
 
-from fxpasses.exact.rules import attention, data_movement, matmul, pointwise, pooling, reductions
+from fxpasses.exact.rules import (
+    attention,
+    data_movement,
+    linear_algebra,
+    matmul,
+    pointwise,
+    pooling,
+    reductions,
+)
 from fxpasses.exact.rules.table import RULES, Rule, rule, rule_of
 
 __all__ = [
@@ -8,6 +16,7 @@ __all__ = [
     "Rule",
     "attention",
     "data_movement",
+    "linear_algebra",
     "matmul",
     "pointwise",
     "pooling",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxpasses.exact.angles import cosine_and_sine
 from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.rules.table import named, rule, rules
@@ -94,15 +96,13 @@ def _half_tangent(m: Arithmetic, a: Dual) -> Dual:
 @rule(aten.sin)
 def _sin(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
-    t = _half_tangent(m, a)
-    return m.with_witness(m.div(m.add(t, t), m.add(m.mul(t, t), 1)), a.witness.sin(), a)
+    return m.with_witness(cosine_and_sine(m, a, partial(_half_tangent, m))[1], a.witness.sin(), a)
 
 
 @rule(aten.cos)
 def _cos(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
-    squared = m.mul(_half_tangent(m, a), _half_tangent(m, a))
-    return m.with_witness(m.div(m.sub(1, squared), m.add(squared, 1)), a.witness.cos(), a)
+    return m.with_witness(cosine_and_sine(m, a, partial(_half_tangent, m))[0], a.witness.cos(), a)
 
 
 @rule(

@@ -133,6 +133,7 @@ def _log_softmax_backward(m: Arithmetic, op: Any, grad: Dual, result: Dual, dim:
 def _logsumexp(m: Arithmetic, op: Any, a: Dual, dim: Any, keepdim: bool = False) -> Dual:
     dims = _dims(a, dim)
     top = m.extreme(a, dims, True, largest=True)
+    top = m.select(top.witness.isinf(), m.full(top.shape, 0, top.dtype or torch.float32), top)
     result = m.add(m.log(m.sum(m.exp(m.sub(a, top)), dims, True)), top)
     return result if keepdim else result.map(lambda t: t.squeeze(tuple(dims)))
 

@@ -96,3 +96,54 @@ def test_what_is_right_where_they_meet(name, count):
     inputs = torch.randn(count), integers(10, count)
     proof = prove(fxpasses.pattern_pass(before, after, inputs, name="right"), before, *inputs)
     assert proof.ok, proof
+
+
+def five(a, b, c, d, i):
+    return torch.where((a > 2.5) & (b < -2.0) & (c > 3.0) & (d < -2.5) & (i == 6), a + b, c)
+
+
+def four(a, b, c, d, i):
+    return ~((a <= 2.5) | (b >= -2.0) | (c <= 3.0) | (i != 6)) * d
+
+
+def without(number):
+    """A pass that forgets one of several conditions: the n-th."""
+
+    @fxpasses.graph_pass(name="forgets")
+    def forgets(gm):
+        joined = [n for n in gm.graph.nodes if n.target in (aten.bitwise_and.Tensor, aten.bitwise_or.Tensor)]
+        conditions = [*joined[0].args, *(n.args[1] for n in joined[1:])]
+        joined[max(number - 1, 0)].replace_all_uses_with(
+            joined[number - 2] if number > 1 else conditions[1 - number]
+        )
+        gm.graph.eliminate_dead_code()
+        return True
+
+    return forgets
+
+
+@pytest.mark.parametrize("size", [1, 12])
+@pytest.mark.parametrize("forgotten", range(5))
+def test_one_of_five_conditions_is_forgotten(forgotten, size):
+    inputs = [*torch.randn(4, size), torch.randint(30, (size,))]
+    assert not prove(without(forgotten), five, *inputs).ok
+
+
+@pytest.mark.parametrize("size", [1, 12])
+@pytest.mark.parametrize("forgotten", range(4))
+def test_one_of_four_alternatives_is_forgotten(forgotten, size):
+    inputs = [*torch.randn(4, size), torch.randint(30, (size,))]
+    assert not prove(without(forgotten), four, *inputs).ok
+
+
+@pytest.mark.parametrize("size", [1, 12])
+def test_conditions_in_another_order_are_the_same(size):
+    def turned(gm):
+        """Turns each conjunction around."""
+        for node in gm.graph.find_nodes(op="call_function", target=aten.bitwise_and.Tensor):
+            node.args = node.args[::-1]
+        return True
+
+    inputs = [*torch.randn(4, size), torch.randint(30, (size,))]
+    proof = prove(fxpasses.graph_pass(turned, name="turned"), five, *inputs)
+    assert proof.ok, proof

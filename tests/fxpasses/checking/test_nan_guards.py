@@ -95,3 +95,74 @@ def test_prove_looks_there(wrong):
         return torch.zeros((), dtype=torch.bool) if wrong else ~x.isfinite().all()
 
     assert prove(pattern_pass(bad, after, [X], name="flag"), lambda x: bad(x * 2), X).ok is not wrong
+
+
+def guarded(x, at=(math.inf, -math.inf)):
+    """The logarithm of a sum of exponentials, whose shift is zero where the largest is one of some infinities."""
+    largest = x.amax(-1, keepdim=True)
+    bad = torch.stack([largest == number for number in at]).any(0)
+    shift = torch.where(bad, torch.zeros_like(largest), largest)
+    return (x - shift).exp().sum(-1).log() + shift[..., 0]
+
+
+def safe(x):
+    return guarded(x)
+
+
+def entropy(x, t):
+    return torch.logsumexp(x, -1) - x.gather(-1, t[:, None])[:, 0]
+
+
+def pair(x):
+    return torch.logaddexp(x[:, 0], x[:, 1])
+
+
+LOGARITHMS = {
+    "of the operator": (lambda x: torch.logsumexp(x, -1), guarded),
+    "of the user": (safe, lambda x: torch.logsumexp(x, -1)),
+    "of two": (pair, lambda x: torch.logsumexp(x[:, :2], -1)),
+    "of parts": (
+        lambda x: torch.logsumexp(x, -1),
+        lambda x: torch.logaddexp(torch.logsumexp(x[:, :2], -1), torch.logsumexp(x[:, 2:], -1)),
+    ),
+}
+WRONG_LOGARITHMS = {
+    "not shifted less": (lambda x: torch.logsumexp(x, -1), lambda x: guarded(x, (math.nan,))),
+    "a masked row alone": (lambda x: torch.logsumexp(x, -1), lambda x: guarded(x, (-math.inf,))),
+    "infinity alone": (safe, lambda x: guarded(x, (math.inf,))),
+    "zero for a masked row": (
+        lambda x: torch.logsumexp(x, -1),
+        lambda x: torch.logsumexp(x, -1).clamp(min=-1e4),
+    ),
+    "of two": (pair, lambda x: x[:, 0] + (1 + (x[:, 1] - x[:, 0]).exp()).log()),
+    "numbers that are left out": (
+        lambda x: torch.where(x.isinf(), torch.zeros_like(x), x).sum(-1),
+        lambda x: torch.where(x == math.inf, torch.zeros_like(x), x).sum(-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LOGARITHMS)
+def test_logarithms_of_sums_are_the_same_at_infinity(name, dtype):
+    before, after = LOGARITHMS[name]
+    x = X.to(dtype)
+    proof = prove(pattern_pass(before, after, [x], name="other"), before, x, decompose=False)
+    assert proof.ok, proof
+
+
+@pytest.mark.parametrize("decompose", [True, False])
+@pytest.mark.parametrize("name", WRONG_LOGARITHMS)
+def test_logarithms_of_sums_that_are_others_at_infinity(name, decompose):
+    before, after = WRONG_LOGARITHMS[name]
+    assert not prove(pattern_pass(before, after, [X], name="other"), before, X, decompose=decompose).ok
+
+
+@pytest.mark.parametrize("decompose", [True, False])
+def test_a_loss_of_which_a_logarithm_is_a_part_may_be_no_number_at_infinity(decompose):
+    def usual(x, t):
+        return torch.nn.functional.cross_entropy(x, t, reduction="none")
+
+    inputs = [X, torch.tensor([1, 0, 3, 5])]
+    proof = prove(pattern_pass(entropy, usual, inputs, name="usual"), entropy, *inputs, decompose=decompose)
+    assert proof.ok, proof

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses import capture, pattern_pass
+from fxpasses import capture, graph_pass, pattern_pass
 from fxpasses.checking.same_function import differences_in_float64
 from fxpasses.exact import equivalent
 from fxpasses.exact.fields import field
@@ -28,6 +28,15 @@ FOLDED = {
     "three factors, and a sign": (
         lambda x: x * 0.013 / 0.229 * -0.485,
         lambda x: x * -(0.013 / 0.229 * 0.485),
+    ),
+    "powers": (lambda x: x * 0.97 * 0.97 * 0.97 * 0.97 * 0.97, lambda x: x * 0.97**5),
+    "a sum of powers": (
+        lambda x: (((x + 1) * 0.83 + 1) * 0.83 + 1) * 0.83 + x,
+        lambda x: x * (1 + 0.83**3) + 0.83 * ((1 - 0.83**3) / (1 - 0.83)),
+    ),
+    "roots of rests": (
+        lambda x: (x * 0.003 / (1 - 0.9**5)) / (x.abs() / (1 - 0.987**9)).sqrt(),
+        lambda x: x / x.abs().sqrt() * (0.003 * (1 - 0.987**9) ** 0.5 / (1 - 0.9**5)),
     ),
     "powers of two": (lambda x: (x * 128**-0.5).exp(), lambda x: (x * (128**-0.5 * LOG2_E)).exp2()),
 }
@@ -128,3 +137,72 @@ def test_a_moving_average_is_written_in_several_ways(decay, dtype):
         lambda s, w: s * decay + w * (1 - decay - 1e-6),
     ):
         assert equivalent(before, make_fx(way)(s, w), [s, w]).kind in ("APPROXIMATE", "DIFFERENT")
+
+
+def horner(x):
+    value = x[..., 0]
+    for i in range(1, x.shape[-1]):
+        value = value * 0.85 + x[..., i]
+    return value
+
+
+def decayed(x):
+    return (x * (0.85 ** torch.arange(5, 0, -1)).to(x.dtype)).sum(-1) / 0.85
+
+
+def positions(x):
+    return x + (torch.arange(5) * 0.7).sin().to(x.dtype)
+
+
+HELD = {
+    "a recurrence": (horner, lambda k: 0.85 ** (4 - k)),
+    "powers of integers": (decayed, lambda k: 0.85 ** (4 - k)),
+    "a table of sines": (positions, lambda k: math.sin(0.7 * k)),
+}
+
+
+def held(name, dtype, factor=1.0, place=slice(None)):
+    """A graph, and one that holds a tensor of numbers that were computed in double precision and rounded."""
+    before, number = HELD[name]
+    numbers = torch.tensor([number(k) for k in range(5)], dtype=torch.float64)
+    numbers[place] *= factor
+    numbers = numbers.to(dtype)
+    x = torch.randn(4, 5).to(dtype)
+    after = (lambda x: x + numbers) if name == "a table of sines" else (lambda x: (x * numbers).sum(-1))
+    return make_fx(before)(x), make_fx(after)(x), [x]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", HELD)
+def test_a_tensor_of_rounded_numbers_is_what_it_was_rounded_from(name, dtype):
+    before, after, inputs = held(name, dtype)
+    assert equivalent(before, after, inputs).kind == "EQUAL"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("place", [slice(None), 1])
+@pytest.mark.parametrize("name", HELD)
+def test_a_tensor_that_is_off_by_more_is_not(name, place, dtype):
+    off = 2 * max(torch.finfo(dtype).eps, 1e-13)  # in double precision it was computed itself
+    before, after, inputs = held(name, dtype, 1 + off, place)
+    assert equivalent(before, after, inputs).kind != "EQUAL"
+
+
+@graph_pass
+def weighs(gm):
+    "Takes a product with the powers of a number for a recurrence."
+    (x,), (output,) = gm.graph.find_nodes(op="placeholder"), gm.graph.find_nodes(op="output")
+    gm.weights = torch.tensor([0.85 ** (4 - k) for k in range(5)], dtype=torch.bfloat16)
+    with gm.graph.inserting_before(output):
+        weighted = gm.graph.call_function(
+            torch.ops.aten.mul.Tensor, (x, gm.graph.create_node("get_attr", "weights"))
+        )
+        total = gm.graph.call_function(torch.ops.aten.sum.dim_IntList, (weighted, [-1]))
+    output.args[0][0].replace_all_uses_with(total)
+    gm.graph.eliminate_dead_code()
+    return True
+
+
+def test_a_tensor_of_powers_is_right_at_numbers_that_the_graph_holds():
+    proof = prove(weighs, horner, torch.randn(3, 5, dtype=torch.bfloat16))
+    assert proof.ok, proof

@@ -290,25 +290,23 @@ def test_values_written_to_inputs_count():
 
 def test_what_has_no_rule_is_named():
     before, after, inputs = graphs(
-        lambda x: torch.linalg.det(x) + 1,
-        lambda x: torch.linalg.det(x.t()) + 1,
+        lambda x: torch.linalg.matrix_exp(x) + 1,
+        lambda x: torch.linalg.matrix_exp(x.t()).t() + 1,
         torch.randn(3, 3, dtype=torch.float64),
     )
     verdict = equivalent(before, after, inputs)
     assert verdict.kind == "UNPROVED"
-    assert any("det" in name for name in verdict.needed)
+    assert any("matrix_exp" in name for name in verdict.needed)
 
 
-def test_an_operator_that_a_higher_order_one_calls_is_named():
+def test_a_graph_that_checks_its_errors_is_evaluated():
     a, b = torch.eye(4) * 4 + torch.rand(4, 4), torch.randn(4, 2)
     before, after = (
         fxpasses.capture(lambda a, b, t=t: torch.linalg.solve(a * t, b * t), a, b).forward for t in (1.0, 1.5)
     )
     token = [torch.empty(0)] * (len(before.graph.find_nodes(op="placeholder")) - 2)
-    verdict = equivalent(before, after, [*token, a, b])
-    assert verdict.kind == "UNPROVED"
-    assert verdict.needed == ("aten._linalg_check_errors.default",)
-    assert "with_effects" in str(verdict)
+    assert "with_effects" in str(after.graph)
+    assert equivalent(before, after, [*token, a, b]).kind == "EQUAL"
 
 
 def test_only_what_changed_is_evaluated():
