@@ -99,7 +99,7 @@ class SameArguments:
         objects: likewise.
         model: the tensors of the model.
         open: the places of numbers that may be others, as :mod:`~fxpasses.plans.given_numbers` has them.
-        grow: which of the tensors may have other sizes.
+        grow: which of the tensors may have other sizes, strides and offsets.
     """
 
     @staticmethod
@@ -154,7 +154,7 @@ class SameArguments:
             for i, value in enumerate(values)
             if i not in self._tensors and id(value) not in known
         ]
-        self._facts = [(t.storage_offset(), is_leaf(t)) for t in tensors]
+        self._facts = [(None if i in grow else t.storage_offset(), is_leaf(t)) for i, t in enumerate(tensors)]
         self._guards = _torch.tensor_guards(tensors, grow) if tensors else None
         library, self._certain = compares_memory(), None
         stay = all(
@@ -193,7 +193,9 @@ class SameArguments:
         if not self._guards.check(*tensors):
             return None
         for tensor, (offset, leaf) in zip(tensors, self._facts, strict=True):
-            if tensor.storage_offset() != offset or is_leaf(tensor) is not leaf:
+            if offset is not None and tensor.storage_offset() != offset:
+                return None
+            if is_leaf(tensor) is not leaf:
                 return None
             if tensor.__dict__ and tensor.__dict__.keys() != {_torch_notes.PROPAGATED}:
                 return None
@@ -321,7 +323,6 @@ def sources_of(
     arguments: Sequence[torch.Tensor],
     numbers: Sequence[Sequence[Any] | None],
     gradients: Mapping[int, torch.Tensor],
-    grow: Collection[int],
 ) -> list[list[Any]]:
     """The place of each input of a graph: among the tensors of the model, the arguments, or the gradients of the model; or its value, of a float;
     of a size also which one, and of which of these tensors.
@@ -332,7 +333,6 @@ def sources_of(
         arguments: those among the arguments.
         numbers: for each input that is a number which one of which input it is, or which one of an object.
         gradients: by the number of the tensor of the model that has it.
-        grow: the numbers of those tensors of the model whose sizes may be others in each call.
 
     Raises:
         NoPlan: an input comes from elsewhere.
@@ -361,7 +361,7 @@ def sources_of(
         if number is None:
             raise NoPlan("a symbolic number that is no size of an input")
         method, of, dim = number
-        if found[of][0] != "argument" and not (found[of][0] == "model" and found[of][1] in grow):
-            raise NoPlan("a symbolic size of a tensor of the model")
+        if found[of][0] not in ("argument", "model"):
+            raise NoPlan("a symbolic size of a gradient")
         found[i] = ["size", *found[of], method, dim]
     return found

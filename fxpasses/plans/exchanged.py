@@ -101,7 +101,8 @@ def numbers_of_exchanged(
         if not met.isdisjoint(map(id, held)):  # of others nobody reads anything
             there[id(values), key] = held
     put = {number for number, place in places.items() if key_of(place) in there}
-    found = sorted(put | grow)
+    # What had no memory is not exchanged: once it has some, it is another content.
+    found = sorted(number for number in put | grow if tensors[number].numel())
     if len(put) < sum(map(len, there.values())) or (found and not are_alone(found, tensors)):
         raise NoPlan(
             "a frame that changes an object", "where a tensor is that is elsewhere, too, or has no memory"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -260,8 +259,8 @@ def _what_is_asked(
         return lambda: given, value
     if place == "attribute":
         return walk.owners[value], detail
+    if place == "argument":
+        return value, detail
     if place == "model":
-        return places[value].now if value in places else functools.partial(
-            walk.tensors.__getitem__, value
-        ), detail
-    return value, detail
+        return places[value].now if value in places else lambda: walk.tensors[value], detail
+    return lambda: value, detail

@@ -101,8 +101,9 @@ class RecordedInputs:
         tried = walk.fork()
         tried.close(names)
         met = {id(t): i for i, t in enumerate(tried.tensors) if i >= len(walk.tensors) and i in tried.places}
-        self._places |= {text: ["model", met[tensor]] for text, tensor in growing.items() if tensor in met}
         self.grow = frozenset(met[tensor] for tensor in growing.values() if tensor in met)
+        met |= {id(tensor): i for i, tensor in enumerate(walk.tensors)}  # whose sizes are part of the key
+        self._places |= {text: ["model", met[tensor]] for text, tensor in growing.items() if tensor in met}
         return self._with_numbers(replace(names, grow=self.grow), trace.numbers, tried)
 
     def _with_numbers(self, names: Names, numbers: Mapping[str, tuple[Any, str]], tried: Walk) -> Names:
@@ -135,7 +136,7 @@ class RecordedInputs:
         """
         gradients = {i: walk.tensors[i].grad for i, facts in walk.gradients or () if facts}
         known = [self._placed(number) for number in self._numbers]
-        self.sources = sources_of(inputs, walk.tensors, arguments, known, gradients, self.grow)
+        self.sources = sources_of(inputs, walk.tensors, arguments, known, gradients)
         if any(source[0] != "model" for source in self.sources[: self.lifted]):
             raise NoPlan("a graph that holds tensors of others")
 

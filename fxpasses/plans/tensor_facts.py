@@ -25,9 +25,9 @@ TENSOR_FACTS = (
 
 
 def facts_without_sizes(facts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same for tensors of all sizes with as many dimensions. Args: what :func:`tensor_facts` returned."""
-    kind, sizes, _, *others = facts
-    return kind, len(sizes), None, *others
+    """The same for tensors of all sizes, strides and offsets with as many dimensions. Args: what :func:`tensor_facts` returned."""
+    kind, sizes, _, _, *others = facts
+    return kind, len(sizes), None, None, *others
 
 
 def tensor_facts(tensor: torch.Tensor) -> tuple[Any, ...]:
