@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from fxpasses.plans import _torch, _torch_notes
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
+from fxpasses.plans.kinds import HEAP_TYPE
 from fxpasses.plans.references import can_go, reference_to
 from fxpasses.plans.same_tensors import compares_memory, is_in_itself
 from fxpasses.plans.tensor_facts import TENSOR_FACTS, is_leaf, tensor_facts
@@ -38,6 +41,30 @@ def described_arguments(
     return described, seen.tensors, seen.objects
 
 
+@functools.cache
+def is_record(kind: Any) -> bool:
+    """Whether objects of a class are described by their fields, as dictionaries are by their items: those of data classes, which are new in each call as a rule."""
+    base = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
+    slots = copyreg._slotnames(kind)  # type: ignore[attr-defined]
+    is_plain = base is object and not issubclass(kind, torch.nn.Module) and not slots
+    return is_plain and not hidden_state(kind, object) and dataclasses.is_dataclass(kind)
+
+
+def containers_of(value: Any) -> set[int]:
+    """The ``id`` of each list, dictionary and object of a data class in there. Args: what a function was given."""
+    found, left = set[int](), [value]
+    while left:
+        item = left.pop()
+        is_list = isinstance(item, (list, tuple, dict))
+        if id(item) in found or not (is_list or is_record(type(item))):  # type: ignore[arg-type]
+            continue
+        found.add(id(item))
+        if is_list:
+            left += dict.values(item) if isinstance(item, dict) else item
+        left += getattr(item, "__dict__", {}).values()
+    return found
+
+
 class _Seen:
     """What a description has met so far."""
 
@@ -47,6 +74,7 @@ class _Seen:
         self._part_of_model = part_of_model
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
+        self._changeable: dict[int, int] = {}
 
     def describe(self, value: Any) -> Any:
         """The description of one value."""
@@ -55,11 +83,22 @@ class _Seen:
             return self._tensor(value)
         if value is None or kind in _QUICK:
             return kind.__name__, repr(value)
-        if kind in (tuple, list, torch.Size):
+        if kind is tuple or kind is torch.Size:
+            return kind.__name__, *map(self.describe, value)
+        if id(value) in self._changeable:  # what a function changes in one place it finds in the other
+            return "again", self._changeable[id(value)]
+        self._changeable[id(value)] = len(self._changeable)
+        if kind is list:
             return kind.__name__, *map(self.describe, value)
         if kind is dict and all(type(key) in (str, int) for key in value):
             return "dict", *((repr(key), self.describe(item)) for key, item in value.items())
         base: Any = next((base for base in _CONTAINERS if isinstance(value, base)), None)
+        if base is None and is_record(kind):
+            return (
+                "record",
+                self._object(kind),
+                *((n, self.describe(item)) for n, item in vars(value).items()),
+            )
         if base is None or hidden_state(kind, base) or copyreg._slotnames(kind):  # type: ignore[attr-defined]
             return self._object(value)
         is_dict = issubclass(base, dict)
@@ -256,6 +295,10 @@ def _difference(name: str, was: Any, now: Any) -> tuple[str, str, str]:
         for fact, a, b in zip(ARGUMENT_FACTS, was[1:], now[1:], strict=True):
             if a != b:
                 return f"{fact} of {name}", _text(a), _text(b)
+    if was[0] == now[0] == "record" and was[1] == now[1]:
+        for (field, a), (field_now, b) in zip(was[2:], now[2:], strict=False):
+            if a != b and field == field_now:
+                return _difference(f"{name}.{field}", a, b)
     if was[0] == now[0] and was[0] in ("tuple", "list", "dict") and len(was) == len(now):
         for i, (a, b) in enumerate(zip(was[1:], now[1:], strict=True)):
             if a != b and was[0] != "dict":

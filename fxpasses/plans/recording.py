@@ -20,6 +20,7 @@ from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.plans import _torch, _torch_compiled as _t, native
 from fxpasses.plans._torch_facts import plain_facts, runtime_facts
 from fxpasses.plans._torch_optimizers import is_step
+from fxpasses.plans.arguments import containers_of
 from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import numbers_of_exchanged
@@ -33,7 +34,7 @@ from fxpasses.plans.recorded_frames import RecordedFrames
 from fxpasses.plans.recorded_inputs import RecordedInputs, check_memory, versions
 from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
-from fxpasses.plans.results import Layout, containers_of
+from fxpasses.plans.results import Layout
 from fxpasses.plans.runtime import load_library
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
@@ -98,15 +99,12 @@ class Recording(Observer, Recorder):
         self._frames = RecordedFrames(model, functions)
         self._frame_code = b""
         self._walk = Walk(told=True, leaves_open=True)
-        self._reads, self._content = list[Any](), dict[str, Any]()
-        self._later, self._without_gradient, self._files = list[Any](), list[int](), dict[str, str]()
-        self._inputs, self._given, self._containers = (
-            RecordedInputs(),
-            numbers_among(*given),
-            containers_of(given),
-        )
+        self._reads, self._later, self._content = list[Any](), list[Any](), dict[str, Any]()
+        self._without_gradient, self._files = list[int](), dict[str, str]()
+        self._inputs, self._given = RecordedInputs(), numbers_among(*given)
         self._autocast = self._over = self._frame_was_seen = self._goes_on = self._finished = False
         self._number_of_outputs, self._refused, self._lasting = 0, "", True
+        self._containers = containers_of(given)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -277,9 +275,8 @@ class Recording(Observer, Recorder):
         reads, self._later = of_later_modules(trace.reads())
         if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
             raise NoPlan("the model changes while it is compiled")
-        changed = dict(surroundings().items() ^ self._about["surroundings"].items())
-        if self._about["dynamic"] != "None":
-            changed = {name: value for name, value in changed.items() if name not in _torch.OF_DYNAMIC}
+        changed = {name for name, _ in surroundings().items() ^ self._about["surroundings"].items()}
+        changed.difference_update(_torch.OF_DYNAMIC if self._about["dynamic"] != "None" else ())
         if changed:
             raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
         self._content = {"model_tensors": len(walk.tensors), "read": ""}

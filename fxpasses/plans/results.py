@@ -81,17 +81,6 @@ class Layout:
         return list(name)
 
 
-def containers_of(value: Any) -> set[int]:
-    """The ``id`` of each list and dictionary in there."""
-    if not isinstance(value, (list, tuple, dict)):
-        return set()
-    inside = [
-        *(dict.values(value) if isinstance(value, dict) else value),
-        *getattr(value, "__dict__", {}).values(),
-    ]
-    return {id(value)}.union(*map(containers_of, inside))
-
-
 def _class_of(name: Sequence[str]) -> Any:
     found: Any = sys.modules.get(name[0])
     for part in name[1:]:
