@@ -192,6 +192,11 @@ def is_call_of(model: Any) -> bool:
     return root_code() is INLINE
 
 
+def traced_through() -> Any:
+    """What the frame that Dynamo is tracing calls, if it does nothing else."""
+    return InstructionTranslator.current_tx().output.local_scope.get("fn") if root_code() is INLINE else None
+
+
 def root_code() -> types.CodeType:
     """The code of the frame that Dynamo is tracing."""
     code: types.CodeType = InstructionTranslator.current_tx().output.root_tx.f_code

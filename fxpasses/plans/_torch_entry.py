@@ -20,6 +20,8 @@ from fxpasses.plans._torch_frames import set_hook
 INLINE = wrap_inline(len).__code__
 """The code of the function through which Dynamo traces the call of a module that has hooks."""
 
+through = wrap_inline
+
 Planned = Callable[..., Callable[..., Any] | None]
 
 

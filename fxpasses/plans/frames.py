@@ -47,6 +47,22 @@ def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
     raise NoPlan("a graph break in what is neither a function nor a method")
 
 
+def traced_through(fn: Any) -> Any:
+    """A function that calls another one, or a module: through such a one Dynamo traces what it leaves alone, as the modules of torch. Args: what is called, a variable of that name for its code."""
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return inner
+
+
+CALLED: Mapping[str, Callable[[Any], Any]] = {
+    "module": lambda model: model,
+    "call": lambda model: model.__call__,
+}
+"""What is called there of a model."""
+
+
 def forget_compiled(model: Any) -> None:
     """Let go of all that Dynamo has compiled the frame of a model's call to, whoever asked for it. Args: the model."""
     try:
@@ -260,6 +276,7 @@ def frame_of(
     graph: Function,
     functions: Functions,
     stubs: Sequence[Stub] = (),
+    through: str = "",
 ) -> Function:
     """The function of a model's arguments that runs a frame.
 
@@ -270,9 +287,10 @@ def frame_of(
         graph: what its graph is called by.
         functions: those between the graphs of the model.
         stubs: of those that have graphs.
+        through: where it is the frame of :func:`traced_through`, what that calls, by its name in ``CALLED``.
     """
     code, objects, resumed = marshal.loads(data)
-    function, first = function_of(model)
+    function, first = (traced_through(CALLED[through](model)), ()) if through else function_of(model)
     values, stem = function.__globals__, f"__fxpasses_{hashlib.sha256(data).hexdigest()[:12]}_{id(graph)}"
     made: dict[str, Any] = {}
     calls = _Calls()

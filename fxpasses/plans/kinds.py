@@ -15,7 +15,7 @@ from fxpasses.plans.origin import CACHE
 PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
 )  # fmt: skip
-PLAIN_OF_TORCH = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)  # fmt: skip
+PLAIN_OF_TORCH = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch.Size)  # fmt: skip
 FIELD_OF_NAMED_TUPLE = type(vars(collections.namedtuple("_", ["name"]))["name"])
 CONTAINERS = (
     dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,
@@ -29,7 +29,7 @@ CLASSES_OF_TENSORS = (torch.Tensor, torch.nn.Parameter)
 REFERENCES = (weakref.ReferenceType, weakref.KeyedRef)
 NUMBERS = (bool, int, float, complex)
 BUILTIN_KINDS = (
-    *PLAIN, *PLAIN_OF_TORCH, *CONTAINERS, types.FunctionType, types.MethodType, torch.Tensor, torch.nn.Parameter, torch.Size,
+    *PLAIN, *PLAIN_OF_TORCH, *CONTAINERS, types.FunctionType, types.MethodType, torch.Tensor, torch.nn.Parameter,
 )  # fmt: skip
 PARTS_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__")
 DECIDE_ON_INSTANCES = ("__instancecheck__", "__subclasscheck__", "__subclasshook__")

@@ -159,7 +159,8 @@ def _made(
         if content["frame"] is None:
             plan.frame = in_python(armed.model, armed.functions, stubs)
         else:
-            plan.frame = frame_of(content["frame"], frame, armed.model, plan.graph, armed.functions, stubs)
+            parts = armed.model, plan.graph, armed.functions, stubs, content.get("through", "")
+            plan.frame = frame_of(content["frame"], frame, *parts)
     return plan
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from fxpasses.plans import _torch_compiled as _t
-from fxpasses.plans._torch_entry import INLINE, without_frame_hook
+from fxpasses.plans._torch_entry import INLINE, through, without_frame_hook
 from fxpasses.plans.between import Functions, Name, Stub, names_of, stub_of
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.frames import calls_graph, described_frame, function_of, handed_on
+from fxpasses.plans.frames import CALLED, calls_graph, described_frame, function_of, handed_on
 from fxpasses.plans.resumed import Resumed, resumed_by
 
 
@@ -23,6 +23,7 @@ class RecordedFrames:
 
     Attributes:
         resumed: what the model's frame goes on with, by the names of globals that Dynamo gave it.
+        called: what the first frame calls, where it does nothing else.
         more: why the code that Dynamo wrote for it does more than call its graph, or "".
     """
 
@@ -31,6 +32,7 @@ class RecordedFrames:
         self._compiled: list[tuple[types.CodeType, types.CodeType]] = []
         self._has_begun, self._others = False, 0
         self.resumed: dict[str, Resumed] = {}
+        self.called: Any = None
         self.more = ""
 
     def instead_of(self, code: types.CodeType) -> types.CodeType | None:
@@ -88,6 +90,13 @@ class RecordedFrames:
         runs_others = self.are_only_the_first() and self._others
         return "another function runs in Python" if runs_others else ""
 
+    def through(self) -> str:
+        """What of the model is called by the first frame, by its name in ``CALLED``, where that does nothing else, or ""."""
+        found = (
+            name for name, of in CALLED.items() if callable(self._model) and of(self._model) == self.called
+        )
+        return next(found, "") if self.called is not None else ""
+
     def described(
         self, stubs: Sequence[Stub], read: Set[str]
     ) -> tuple[dict[str, list[str]], bytes, list[Name]]:
@@ -100,7 +109,7 @@ class RecordedFrames:
         Raises:
             NoPlan: it cannot be described.
         """
-        function, _ = function_of(self._model)
+        function: Any = through(self.called) if self.through() else function_of(self._model)[0]
         if not self._compiled or self._compiled[0][0] is not function.__code__:
             raise NoPlan("a frame of another function")
         described = described_frame(function, self._compiled[0][1], self.resumed, read)

@@ -187,6 +187,7 @@ class Recording(Observer, Recorder):
             self._refuse("another function runs in Python")
         if _t.asks_for_order():
             self._refuse("the order of a set")
+        self._frames.called = _t.traced_through()
         differs = self._trace.note(dictionaries=is_step(getattr(self._model, "__code__", None)))
         self._frames.more = self._frames.more or (differs and "a frame that changes an object")
 
@@ -370,12 +371,11 @@ class Recording(Observer, Recorder):
             self._end(None, error.reason, error.where)
 
     def _describe_frame(self, stubs: Sequence[Stub]) -> None:
-        function, _ = function_of(self._model)
-        own = function.__globals__.get("__name__")
+        own = function_of(self._model)[0].__globals__.get("__name__")
         names = {name for module, name, *_ in self._reads if module == own}
-        self._content["frame"], self._frame_code, self._content["between"] = self._frames.described(
-            stubs, names
-        )
+        self._content["through"] = self._frames.through()
+        described = self._frames.described(stubs, names)
+        self._content["frame"], self._frame_code, self._content["between"] = described
 
     def _end_of_frame(self, result: Any) -> None:
         """How the result is made of the outputs of the graph: as plain data, or by what Dynamo wrote.
