@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.exact.angles import each_of, multiple_of, sum_of
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.float_constants import number_held, residues_of_number, unrounded
 from fxpasses.exact.folded_numbers import Product, residues_of_sum
+from fxpasses.exact.sums import each_of, multiple_of, sum_of
 
 _CANCELLED = 1e-9
 """A sum so much smaller than its terms may be zero, and numbers so near to each other may be equal: the residues know."""
@@ -172,7 +172,7 @@ class Arithmetic:
         result = self.finished(witness, residues, a, b)
         if a.square is not None or b.square is not None:
             result.square = lambda: self.mul(self.squared(a), self.squared(b))
-        result.terms = multiple_of(self, a, b) if self.squares_roots else None
+        result.terms = multiple_of(self.mul, a, b) if self.squares_roots else None
         return result
 
     def squared(self, a: Dual) -> Dual:
