@@ -101,7 +101,7 @@ class Armed(Checked):
     def _for_others(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Plan]:
         for serves, known in self._others.items():
             plans = known.get((now, _left_open(tokens, *serves)), ())
-            yield from (plan for plan in plans if plan.accepts(tensors))
+            yield from (plan for plan in plans if plan.asks_of_model or plan.accepts(tensors))
 
     def exchange(self, places: Mapping[int, Place]) -> None:
         """Let a plan ask for the tensors in some places. Other plans have to be looked for again, which took them for part of the model.

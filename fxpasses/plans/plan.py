@@ -49,6 +49,7 @@ class Plan(Checked):
         frame: where it is more than a call of its graph, what runs all of it.
         exchanges: the places of tensors of the model that may be others in each call, by their numbers.
         exchanged_there: all such places.
+        asks_of_model: whether it depends on numbers or sizes that objects of the model hold: it can be asked whether it accepts these where it holds.
         asks_bases: whether it depends on sizes of tensors of which arguments are views.
         is_tuned: whether it is a program that was chosen by measuring: where it fails, the default may not.
     """
@@ -110,7 +111,7 @@ class Plan(Checked):
         ]
         numbers = content.get("numbers", ())
         self._of_objects = [(walk.owners[owner], name) for owner, name in numbers]
-        self._asks_of_model = bool(numbers or content.get("grow"))
+        self.asks_of_model = bool(numbers or content.get("grow"))
         self._of_gradients = [(i, source[1]) for i, source in sources if source[0] == "gradient"]
         self._places_read = {id(tensor): i for i, tensor in enumerate(read)}
         self._arguments_read = content.get("arguments_read", {})
@@ -179,7 +180,7 @@ class Plan(Checked):
 
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether no argument has a gradient, where the plan reads gradients, nor shares memory with one or with a tensor of the model, where it changes tensors."""
-        ask = self.accepts if self._asks_of_model or self.open else self._are_read_alike
+        ask = self.accepts if self.asks_of_model or self.open else self._are_read_alike
         if not ask(arguments):
             return False
         if self._reads_gradients and not have_none(arguments):

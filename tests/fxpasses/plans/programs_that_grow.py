@@ -190,6 +190,8 @@ CHANGES = {
     "that of another layer": _of_other_layer,
     "the input": _the_input,
     "none": _none,
+    "fewer dimensions": _both(lambda t: t[0]),
+    "no tensor": _both(lambda t: 5),
     "a gradient mode": lambda caches, model, x: torch.set_grad_enabled(True),
 }
 
@@ -215,7 +217,7 @@ def run(kind, how, change, wrap):
                         x = x.to(model.layers[0].q.weight.dtype)
                     try:
                         result = called(x) if how == "own" else called(x, caches)
-                    except RuntimeError:
+                    except (RuntimeError, TypeError):
                         results.append(["raised"])
                         break
                 states = [part for cache in caches for part in cache.get()]
