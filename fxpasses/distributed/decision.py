@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,22 +40,54 @@ def decide(code: str, joint: fx.Graph, groups: Iterable[str], names: list[str]) 
     Raises:
         RankMismatchError: the leader traced another graph of the same code, or does not come.
     """
-    structure = [f"{node.name} = {node.target}" for node in joint.nodes]
+    told = _names_on_every_rank(joint)
+    structure = [
+        f"{node.name} = {node.target}({', '.join(told[n.name].partition('/')[0] for n in node.all_input_nodes)})"
+        for node in joint.nodes
+        if told[node.name] == node.name
+    ]
     digest = hashlib.sha256("\n".join(structure).encode()).hexdigest()
     if digest in HERE.decided:
-        return HERE.decided[digest]
+        return _here(HERE.decided[digest], told)
     Answering.ensure()
     rank = dist.get_rank()
     leader = min(min(_torch.ranks_of(group)) for group in groups)
     with HERE.lock:
         number = HERE.rounds[code] = HERE.rounds.get(code, 0) + 1
+    decided = [told[name] for name in names]
     if leader != rank:
-        names = _Leader(leader, code, number, structure).decision(digest)
+        decided = _Leader(leader, code, number, structure).decision(digest)
     published = _published(rank)
-    published.set(digest, json.dumps(names))
+    published.set(digest, json.dumps(decided))
     published.set(f"{code}/{number}", json.dumps(structure))  # for those who wait for another one
-    HERE.decided[digest] = names
-    return names
+    HERE.decided[digest] = decided
+    return _here(decided, told)
+
+
+_VANISHING = ("aten.constant_pad_nd.default", "aten.slice.Tensor")
+"""Calls that a rank has not where they do nothing to its sizes: the last shard of an uneven size is padded, the others are not."""
+
+
+def _names_on_every_rank(joint: fx.Graph) -> dict[str, str]:
+    """How all ranks call each node: after what it pads or cuts, if that is all it does, as calls of one kind are counted in their names."""
+    found, times = dict[str, str](), Counter[str]()
+    for node in joint.nodes:
+        found[node.name] = node.name
+        if str(node.target) in _VANISHING:
+            name = f"{found[node.all_input_nodes[0].name]}/{node.target}"
+            times[name] += 1
+            found[node.name] = f"{name} {times[name]}"
+    return found
+
+
+def _here(decided: list[str], told: Mapping[str, str]) -> list[str]:
+    """The nodes of this rank's graph that are meant: what is padded, where this rank does not pad it."""
+    own, names = {name: node for node, name in told.items()}, dict[str, None]()
+    for name in decided:
+        while name not in own:
+            name = name.rpartition("/")[0]
+        names[own[name]] = None
+    return list(names)
 
 
 def _published(rank: int) -> Any:
@@ -82,7 +115,9 @@ class _Leader:
         started = heard = time.monotonic()
         # One of more ranks may wait for a third one there.
         eager = EagerCollectives(known=dist.get_world_size() == 2)
-        while not came(self._store, digest, ASK_AFTER):
+        pause = ASK_AFTER / 8
+        while not came(self._store, digest, min(pause, ASK_AFTER)):
+            pause *= 2
             if self._store.check([self._at_my_place]) and not self._store.check([digest]):
                 raise self._other(json.loads(self._store.get(self._at_my_place)))
             if end := Answering.end_of(self._rank):

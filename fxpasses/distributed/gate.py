@@ -187,7 +187,7 @@ class Gate:
         patience = self.patience.total_seconds()
         most_silent = min(SILENT_AFTER, patience / 2)
         pause = _FIRST_ASK  # in seconds: a rank that runs what it has need not come, and says so at once
-        while not came(self.store, "open", min(pause, ASK_AFTER)):
+        while not came(self.store, "open", min(pause, ASK_AFTER / 2)):
             pause *= 2
             missing = [rank for rank in self._missing(list(self.ranks)) if rank not in fitting]
             if not missing:
@@ -216,10 +216,8 @@ class Gate:
                         return self._give_up(
                             rank, offer, f"is inside of {where}, which is not compiled there. {_DIFFERS}"
                         )
-                    elif time.monotonic() - started > STUCK_AFTER and (
-                        circle := self._circle(rank, state["waits"])
-                    ):
-                        return self._cross(circle, offer)
+                    elif circle := self._circle(rank, state["waits"]):
+                        return self._cross(circle, offer)  # none can leave before the next one comes
                     continue
                 silent = time.monotonic() - heard.get(rank, started)
                 if silent > STUCK_AFTER and rank not in warned:
@@ -395,8 +393,8 @@ class Offer:
     @functools.cached_property
     def digests(self) -> tuple[str, str]:
         """Of what is sent, as it was handed to the compiler and as it was left (``""`` where that is not known)."""
-        left = "" if self.lowered is None else _digest(self.lowered)
-        return _digest(self.calls), left
+        left = self.lowered and [dataclasses.replace(call, computed="") for call in self.lowered]
+        return _digest(self.calls), "" if left is None else _digest(left)
 
     @functools.cached_property
     def sent(self) -> str:
@@ -491,7 +489,7 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
     return None
 
 
-def _digest(signature: Signature) -> str:
+def _digest(signature: Sequence[CollectiveCall]) -> str:
     return hashlib.sha256(repr(signature).encode()).hexdigest()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,10 @@ import sympy
 import torch
 from torch import fx
 
-from fake.dispatch.communication import communicates
+from fxpasses.distributed.carried import GROUPS, Carried, carried, region_of, sends
 from fxpasses.graphs.rewriting import outputs_of
-from fxpasses.regional import communicating_graph
 
 Signature = tuple["CollectiveCall", ...]
-_GROUPS = ("group_name", "process_group", "group")
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,9 @@ class CollectiveCall:
         source: the part of ``carries`` that tells what it is computed from.
         results: the outputs that depend on it.
         returned: how many outputs the graph has that all ranks call the same.
+        computed: of several that are alike in all of this, how each one is computed, and what is computed of it: a digest, without numbers.
+        exactly: with the numbers of what it is computed from.
+        text: how it is computed, for people.
     """
 
     operator: str
@@ -47,15 +49,19 @@ class CollectiveCall:
     source: str = dataclasses.field(default="", compare=False, repr=False)
     results: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
     returned: int = dataclasses.field(default=0, compare=False, repr=False)
+    computed: str = dataclasses.field(default="", compare=False)
+    exactly: str = dataclasses.field(default="", compare=False, repr=False)
+    text: str = dataclasses.field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         given = ", ".join(filter(None, (*self.operands, self.arguments)))
-        more = (f" of {self.carries}" if self.carries else "", f" after {self.after}" if self.after else "")
+        source = f" of {self.carries}" if self.carries else ""
+        more = (f" = {self.text}" if self.text else "", source, f" after {self.after}" if self.after else "")
         return f"{self.operator}({given})" + "".join(more)
 
     def of_other_inputs(self) -> CollectiveCall:
         """As it can be compared with that of a graph which has other inputs, as one rank broke its graph elsewhere."""
-        return dataclasses.replace(self, carries="", after="")
+        return dataclasses.replace(self, carries="", after="", computed="", exactly="", text="")
 
     def fits(self, other: CollectiveCall) -> bool:
         """Whether another rank may run ``other`` where this one runs this.
@@ -185,7 +191,7 @@ def signatures(
     """
     found: dict[str, list[CollectiveCall]] = {}
     sizes = sizes or SymbolicSizes(graph, names)
-    if any(_sends(node) or _region(node) for node in graph.nodes):
+    if any(sends(node) or region_of(node) for node in graph.nodes):
         given = {
             node.name: None
             if isinstance(node.meta.get("val"), torch.Tensor) and node.name not in names
@@ -198,7 +204,26 @@ def signatures(
         found = {
             group: [dataclasses.replace(c, returned=count) for c in calls] for group, calls in found.items()
         }
+        if any(max(Counter(map(_alike, calls)).values()) > 1 for calls in found.values()):
+            what = carried(graph, names)
+            found = {group: _told_apart(calls, what) for group, calls in found.items()}
     return {group: tuple(calls) for group, calls in found.items()}
+
+
+def _alike(call: CollectiveCall) -> tuple[Any, ...]:
+    """What two collectives have in common that can take each other's place."""
+    return call.operator, call.arguments, call.operands, call.carries
+
+
+def _told_apart(calls: Sequence[CollectiveCall], what: Sequence[Carried | None]) -> list[CollectiveCall]:
+    """Collectives of a group, with what those carry that are alike. Args: the calls, and what all of the graph carry, by position."""
+    several = Counter(map(_alike, calls))
+    return [
+        dataclasses.replace(call, computed=value.loosely, exactly=value.exactly, text=value.text)
+        if several[_alike(call)] > 1 and (value := what[call.position]) is not None
+        else call
+        for call in calls
+    ]
 
 
 def interleaved(
@@ -253,8 +278,8 @@ def _collect(
     """
     needs, reaches = _inputs_of(graph, given), _outputs_of(graph, results)
     for node in graph.nodes:
-        inner = _region(node)
-        if _sends(node):
+        inner = region_of(node)
+        if sends(node):
             written = {v: _written(v.meta.get("val"), sizes, bound) for v in node.all_input_nodes}
             group, call = _described(node, needs[node], reaches[node], written)
             call = dataclasses.replace(call, position=sum(map(len, found.values())))
@@ -279,15 +304,6 @@ def _expression(size: Any, bound: Mapping[sympy.Symbol, Any]) -> Any:
     """What a region is given as a size, in symbols of the outermost graph."""
     value = size.meta["val"] if isinstance(size, fx.Node) else size
     return value.node.expr.xreplace(bound) if isinstance(value, torch.SymInt) else sympy.Integer(value)
-
-
-def _sends(node: fx.Node) -> bool:
-    return node.op == "call_function" and communicates(node.target) and "wait_tensor" not in str(node.target)
-
-
-def _region(node: fx.Node) -> fx.Graph | None:
-    """The graph of the region that a node calls, if it has collectives."""
-    return communicating_graph(node) if node.op == "call_function" else None
 
 
 def names_on_every_rank(graph: fx.Graph, dynamo_inputs: Sequence[str]) -> dict[str, str]:
@@ -332,7 +348,31 @@ def first_difference(ours: Sequence[CollectiveCall], theirs: Sequence[Collective
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if not one.fits(other):
             return number
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
+    return _moved(ours, theirs) if len(ours) == len(theirs) else min(len(ours), len(theirs))
+
+
+def _moved(ours: Sequence[CollectiveCall], theirs: Sequence[CollectiveCall]) -> int | None:
+    """The number of the first of several collectives that fit, and carry on one rank what others of them do on the other, or ``None``.
+
+    What no other one carries may be computed in another way there: of a shard of another size, say.
+    """
+    alike: dict[Any, list[tuple[int, CollectiveCall, CollectiveCall]]] = {}
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a.carries == b.carries and a.computed and b.computed:
+            alike.setdefault((a.operator, a.arguments, a.carries, a.after), []).append((number, a, b))
+    moved = []
+    for calls in alike.values():
+        for values in (
+            [(n, (*a.operands, a.computed), (*b.operands, b.computed)) for n, a, b in calls],
+            [(n, (*a.operands, a.exactly), (*b.operands, b.exactly)) for n, a, b in calls],
+        ):
+            left, before = [value for value in values if value[1] != value[2]], -1
+            while len(left) != before:
+                before = len(left)
+                both = {a for _, a, _ in left} & {b for _, _, b in left}
+                left = [value for value in left if both.issuperset(value[1:])]
+            moved += [number for number, *_ in left[:1]]
+    return min(moved, default=None)
 
 
 def _described(
@@ -341,7 +381,7 @@ def _described(
     schema = getattr(node.target, "_schema", None)
     keys = [argument.name for argument in schema.arguments] if schema is not None else []
     named = {**dict(zip(keys, node.args, strict=False)), **node.kwargs}
-    group = next((str(named.pop(key)) for key in _GROUPS if key in named), "")
+    group = next((str(named.pop(key)) for key in GROUPS if key in named), "")
     if [key for key in _SPLITS if named.pop(key, None) is not None]:
         # What each rank sends to which is its own; the sizes of the others follow from that.
         written = {value: _FIRST_SIZE.sub("[?", text) for value, text in written.items()}

@@ -391,10 +391,14 @@ class _Rank:
                 self._call(kind, node)
                 if _memory(node, aliases) == {node} and not is_getitem(node):
                     self._allocate(node)
+            self._note_memory()
             for root in last.get(node, ()):
                 self._bytes -= self._alive.pop(root, 0)
-            if self.found.memory[-1:] != [(self.found.seconds, self._bytes)]:
-                self.found.memory.append((self.found.seconds, self._bytes))
+            self._note_memory()
+
+    def _note_memory(self) -> None:
+        if self.found.memory[-1:] != [(self.found.seconds, self._bytes)]:
+            self.found.memory.append((self.found.seconds, self._bytes))
 
     def _allocate(self, node: fx.Node) -> None:
         size = self._alive[node] = self._costs.bytes_of(node)

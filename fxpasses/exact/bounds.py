@@ -89,7 +89,7 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
             # The lowest alone may be what it is taken for: -5 and 0 are the same row of five.
             # And where products wrap, what is at the ends may be what it is taken for: there is a number between.
             inside = low + (high - low) * int(torch.randint(_PARTS, (), generator=generator)) // _PARTS
-            ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0]), inside])
+            ends = torch.tensor([high, min(low + 1, high), low, int(value.flatten()[0]), inside])
             made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
             made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
         counted = torch.randint(max(sizes, default=0) + 2, value.shape, generator=generator).to(value.dtype)

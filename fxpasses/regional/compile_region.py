@@ -23,6 +23,7 @@ from fxpasses.regional.aliases import return_only, separate_aliases, spec_of
 from fxpasses.regional.compiled_region import CompiledRegion, Source, table
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.region_graph import RegionGraph
+from fxpasses.regional.region_operators import communicating_graph, region_work
 from fxpasses.regional.shared import recompute_from_shared
 
 
@@ -193,8 +194,9 @@ class RegionCompiler:
         return value
 
     def _communicating(self, gm: fx.GraphModule) -> fx.Graph | None:
-        """A copy of a graph with collectives in it: ranks compare them where the region is called."""
-        if not any(node.op == "call_function" and communicates(node.target) for node in gm.graph.nodes):
+        """A copy of a graph with collectives in it, or in a region that it calls: ranks compare them where the region is called."""
+        calls = [node for node in gm.graph.nodes if node.op == "call_function"]
+        if not any(communicates(node.target) or communicating_graph(node) is not None for node in calls):
             return None
         if self._values is not None:
             raise RegionRefused(
@@ -204,8 +206,12 @@ class RegionCompiler:
 
 
 def _work(gm: fx.GraphModule) -> list[tuple[int, int]]:
-    costs = CostModel()
-    return [work for node in gm.graph.nodes if (work := costs.work_of(node)) is not None]
+    """FLOPs and bytes of each call, those of regions inside of it included."""
+    costs, found = CostModel(), list[tuple[int, int]]()
+    for node in gm.graph.nodes:
+        inner, own = region_work(node), costs.work_of(node)
+        found += inner if inner is not None else [own] if own is not None else []
+    return found
 
 
 def region_metadata(region: CompiledRegion) -> Any:

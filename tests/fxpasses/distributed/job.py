@@ -1,5 +1,6 @@
 """A job of two processes in which ranks differ, each time in another way; each prints what became of each case as JSON."""
 
+import copy
 import json
 import os
 import re
@@ -79,6 +80,60 @@ def swapped():
         return first, all_reduce(b * 3, "sum", WORLD)
 
     return compiled(swapped_sums)(torch.ones(4), torch.ones(4))
+
+
+def swapped_of_one_input():
+    def step(x):
+        calls = {0: torch.sin, 1: torch.cos}
+        sums = {i: all_reduce(calls[i](x), "sum", WORLD) for i in (RANK, 1 - RANK)}
+        return sums[0] - 2 * sums[1]
+
+    return compiled(step)(torch.ones(2))
+
+
+def swapped_in_place():
+    def step(x, a, b):
+        for i in (RANK, 1 - RANK):
+            (a, b)[i].copy_(all_reduce((x.sin(), x.cos())[i], "sum", WORLD))
+
+    return compiled(step)(torch.ones(2), torch.zeros(2), torch.zeros(2))
+
+
+class Norm(nn.Module):
+    def forward(self, value):
+        return all_reduce(value.detach(), "sum", WORLD) - value
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.ModuleList(nn.Linear(4, 4) for _ in range(2)), Norm()
+
+    def forward(self, x):
+        values = {i: self.norm(self.linear[i](x)) for i in (RANK, 1 - RANK)}
+        return x + values[0] * values[1].tanh()
+
+
+def swapped_in_inner_regions():
+    model = nn.Sequential(*(Layer() for _ in range(3)))
+    with torch.no_grad():
+        return compiled(model, regions="always")(torch.ones(2, 4))
+
+
+def uneven_shards_agreed():
+    """Three rows over two ranks: the padding of the full shard is not in its graph."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    expected = copy.deepcopy(model)
+    value = torch.full((2, 4), 1.0 + RANK)
+    run = compiled(shard(model, init_device_mesh("cpu", (2,))), ranks="agree", compiler="inductor")
+    run(value).square().sum().backward()
+    expected(value).square().sum().backward()
+    same = []
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        dist.all_reduce(other.grad, dist.ReduceOp.SUM)
+        same.append(torch.allclose(parameter.grad.full_tensor(), other.grad / 2))
+    return all(same)
 
 
 class Swap(CustomGraphPass):
@@ -341,6 +396,9 @@ CASES = (
     script_of_the_tutorial,
     other_passes,
     swapped,
+    swapped_of_one_input,
+    swapped_in_place,
+    swapped_in_inner_regions,
     swapped_by_inductor,
     break_on_one_rank,
     recompiled_on_one_rank,
@@ -369,6 +427,7 @@ CASES = (
     other_budgets,
     other_budgets_agreed,
     other_graphs_agreed,
+    uneven_shards_agreed,
     agreed_on_one_rank,
     alone,  # the last one: a rank is left
 )

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import fx
 
 from fxpasses.distributed import answering, decision, gate
 from fxpasses.distributed.watching import EXIT_CODE
@@ -65,6 +66,19 @@ def test_equal_sums_that_swap_are_told_apart_where_one_result_depends_on_both(ou
     text = _error(outcomes, "swapped_where_one_result_has_both")
     assert "of x -> output 0, output 1 on rank" in text
     assert "of x -> output 1 on rank" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("swapped_of_one_input", "= sin(x) of x -> output 0 on rank"),
+        ("swapped_in_place", "= sin(x) -> a in place of x on rank"),
+        ("swapped_in_inner_regions", "all_reduce(float32[2, 4], 'sum') of "),
+    ],
+)
+def test_sums_that_swap_are_told_apart_by_what_they_are_computed_from(outcomes, case, told):
+    assert told in _error(outcomes, case)
 
 
 @pytest.mark.slow
@@ -178,6 +192,7 @@ def test_a_rank_that_waits_for_a_decision_nobody_makes_is_told(outcomes):
         ("other_groups", [2.0, 5.437]),
         ("nothing_to_add", [[[6.0] * 4, [0.0] * 4, [6.0] * 4, [2.0] * 4]] * 2),
         ("more_results_now_and_then", [[4.0, 4.0]] * 2),
+        ("uneven_shards_agreed", [True] * 2),
         ("captured_backward_pass", [[[3.0], [5.0], [7.0], 0]] * 2),
         ("late", [4.0, 4.0]),
         ("unchecked", [5.0, 5.0]),
@@ -334,6 +349,58 @@ def test_a_rank_that_decides_for_others_and_was_killed_is_named(monkeypatch):
     ) as caught:
         leader.decision("a graph")
     assert caught.value.ranks == (0,)
+
+
+@pytest.mark.parametrize("saved", ["shard", "cut"])
+def test_ranks_agree_where_only_one_of_them_pads_its_shard(monkeypatch, saved):
+    """A call that does nothing to a rank's sizes is not in its graph, and the next one of its kind has another name there."""
+
+    def joint(missing):
+        graph = fx.Graph()
+        pad = torch.ops.aten.constant_pad_nd.default
+        own = shard = graph.placeholder("shard")
+        if missing:
+            shard = graph.call_function(pad, (shard, [0, 0, 0, missing]))
+        whole = graph.call_function(torch.ops.aten.repeat.default, (shard, [2, 1]))
+        cut = graph.call_function(pad, (whole, [0, 0, 0, -missing]))
+        graph.output(graph.call_function(torch.ops.aten.sin.default, (cut,)))
+        return graph, {"shard": own, "cut": cut}[saved].name
+
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(decision, "job_store", lambda: store)
+    monkeypatch.setattr(decision.Answering, "ensure", lambda: None)
+    monkeypatch.setattr(decision._torch, "ranks_of", lambda group: [0, 1])
+    found = []
+    for rank, missing in enumerate((0, 1)):
+        monkeypatch.setattr(decision.HERE, "decided", {})
+        monkeypatch.setattr(decision.HERE, "rounds", {})
+        monkeypatch.setattr(decision.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(decision.dist, "get_world_size", lambda: 2)
+        graph, name = joint(missing)
+        found.append((decision.decide("frame 0", graph, ["0"], [name] if rank == 0 else []), name))
+    assert [names for names, _ in found] == [[name] for _, name in found]
+
+
+def test_what_is_decided_holds_for_the_same_graph_alone(monkeypatch):
+    """Calls of the same names in the same order may be given other values."""
+
+    def joint(second):
+        graph = fx.Graph()
+        given = graph.placeholder("x")
+        nodes = [given, graph.call_function(torch.ops.aten.sin.default, (given,))]
+        graph.output(graph.call_function(torch.ops.aten.cos.default, (nodes[second],)))
+        return graph
+
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(decision, "job_store", lambda: store)
+    monkeypatch.setattr(decision.Answering, "ensure", lambda: None)
+    monkeypatch.setattr(decision._torch, "ranks_of", lambda group: [0])
+    monkeypatch.setattr(decision.HERE, "decided", {})
+    monkeypatch.setattr(decision.dist, "get_rank", lambda: 0)
+    names = [
+        decision.decide("frame 0", joint(i), ["0"], [name]) for i, name in enumerate(("x", "sin_default"))
+    ]
+    assert names == [["x"], ["sin_default"]]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -53,6 +53,7 @@ def test_messages_are_waited_for_or_travel_meanwhile(two_gathers):
     found = simulate(captured, PLAIN, groups)
     assert (found.seconds, found.compute, found.exposed) == (20 + 2 * message, 20, 2 * message)
     assert found.messages == 2
+    assert max(size for _, size in found.memory) == found.peak_bytes
     ahead = simulate(with_passes(captured, [OverlapCollectives()]), PLAIN, groups)
     assert (ahead.seconds, ahead.exposed, ahead.network) == (20 + message, message, 2 * message)
     spans = [event for event in ahead.trace()["traceEvents"] if event["ph"] == "X"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.samples import sample_input
 
 
@@ -68,3 +70,9 @@ def test_rows_of_one_integer_leave_other_segments_empty(generator):
     assert len(sample_input(segments, "rows", generator).unique()) == 1
     rows = sample_input(torch.arange(12).view(3, 4) % 5, "rows", generator)
     assert (rows == rows[:, :1]).all()
+
+
+def test_integers_that_are_not_contiguous_go_to_the_ends_of_what_the_graph_takes():
+    table, given = torch.randn(9, 2), torch.tensor([[3, 1, 4], [2, 0, 4]]).t()
+    made = list(at_bounds(make_fx(lambda t, i: t[i])(table, given), [table, given]))[-1]
+    assert (made[1].min(), made[1].max()) == (-9, 8)
