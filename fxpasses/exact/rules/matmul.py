@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import torch
@@ -29,6 +30,23 @@ def _added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any
         return NotImplemented
     product = m.bilinear(function, m.dual(a), m.dual(b))
     return m.add(m.mul(addend, beta) if beta != 1 else addend, product, alpha)
+
+
+@rule(aten._trilinear)
+def _trilinear(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, *how: Any, unroll_dim: int = 1) -> Any:
+    # Each has new dimensions of size 1 at some places; their product is summed over some.
+    *added, summed = how[:4]
+    operands = [m.dual(value) for value in (a, b, c)]
+    letters = string.ascii_letters[: operands[0].dim() + len(added[0])]
+    names = ["".join(at for i, at in enumerate(letters) if i not in new) for new in added]
+    kept = "".join(at for i, at in enumerate(letters) if i not in summed)
+    if not set(kept) <= set("".join(names)):
+        return NotImplemented
+    first, second, third = names
+    between = "".join(at for at in letters if at in first + second and at in kept + third)
+    inner, outer = f"{first},{second}->{between}", f"{between},{third}->{kept}"
+    product = m.bilinear(lambda x, y: torch.einsum(inner, x, y), operands[0], operands[1])
+    return m.bilinear(lambda x, y: torch.einsum(outer, x, y), product, operands[2])
 
 
 @rule(aten.linear)
