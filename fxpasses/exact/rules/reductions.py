@@ -28,6 +28,17 @@ def _total(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = Fals
     return result.as_type(dtype) if dtype is not None else result
 
 
+@rule(aten.cumsum)
+def _running_total(m: Arithmetic, op: Any, a: Any, dim: int, dtype: Any = None) -> Any:
+    a = m.dual(a)
+    if dtype is not None and not dtype.is_floating_point:
+        return op(a.witness.to(dtype), dim)
+    result = m.linear(lambda t: t.cumsum(dim), a)
+    if a.exponential is not None and a.dim():
+        result.exponential = lambda: m.products_along(m.exp(a), dim % a.dim())
+    return result if dtype is None else result.as_type(dtype)
+
+
 @rule(aten.mean)
 def _mean(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
     a = m.dual(a)
