@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ def _matmul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
 
 @rule(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
 def _added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    function = {aten.addmm: aten.mm.default, aten.baddbmm: aten.bmm.default, aten.addmv: aten.mv.default}.get(
-        op.overloadpacket
-    )
-    if function is None:
-        return NotImplemented
-    product = m.bilinear(function, m.dual(a), m.dual(b))
+    products: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+        aten.addmm: aten.mm.default,
+        aten.baddbmm: aten.bmm.default,
+        aten.addmv: aten.mv.default,
+        aten.addbmm: lambda x, y: torch.bmm(x, y).sum(0),
+    }
+    product = m.bilinear(products[op.overloadpacket], m.dual(a), m.dual(b))
     return m.add(m.mul(addend, beta) if beta != 1 else addend, product, alpha)
 
 

@@ -163,17 +163,6 @@ def _logcumsumexp(m: Arithmetic, op: Any, a: Dual, dim: int) -> Any:
     return m.with_witness(m.log(sums), op(a.witness, dim), a)
 
 
-@rule(aten._cdist_forward)
-def _cdist(m: Arithmetic, op: Any, a: Dual, b: Dual, p: float, mode: Any) -> Any:
-    if p not in (1.0, 2.0):
-        return NotImplemented
-    apart = m.sub(a.map(lambda t: t.unsqueeze(-2)), b.map(lambda t: t.unsqueeze(-3)))
-    if p == 1.0:
-        apart = m.select(apart.witness < 0, m.neg(apart), apart)
-        return m.sum(apart, [apart.dim() - 1])
-    return m.root(m.sum(m.mul(apart, apart), [apart.dim() - 1]))
-
-
 # Elements that the witness finds
 
 
