@@ -1,7 +1,8 @@
 """Ties of what is rounded or compared after it was scaled: ``(x / s).round()`` is tried where ``x`` is ``s`` times one and a half.
 
 A call that one side of a rewrite makes and the other does not is followed back through sums, products and quotients to one free input of the window. That is
-solved for, with the other free inputs on its way at powers of two, and matrices that it is multiplied with at the identity, so that nothing rounds.
+solved for, with the other free inputs on its way at powers of two, and matrices that it is multiplied with at the identity, so that nothing rounds. Of what is
+scaled by its own largest elements, these stay.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def tied_values(
             way = _way(node.args[0], run.values)
             beside = {other for node in way[:-1] for other in node.all_input_nodes} - set(way)
             beside = beside.union(*map(origin, beside))
-            if len(way) > 1 and way[-1].name in free and way[-1] not in beside:
+            if len(way) > 1 and way[-1].name in free:
                 met = {value.name for value in beside if value.name in free}
                 yield from _solved(gm, given, met, way, _numbers(node))
 
@@ -93,7 +94,7 @@ def _followed(node: Any, values: Mapping[str, Any]) -> fx.Node | None:
     shape = values[node.name].shape
     given = [n for n in node.all_input_nodes if getattr(values[n.name], "shape", None) == shape]
     if packet(node) is aten.div:
-        given = given[:1] if given and given[0] is node.args[0] else []
+        return given[0] if given and given[0] is node.args[0] else None
     own = [n for n in given if all(has_own(n, other) for other in node.all_input_nodes if other is not n)]
     return min(own, key=lambda n: len(origin(n)), default=None)
 
@@ -105,9 +106,12 @@ def _solved(
     way: Sequence[fx.Node],
     numbers: Sequence[float],
 ) -> Iterator[dict[str, Tensor]]:
-    """Values of the last node of a way that make elements of the first one numbers, and of free inputs that are met on it."""
+    """Values of the last node of a way that make elements of the first one numbers, and of free inputs that are met on it.
+
+    It may be met itself: what is scaled by its own largest element. That stays as it is.
+    """
     matrices = {_turned(node.args[-1]) for node in way if packet(node) in _MATMULS}
-    others = {name: _power_of_two(given[name]) for name in met}
+    others = {name: _power_of_two(given[name]) for name in met if name != way[-1].name}
     others |= {n.name: _identity(given[n.name]) for n in matrices if n.name in others}
     run = ExactRun(gm, keep=True)
     if run.results(list({**given, **others}.values())) is None:
@@ -115,12 +119,13 @@ def _solved(
     start, first = given[way[-1].name], run.values[way[0].name]
     if not first.numel():
         return
+    kept = _extreme(start) if way[-1].name in met else torch.zeros_like(start, dtype=torch.bool)
     for turn in range(min(MOST_TURNS, -(-len(numbers) // first.numel()))):
         at = torch.arange(first.numel(), device=first.device) + turn * first.numel()
         goal = start.new_tensor(numbers)[at % len(numbers)].view(first.shape)
         for node, taken in itertools.pairwise(way):
             goal = _before(node, taken, goal, run.values)
-        yield {way[-1].name: torch.where(goal.isfinite(), goal, start), **others}
+        yield {way[-1].name: torch.where(goal.isfinite() & ~kept, goal, start), **others}
 
 
 def _before(node: Any, taken: fx.Node, goal: Tensor, values: Mapping[str, Any]) -> Tensor:
@@ -165,3 +170,10 @@ def _identity(value: Tensor) -> Tensor:
     if value.dim() < 2:
         return value
     return torch.eye(*value.shape[-2:], dtype=value.dtype, device=value.device).expand(value.shape).clone()
+
+
+def _extreme(value: Tensor) -> Tensor:
+    """Where an element is the largest along some dimension."""
+    size = value.abs()
+    lines = [size == size.amax(dim, True) for dim in range(value.dim())]
+    return torch.stack([*lines, size == size.max()]).any(0)

@@ -35,6 +35,14 @@ ROUNDED = {
         lambda x, s, w: (functional.linear(x, w) / s[0]).round() * s[0],
         lambda x, s, w: (functional.linear(x, w) / s[0] + 0.5).floor() * s[0],
     ),
+    "by its own largest": (
+        lambda x, s, w: (x / (x.abs().amax(1, keepdim=True) / 7)).round() * s,
+        lambda x, s, w: (x / (x.abs().amax(1, keepdim=True) / 7) + 0.5).floor() * s,
+    ),
+    "a quantized weight": (
+        lambda x, s, w: x @ (w / (w.abs().amax() / 15)).round().clamp(-15, 15).t(),
+        lambda x, s, w: x @ (w / (w.abs().amax() / 15) + 0.5).floor().clamp(-15, 15).t(),
+    ),
     "scores": (
         lambda x, s, w: ((x[None] @ w.t()[None] + 1) * 4).round() / 4,
         lambda x, s, w: ((x[None] @ w.t()[None] + 1) * 4 + 0.5).floor() / 4,
