@@ -33,8 +33,9 @@ _INEXACT = {
     for kind, digits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 24), (torch.float64, 53))
 }
 """Integers at which a type of floats ends to hold all; the last one is rounded to a square."""
-_POSITIONS = {torch.ops.aten.arange, torch.ops.prims.iota}
-_CASTS = {torch.ops.aten._to_copy, torch.ops.prims.convert_element_type}
+aten, prims = torch.ops.aten, torch.ops.prims
+_POSITIONS = {aten.arange, prims.iota}
+_CASTS = {aten._to_copy, prims.convert_element_type}
 _SIZES, _MOST_SIZES = (16, 2048), 3
 
 

@@ -38,6 +38,7 @@ from fxpasses.checking.nan_guards import had_guards
 from fxpasses.checking.overflow import is_narrow, overflows
 from fxpasses.checking.rounding import less_precise, same_bits, spacing
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
+from fxpasses.checking.tied_values import tied_values
 from fxpasses.checking.windows import Change, Window, cut
 from fxpasses.exact import Original
 from fxpasses.exact.machine import UnsupportedCall
@@ -100,6 +101,7 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         only_given = is_other and rewriting.relation(window) == "other"
         free = free_inputs(rewriting, given, only_given)
         compared = _compared_values(window, given, free, new) if chooses else ()
+        compared = itertools.chain(tied_values(window, given, free, chosen), compared)
         meeting = list(where_comparisons_meet(window.before, list(given.values()))) if chooses else []
         for values in itertools.takewhile(lambda _: has_time(), compared):
             for several in itertools.chain([values], _beside(rewriting, given, free, values, meeting)):

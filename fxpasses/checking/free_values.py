@@ -47,15 +47,15 @@ def is_free(node: fx.Node, calls: int = 32) -> bool:
         return False
     if others and called in (aten.add, aten.sub):
         pairs = itertools.permutations((given, *others))
-        return any(is_free(one, calls - 1) and _has_own(one, other) for one, other in pairs)
+        return any(is_free(one, calls - 1) and has_own(one, other) for one, other in pairs)
     if others:  # a product with what is no zero, unless it is chosen
-        is_product = called is aten.mul and _has_own(given, others[0]) and _has_own(others[0], given)
+        is_product = called is aten.mul and has_own(given, others[0]) and has_own(others[0], given)
         return is_product and is_free(given, calls - 1) and is_free(others[0], calls - 1)
     handed_on = {*KEEPING, aten.add, aten.sub}
     return called in handed_on and is_free(given, calls - 1)
 
 
-def _has_own(node: fx.Node, other: fx.Node) -> bool:
+def has_own(node: fx.Node, other: fx.Node) -> bool:
     """Whether inputs of the graph make a value that do not make another one."""
     mine, theirs = ({value, *origin(value)} for value in (node, other))
     return any(value.op == "placeholder" for value in mine - theirs)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.seam.pytree import tree_leaves
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.rewriting import outputs_of
 
@@ -38,8 +39,9 @@ def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[
     kept = {node.name: told(node) for node in after.graph.nodes}
     of_floats: set[fx.Node] = set()  # what may be NaN: no count, and no position
     for node in before.graph.nodes:
-        value, packet = node.meta.get("val"), getattr(node.target, "overloadpacket", None)
-        is_float = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        packet = getattr(node.target, "overloadpacket", None)
+        held = [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
+        is_float = bool(held) and all(value.is_floating_point() or value.is_complex() for value in held)
         is_reached = any(given in of_floats for given in node.all_input_nodes)
         guards = is_reached and (packet in _GUARDS or not is_float)
         if node.name in names and guards and kept.get(node.name) != told(node):

@@ -2,11 +2,13 @@
 
 https://docs.pytorch.org/docs/stable/generated/torch.sort.html says that the order of equal elements is not preserved, and likewise those of
 ``kthvalue``, ``median`` and ``mode`` that the index is any of them. (``max``, ``argmax`` and their like give the first one.) A rewrite that takes
-another one of them is right. Probabilities that underflow are equal, too: their order is lost in the graph before, and not by what a pass did.
+another one of them is right. Probabilities that underflow are equal, too: their order is lost in the graph before, and not by what a pass did. So are
+those that are NaN: a router whose scores are infinite may send them to any expert.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -62,6 +64,8 @@ def _has_equals(value: Tensor, taken: Tensor, dim: int) -> bool:
     if taken.dim() < value.dim():
         taken = taken.unsqueeze(dim)
     rows, taken = (v.movedim(dim, -1).double().contiguous() for v in (value, taken))
-    rows = rows.sort().values
+    count, is_nan = rows.isnan().sum(-1, keepdim=True), taken.isnan()
+    rows, taken = (v.nan_to_num(math.inf, math.inf, -math.inf) for v in (rows.sort().values, taken))
     first, end = (torch.searchsorted(rows, taken, right=right) for right in (False, True))
-    return bool((end - first > 1).any())
+    several = torch.minimum(end, rows.shape[-1] - count) - first > 1  # NaN is behind all numbers
+    return bool(torch.where(is_nan, count > 1, several).any())

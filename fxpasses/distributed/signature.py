@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxpasses.distributed.carried import GROUPS, Carried, carried, region_of, sends
+from fxpasses.distributed.carried_values import GROUPS, Carried, carried, region_of, sends
 from fxpasses.graphs.rewriting import outputs_of
 
 Signature = tuple["CollectiveCall", ...]

@@ -16,6 +16,7 @@ from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.float_constants import number_held, residues_of_number, unrounded
 from fxpasses.exact.folded_numbers import Product, residues_of_sum
+from fxpasses.exact.products import power_of_exponential, product_over
 from fxpasses.exact.sums import each_of, multiple_of, sum_of
 
 _CANCELLED = 1e-9
@@ -172,6 +173,7 @@ class Arithmetic:
         result = self.finished(witness, residues, a, b)
         if a.square is not None or b.square is not None:
             result.square = lambda: self.mul(self.squared(a), self.squared(b))
+        result.exponential = power_of_exponential(self, a, b)
         result.terms = multiple_of(self.mul, a, b) if self.squares_roots else None
         return result
 
@@ -387,7 +389,10 @@ class Arithmetic:
         if not dim and a.dim() == 0:
             return a
         over = list(range(a.dim())) if dim is None or not len(dim) else list(dim)
-        return self.linear(lambda t: t.sum(over, keepdim), a)
+        result = self.linear(lambda t: t.sum(over, keepdim), a)
+        if a.exponential is not None:
+            result.exponential = lambda: product_over(self, self.exp(a), over, keepdim)
+        return result
 
     def mean(self, a: Dual, dim: Sequence[int] | None = None, keepdim: bool = False) -> Dual:
         """Average over dimensions. Args: those of :meth:`sum`."""

@@ -3,6 +3,7 @@
 from fxpasses.exact.rules import (
     attention,
     data_movement,
+    distances,
     linear_algebra,
     matmul,
     pointwise,
@@ -16,6 +17,7 @@ __all__ = [
     "Rule",
     "attention",
     "data_movement",
+    "distances",
     "linear_algebra",
     "matmul",
     "pointwise",

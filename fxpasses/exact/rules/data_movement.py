@@ -133,7 +133,7 @@ def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
 
 @rule(
     *named(
-        "cumsum scatter_add embedding_dense_backward select_backward slice_backward unfold_backward diagonal_backward index_put "
+        "scatter_add embedding_dense_backward select_backward slice_backward unfold_backward diagonal_backward index_put "
         "_unsafe_index_put col2im upsample_nearest1d_backward upsample_nearest2d_backward trace masked_scatter"
     )
 )

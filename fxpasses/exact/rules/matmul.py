@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,13 +24,31 @@ def _matmul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
 
 @rule(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
 def _added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    function = {aten.addmm: aten.mm.default, aten.baddbmm: aten.bmm.default, aten.addmv: aten.mv.default}.get(
-        op.overloadpacket
-    )
-    if function is None:
-        return NotImplemented
-    product = m.bilinear(function, m.dual(a), m.dual(b))
+    products: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+        aten.addmm: aten.mm.default,
+        aten.baddbmm: aten.bmm.default,
+        aten.addmv: aten.mv.default,
+        aten.addbmm: lambda x, y: torch.bmm(x, y).sum(0),
+    }
+    product = m.bilinear(products[op.overloadpacket], m.dual(a), m.dual(b))
     return m.add(m.mul(addend, beta) if beta != 1 else addend, product, alpha)
+
+
+@rule(aten._trilinear)
+def _trilinear(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, *how: Any, unroll_dim: int = 1) -> Any:
+    # Each has new dimensions of size 1 at some places; their product is summed over some.
+    *added, summed = how[:4]
+    operands = [m.dual(value) for value in (a, b, c)]
+    letters = string.ascii_letters[: operands[0].dim() + len(added[0])]
+    names = ["".join(at for i, at in enumerate(letters) if i not in new) for new in added]
+    kept = "".join(at for i, at in enumerate(letters) if i not in summed)
+    if not set(kept) <= set("".join(names)):
+        return NotImplemented
+    first, second, third = names
+    between = "".join(at for at in letters if at in first + second and at in kept + third)
+    inner, outer = f"{first},{second}->{between}", f"{between},{third}->{kept}"
+    product = m.bilinear(lambda x, y: torch.einsum(inner, x, y), operands[0], operands[1])
+    return m.bilinear(lambda x, y: torch.einsum(outer, x, y), product, operands[2])
 
 
 @rule(aten.linear)

@@ -21,10 +21,10 @@ def _at(a: Dual, indices: Tensor, spatial: int) -> Dual:
     return a.map(lambda t: t.flatten(-spatial).gather(-1, at).view(indices.shape))
 
 
-@rule(aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
+@rule(*named("max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d"))
 def _max_pool(m: Arithmetic, op: Any, a: Dual, *how: Any) -> Any:
     witness, indices = op(a.witness, *how)
-    spatial = 2 if op.overloadpacket is aten.max_pool2d_with_indices else 3
+    spatial = 3 if "3d" in op._schema.name else 2
     return m.finished(witness, _at(a, indices, spatial).residues, dtype=a.dtype), indices
 
 
@@ -40,9 +40,14 @@ def _max_pool_with_offsets(
     return m.finished(witness, _at(a, indices, len(kernel)).residues, dtype=a.dtype), offsets
 
 
-@rule(aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward)
+@rule(
+    *named(
+        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward adaptive_max_pool2d_backward "
+        "adaptive_max_pool3d_backward"
+    )
+)
 def _max_pool_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, *how: Any) -> Dual:
-    spatial = 2 if op.overloadpacket is aten.max_pool2d_with_indices_backward else 3
+    spatial = 3 if "3d" in op._schema.name else 2
     at = how[-1].flatten(-spatial)
     size = (*a.shape[:-spatial], math.prod(a.shape[-spatial:]))
 

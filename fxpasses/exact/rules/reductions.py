@@ -28,6 +28,17 @@ def _total(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = Fals
     return result.as_type(dtype) if dtype is not None else result
 
 
+@rule(aten.cumsum)
+def _running_total(m: Arithmetic, op: Any, a: Any, dim: int, dtype: Any = None) -> Any:
+    a = m.dual(a)
+    if dtype is not None and not dtype.is_floating_point:
+        return op(a.witness.to(dtype), dim)
+    result = m.linear(lambda t: t.cumsum(dim), a)
+    if a.exponential is not None and a.dim():
+        result.exponential = lambda: m.products_along(m.exp(a), dim % a.dim())
+    return result if dtype is None else result.as_type(dtype)
+
+
 @rule(aten.mean)
 def _mean(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
     a = m.dual(a)
@@ -150,17 +161,6 @@ def _logcumsumexp(m: Arithmetic, op: Any, a: Dual, dim: int) -> Any:
         return a
     sums = m.linear(lambda t: t.cumsum(dim), m.exp(a))
     return m.with_witness(m.log(sums), op(a.witness, dim), a)
-
-
-@rule(aten._cdist_forward)
-def _cdist(m: Arithmetic, op: Any, a: Dual, b: Dual, p: float, mode: Any) -> Any:
-    if p not in (1.0, 2.0):
-        return NotImplemented
-    apart = m.sub(a.map(lambda t: t.unsqueeze(-2)), b.map(lambda t: t.unsqueeze(-3)))
-    if p == 1.0:
-        apart = m.select(apart.witness < 0, m.neg(apart), apart)
-        return m.sum(apart, [apart.dim() - 1])
-    return m.root(m.sum(m.mul(apart, apart), [apart.dim() - 1]))
 
 
 # Elements that the witness finds

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 import fxpasses
 from fxpasses import pattern_pass
@@ -166,3 +167,38 @@ def test_a_loss_of_which_a_logarithm_is_a_part_may_be_no_number_at_infinity(deco
     inputs = [X, torch.tensor([1, 0, 3, 5])]
     proof = prove(pattern_pass(entropy, usual, inputs, name="usual"), entropy, *inputs, decompose=decompose)
     assert proof.ok, proof
+
+
+SEVERAL_RESULTS = {
+    "a dilated input": (
+        lambda x, w: functional.conv_transpose1d(x, w, stride=2),
+        lambda x, w: functional.conv1d(
+            functional.pad(torch.stack([x, torch.zeros_like(x)], -1).flatten(-2)[..., :-1], (2, 2)),
+            w.flip(-1).transpose(0, 1),
+        ),
+    ),
+    "a matrix of the weights": (
+        lambda x, w: functional.conv1d(x, w.transpose(0, 1)),
+        lambda x, w: sum(
+            functional.pad(torch.einsum("bct,co->bot", x, w[..., at]), (2 - at, at)) for at in range(3)
+        )[..., 2:-2],
+    ),
+    "a depthwise one with zeros beside it": (
+        lambda x, w: functional.conv1d(x, w[:, :1], groups=2),
+        lambda x, w: functional.conv1d(x, w[:, :1].transpose(0, 1) * torch.eye(2)[:, :, None]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL_RESULTS)
+def test_a_call_with_several_results_of_floats_keeps_nothing(name):
+    x, w = torch.randn(2, 2, 7, requires_grad=True), torch.randn(2, 2, 3, requires_grad=True)
+    in_order = [lambda x, w, f=f: (x * 2, w * 2, f(x, w)) for f in SEVERAL_RESULTS[name]]
+    before, after = (fxpasses.capture(f, x, w).joint for f in in_order)
+    names = value_names(before, "joint")
+    last = before.graph.find_nodes(op="placeholder")[2:]
+    for bad in (0, 1):
+        values = [x.detach().clone(), w.detach().clone(), *(torch.randn(n.meta["val"].shape) for n in last)]
+        values[bad].view(-1)[0] = math.nan
+        found = compare(Reference(before, values, samples=0), after, names)
+        assert [m for m in found if m.fault != "metadata"] == []

@@ -5,6 +5,7 @@ import torch
 
 from fxpasses import capture, pattern_pass
 from fxpasses.checking.open_order import open_results
+from fxpasses.checking.values import Reference, compare, value_names
 from fxpasses.testing import prove
 
 TIES, ALL_OTHERS = torch.tensor([[1.0, 3.0, 3.0, 0.0]]), torch.tensor([[1.0, 3.0, 2.0, 0.0]])
@@ -69,3 +70,46 @@ def test_a_router_may_choose_before_the_softmax():
 def test_a_router_that_chooses_others_is_found():
     proof = prove(pattern_pass(softmax_first, smallest_first, [torch.randn(5, 4)]))
     assert not proof.ok
+
+
+def test_which_nan_is_taken_is_open():
+    several, one = torch.tensor([[1.0, float("nan"), float("nan")]]), torch.tensor([[1.0, float("nan"), 0.0]])
+    gm = capture(lambda x: (*torch.topk(x, 2), x + 1), several).forward
+    assert open_results(gm, [several]) == {1}
+    assert open_results(gm, [one]) == set()
+
+
+ROUTERS = {
+    "of probabilities": lambda s: s.softmax(-1).topk(2).indices,
+    "of logarithms of them": lambda s: s.log_softmax(-1).topk(2).indices,
+    "of scores moved to their mean": lambda s: (s - s.mean(-1, keepdim=True)).topk(2).indices,
+}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_router_may_choose_by_its_scores(name):
+    w, x, experts = torch.randn(3, 4), torch.randn(6, 4), torch.randn(3, 4, 4)
+
+    def routed(choose):
+        def model(w, x, experts):  # they are taken in this order
+            scores = x @ w.t()
+            chosen = choose(scores)
+            gates = scores.gather(-1, chosen).softmax(-1)
+            return (gates[..., None] * (x[:, None, None] @ experts[chosen])[:, :, 0]).sum(1)
+
+        return model
+
+    inputs = [v.requires_grad_() for v in (w, x, experts)]
+    taken = [
+        lambda s: ROUTERS[name](s),
+        lambda s: s.topk(2).indices,
+        lambda s: s.topk(2, largest=False).indices,
+    ]
+    before, right, wrong = (capture(routed(choose), *inputs).joint for choose in taken)
+    names = value_names(before, "joint")
+    bad = [v.detach().clone() for v in inputs]
+    bad[0][0, 0] = float("inf")
+    for given in (bad, [bad[0] * float("nan"), *bad[1:]]):
+        values = [*given, torch.randn(6, 4)]
+        assert compare(Reference(before, values, samples=0), right, names) == []
+    assert compare(Reference(before, [*(v.detach() for v in inputs), torch.randn(6, 4)]), wrong, names)

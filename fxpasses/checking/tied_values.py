@@ -1,0 +1,179 @@
+"""Ties of what is rounded or compared after it was scaled: ``(x / s).round()`` is tried where ``x`` is ``s`` times one and a half.
+
+A call that one side of a rewrite makes and the other does not is followed back through sums, products and quotients to one free input of the window. That is
+solved for, with the other free inputs on its way at powers of two, and matrices that it is multiplied with at the identity, so that nothing rounds. Of what is
+scaled by its own largest elements, these stay.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.compared_numbers import MOST_TURNS
+from fxpasses.checking.free_values import has_own, origin, packet
+from fxpasses.checking.interpret import ExactRun
+from fxpasses.checking.windows import Window
+from fxpasses.graphs.rewriting import value_of
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_TIES, _INTEGERS = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5), (1.0, -1.0, 2.0, -2.0, 3.0)
+_JUMPS = {aten.round: _TIES, **dict.fromkeys((aten.floor, aten.ceil, aten.trunc), _INTEGERS)}
+_COMPARISONS = {aten.gt, aten.ge, aten.lt, aten.le, aten.eq, aten.ne}
+_SAME = {aten.clone, aten.alias, aten.detach, aten._to_copy, prims.convert_element_type}
+_BY_TWO = {aten.add, aten.sub, aten.mul, aten.div}
+_SEEN = {aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze}
+_MATMULS = {aten.mm: (), aten.bmm: (), aten.addmm: (0,)}
+"""Those that multiply two matrices, the last arguments, and where what they add is among these."""
+_TURNED = {aten.permute, aten.t, aten.transpose, aten.expand, *_SEEN, *_SAME}
+_MOST_CALLS = 8
+
+
+def tied_values(
+    window: Window, given: Mapping[str, Any], free: Collection[str], chosen: Sequence[Sequence[fx.Node]]
+) -> Iterator[dict[str, Tensor]]:
+    """Values of free inputs of a window at which what a call rounds lies between two integers, or what it compares is what that is compared with.
+
+    Args:
+        window: what changed.
+        given: its inputs, in float64, by name.
+        free: those that may be any number.
+        chosen: the calls of its two sides that the other side does not make.
+    """
+    for gm, calls in zip((window.before, window.after), chosen, strict=True):
+        nodes = {node.name: node for node in gm.graph.nodes}
+        jumps = [nodes[call.name] for call in calls if call.name in nodes and _numbers(call)]
+        run = ExactRun(gm, keep=True)
+        if not jumps or run.results(list(given.values())) is None:
+            continue
+        for node in jumps[:_MOST_CALLS]:
+            way = _way(node.args[0], run.values)
+            beside = {other for node in way[:-1] for other in node.all_input_nodes} - set(way)
+            beside = beside.union(*map(origin, beside))
+            if len(way) > 1 and way[-1].name in free:
+                met = {value.name for value in beside if value.name in free}
+                yield from _solved(gm, given, met, way, _numbers(node))
+
+
+def _numbers(node: Any) -> Sequence[float]:
+    """Those of its first argument at which what a call gives jumps."""
+    if packet(node) in _COMPARISONS:
+        return [float(n) for n in node.args[1:] if type(n) in (int, float)]
+    value, taken = value_of(node), value_of(node.args[0]) if isinstance(node.args[0], fx.Node) else None
+    is_cast = packet(node) in _SAME and isinstance(taken, Tensor) and taken.is_floating_point()
+    if is_cast and value.dtype is not torch.bool and not value.is_floating_point():
+        return _INTEGERS
+    return () if node.kwargs or len(node.args) > 1 else _JUMPS.get(packet(node), ())
+
+
+def _way(node: Any, values: Mapping[str, Any]) -> list[fx.Node]:
+    """A value and what it is made of, one of the other, by sums and products with something else, as far back as that goes."""
+    way = [node]
+    while (
+        isinstance(way[-1], fx.Node)
+        and way[-1].op == "call_function"
+        and (given := _followed(way[-1], values))
+    ):
+        way.append(given)
+    return way if isinstance(way[-1], fx.Node) and way[-1].op == "placeholder" else way[:1]
+
+
+def _followed(node: Any, values: Mapping[str, Any]) -> fx.Node | None:
+    """The argument that a call moves and scales, of the size of its result, or multiplies with a matrix; the nearest to an input where there are two."""
+    if packet(node) in _SEEN or (packet(node) in _MATMULS and not node.kwargs):
+        return node.args[-2] if packet(node) in _MATMULS else node.args[0]
+    if packet(node) not in (*_SAME, *_BY_TWO, aten.neg, aten.expand) or (
+        node.kwargs and packet(node) not in _SAME
+    ):
+        return None
+    shape = values[node.name].shape
+    given = [n for n in node.all_input_nodes if getattr(values[n.name], "shape", None) == shape]
+    if packet(node) is aten.div:
+        return given[0] if given and given[0] is node.args[0] else None
+    own = [n for n in given if all(has_own(n, other) for other in node.all_input_nodes if other is not n)]
+    return min(own, key=lambda n: len(origin(n)), default=None)
+
+
+def _solved(
+    gm: fx.GraphModule,
+    given: Mapping[str, Any],
+    met: Collection[str],
+    way: Sequence[fx.Node],
+    numbers: Sequence[float],
+) -> Iterator[dict[str, Tensor]]:
+    """Values of the last node of a way that make elements of the first one numbers, and of free inputs that are met on it.
+
+    It may be met itself: what is scaled by its own largest element. That stays as it is.
+    """
+    matrices = {_turned(node.args[-1]) for node in way if packet(node) in _MATMULS}
+    others = {name: _power_of_two(given[name]) for name in met if name != way[-1].name}
+    others |= {n.name: _identity(given[n.name]) for n in matrices if n.name in others}
+    run = ExactRun(gm, keep=True)
+    if run.results(list({**given, **others}.values())) is None:
+        return
+    start, first = given[way[-1].name], run.values[way[0].name]
+    if not first.numel():
+        return
+    kept = _extreme(start) if way[-1].name in met else torch.zeros_like(start, dtype=torch.bool)
+    for turn in range(min(MOST_TURNS, -(-len(numbers) // first.numel()))):
+        at = torch.arange(first.numel(), device=first.device) + turn * first.numel()
+        goal = start.new_tensor(numbers)[at % len(numbers)].view(first.shape)
+        for node, taken in itertools.pairwise(way):
+            goal = _before(node, taken, goal, run.values)
+        yield {way[-1].name: torch.where(goal.isfinite() & ~kept, goal, start), **others}
+
+
+def _before(node: Any, taken: fx.Node, goal: Tensor, values: Mapping[str, Any]) -> Tensor:
+    """What one argument of a call has to be that gives what is wanted."""
+    if packet(node) is aten.neg:
+        return -goal
+    if packet(node) in _SAME or packet(node) is aten.expand:
+        return goal
+    if packet(node) in _SEEN:
+        return goal.reshape(values[taken.name].shape)
+    if packet(node) in _MATMULS:
+        for at in _MATMULS[packet(node)]:
+            goal = goal - values[node.args[at].name]
+        found = goal.new_zeros(values[taken.name].shape)
+        size = min(found.shape[-1], goal.shape[-1])
+        found[..., :size] = goal[..., :size]
+        return found
+    other = node.args[1] if node.args[0] is taken else node.args[0]
+    held = values[other.name] if isinstance(other, fx.Node) else other
+    if packet(node) is aten.add:
+        return goal - held
+    if packet(node) is aten.sub:
+        return goal + held if node.args[0] is taken else held - goal
+    return goal * held if packet(node) is aten.div else goal / held
+
+
+def _power_of_two(value: Tensor) -> Tensor:
+    """The elements as the powers of two that are nearest to them."""
+    nearest = value.sign() * value.abs().log2().round().exp2()
+    return torch.where(nearest.isfinite() & (nearest != 0), nearest, value)
+
+
+def _turned(node: Any) -> fx.Node:
+    """What a matrix is a view of."""
+    while packet(node) in _TURNED:
+        node = node.args[0]
+    return node
+
+
+def _identity(value: Tensor) -> Tensor:
+    """Ones on the diagonal of a matrix, or of each of a batch, and zeros beside it."""
+    if value.dim() < 2:
+        return value
+    return torch.eye(*value.shape[-2:], dtype=value.dtype, device=value.device).expand(value.shape).clone()
+
+
+def _extreme(value: Tensor) -> Tensor:
+    """Where an element is the largest along some dimension."""
+    size = value.abs()
+    lines = [size == size.amax(dim, True) for dim in range(value.dim())]
+    return torch.stack([*lines, size == size.max()]).any(0)

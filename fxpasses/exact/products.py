@@ -1,0 +1,85 @@
+"""Products that stand for exponentials of sums of logarithms, whose residues do not know a sign: over dimensions, along one, and of powers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from fxpasses.exact.dual import Dual
+
+_LARGEST_POWER = 64
+
+
+class Multiplies(Protocol):
+    """What is used of the arithmetic."""
+
+    def mul(self, a: Dual, b: Dual) -> Dual:
+        """A product."""
+
+    def exp(self, a: Dual) -> Dual:
+        """An exponential."""
+
+    def integer_power(self, a: Dual, exponent: int) -> Dual:
+        """A power."""
+
+    def full(self, size: Sequence[int], value: float, dtype: torch.dtype) -> Dual:
+        """A tensor of one number. Args: its sizes, the number, and its type."""
+
+
+def product_over(m: Multiplies, a: Dual, dim: Sequence[int], keepdim: bool = False) -> Dual:
+    """The product of the elements over dimensions, in as many steps as it takes to halve these.
+
+    Args:
+        m: the arithmetic.
+        a: a tensor.
+        dim: the dimensions.
+        keepdim: whether they stay, with size 1.
+
+    Returns:
+        The products; ones where there is no element.
+    """
+    over = sorted({d % a.dim() for d in dim})
+    rest = [d for d in range(a.dim()) if d not in over]
+    outer, count = [a.shape[d] for d in rest], math.prod(a.shape[d] for d in over)
+    size = [1 if d in over else n for d, n in enumerate(a.shape)] if keepdim else outer
+    if not count:
+        return m.full(size, 1, a.dtype)  # type: ignore[arg-type]
+    rows = a.map(lambda t: t.permute([*over, *rest]).reshape([count, *outer]))
+    while count > 1:
+        half = count // 2
+        several = m.mul(_rows(rows, 0, half), _rows(rows, half, 2 * half))
+        if count % 2:  # the last one goes to the first
+            first = m.mul(_rows(several, 0, 1), _rows(rows, count - 1, count))
+            several = _joined(first, _rows(several, 1, half))
+        rows, count = several, half
+    return rows.map(lambda t: t.reshape(size))
+
+
+def power_of_exponential(m: Multiplies, a: Dual, b: Dual) -> Callable[[], Dual] | None:
+    """How to compute ``exp(a * b)``, where one of them is made of a logarithm and the other is a small integer; ``None`` where none is.
+
+    Args:
+        m: the arithmetic.
+        a: an operand.
+        b: the other one.
+    """
+    if b.exponential is None:
+        a, b = b, a
+    if b.exponential is None or a.witness.numel() != 1 or a.dim() > b.dim():
+        return None
+    number = float(a.witness)
+    if not number.is_integer() or abs(number) > _LARGEST_POWER:
+        return None
+    return lambda: m.integer_power(m.exp(b), int(number))
+
+
+def _rows(a: Dual, start: int, end: int) -> Dual:
+    return a.map(lambda t: t[start:end])
+
+
+def _joined(a: Dual, b: Dual) -> Dual:
+    witness, *residues = (torch.cat(pair) for pair in zip(a.parts(), b.parts(), strict=True))
+    return Dual(witness, residues, a.dtype)

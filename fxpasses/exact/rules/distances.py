@@ -1,0 +1,80 @@
+"""Distances of points, lengths of rows that are normalized, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxpasses.exact.arithmetic import Arithmetic
+from fxpasses.exact.dual import Dual
+from fxpasses.exact.rules.table import rule
+
+aten = torch.ops.aten
+_KNOWN = (1.0, 2.0)
+
+
+def _size(m: Arithmetic, apart: Dual, p: float) -> Dual:
+    """The lengths of the last dimension."""
+    if p == 1.0:
+        apart = m.select(apart.witness < 0, m.neg(apart), apart)
+        return m.sum(apart, [apart.dim() - 1])
+    return m.root(m.sum(m.mul(apart, apart), [apart.dim() - 1]))
+
+
+def _pull(m: Arithmetic, grad: Dual, apart: Dual, p: float, size: Dual) -> Dual:
+    """The gradients of the lengths by what they are of; zero where that is zero, as the kernels have it."""
+    grad, size = (value.map(lambda t: t.unsqueeze(-1)) for value in (grad, m.dual(size)))
+    if p == 1.0:
+        return m.mul(grad, m.encoded(apart.witness.sign(), apart))
+    return m.select(size.witness == 0, 0, m.div(m.mul(grad, apart), size)).as_type(
+        apart.dtype or torch.float32
+    )
+
+
+def _across(m: Arithmetic, a: Dual, b: Dual) -> Dual:
+    return m.sub(a.map(lambda t: t.unsqueeze(-2)), m.dual(b).map(lambda t: t.unsqueeze(-3)))
+
+
+@rule(aten._cdist_forward)
+def _cdist(m: Arithmetic, op: Any, a: Dual, b: Dual, p: float, mode: Any) -> Any:
+    return _size(m, _across(m, m.dual(a), b), p) if p in _KNOWN else NotImplemented
+
+
+@rule(aten._cdist_backward)
+def _cdist_backward(m: Arithmetic, op: Any, grad: Dual, a: Dual, b: Dual, p: float, found: Dual) -> Any:
+    if p not in _KNOWN:
+        return NotImplemented
+    pulled = _pull(m, m.dual(grad), _across(m, m.dual(a), b), p, found)
+    return m.sum(pulled, [pulled.dim() - 2])
+
+
+@rule(aten._pdist_forward)
+def _pdist(m: Arithmetic, op: Any, a: Dual, p: float = 2.0) -> Any:
+    first, second = torch.triu_indices(len(a.witness), len(a.witness), 1)
+    apart = m.sub(a.map(lambda t: t[first]), a.map(lambda t: t[second]))
+    return _size(m, apart, p) if p in _KNOWN else NotImplemented
+
+
+@rule(aten._pdist_backward)
+def _pdist_backward(m: Arithmetic, op: Any, grad: Dual, a: Dual, p: float, found: Dual) -> Any:
+    if p not in _KNOWN:
+        return NotImplemented
+    a = m.dual(a)
+    first, second = torch.triu_indices(len(a.witness), len(a.witness), 1)
+    apart = m.sub(a.map(lambda t: t[first]), a.map(lambda t: t[second]))
+    pulled = _pull(m, m.dual(grad), apart, p, found)
+    return m.linear(
+        lambda t: t.new_zeros(a.shape).index_add(0, first, t).index_add(0, second, t, alpha=-1), pulled
+    )
+
+
+@rule(aten._weight_norm_interface_backward)
+def _weight_norm_backward(
+    m: Arithmetic, op: Any, grad: Dual, direction: Dual, size: Dual, norms: Dual, dim: int
+) -> tuple[Dual, Dual]:
+    direction, size, norms = m.dual(direction), m.dual(size), m.dual(norms)
+    others = [d for d in range(direction.dim()) if d != dim % direction.dim()]
+    along = m.div(m.sum(m.mul(grad, direction), others, True), norms)
+    across = m.sub(grad, m.mul(direction, m.div(along, norms)))
+    return m.mul(m.div(size, norms), across), along.as_type(size.dtype or torch.float32)
