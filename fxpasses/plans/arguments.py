@@ -41,9 +41,27 @@ def described_arguments(
     return described, seen.tensors, seen.objects
 
 
+def is_record(value: Any) -> bool:
+    """Whether an object is described by its fields, as a dictionary is by its items: one of a data class, which is new in each call as a rule. What may
+    count or collect something is none, unless it is frozen: it may be the same object in each call, of which what the code names counts.
+
+    Args:
+        value: the object.
+    """
+    kind = type(value)
+    if not _is_data_class(kind):  # type: ignore[arg-type]
+        return False
+    return bool(kind.__dataclass_params__.frozen) or all(map(_is_of_record, vars(value).values()))
+
+
+def _is_of_record(item: Any) -> bool:
+    if type(item) is tuple:
+        return all(map(_is_of_record, item))
+    return isinstance(item, torch.Tensor) or item is None or type(item) in _NO_COUNTS or is_record(item)
+
+
 @functools.cache
-def is_record(kind: Any) -> bool:
-    """Whether objects of a class are described by their fields, as dictionaries are by their items: those of data classes, which are new in each call as a rule."""
+def _is_data_class(kind: Any) -> bool:
     base = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
     slots = copyreg._slotnames(kind)  # type: ignore[attr-defined]
     is_plain = base is object and not issubclass(kind, torch.nn.Module) and not slots
@@ -56,7 +74,7 @@ def containers_of(value: Any) -> set[int]:
     while left:
         item = left.pop()
         is_list = isinstance(item, (list, tuple, dict))
-        if id(item) in found or not (is_list or is_record(type(item))):  # type: ignore[arg-type]
+        if id(item) in found or not (is_list or is_record(item)):
             continue
         found.add(id(item))
         if is_list:
@@ -93,7 +111,7 @@ class _Seen:
         if kind is dict and all(type(key) in (str, int) for key in value):
             return "dict", *((repr(key), self.describe(item)) for key, item in value.items())
         base: Any = next((base for base in _CONTAINERS if isinstance(value, base)), None)
-        if base is None and is_record(kind):
+        if base is None and is_record(value):
             return (
                 "record",
                 self._object(kind),
@@ -248,6 +266,7 @@ class SameArguments:
 ARGUMENT_FACTS = ("memory", "tensor of the model", *TENSOR_FACTS, "what is marked of its sizes")
 """What the description of a tensor says, after that it is one."""
 _CONTAINERS = (collections.OrderedDict, dict, list, tuple)
+_NO_COUNTS = (bool, str, bytes, torch.dtype, torch.device)
 _QUICK = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 

@@ -12,29 +12,49 @@ weight = torch.linspace(-1, 1, 64).reshape(8, 8)
 class Batch:
     x: torch.Tensor
     y: torch.Tensor
-    scale: float = 0.5
+    kind: str = "l2"
 
     def __post_init__(self):
-        self.extra = 2
+        self.extra = (None, True)
 
     def twice(self):
-        return self.x * self.extra
+        return self.x * 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     x: torch.Tensor
     inner: Any = None
+    scale: float = 0.5
 
 
 @dataclasses.dataclass
 class Cache:
     k: Any = None
-    seen: int = 0
+
+
+@dataclasses.dataclass
+class State:
+    """One object for many calls, which counts and collects."""
+
+    linear: Any
+    total: Any
+    steps: int = 0
+    losses: list[float] = dataclasses.field(default_factory=list)
 
 
 def loss(batch):
-    return (batch.twice() @ weight * batch.scale - batch.y).pow(2).mean()
+    difference = batch.twice() @ weight - batch.y
+    return difference.pow(2).mean() if batch.kind == "l2" else difference.abs().mean()
+
+
+def scaled(frozen):
+    return frozen.x @ weight * frozen.scale
+
+
+def step(x, state):
+    state.total = state.total + state.linear(x)
+    return state.total * 2
 
 
 def nested(frozen):
@@ -53,7 +73,6 @@ def make(x):
 def grow(x, cache):
     k = x @ weight
     cache.k = k if cache.k is None else torch.cat([cache.k, k])
-    cache.seen = cache.seen + 1
     return (cache.k @ x.t()).sum(0)
 
 
@@ -87,7 +106,8 @@ def _twice(value, copy):
 
 CASES = {
     "loss": (loss, lambda i: (Batch(_x(i), _x(i + 1)),)),
-    "other numbers": (loss, lambda i: (Batch(_x(i), _x(i + 1), scale=0.5 + i % 3),)),
+    "other text": (loss, lambda i: (Batch(_x(i), _x(i + 1), ["l1", "l2"][i % 2]),)),
+    "other numbers": (scaled, lambda i: (Frozen(_x(i), scale=0.5 + i % 2),)),
     "other sizes": (loss, lambda i: (Batch(_x(i, 3 + i), _x(i + 1, 3 + i)),)),
     "one tensor": (put, lambda i: (Batch(_x(i), _x(i)) if i % 2 else Batch(*[_x(i)] * 2),)),
     "nested": (nested, lambda i: (Frozen(_x(i), Frozen(_x(i + 3)) if i % 2 else None),)),
@@ -111,7 +131,9 @@ def _tensors(value):
         return [inner for item in value.values() for inner in _tensors(item)]
     if isinstance(value, (list, tuple)):
         return [inner for item in value for inner in _tensors(item)]
-    return _tensors(vars(value)) if hasattr(value, "__dict__") else [torch.tensor(float(value or 0))]
+    if isinstance(value, float):
+        return [torch.tensor(value)]
+    return _tensors(vars(value)) if hasattr(value, "__dict__") else []
 
 
 def run(name, wrap, calls=range(7)):
