@@ -322,7 +322,10 @@ class FirstCalls:
             for one, step in (
                 zip(rewrites, steps, strict=True) if first and set(sizes.values()) & set(first) else ()
             ):
-                rewriting = Reference(one.before, values, samples=0).rewriting(one.after)
+                reference = Reference(one.before, values, samples=0)
+                if not _takes_its_inputs(reference):  # positions beyond a table, say
+                    continue
+                rewriting = reference.rewriting(one.after)
                 for made in critical_integers(rewriting, torch.Generator().manual_seed(len(self._seen))):
                     self._on(
                         [one],
@@ -331,6 +334,13 @@ class FirstCalls:
                         f"{where}, and integers that the graph holds",
                         traced=inputs.traced,
                     )
+
+
+def _takes_its_inputs(reference: Reference) -> bool:
+    try:
+        return reference.native is not None
+    except Unsupported:
+        return False
 
 
 class _Inputs:
