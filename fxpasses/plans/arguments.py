@@ -48,16 +48,18 @@ def is_record(value: Any) -> bool:
     Args:
         value: the object.
     """
-    kind = type(value)
-    if not _is_data_class(kind):  # type: ignore[arg-type]
-        return False
-    return bool(kind.__dataclass_params__.frozen) or all(map(_is_of_record, vars(value).values()))
-
-
-def _is_of_record(item: Any) -> bool:
-    if type(item) is tuple:
-        return all(map(_is_of_record, item))
-    return isinstance(item, torch.Tensor) or item is None or type(item) in _NO_COUNTS or is_record(item)
+    left, met = [value], set[int]()
+    while left:
+        item = left.pop()
+        if type(item) is tuple:
+            left += item
+        elif _is_data_class(kind := type(item)):  # type: ignore[arg-type]
+            if not kind.__dataclass_params__.frozen and id(item) not in met:
+                left += vars(item).values()
+            met.add(id(item))
+        elif not (isinstance(item, torch.Tensor) or item is None or kind in _NO_COUNTS):
+            return False
+    return id(value) in met
 
 
 @functools.cache

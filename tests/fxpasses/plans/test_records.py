@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.plans.arguments import argument_difference, containers_of, described_arguments
+from fxpasses.plans.arguments import argument_difference, containers_of, described_arguments, is_record
 from tests import children
 from tests.fxpasses.plans.programs_with_records import CASES, Batch, Frozen, State, loss, step
 
@@ -84,5 +84,9 @@ def test_containers_of_arguments():
     assert containers_of(given) >= {id(batch), id(inner), id(given[0][1]), id(given[1]["b"])}
     assert id(given[2]) not in containers_of(given)  # it may collect something
     assert id(batch.x) not in containers_of(given)
+    batch.y = batch
+    assert is_record(batch)  # which holds itself
+    assert not is_record((batch,))
+    assert not is_record(State(None, None))
     inner["itself"] = inner
     assert containers_of(inner) == {id(inner)}
