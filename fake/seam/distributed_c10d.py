@@ -29,3 +29,10 @@ def group_ranks(group: Any) -> list[int] | None:
         return list(dist.get_process_group_ranks(process_group(group) if isinstance(group, str) else group))
     except (KeyError, ValueError, RuntimeError, TypeError):
         return None
+
+
+def ranks_of(group: str | None) -> list[int]:
+    """The global ranks of a process group of this process (``None``: all of the job), in order; one that cannot talk (``"fake"``) has only this rank."""
+    found = None if group is None else process_group(group)
+    ranks = list(dist.get_process_group_ranks(found))
+    return ranks if dist.get_backend(found) != "fake" else [dist.get_rank()]

@@ -57,6 +57,11 @@ guards_log = logging.getLogger("torch._guards")
 torch_directory = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
+def text_of_size(size: Any) -> str:
+    """The code of a size: a number, or an expression of symbols."""
+    return PythonPrinter().doprint(size) if isinstance(size, sympy.Basic) else str(int(size))
+
+
 def concrete_bounds(shape_env: TorchShapeEnv, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
     """The least and the greatest value of a symbol, ``None`` where there is no bound."""
     found = shape_env.var_to_range.get(symbol)

@@ -6,7 +6,14 @@ compiled graph will send, in an order and in words that do not depend on the ran
 through the store of the process group, before the graph runs for the first time. :mod:`.sharding` puts the gathers of sharded parameters into the graph.
 """
 
-from fxpasses.distributed.agreement import Agreement
-from fxpasses.distributed.sharding import shard
+from typing import TYPE_CHECKING
+
+from fake.seam.lazy import lazy_names
+
+if TYPE_CHECKING:  # and when somebody asks for one of them: the graph of a plan runs without what compiles
+    from fxpasses.distributed.agreement import Agreement
+    from fxpasses.distributed.sharding import shard
+
+__getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = ["Agreement", "shard"]

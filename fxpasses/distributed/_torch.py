@@ -12,21 +12,10 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fake.seam.dispatch import disable_current_modes
-from fake.seam.distributed_c10d import process_group
 from fake.seam.dynamo import code_that_compiles
 from fake.seam.fake_tensor import FakeTensor
 from fake.seam.inductor import GraphLowering
 from fake.seam.patches import LEDGER
-
-Store = dist.Store
-PrefixStore = dist.PrefixStore
-
-
-def ranks_of(group: str | None) -> list[int]:
-    """The global ranks of a process group of this process (``None``: all of the job), in order; one that cannot talk (``"fake"``) has only this rank."""
-    found = None if group is None else process_group(group)
-    ranks = list(dist.get_process_group_ranks(found))
-    return ranks if dist.get_backend(found) != "fake" else [dist.get_rank()]
 
 
 @contextmanager

@@ -15,9 +15,7 @@ symbolic sizes have had several values, each call is compared: which of them it 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -28,20 +26,15 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fake.seam.distributed_c10d import ranks_of
 from fxpasses.compiling.history import Compilation
 from fxpasses.distributed import _torch
-from fxpasses.distributed.answering import Answering, note_absent_ranks, reaching_store
+from fxpasses.distributed.answering import reaching_store
+from fxpasses.distributed.collective_call import CollectiveCall, Signature, SizesOfCalls
 from fxpasses.distributed.decision import decide
 from fxpasses.distributed.gate import Gate, Offer, key
-from fxpasses.distributed.signature import (
-    CollectiveCall,
-    Signature,
-    SymbolicSizes,
-    interleaved,
-    names_on_every_rank,
-    signatures,
-)
-from fxpasses.distributed.watching import Watch
+from fxpasses.distributed.gated_call import Known, Sends, agree, gated
+from fxpasses.distributed.signature import SymbolicSizes, interleaved, names_on_every_rank, signatures
 from fxpasses.errors import RankMismatchError
 from fxpasses.ranks.here import HERE
 
@@ -93,14 +86,14 @@ class Agreement:
         if not handed:
             yield lambda compiled: compiled
             return
-        groups = {group: (key(group, ranks), ranks) for group in handed if (ranks := _torch.ranks_of(group))}
+        groups = {group: (key(group, ranks), ranks) for group in handed if (ranks := ranks_of(group))}
         handed = interleaved(handed, groups)
         with _torch.lowered_graphs(
             lambda graph: lowered.append(interleaved(signatures(graph, names, sizes), groups))
         ):
             # A cache gives no graph, and several are parts of one: then Inductor's own changes are not compared.
-            yield lambda compiled: self._gated(
-                _Sends(
+            yield lambda compiled: gated(
+                Sends(
                     f"{kind} graph of {self._code}",
                     " ".join(("backward" if kind == "backward" else "forward", *self._function)),
                     _digest(self._inputs),
@@ -111,155 +104,13 @@ class Agreement:
                     },
                     handed,
                     lowered[0] if len(lowered) == 1 else {},
-                    sizes,
+                    eval(sizes.of_calls(), {"SizesOfCalls": SizesOfCalls}),
+                    sizes.of_calls(),
                 ),
                 compiled,
+                self._made,
+                self._refusal,
             )
-
-    def _gated(self, sends: _Sends, compiled: Any) -> Any:
-        made: Compilation | None = self._made
-
-        def run(inputs: Any) -> Any:
-            nonlocal made
-            offers = sends.of_call(inputs)
-            known = {key: _Known(key, offer) for key, offer in offers.items()}
-            numbers = {key: HERE.begin(key, offer, known[key].comes) for key, offer in offers.items()}
-            if self._refusal is not None:
-                for key, (ranks, _) in sends.groups.items():
-                    Gate(key, ranks, numbers[key]).refuse(self._refusal)
-                raise self._refusal
-            for key, offer in offers.items():
-                gate = Gate(key, sends.groups[key][0], numbers[key])
-                _agree(gate, offer, known[key], made, sends.sizes.any)
-            made = None  # from the second call on, what decided the compilation explains nothing
-            before, HERE.since = (HERE.running, HERE.inside), time.monotonic()
-            HERE.running = sends.what
-            HERE.inside = tuple(
-                (key, tuple(ranks), numbers[key])
-                for key, (ranks, _) in sends.groups.items()
-                if len(ranks) > 1
-            )
-            if HERE.inside:
-                Watch.ensure()
-            try:
-                return compiled(inputs)
-            except RuntimeError as error:
-                for key, (ranks, _) in sends.groups.items():
-                    note_absent_ranks(error, key, ranks)
-                raise
-            finally:
-                HERE.running, HERE.inside = before
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        run.called = [compiled]  # type: ignore[attr-defined]
-        return run
-
-
-@dataclasses.dataclass
-class _Sends:
-    """What a compiled graph sends, call by call.
-
-    Attributes:
-        what: the graph, in words.
-        function: which one it was compiled from, as every rank calls it.
-        inputs: stands for the names of the Dynamo graph's inputs.
-        groups: by the key of a process group: its ranks, and the name that this rank's graph gives it.
-        handed: the collectives as they were handed to the compiler, by that name.
-        lowered: as the compiler's passes left them, if that is known.
-        sizes: the symbolic ones among them.
-    """
-
-    what: str
-    function: str
-    inputs: str
-    groups: Mapping[str, tuple[Sequence[int], str]]
-    handed: Mapping[str, Signature]
-    lowered: Mapping[str, Signature]
-    sizes: SymbolicSizes
-
-    def __post_init__(self) -> None:
-        self._offers: dict[tuple[int, ...], dict[str, Offer]] = {}
-
-    def of_call(self, inputs: Sequence[Any]) -> dict[str, Offer]:
-        """What a call with these inputs sends, by the key of the group."""
-        values = self.sizes.of_call(inputs)
-        if values not in self._offers:
-            self._offers[values] = {
-                key: Offer(
-                    dist.get_rank(),
-                    self.what,
-                    self.function,
-                    self.inputs,
-                    self.sizes.at(self.handed[group], values),
-                    self.sizes.at(self.lowered[group], values) if group in self.lowered else None,
-                    self.sizes.named(values),
-                )
-                for key, (_, group) in self.groups.items()
-            }
-        return self._offers[values]
-
-
-class _Known:
-    """What was compared before, of what a call sends to a group.
-
-    Attributes:
-        code: the group and the graph, in words.
-        alike: the group and what is sent.
-        accepted: what was compared for that code.
-        fits: whether this was.
-        exchangeable: whether other functions, or graphs of this one, send the same.
-        comes: whether this call is compared: it may differ from the other ranks'.
-    """
-
-    def __init__(self, key: str, offer: Offer) -> None:
-        """Args: what all ranks call the group, and what is sent."""
-        self.code = key, offer.what
-        self.alike = key, f"{offer.function.partition(' ')[0]}: {offer.sent}"
-        self.accepted = HERE.accepted.setdefault(self.code, {})
-        self.fits = offer.fits_one_of(self.accepted)
-        self.exchangeable = not {self.alike, self.code}.isdisjoint(HERE.exchangeable)
-        varies = self.code in HERE.varying and len(self.accepted) > 1
-        self.comes = not self.fits or self.exchangeable or varies
-
-
-def _agree(gate: Gate, offer: Offer, known: _Known, made: Compilation | None, symbolic: bool) -> None:
-    """Come to the gate, where this call may differ from the other ranks'.
-
-    Args:
-        gate: of this call, for one group.
-        offer: what it sends there.
-        known: what was compared of that before.
-        made: what decided the compilation, if this is the graph's first call.
-        symbolic: whether the graph has collectives of symbolic sizes.
-    """
-    if not known.comes or len(gate.ranks) < 2 or not dist.is_initialized():
-        return
-    code, alike, accepted = known.code, known.alike, known.accepted
-    functions, graphs = HERE.functions.setdefault(alike, set()), HERE.graphs.setdefault(code, set())
-    with reaching_store(f"compare the {offer.what} with the other ranks'"):
-        if known.fits and gate.all_send(offer, known.exchangeable):
-            return
-        Answering.ensure()
-        HERE.waits = gate.waits(offer)
-        functions.add(offer.function)
-        # Sizes alone are other ones in each call of a graph where they are symbolic.
-        others = bool(graphs - {offer.graph}) or (not symbolic and bool(accepted.keys() - {offer.digests[0]}))
-        offer = dataclasses.replace(
-            offer, functions=tuple(sorted(functions)), graphs=tuple(sorted(graphs)), has_others=others
-        )
-        try:
-            opened = gate.come(offer, made, symbolic)
-        finally:
-            HERE.waits = None
-    accepted.update([offer.digests])
-    graphs.add(offer.graph)
-    if opened.symbolic:
-        HERE.varying.add(code)
-    if opened.exchangeable and not known.fits:
-        HERE.exchangeable.update((alike, code) if others else (alike,))
-    elif not opened.as_before:
-        # What was compared before, and comes in another way now, would be asked about at each call.
-        HERE.exchangeable.difference_update((alike, code))
 
 
 def agree_on_shards(
@@ -287,11 +138,11 @@ def agree_on_shards(
     )
     for group in mesh.get_all_groups():
         name = str(group.group_name)
-        ranks = _torch.ranks_of(name)
+        ranks = ranks_of(name)
         offer = Offer(dist.get_rank(), what, "shard", "", calls, None, {})
-        known = _Known(key(name, ranks), offer)
+        known = Known(key(name, ranks), offer)
         gate = Gate(key(name, ranks), ranks, HERE.begin(key(name, ranks), offer, known.comes))
-        _agree(gate, offer, known, None, False)
+        agree(gate, offer, known, None, False)
 
 
 def _function(code: CodeType | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fxpasses.distributed import _torch
+from fake.seam.distributed_c10d import ranks_of
 from fxpasses.errors import OptionsError, RankMismatchError
 from fxpasses.ranks import here
 from fxpasses.ranks.here import HERE, job_store
@@ -56,7 +56,7 @@ class Answering:
     @staticmethod
     def introduce() -> None:
         """Answer from now on, if this one of several processes can talk: those that compile may ask before this one does."""
-        if len(_torch.ranks_of(None)) < 2:
+        if len(ranks_of(None)) < 2:
             return
         with reaching_store("tell the other ranks that it is here"):
             Answering.ensure()
@@ -86,7 +86,7 @@ class Answering:
         return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))
 
 
-def came(store: _torch.Store, key: str, seconds: float) -> bool:
+def came(store: dist.Store, key: str, seconds: float) -> bool:
     """Whether a key is at the store within some time. (A wait with a short timeout would be logged as a failure of the network.)
 
     Args:

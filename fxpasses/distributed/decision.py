@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
-from fxpasses.distributed import _torch
+from fake.seam.distributed_c10d import ranks_of
 from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, came
 from fxpasses.distributed.gate import EagerCollectives
 from fxpasses.errors import RankMismatchError
@@ -51,7 +51,7 @@ def decide(code: str, joint: fx.Graph, groups: Iterable[str], names: list[str]) 
         return _here(HERE.decided[digest], told)
     Answering.ensure()
     rank = dist.get_rank()
-    leader = min(min(_torch.ranks_of(group)) for group in groups)
+    leader = min(min(ranks_of(group)) for group in groups)
     with HERE.lock:
         number = HERE.rounds[code] = HERE.rounds.get(code, 0) + 1
     decided = [told[name] for name in names]
@@ -91,7 +91,7 @@ def _here(decided: list[str], told: Mapping[str, str]) -> list[str]:
 
 
 def _published(rank: int) -> Any:
-    return _torch.PrefixStore(f"fxpasses/decided/{rank}", job_store())
+    return dist.PrefixStore(f"fxpasses/decided/{rank}", job_store())
 
 
 _COMPILED_NOTHING = (

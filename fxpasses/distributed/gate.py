@@ -10,16 +10,17 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from fxpasses.compiling.history import Compilation, explain_miss
-from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, came
-from fxpasses.distributed.signature import CollectiveCall, Signature, first_difference
+from fxpasses.distributed.collective_call import CollectiveCall, Signature, first_difference
 from fxpasses.errors import RankMismatchError
 from fxpasses.ranks.here import HERE, job_store
+
+if TYPE_CHECKING:
+    from fxpasses.compiling.history import Compilation
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def key(group: str, ranks: Sequence[int]) -> str:
 
 def _round(key: str, number: int) -> Any:
     """The part of the store for one comparison in a group."""
-    return _torch.PrefixStore(f"fxpasses/{key}/{number}", job_store())
+    return dist.PrefixStore(f"fxpasses/{key}/{number}", job_store())
 
 
 class EagerCollectives:
@@ -314,6 +315,8 @@ class Gate:
         if self.rank == other:
             assert difference is not None
             self.store.set("difference", json.dumps(dataclasses.astuple(difference)))
+        from fxpasses.compiling.history import Compilation, explain_miss  # which imports Dynamo
+
         records = []
         for rank in (first, other):
             self._wait([f"made/{rank}"], self.patience, "record of a compilation")

@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, TypeVar
 from torch import fx
 
 from fake.dispatch.communication import communicates
-from fxpasses.distributed import _torch
+from fake.seam.distributed_c10d import ranks_of
 from fxpasses.distributed.draft import Draft, Sheet
 from fxpasses.distributed.network import Cluster
 from fxpasses.distributed.simulate import Group, Simulation, measure, simulate, with_passes
@@ -187,7 +187,7 @@ def _groups_of(graph: fx.Graph) -> dict[str, Group]:
     found: dict[str, Group] = {}
     for node in _collectives(graph):
         name = str(node.args[-1])
-        ranks = _torch.ranks_of(name)
+        ranks = ranks_of(name)
         if name not in found:
             found[name] = Group(
                 len(ranks), min((b - a for a, b in itertools.pairwise(ranks)), default=1), name

@@ -7,84 +7,16 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
 
+from fake.seam.symbolic_shapes import text_of_size
 from fxpasses.distributed.carried_values import GROUPS, Carried, carried, region_of, sends
+from fxpasses.distributed.collective_call import CollectiveCall, Signature
 from fxpasses.graphs.rewriting import outputs_of
-
-Signature = tuple["CollectiveCall", ...]
-
-
-@dataclass(frozen=True)
-class CollectiveCall:
-    """One collective, in words that are the same on every rank.
-
-    Attributes:
-        operator: its name, that of the form that writes into its argument being the same.
-        arguments: what it is given besides tensors and the group: the kind of reduction, sizes of groups, roots.
-        operands: dtype and sizes of each tensor; ``"<0>"`` stands for an expression of :class:`SymbolicSizes`, ``"?"`` for what may be anything.
-        carries: which values it carries: the inputs that it depends on, if these are parameters and inputs of the user, and the outputs that depend
-            on it. It tells two sums of equal shape apart.
-        after: how many collectives of other groups that all ranks of this one are in come before it in the graph (:func:`interleaved`).
-        position: its number among all collectives of this rank's graph.
-        source: the part of ``carries`` that tells what it is computed from.
-        results: the outputs that depend on it.
-        returned: how many outputs the graph has that all ranks call the same.
-        computed: of several that are alike in all of this, how each one is computed, and what is computed of it: a digest, without numbers.
-        exactly: with the numbers of what it is computed from.
-        text: how it is computed, for people.
-    """
-
-    operator: str
-    arguments: str
-    operands: tuple[str, ...]
-    carries: str
-    after: str = ""
-    position: int = dataclasses.field(default=0, compare=False, repr=False)
-    source: str = dataclasses.field(default="", compare=False, repr=False)
-    results: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
-    returned: int = dataclasses.field(default=0, compare=False, repr=False)
-    computed: str = dataclasses.field(default="", compare=False)
-    exactly: str = dataclasses.field(default="", compare=False, repr=False)
-    text: str = dataclasses.field(default="", compare=False, repr=False)
-
-    def __str__(self) -> str:
-        given = ", ".join(filter(None, (*self.operands, self.arguments)))
-        source = f" of {self.carries}" if self.carries else ""
-        more = (f" = {self.text}" if self.text else "", source, f" after {self.after}" if self.after else "")
-        return f"{self.operator}({given})" + "".join(more)
-
-    def of_other_inputs(self) -> CollectiveCall:
-        """As it can be compared with that of a graph which has other inputs, as one rank broke its graph elsewhere."""
-        return dataclasses.replace(self, carries="", after="", computed="", exactly="", text="")
-
-    def fits(self, other: CollectiveCall) -> bool:
-        """Whether another rank may run ``other`` where this one runs this.
-
-        >>> a = CollectiveCall("all_reduce", "'sum'", ("float32[4, ?]",), "")
-        >>> a.fits(CollectiveCall("all_reduce", "'sum'", ("float32[4, 8]",), ""))
-        True
-        >>> a.fits(CollectiveCall("all_reduce", "'sum'", ("float32[5, 8]",), ""))
-        False
-        """
-        return (
-            (self.operator, self.arguments, self.after) == (other.operator, other.arguments, other.after)
-            and self._carries_what(other)
-            and len(self.operands) == len(other.operands)
-            and all(map(_same_sizes, self.operands, other.operands))
-        )
-
-    def _carries_what(self, other: CollectiveCall) -> bool:
-        """Whether both carry the same value: more may depend on it in the graph of a rank that returns more."""
-        if self.carries == other.carries or self.source != other.source or self.returned == other.returned:
-            return self.carries == other.carries
-        mine, theirs = set(self.results), set(other.results)
-        return bool(mine and theirs) and (mine <= theirs or theirs <= mine)
 
 
 class SymbolicSizes:
@@ -127,52 +59,21 @@ class SymbolicSizes:
             self._expressions.append(expression)
         return f"<{self._expressions.index(expression)}>"
 
-    @property
-    def any(self) -> bool:
-        """Whether there are any."""
-        return bool(self._expressions)
-
-    def of_call(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The values of the symbols in a call's collectives; nothing where all sizes are numbers."""
+    def of_calls(self) -> str:
+        """The code that makes the :class:`SizesOfCalls` of what was written, from which a plan makes it again."""
         if not self._expressions:
-            return ()
-        shown = (self._shown_by[symbol] for symbol in self._symbols())
-        return tuple(
-            int(inputs[position] if dim is None else inputs[position].shape[dim]) for position, dim in shown
-        )
-
-    def _symbols(self) -> list[sympy.Symbol]:
+            return "SizesOfCalls()"
         free = {symbol for expression in self._expressions for symbol in expression.free_symbols}
-        return [symbol for symbol in self._shown_by if symbol in free]
-
-    def named(self, values: Sequence[int]) -> dict[str, int]:
-        """Values of a call by what every rank calls them, where it has a name."""
-        pairs = zip(self._symbols(), values, strict=True)
-        return {self._named[symbol]: value for symbol, value in pairs if symbol in self._named}
-
-    def at(self, signature: Signature, values: Sequence[int]) -> Signature:
-        """A signature with its sizes at a call; one that no input shows stays ``"?"``.
-
-        Args:
-            signature: one that was written with this.
-            values: from :meth:`of_call`.
-        """
-        if not self._expressions:
-            return signature
-        given = dict(zip(self._symbols(), map(sympy.Integer, values), strict=True))
-        found = [expression.xreplace(given) for expression in self._expressions]
-        texts = [str(value) if value.is_Integer else "?" for value in found]
-
-        def number(match: re.Match[str]) -> str:
-            return texts[int(match[1])]
-
-        return tuple(
-            dataclasses.replace(call, operands=tuple(_SYMBOLIC.sub(number, text) for text in call.operands))
-            for call in signature
-        )
-
-
-_SYMBOLIC = re.compile(r"<(\d+)>")
+        symbols = [symbol for symbol in self._shown_by if symbol in free]
+        given = {symbol: sympy.Symbol(f"s{i}", integer=True) for i, symbol in enumerate(symbols)}
+        values = [
+            text_of_size(expression.xreplace(given)) if expression.free_symbols <= given.keys() else "None"
+            for expression in self._expressions
+        ]
+        shown = [self._shown_by[symbol] for symbol in symbols]
+        names = [self._named.get(symbol, "") for symbol in symbols]
+        parameters = ", ".join(map(str, given.values()))
+        return f"SizesOfCalls({shown!r}, {names!r}, lambda {parameters}: ({''.join(f'{value}, ' for value in values)}))"
 
 
 def signatures(
@@ -343,38 +244,6 @@ _SHORT = (
 )
 
 
-def first_difference(ours: Sequence[CollectiveCall], theirs: Sequence[CollectiveCall]) -> int | None:
-    """The number of the first collective in which two sequences do not fit, or ``None``."""
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-        if not one.fits(other):
-            return number
-    return _moved(ours, theirs) if len(ours) == len(theirs) else min(len(ours), len(theirs))
-
-
-def _moved(ours: Sequence[CollectiveCall], theirs: Sequence[CollectiveCall]) -> int | None:
-    """The number of the first of several collectives that fit, and carry on one rank what others of them do on the other, or ``None``.
-
-    What no other one carries may be computed in another way there: of a shard of another size, say.
-    """
-    alike: dict[Any, list[tuple[int, CollectiveCall, CollectiveCall]]] = {}
-    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if a.carries == b.carries and a.computed and b.computed:
-            alike.setdefault((a.operator, a.arguments, a.carries, a.after), []).append((number, a, b))
-    moved = []
-    for calls in alike.values():
-        for values in (
-            [(n, (*a.operands, a.computed), (*b.operands, b.computed)) for n, a, b in calls],
-            [(n, (*a.operands, a.exactly), (*b.operands, b.exactly)) for n, a, b in calls],
-        ):
-            left, before = [value for value in values if value[1] != value[2]], -1
-            while len(left) != before:
-                before = len(left)
-                both = {a for _, a, _ in left} & {b for _, _, b in left}
-                left = [value for value in left if both.issuperset(value[1:])]
-            moved += [number for number, *_ in left[:1]]
-    return min(moved, default=None)
-
-
 def _described(
     node: fx.Node, needs: frozenset[str] | None, reaches: frozenset[str], written: Mapping[fx.Node, str]
 ) -> tuple[str, CollectiveCall]:
@@ -424,14 +293,6 @@ def _written(value: Any, sizes: SymbolicSizes, bound: Mapping[sympy.Symbol, Any]
         return "?"
     shape = ", ".join(sizes.written(size, bound) for size in value.shape)
     return f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
-
-
-def _same_sizes(one: str, other: str) -> bool:
-    ours, theirs = (re.split(r"[\[\], ]+", text) for text in (one, other))
-    return len(ours) == len(theirs) and all(
-        a == b or "?" in (a, b) or a.startswith("<") or b.startswith("<")
-        for a, b in zip(ours, theirs, strict=True)
-    )
 
 
 def _inputs_of(graph: fx.Graph, given: Mapping[str, _Names | None]) -> dict[fx.Node, _Names | None]:

@@ -341,7 +341,6 @@ _UNUSUAL: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
     ("hooks on all modules", (torch.nn.modules.module._has_any_global_hook,), {}),
     ("hooks on saved tensors", (top_saved_tensors_hooks, True), None),
     ("anomaly detection", (torch.is_anomaly_enabled,), False),
-    ("inside of a distributed job", (getattr(torch.distributed, "is_initialized", bool),), False),
     ("inside of torch.jit.trace", (torch._C._get_tracing_state,), None),
     ("a stance of torch.compile's", (_stance,), "default"),
 )
@@ -351,6 +350,14 @@ _UNUSUAL: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
 def unusual_state() -> str:
     """What makes calls of torch mean something else than usual, or ""."""
     return next((why for why, (ask, *given), usual in _UNUSUAL if ask(*given) != usual), "")
+
+
+def process_of_job() -> tuple[Any, ...]:
+    """Which process of a job this is, of how many, and how they talk; nothing outside of one."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return ()
+    return distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()
 
 
 NUMERIC_FLAGS = (
@@ -394,6 +401,7 @@ class SameState:
     def __init__(self) -> None:
         asked: list[tuple[Any, ...]] = [*((flag,) for flag in _FLAGS), (torch.is_inference_mode_enabled,)]
         asked += [(torch._C._get_fp32_precision_getter, *names) for names in _PRECISIONS]
+        asked.append((process_of_job,))
         any_tensor = torch.empty(0)
         keys = tensor_guards([any_tensor])  # they ask which dispatch keys count in the thread
         self._guard = _guards.GlobalStateGuard()

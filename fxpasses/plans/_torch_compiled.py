@@ -71,11 +71,6 @@ def kernel_compiler() -> str:
     return str(get_cpp_compiler())
 
 
-def text_of_size(size: Any) -> str:
-    """The code of a size: a number, or an expression of symbols."""
-    return PythonPrinter().doprint(size) if isinstance(size, sympy.Basic) else str(int(size))
-
-
 def traced_codes() -> list[types.CodeType]:
     """The code of the functions that Dynamo has traced for the graph that is being compiled, those included that raised or were left by a graph break."""
     context = TracingContext.get()

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.seam.symbolic_shapes import text_of_size
 from fxpasses.compiling.saved_code import before_unsaved
-from fxpasses.plans import _torch, _torch_compiled
+from fxpasses.plans import _torch
 from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
 from fxpasses.plans.code import codes_inside, named_by
 from fxpasses.plans.errors import NoPlan
@@ -27,8 +28,8 @@ from fxpasses.regional.compiled_region import CompiledRegion, table
 
 _DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
 _KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "_constants", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
-                    "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math", "id", "held_views", "IndexError"})  # fmt: skip
-_NAMESPACES = ("aten", "mkldnn", "mkl", "prims")
+                    "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math", "id", "held_views", "IndexError", "gated_graph", "SizesOfCalls"})  # fmt: skip
+_NAMESPACES = ("aten", "mkldnn", "mkl", "prims", "_c10d_functional")
 
 
 class Module:
@@ -98,7 +99,13 @@ class Module:
         if id(compiled) not in self._made:
             self._kept.append(compiled)
             code = before_unsaved(compiled)
-            if isinstance(code, CompiledFxGraph):
+            if (sends := getattr(compiled, "sends", None)) is not None:
+                body = (
+                    ast.parse(f"def f():\n    return {sends.code(self._graph(compiled.called[0]))}")
+                    .body[0]
+                    .body
+                )  # type: ignore[attr-defined]
+            elif isinstance(code, CompiledFxGraph):
                 body = self._inductor(code)
             elif (
                 getattr(compiled, "source", None) is not None and getattr(compiled, "parts", None) is not None
@@ -137,7 +144,7 @@ class Module:
         specs = region.forward_specs if forward else region.backward_specs
         if any(spec.device.type != "cpu" for spec in specs):
             raise NoPlan("a tensor that is not on the CPU")
-        symbols = ", ".join(map(_torch_compiled.text_of_size, region.symbols))
+        symbols = ", ".join(map(text_of_size, region.symbols))
         text = ", ".join(f"({_text(spec.shape)}, {_text(spec.stride)}, {spec.dtype})" for spec in specs)
         graph = self._graph(region.forward if forward else region.backward)
         made = f"Conforming({graph}, lambda {symbols}: [{text}]"
@@ -264,7 +271,7 @@ def used_parameters(code: str) -> dict[str, int]:
 
 def _text(sizes: Iterable[Any]) -> str:
     """The code of a tuple of sizes, which may be expressions of a region's symbols."""
-    return f"({''.join(f'{_torch_compiled.text_of_size(size)}, ' for size in sizes)})"
+    return f"({''.join(f'{text_of_size(size)}, ' for size in sizes)})"
 
 
 def _names(tree: ast.AST) -> set[str]:

@@ -16,6 +16,8 @@ PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
 )  # fmt: skip
 PLAIN_OF_TORCH = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch.Size)  # fmt: skip
+if torch.distributed.is_available():
+    PLAIN_OF_TORCH = (*PLAIN_OF_TORCH, torch.distributed.ReduceOp.RedOpType)
 FIELD_OF_NAMED_TUPLE = type(vars(collections.namedtuple("_", ["name"]))["name"])
 CONTAINERS = (
     dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,

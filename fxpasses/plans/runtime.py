@@ -61,6 +61,10 @@ def load_code(
     known["_kernels"] = {
         name: load_library(name.partition(" ")[2], data, folder) for name, data in kernels.items()
     }
+    if b"gated_graph" in code:
+        from fxpasses.distributed import gated_call  # which a program of one process need not import
+
+        known |= {"gated_graph": gated_call.gated_graph, "SizesOfCalls": gated_call.SizesOfCalls}
     known["_constants"] = [_constant(*constant) for constant in constants]
     exec(marshal.loads(code), known)
     return known

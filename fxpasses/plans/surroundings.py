@@ -24,7 +24,7 @@ _VARIABLES = (
     "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
 _OTHERWISE = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG", "FXPASSES_CACHE_DIR",
-              "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_HOME")  # fmt: skip
+              "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_HOME", "TORCHELASTIC_")  # fmt: skip
 """Those among them that change messages and places, and nothing else."""
 
 
@@ -133,7 +133,7 @@ def _python_files(folder: str | Path) -> list[tuple[str, os.stat_result]]:
 
 
 STATE = (
-    "gradients enabled", "inference mode", "number of threads", "default dtype", "deterministic algorithms", "deterministic, warnings only",
+    "gradients enabled", "inference mode", "number of threads", "default dtype", "deterministic algorithms", "deterministic, warnings only", "process of a job",
     *_torch.NUMERIC_FLAGS,
 )  # fmt: skip
 """What the values of :func:`state` are."""
@@ -151,5 +151,6 @@ def state() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(), str(torch.get_default_dtype()),
         torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        _torch.process_of_job(),
         *_torch.numeric_flags(),
     )  # fmt: skip

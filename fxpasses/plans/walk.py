@@ -34,6 +34,7 @@ from fxpasses.plans.library_operators import parts_of_operator
 from fxpasses.plans.named_attributes import has_named_attributes
 from fxpasses.plans.open_objects import OpenObjects
 from fxpasses.plans.origin import BUILTIN, DESCRIPTORS, origin_of
+from fxpasses.plans.process_groups import described_group
 from fxpasses.plans.references import can_go
 from fxpasses.plans.tensor_facts import facts_without_sizes, tensor_facts
 from fxpasses.plans.watched_state import Watch, value_of
@@ -215,6 +216,8 @@ class Walk(OpenObjects):
         elif _torch.operator_name(value):
             self._say("operator", _torch.operator_name(value))
             self._items(dict(parts_of_operator(value, self.watch)))
+        elif (group := described_group(value)) is not None:
+            self._say(*group)
         else:
             self._object(value, kind)
 

@@ -1,0 +1,25 @@
+"""What a plan depends on of the process groups and device meshes that a program holds: their ranks, and what compiled graphs call them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+
+def described_group(value: Any) -> tuple[Any, ...] | None:
+    """Everything about a process group or a device mesh that decides what is traced, the same in each launch of a job; ``None`` for other objects."""
+    if not dist.is_available():
+        return None
+    if isinstance(value, dist.ProcessGroup):
+        return "process group", *_told(value)
+    meshes = sys.modules.get("torch.distributed.device_mesh")
+    if meshes is None or not isinstance(value, meshes.DeviceMesh):
+        return None
+    groups = [_told(group) for group in value.get_all_groups()] if value.get_coordinate() is not None else []
+    return "device mesh", value.device_type, value.mesh.tolist(), value.mesh_dim_names, groups
+
+
+def _told(group: dist.ProcessGroup) -> tuple[str, list[int], str]:
+    return str(group.group_name), list(dist.get_process_group_ranks(group)), dist.get_backend(group)
