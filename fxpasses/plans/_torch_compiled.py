@@ -456,5 +456,6 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
             place = names.index(text_of_source(source.base))
             numbers.append([source.prop.method_name(), place, source.idx])
         else:
-            numbers.append(["attribute", text_of_source(source)])
+            is_number = isinstance(example, (torch.SymInt, int))
+            numbers.append(["attribute", text_of_source(source)] if is_number else None)
     return names, numbers

@@ -19,12 +19,15 @@ def runtime_facts() -> dict[str, Any]:
     return {"metadata": metadata, "refused": _refused(metadata)}
 
 
-def plain_facts(metadata: Any, without_gradient: Sequence[int], *, autocast: bool) -> dict[str, Any]:
+def plain_facts(
+    metadata: Any, without_gradient: Sequence[int], of_shards: Sequence[Sequence[Any]], *, autocast: bool
+) -> dict[str, Any]:
     """The same as plain data, once the graphs are compiled.
 
     Args:
         metadata: of the compilation.
         without_gradient: the outputs of the backward graph that are no tensors.
+        of_shards: where gradients come from, if an input is sharded: see :func:`~fxpasses.plans.shards.described_gradients`.
         autocast: whether it was on.
 
     Raises:
@@ -51,9 +54,12 @@ def plain_facts(metadata: Any, without_gradient: Sequence[int], *, autocast: boo
     ]
     gradients += [True for _ in of_bases]
     infos = metadata.input_info
+    places = [place for place, *_ in of_shards] or range(len(infos))
     # As AOTAutograd does: what computed them is not to be asked for gradients that are zero.
     detached = [
-        i for i in without_gradient if i < len(infos) and infos[i].requires_grad and not infos[i].is_leaf
+        i
+        for i, (info, place) in enumerate(zip(infos, places, strict=True))
+        if place in without_gradient and info.requires_grad and not info.is_leaf
     ]
     return {
         "outputs": metadata.num_outputs,
@@ -77,12 +83,23 @@ def plain_facts(metadata: Any, without_gradient: Sequence[int], *, autocast: boo
         "donates": bool(metadata.bw_donated_idxs) and bool(_functorch_config.donated_buffer),
         "autocast": autocast,
         "detached": detached,
+        "gradients": of_shards,
+        "opaque": int(metadata.num_opaque_objects_saved_for_bw or 0),
         "symints": int(metadata.num_symints_saved_for_bw or 0),
         "changed": [
             i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata
         ],
         "changed_for_autograd": list(metadata.mutated_graph_handled_indices_seen_by_autograd),
     }
+
+
+def sharded_facts(outputs: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
+    """The metadata of a graph with a backward graph before AOTAutograd took sharded inputs apart, and that of their gradients; ``None`` where none is. Args: the outputs of a call."""
+    for output in outputs:
+        function = getattr(getattr(output, "grad_fn", None), "_forward_cls", None)
+        if (found := getattr(function, "maybe_subclass_metadata", None)) is not None:
+            return function.metadata, found.grad_input_metas or ()  # type: ignore[union-attr]
+    return None
 
 
 _OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
@@ -111,13 +128,6 @@ def _refused(metadata: Any) -> str:
         return "random numbers that need a state of their own"
     if metadata.grad_enabled_mutation is not None:
         return "the gradient mode is changed"
-    if metadata.num_opaque_objects_saved_for_bw:
-        return "objects saved for the backward pass"
     if metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw:
         return "a backward pass that changes inputs"
-    plain = (
-        *metadata.subclass_inp_meta,
-        *metadata.subclass_fw_graph_out_meta,
-        *metadata.subclass_tangent_meta,
-    )
-    return "a tensor subclass" if any(type(m).__name__ != "PlainTensorMeta" for m in plain) else ""
+    return ""

@@ -387,6 +387,7 @@ def sources_of(
     arguments: Sequence[torch.Tensor],
     numbers: Sequence[Sequence[Any] | None],
     gradients: Mapping[int, torch.Tensor],
+    groups: Sequence[Any] = (),
 ) -> list[list[Any]]:
     """The place of each input of a graph: among the tensors of the model, the arguments, or the gradients of the model; or its value, of a float;
     of a size also which one, and of which of these tensors.
@@ -397,6 +398,7 @@ def sources_of(
         arguments: those among the arguments.
         numbers: for each input that is a number which one of which input it is, or which one of an object.
         gradients: by the number of the tensor of the model that has it.
+        groups: the process groups and meshes that the model holds.
 
     Raises:
         NoPlan: an input comes from elsewhere.
@@ -404,10 +406,11 @@ def sources_of(
     places: dict[int, list[Any]] = {id(t): ["model", i] for i, t in enumerate(model)}
     places |= {id(t): ["argument", i] for i, t in enumerate(arguments) if id(t) not in places}
     places |= {id(t): ["gradient", i] for i, t in gradients.items() if id(t) not in places}
+    places |= {id(group): ["group", i] for i, group in enumerate(groups)}
     found: list[list[Any]] = []
     numbers = numbers if len(numbers) == len(inputs) else [None] * len(inputs)
     for value, number in zip(inputs, numbers, strict=True):
-        if not isinstance(value, (torch.Tensor, int)):
+        if not isinstance(value, (torch.Tensor, int)) and id(value) not in places:
             raise NoPlan("an input that is no tensor")
         if number == ["constant"] and isinstance(value, torch.Tensor) and value.dtype is torch.float64:
             found.append(["constant", value.item()])
@@ -417,9 +420,9 @@ def sources_of(
             continue
         if isinstance(value, torch.Tensor) and id(value) not in places:
             raise NoPlan("an input that is neither an argument nor part of the model")
-        found.append(places[id(value)] if isinstance(value, torch.Tensor) else [])
-    for i, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor) or found[i]:
+        found.append([] if isinstance(value, int) else places[id(value)])
+    for i in range(len(inputs)):
+        if found[i]:
             continue
         number = numbers[i]
         if number is None:

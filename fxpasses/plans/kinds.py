@@ -16,7 +16,10 @@ PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
 )  # fmt: skip
 PLAIN_OF_TORCH = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch.Size)  # fmt: skip
+CLOSED: tuple[type, ...] = ()
+"""Classes whose objects no code that is traced can ask anything: what runs in eager around what is compiled."""
 if torch.distributed.is_available():
+    CLOSED = (torch.distributed.Logger, torch.distributed.Reducer)
     PLAIN_OF_TORCH = (*PLAIN_OF_TORCH, torch.distributed.ReduceOp.RedOpType)
 FIELD_OF_NAMED_TUPLE = type(vars(collections.namedtuple("_", ["name"]))["name"])
 CONTAINERS = (

@@ -17,6 +17,7 @@ from fxpasses.plans.named_attributes import number_now
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of
 from fxpasses.plans.same_tensors import SamePlaces, SameTensors
+from fxpasses.plans.shards import flat
 from fxpasses.plans.walk import Walk
 
 
@@ -124,7 +125,11 @@ class Plan(Checked):
         self.asks_bases = any(base is True for _, base in self._asked)
         self.is_tuned = bool(content.get("files"))
         self._changes = bool(content["facts"]["changed"])
-        self._own = [value for value in self._inputs if value is not None] if self._changes else []
+        self._own = (
+            [value for value in flat(self._inputs) if isinstance(value, torch.Tensor)]
+            if self._changes
+            else []
+        )
         self._own_places = SamePlaces(self._own)
         self._storages = {value.untyped_storage().data_ptr() for value in self._own if value.numel()}
 
@@ -243,10 +248,12 @@ def exchanged_elsewhere(walk: Walk, places: Set[PlaceKey]) -> dict[int, Place]:
     return found if places and are_alone([*walk.exchanged, *found], walk.tensors) else {}
 
 
-def _held(kind: str, value: Sequence[Any], walk: Walk) -> torch.Tensor | None:
-    """An input that is the same in each call: a tensor of the model, or a float that the key has."""
+def _held(kind: str, value: Sequence[Any], walk: Walk) -> Any:
+    """An input that is the same in each call: a tensor or a process group of the model, or a float that the key has."""
     if kind == "constant":
         return torch.tensor(value[0], dtype=torch.float64)
+    if kind == "group":
+        return walk.groups[value[0]]
     return walk.tensors[value[0]] if kind == "model" else None
 
 

@@ -1,4 +1,4 @@
-"""What a plan depends on of the process groups and device meshes that a program holds: their ranks, and what compiled graphs call them."""
+"""What a plan depends on of the process groups, device meshes and placements that a program holds: their ranks, and what compiled graphs call them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import torch.distributed as dist
 
 
 def described_group(value: Any) -> tuple[Any, ...] | None:
-    """Everything about a process group or a device mesh that decides what is traced, the same in each launch of a job; ``None`` for other objects."""
+    """Everything about a process group, a device mesh or a placement that decides what is traced, the same in each launch of a job; ``None`` for other objects."""
     if not dist.is_available():
         return None
     if isinstance(value, dist.ProcessGroup):
         return "process group", *_told(value)
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is not None and type(value) in (tensors.Shard, tensors.Replicate, tensors.Partial):
+        return "placement", repr(value)
     meshes = sys.modules.get("torch.distributed.device_mesh")
     if meshes is None or not isinstance(value, meshes.DeviceMesh):
         return None

@@ -136,7 +136,7 @@ class RecordedInputs:
         """
         gradients = {i: walk.tensors[i].grad for i, facts in walk.gradients or () if facts}
         known = [self._placed(number) for number in self._numbers]
-        self.sources = sources_of(inputs, walk.tensors, arguments, known, gradients)
+        self.sources = sources_of(inputs, walk.tensors, arguments, known, gradients, walk.groups)
         if any(source[0] != "model" for source in self.sources[: self.lifted]):
             raise NoPlan("a graph that holds tensors of others")
 

@@ -18,7 +18,7 @@ from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.plans import _torch, _torch_compiled as _t, native
-from fxpasses.plans._torch_facts import plain_facts, runtime_facts
+from fxpasses.plans._torch_facts import plain_facts, runtime_facts, sharded_facts
 from fxpasses.plans._torch_optimizers import is_step
 from fxpasses.plans.arguments import containers_of
 from fxpasses.plans.between import Functions, Stub, names_of
@@ -36,6 +36,7 @@ from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout
 from fxpasses.plans.runtime import load_library
+from fxpasses.plans.shards import described_gradients, flat, is_sharded, refused
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
 
@@ -101,6 +102,7 @@ class Recording(Observer, Recorder):
         self._walk = Walk(told=True, leaves_open=True)
         self._reads, self._later, self._content = list[Any](), list[Any](), dict[str, Any]()
         self._without_gradient, self._files = list[int](), dict[str, str]()
+        self._gradients, self._sharded = list[list[Any]](), list[int]()
         self._inputs, self._given = RecordedInputs(), numbers_among(*given)
         self._autocast = self._over = self._frame_was_seen = self._goes_on = self._finished = False
         self._number_of_outputs, self._refused, self._lasting = 0, "", True
@@ -247,9 +249,20 @@ class Recording(Observer, Recorder):
             if in_memory and versions(inputs) != self._versions:
                 self._refuse("changed tensors, and a program that cannot be written")
             self._outputs, self._number_of_outputs = list(outputs), len(outputs)
+            if any(map(is_sharded, inputs)):
+                self._note_shards([*lifted, *inputs], self._outputs)
             return outputs
 
         return run
+
+    @_beside_compilation
+    def _note_shards(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """What AOTAutograd knew before it took sharded tensors apart, where there is a backward graph."""
+        if (found := sharded_facts(outputs)) is not None:
+            self._facts["metadata"], self._gradients = found[0], described_gradients(found[1])
+            self._refuse(refused(found[0], inputs))
+        elif "forward" in self._graphs:
+            self._refuse("a tensor subclass")
 
     def finish(self, result: Any) -> None:
         """The call is over: write the plan, now or once its backward graph is there. Args: what it returned."""
@@ -262,10 +275,12 @@ class Recording(Observer, Recorder):
         """See what is handed to the graph in its first call."""
         self._versions = versions(inputs)
         self._look_at_trace()
-        infos = self._input_infos(inputs) if self._held is None else []
+        parts = flat(inputs)
+        infos = self._input_infos(parts) if self._held is None else []
         if any(info.mutates_data or info.mutates_metadata for info in infos):
-            check_memory(inputs)
+            check_memory(parts)
         self._inputs.look(inputs, self._walk, self._arguments)
+        self._sharded = [i for i, value in enumerate(inputs) if is_sharded(value)]
         self._content |= {"inputs": self._inputs.sources, "lifted": self._inputs.lifted}
 
     @_beside_compilation
@@ -451,10 +466,12 @@ class Recording(Observer, Recorder):
             self._hold(self._told({"changed": []}, None, False), self._frame_code, self._held)
             return None
         kind = "forward" if "forward" in self._graphs else "inference"
-        facts = plain_facts(self._facts["metadata"], self._without_gradient, autocast=self._autocast)
+        facts = plain_facts(
+            self._facts["metadata"], self._without_gradient, self._gradients, autocast=self._autocast
+        )
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
-        facts["fixed"] = self._inputs.are_fixed
+        facts |= {"fixed": self._inputs.are_fixed, "sharded": self._sharded}
         module = Module(fixed=self._inputs.are_fixed, operators=self._trace.operators)
         module.add("forward", self._graphs[kind])
         if kind == "forward":

@@ -23,6 +23,7 @@ from fxpasses.errors import FxPassesError
 from fxpasses.plans import _torch
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.plan_files import write_kernel
+from fxpasses.plans.shards import giving_gradients, taking_parts
 from fxpasses.plans.shared_memory import Hidden, hidden_outputs, with_shared_memory
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -195,6 +196,7 @@ def callable_of(
         forward: compiled; takes a list, which it empties.
         backward: compiled, or None for inference.
     """
+    sharded: list[int] = facts["sharded"]
     no_autocast = facts["autocast"]
     run: Callable[[list[Any]], Sequence[Any]]
     if backward is None:
@@ -209,7 +211,8 @@ def callable_of(
                 set_grad_enabled(before)
 
     else:
-        function = _autograd_function(facts, forward, backward)
+        backward = giving_gradients(facts["gradients"], backward)
+        function = _autograd_function(facts, taking_parts(sharded, forward), backward)
         detached: list[int] = facts["detached"]
 
         def run(inputs: list[Any]) -> Sequence[Any]:
@@ -219,10 +222,12 @@ def callable_of(
                 return function.apply(*inputs)
 
     run = with_shared_memory(facts, run)
-    changed: list[int] = facts["changed_for_autograd"]
-    if not changed:
-        return run
+    if changed := facts["changed_for_autograd"]:
+        run = _counting_changes(changed, run)
+    return taking_parts(sharded, run) if backward is None else run
 
+
+def _counting_changes(changed: Sequence[int], run: Boxed) -> Boxed:
     def run_and_change(inputs: list[Any]) -> Sequence[Any]:
         torch.autograd.graph.increment_version([inputs[i] for i in changed])
         return run(inputs)
@@ -240,6 +245,7 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
     unsafe_views: list[int] = facts["unsafe_views"]
     unchecked: int = facts["unchecked"]
     symints: int = facts["symints"]
+    others = symints + facts["opaque"]
     are_inputs = {i for i, is_input in enumerate(facts["saved_inputs"]) if is_input}
     fixed: bool = facts["fixed"]
     views: list[int] | None = None
@@ -257,8 +263,9 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
         def forward(ctx: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
             with DisableAutocast() if no_autocast else _NOTHING:
                 results = forward_(list(given))
-            saved = results[outputs : len(results) - symints]
+            saved = results[outputs : len(results) - others]
             ctx.sizes = tuple(results[len(results) - symints :])
+            ctx.meshes = tuple(results[len(results) - others : len(results) - symints])
             kept = list(saved)
             nonlocal views
             if views is None or not fixed:
@@ -282,7 +289,7 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
             _check_backward(deterministic, donates)
-            given = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked]
+            given = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked, *ctx.meshes]
             given += [_as_traced(gradients[i], *expected) for i, *expected in tangents]
             ctx.maybe_clear_saved_tensors()
             if torch.is_grad_enabled():

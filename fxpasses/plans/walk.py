@@ -36,6 +36,7 @@ from fxpasses.plans.open_objects import OpenObjects
 from fxpasses.plans.origin import BUILTIN, DESCRIPTORS, origin_of
 from fxpasses.plans.process_groups import described_group
 from fxpasses.plans.references import can_go
+from fxpasses.plans.shards import is_sharded, parts_of, sharded_facts
 from fxpasses.plans.tensor_facts import facts_without_sizes, tensor_facts
 from fxpasses.plans.watched_state import Watch, value_of
 
@@ -45,6 +46,7 @@ class Walk(OpenObjects):
 
     Attributes:
         tensors: the tensors, in the order in which they were met.
+        groups: the process groups and device meshes, likewise.
         codes: digests of the code of all functions that were met.
         made_codes: of those whose globals are not those of a module: what they read there was walked over.
         hashes: names of attributes that hold the hash of their object, which is another one in each process: nothing that is traced may read them.
@@ -61,6 +63,7 @@ class Walk(OpenObjects):
     def __init__(self, *, told: bool = False, leaves_open: bool = False) -> None:
         super().__init__(told=told, leaves_open=leaves_open)
         self.tensors: list[torch.Tensor] = []
+        self.groups = list[Any]()
         self.places: dict[int, Place] = {}
         self.exchanged: dict[int, Place] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -169,7 +172,8 @@ class Walk(OpenObjects):
             self._inside(".__func__", value.__func__)
             self._inside(".__self__", value.__self__)
         elif kind is types.ModuleType or isinstance(value, types.ModuleType):
-            if len(self._path) > 1:  # of others, each attribute that is read is listed
+            # Of others, each attribute that is read is listed; torch's own count with its version.
+            if len(self._path) > 1 and not _torch.is_imported_with_torch(value):
                 raise self._refuse("a module that an object holds")
             self._say("module", value.__name__)
         elif kind in BUILTIN:
@@ -191,8 +195,8 @@ class Walk(OpenObjects):
             self._say("cache", kind.__name__)
             self.watch.dictionary(value.__dict__)
             self._items(value.__dict__)
-        elif kind in kinds.LOCKS:
-            self._say("lock", kind.__name__)
+        elif kind in (*kinds.LOCKS, *kinds.CLOSED):
+            self._say("closed", kind.__name__)
         elif kind in kinds.REFERENCES:
             self._say("weak reference", value() is None)
             if value() is not None:
@@ -218,23 +222,28 @@ class Walk(OpenObjects):
             self._items(dict(parts_of_operator(value, self.watch)))
         elif (group := described_group(value)) is not None:
             self._say(*group)
+            self.groups.append(value)
         else:
             self._object(value, kind)
 
     def _tensor(self, tensor: torch.Tensor) -> None:
+        sharded = is_sharded(tensor)
         try:
-            facts = tensor_facts(tensor)
+            facts = sharded_facts(tensor) if sharded else tensor_facts(tensor)
         except NoPlan as error:
             raise self._refuse(error.reason) from None
         if len(self.tensors) in self._names.grow:
             facts = facts_without_sizes(facts)
-        storage = tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+        storage = tensor.untyped_storage().data_ptr() if tensor.numel() and not sharded else 0
         place = self._storages.setdefault(storage, len(self._storages)) if storage else -1
         self._say("tensor", len(self.tensors), place, *facts)
         self._numbers_of_tensors[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
         self.watch.dictionary(tensor.__dict__)
         self._items(tensor.__dict__)
+        if sharded:
+            self.watch.attributes(tensor, copyreg._slotnames(type(tensor)))  # type: ignore[attr-defined]
+            self._tensor(parts_of(tensor)[0])
 
     def _is_in_two_places(self, value: Any) -> None:
         for item in value if type(value) is tuple else (value,):
@@ -473,6 +482,8 @@ class Walk(OpenObjects):
     def _hooks(self, name: str, hooks: dict[int, Any], values: dict[str, Any]) -> None:
         """Hooks of a module, whose numbers count all of the process: they say the order, and which entries of other kinds belong together."""
         self._say("hooks", name, len(hooks))
+        if self._numbers.setdefault(id(hooks), len(self._kept)) == len(self._kept):
+            self._kept.append(hooks)  # handles that remove hooks refer to it
         if hooks or name in HOOKS_OF_CALLS:
             self.watch.dictionary(hooks)
         numbers = sorted({number for kind in ALL_HOOKS for number in values.get(kind, ())}) if hooks else []

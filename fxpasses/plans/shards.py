@@ -1,0 +1,167 @@
+"""Sharded tensors (``DTensor``) of a model: graphs take the parts of each, and a gradient is put together of such parts again."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.process_groups import described_group
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is a ``DTensor``, and of no class of its own. Args: any object."""
+    return type(value) is class_of_shards()
+
+
+def class_of_shards() -> Any:
+    """``DTensor``, if anybody has imported it."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
+def sharded_facts(tensor: Any) -> tuple[Any, ...]:
+    """What a compilation may rely on about a sharded tensor, besides its parts: sizes, placements, and the mesh."""
+    _, context = tensor.__tensor_flatten__()
+    return (
+        "DTensor", tuple(tensor.shape), tensor.stride(), str(tensor.dtype), tensor.requires_grad, tensor.is_leaf,
+        repr(context), *(described_group(tensor.device_mesh) or ()),
+    )  # fmt: skip
+
+
+def flat(values: Sequence[Any]) -> list[Any]:
+    """Values with the parts of sharded tensors in their places."""
+    return [part for value in values for part in (parts_of(value) if is_sharded(value) else (value,))]
+
+
+def parts_of(tensor: Any) -> list[Any]:
+    """What a graph takes in its place: the shard, and the mesh."""
+    names, _ = tensor.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
+
+
+def taking_parts(sharded: Sequence[int], graph: Boxed) -> Boxed:
+    """A graph that is called with sharded tensors, and is given their parts.
+
+    Args:
+        sharded: the positions of these among its inputs.
+        graph: takes a list, which it empties.
+    """
+    if not sharded:
+        return graph
+    positions = frozenset(sharded)
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        given = [
+            part
+            for i, value in enumerate(inputs)
+            for part in (parts_of(value) if i in positions else (value,))
+        ]
+        inputs.clear()
+        return graph(given)
+
+    return run
+
+
+def described_gradients(metas: Sequence[Any]) -> list[list[Any]]:
+    """For each input which result of the backward graph is its gradient, and of a sharded one its placements and sizes, as plain data.
+
+    Args:
+        metas: AOTAutograd's: of the gradients.
+
+    Raises:
+        NoPlan: a gradient is sharded in a way that plans do not know.
+    """
+    return [
+        [meta.unwrapped_idx] if hasattr(meta, "unwrapped_idx") else _described_gradient(meta)
+        for meta in metas
+    ]
+
+
+def _described_gradient(meta: Any) -> list[Any]:
+    if meta.original_subclass_type is not class_of_shards() or len(meta.attrs) != meta.arg_count:
+        raise NoPlan("a gradient that is a tensor subclass")
+    sizes = [*meta.outer_size, *meta.outer_stride]
+    if not all(type(size) is int for size in sizes):
+        raise NoPlan("a sharded gradient of symbolic sizes")
+    placements = [_described_placement(placement) for placement in meta.meta[0]]
+    return [meta.flat_tensor_start_idx, placements, list(meta.outer_size), list(meta.outer_stride)]
+
+
+def _described_placement(placement: Any) -> list[Any]:
+    tensors = sys.modules["torch.distributed.tensor"]
+    if type(placement) is tensors.Shard:
+        return ["Shard", placement.dim]
+    if type(placement) is tensors.Replicate:
+        return ["Replicate"]
+    if type(placement) is tensors.Partial:
+        return ["Partial", placement.reduce_op]
+    raise NoPlan("a placement that plans do not know", repr(placement))
+
+
+def giving_gradients(gradients: Sequence[Sequence[Any]], graph: Boxed) -> Boxed:
+    """A backward graph whose results are put together to the gradients of inputs.
+
+    Args:
+        gradients: from :func:`described_gradients`; nothing where no input is sharded.
+        graph: takes a list, which it empties.
+    """
+    if not gradients:
+        return graph
+    tensors = sys.modules["torch.distributed.tensor"]
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        results = graph(inputs)
+        return [make(results) for make in makers]
+
+    makers = [
+        functools.partial(
+            _gradient,
+            position,
+            [getattr(tensors, name)(*rest) for name, *rest in how[0]] if how else [],
+            how[1:],
+        )
+        for position, *how in gradients
+    ]
+    return run
+
+
+def _gradient(position: int, placements: Sequence[Any], sizes: Sequence[Any], results: Sequence[Any]) -> Any:
+    local = results[position]
+    if not sizes or local is None:
+        return local
+    shape, stride = sizes
+    return class_of_shards().from_local(
+        local,
+        results[position + 1],
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=tuple(stride),
+    )
+
+
+def refused(metadata: Any, inputs: Sequence[Any]) -> str:
+    """Why a plan of a forward and a backward graph cannot hand out or take what these have of sharded tensors, or "".
+
+    Args:
+        metadata: AOTAutograd's, before it took tensors apart.
+        inputs: of a call.
+    """
+    results = (*metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
+    if any(not hasattr(meta, "unwrapped_idx") for meta in results):
+        return "a result that is a tensor subclass"
+    for value, info in zip(inputs, metadata.input_info, strict=True):
+        if is_sharded(value) and (info.mutates_data or info.mutates_metadata):
+            return "a sharded tensor that is changed"
+    bases = [inputs[info.base_idx] for info in metadata.output_info if _is_of_input(info)]
+    return "a result that is a view of a sharded tensor" if any(map(is_sharded, bases)) else ""
+
+
+def _is_of_input(info: Any) -> bool:
+    return info.output_type.name in ("alias_of_input", "is_input")
