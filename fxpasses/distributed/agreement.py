@@ -53,6 +53,7 @@ class Agreement:
         self._made, self._inputs, self._code = made, inputs, code
         self._function = _function(_torch.code_that_compiles())
         self._refusal: RankMismatchError | None = None
+        self._agreed = False
 
     def saved(self, joint: fx.GraphModule, names: list[str]) -> list[str]:
         """What all ranks save for the backward pass of a joint graph: what the first of them would (``ranks="agree"``).
@@ -64,6 +65,7 @@ class Agreement:
         Where the first rank traced another graph, or does not come, the first call raises on all ranks.
         """
         groups = signatures(joint.graph, names_on_every_rank(joint.graph, self._inputs))
+        self._agreed = True
         try:
             with reaching_store(f"agree on what to save in {self._code}"):
                 return decide(self._code, joint.graph, groups, names) if groups else names
@@ -106,6 +108,7 @@ class Agreement:
                     lowered[0] if len(lowered) == 1 else {},
                     eval(sizes.of_calls(), {"SizesOfCalls": SizesOfCalls}),
                     sizes.of_calls(),
+                    self._agreed,
                 ),
                 compiled,
                 self._made,

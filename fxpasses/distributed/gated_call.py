@@ -6,6 +6,7 @@ It needs nothing of a compiler: the graphs of plans run through it, too.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class Sends:
         lowered: as the compiler's passes left them, if that is known.
         sizes: the symbolic ones among them.
         sizes_code: what makes these.
+        agreed: whether the ranks have agreed on what the graph saves: one that is not compiled anew would not come to that.
     """
 
     what: str
@@ -47,6 +49,7 @@ class Sends:
     lowered: Mapping[str, Signature]
     sizes: SizesOfCalls
     sizes_code: str
+    agreed: bool = False
 
     def __post_init__(self) -> None:
         self._offers: dict[tuple[int, ...], dict[str, Offer]] = {}
@@ -203,6 +206,8 @@ def gated_graph(compiled: Any, told: Sequence[Any], sizes: SizesOfCalls) -> Any:
         ImportError: the process groups of this job are others.
     """
     what, function, inputs, groups, *calls = told
+    kind = what.partition(" of ")[0]  # frames are numbered anew in each process
+    what = f"{kind} of plan {hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
     for ranks, name in groups.values():
         if group_ranks(name) != list(ranks):
             raise ImportError(f"process group {name} is not that of the ranks {ranks}")

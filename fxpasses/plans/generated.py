@@ -100,11 +100,7 @@ class Module:
             self._kept.append(compiled)
             code = before_unsaved(compiled)
             if (sends := getattr(compiled, "sends", None)) is not None:
-                body = (
-                    ast.parse(f"def f():\n    return {sends.code(self._graph(compiled.called[0]))}")
-                    .body[0]
-                    .body
-                )  # type: ignore[attr-defined]
+                body = self._gated(sends, compiled.called[0])
             elif isinstance(code, CompiledFxGraph):
                 body = self._inductor(code)
             elif (
@@ -119,6 +115,12 @@ class Module:
             function.body = body
             self._body += [function, *ast.parse(f"{name} = make_{name}()").body]
         return self._made[id(compiled)]
+
+    def _gated(self, sends: Any, compiled: Any) -> list[ast.stmt]:
+        if sends.agreed:
+            raise NoPlan("processes that agree on what they save")
+        text = f"def f():\n    return {sends.code(self._graph(compiled))}"
+        return ast.parse(text).body[0].body  # type: ignore[attr-defined]
 
     def _stitched(self, source: str, parts: Mapping[str, Callable[..., Any]]) -> list[ast.stmt]:
         body: list[ast.stmt] = []

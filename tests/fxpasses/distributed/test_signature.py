@@ -13,7 +13,8 @@ from fxpasses import compile_frame
 from fxpasses.compiling.history import describe_compilation
 from fxpasses.compiling.options import Options
 from fxpasses.distributed import agreement
-from fxpasses.distributed.signature import CollectiveCall, first_difference, signatures
+from fxpasses.distributed.collective_call import CollectiveCall, first_difference
+from fxpasses.distributed.signature import signatures
 
 _C10D = torch.ops._c10d_functional
 
