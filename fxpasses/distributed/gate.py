@@ -296,10 +296,8 @@ class Gate:
         """Those of some ranks that have not come: few questions where few are missing."""
         if self.store.check([f"came/{rank}" for rank in ranks]):
             return []
-        if len(ranks) == 1:
-            return ranks
         half = len(ranks) // 2
-        return self._missing(ranks[:half]) + self._missing(ranks[half:])
+        return ranks if not half else self._missing(ranks[:half]) + self._missing(ranks[half:])
 
     def _tell(self, first: int, other: int, difference: _Difference | None, made: Compilation | None) -> None:
         """Raise, on every rank, with the reason that the records of the first one at the gate and of one that differs from it show.

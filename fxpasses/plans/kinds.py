@@ -15,7 +15,7 @@ from fxpasses.plans.origin import CACHE
 PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice,
 )  # fmt: skip
-PLAIN_OF_TORCH = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch.Size)  # fmt: skip
+PLAIN_OF_TORCH: tuple[type, ...] = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch.Size)  # fmt: skip
 CLOSED: tuple[type, ...] = ()
 """Classes whose objects no code that is traced can ask anything: what runs in eager around what is compiled."""
 if torch.distributed.is_available():

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import types
+from collections.abc import Set
 from typing import Any
 
 import torch
 
 from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans._torch_effects import changed_objects
+from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import Entries
 from fxpasses.plans.library_operators import called_by
 from fxpasses.plans.named_attributes import Names, names_read
-from fxpasses.plans.reads import Read, read_of_operator, read_of_result, reads_of
+from fxpasses.plans.reads import Read, check_covered, read_of_operator, read_of_result, reads_of
+from fxpasses.plans.replaced import check_methods
 from fxpasses.plans.walk import Walk
 
 
@@ -83,6 +86,23 @@ class RecordedTrace:
     def names(self, walk: Walk) -> Names:
         """The attributes that it reads. Args: a walk over the model and all else that is read."""
         return names_read(self.codes, self.guarded, self._not_traced, walk.asked_by_protocols)
+
+    def check(self, walk: Walk, containers: Set[int]) -> None:
+        """Ask that a plan can tell whether all that it depends on is as it was.
+
+        Args:
+            walk: over the model and all else that is read.
+            containers: the ``id`` of each list, dictionary and object of a data class among the arguments.
+
+        Raises:
+            NoPlan: it cannot.
+        """
+        check_covered(self.codes, walk)
+        check_methods(self.codes)
+        if not all(walk.has_met(value) or id(value) in containers for value in self.changed):
+            raise NoPlan("a frame that changes an object")  # what it was before is not known
+        if any(name in place for name in walk.hashes for place in self.guarded):
+            raise NoPlan("code that reads the hash of an object")
 
     def let_go(self) -> None:
         """Keep no object that was seen."""

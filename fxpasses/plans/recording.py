@@ -29,14 +29,14 @@ from fxpasses.plans.generated import Module
 from fxpasses.plans.given_numbers import names_of_numbers, numbers_among
 from fxpasses.plans.gradients import have_none
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
-from fxpasses.plans.reads import Read, check_covered, read_of_attributes, reads_of_optimizers, walk_reads
+from fxpasses.plans.reads import Read, read_of_attributes, reads_of_optimizers, walk_reads
 from fxpasses.plans.recorded_frames import RecordedFrames
 from fxpasses.plans.recorded_inputs import RecordedInputs, check_memory, versions
 from fxpasses.plans.recorded_trace import RecordedTrace
-from fxpasses.plans.replaced import check_methods, functions_named_by, of_later_modules
+from fxpasses.plans.replaced import functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout
 from fxpasses.plans.runtime import load_library
-from fxpasses.plans.shards import described_gradients, flat, is_sharded, refused
+from fxpasses.plans.shards import RecordedShards, flat
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
 
@@ -98,11 +98,10 @@ class Recording(Observer, Recorder):
         self._trace, self._outputs = RecordedTrace(), list[Any]()
         self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
-        self._frame_code = b""
-        self._walk = Walk(told=True, leaves_open=True)
+        self._walk, self._frame_code = Walk(told=True, leaves_open=True), b""
         self._reads, self._later, self._content = list[Any](), list[Any](), dict[str, Any]()
         self._without_gradient, self._files = list[int](), dict[str, str]()
-        self._gradients, self._sharded = list[list[Any]](), list[int]()
+        self._shards = RecordedShards()
         self._inputs, self._given = RecordedInputs(), numbers_among(*given)
         self._autocast = self._over = self._frame_was_seen = self._goes_on = self._finished = False
         self._number_of_outputs, self._refused, self._lasting = 0, "", True
@@ -249,20 +248,16 @@ class Recording(Observer, Recorder):
             if in_memory and versions(inputs) != self._versions:
                 self._refuse("changed tensors, and a program that cannot be written")
             self._outputs, self._number_of_outputs = list(outputs), len(outputs)
-            if any(map(is_sharded, inputs)):
-                self._note_shards([*lifted, *inputs], self._outputs)
+            self._note_shards()
             return outputs
 
         return run
 
     @_beside_compilation
-    def _note_shards(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def _note_shards(self) -> None:
         """What AOTAutograd knew before it took sharded tensors apart, where there is a backward graph."""
-        if (found := sharded_facts(outputs)) is not None:
-            self._facts["metadata"], self._gradients = found[0], described_gradients(found[1])
-            self._refuse(refused(found[0], inputs))
-        elif "forward" in self._graphs:
-            self._refuse("a tensor subclass")
+        if self._shards and "forward" in self._graphs:
+            self._facts["metadata"] = self._shards.note(sharded_facts(self._outputs))
 
     def finish(self, result: Any) -> None:
         """The call is over: write the plan, now or once its backward graph is there. Args: what it returned."""
@@ -280,7 +275,7 @@ class Recording(Observer, Recorder):
         if any(info.mutates_data or info.mutates_metadata for info in infos):
             check_memory(parts)
         self._inputs.look(inputs, self._walk, self._arguments)
-        self._sharded = [i for i, value in enumerate(inputs) if is_sharded(value)]
+        self._shards.look(inputs)
         self._content |= {"inputs": self._inputs.sources, "lifted": self._inputs.lifted}
 
     @_beside_compilation
@@ -304,21 +299,16 @@ class Recording(Observer, Recorder):
         elif self._inputs.are_fixed and self._inputs.attributes:
             self._inputs.guard(trace.shape_env)
         self._read([read_of_attributes(names)])
-        options, gradients = self._inputs.options, trace.reads_gradients
-        self._read(reads_of_optimizers(walk, trace.codes, options, gradients=gradients))
+        gradients = trace.reads_gradients
+        self._read(reads_of_optimizers(walk, trace.codes, self._inputs.options, gradients=gradients))
         if gradients and not have_none(self._arguments):
             raise NoPlan("gradients are read, and an argument has one")
         read = {id(tensor): i for i, tensor in enumerate(walk.tensors[self._content["model_tensors"] :])}
         places = enumerate(map(read.get, map(id, self._arguments)))
         self._content["arguments_read"] = {str(i): place for i, place in places if place is not None}
-        check_covered(trace.codes, walk)
-        check_methods(trace.codes)
-        if not all(walk.has_met(value) or id(value) in self._containers for value in trace.changed):
-            raise NoPlan("a frame that changes an object")  # what it was before is not known
+        trace.check(walk, self._containers)
         exchanged = numbers_of_exchanged(trace.exchanged, walk.places, walk.tensors, self._inputs.grow)
         self._content |= {"exchanged": exchanged, "grow": sorted(self._inputs.grow)}
-        if any(name in place for name in walk.hashes for place in trace.guarded):
-            raise NoPlan("code that reads the hash of an object")
 
     def _read(self, reads: Sequence[Read]) -> None:
         digests = self._content["read"], walk_reads(self._walk, reads)
@@ -377,9 +367,8 @@ class Recording(Observer, Recorder):
             asked = self._inputs.asked(module) or []
             sections = {"frame": self._frame_code} if goes_on else {}
             sections |= {"code": module.sections()[0]} if asked else {}
-            any_sizes = (
-                not goes_on or self._inputs.any_sizes
-            )  # in Python there is nothing that depends on them
+            # In Python there is nothing that depends on them.
+            any_sizes = not goes_on or self._inputs.any_sizes
             told = {**self._told({"changed": []}, asked, any_sizes), "kind": PYTHON, "inputs": []}
             self._end(self._written(told, sections), "")
         except NoPlan as error:
@@ -467,11 +456,11 @@ class Recording(Observer, Recorder):
             return None
         kind = "forward" if "forward" in self._graphs else "inference"
         facts = plain_facts(
-            self._facts["metadata"], self._without_gradient, self._gradients, autocast=self._autocast
+            self._facts["metadata"], self._without_gradient, self._shards.gradients, autocast=self._autocast
         )
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
-        facts |= {"fixed": self._inputs.are_fixed, "sharded": self._sharded}
+        facts |= {"fixed": self._inputs.are_fixed, "sharded": self._shards.positions}
         module = Module(fixed=self._inputs.are_fixed, operators=self._trace.operators)
         module.add("forward", self._graphs[kind])
         if kind == "forward":
@@ -481,15 +470,9 @@ class Recording(Observer, Recorder):
         if kind == "forward" and self._inputs.options:
             raise NoPlan("options of an optimizer, and a backward pass")  # which may ask for their values
         code, kernels, externs, constants = module.sections()
-        plan = {
-            **self._told(facts, asked, self._inputs.any_sizes),
-            "kind": kind,
-            "externs": externs,
-            "constants": constants,
-        }
-        sections = {"code": code}
-        if self._frame_code:
-            sections["frame"] = self._frame_code
+        plan = self._told(facts, asked, self._inputs.any_sizes)
+        plan |= {"kind": kind, "externs": externs, "constants": constants}
+        sections = {"code": code} | ({"frame": self._frame_code} if self._frame_code else {})
         sections |= {f"kernel {name}": data for name, data in kernels.items()}
         folder = self._folder(plan["about"])
         check = native.build(_t.kernel_compiler(), folder.parent)

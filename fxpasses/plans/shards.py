@@ -146,22 +146,44 @@ def _gradient(position: int, placements: Sequence[Any], sizes: Sequence[Any], re
     )
 
 
-def refused(metadata: Any, inputs: Sequence[Any]) -> str:
-    """Why a plan of a forward and a backward graph cannot hand out or take what these have of sharded tensors, or "".
+class RecordedShards:
+    """The sharded tensors among the inputs of a graph that is recorded.
 
-    Args:
-        metadata: AOTAutograd's, before it took tensors apart.
-        inputs: of a call.
+    Attributes:
+        positions: which inputs they are.
+        gradients: from :func:`described_gradients`, where there is a backward graph.
     """
-    results = (*metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
-    if any(not hasattr(meta, "unwrapped_idx") for meta in results):
-        return "a result that is a tensor subclass"
-    for value, info in zip(inputs, metadata.input_info, strict=True):
-        if is_sharded(value) and (info.mutates_data or info.mutates_metadata):
-            return "a sharded tensor that is changed"
-    bases = [inputs[info.base_idx] for info in metadata.output_info if _is_of_input(info)]
-    return "a result that is a view of a sharded tensor" if any(map(is_sharded, bases)) else ""
 
+    def __init__(self) -> None:
+        self.positions, self.gradients = list[int](), list[list[Any]]()
 
-def _is_of_input(info: Any) -> bool:
-    return info.output_type.name in ("alias_of_input", "is_input")
+    def __bool__(self) -> bool:
+        return bool(self.positions)
+
+    def look(self, inputs: Sequence[Any]) -> None:
+        """See which they are. Args: those of a call."""
+        self.positions = [i for i, value in enumerate(inputs) if is_sharded(value)]
+
+    def note(self, found: tuple[Any, Sequence[Any]] | None) -> Any:
+        """See what AOTAutograd knows of a forward and a backward graph before it takes tensors apart; returns its metadata.
+
+        Args:
+            found: that, and the metadata of the gradients.
+
+        Raises:
+            NoPlan: a plan cannot hand out or take what these graphs have of sharded tensors.
+        """
+        if found is None:
+            raise NoPlan("a tensor subclass")
+        metadata, gradients = found
+        results = (*metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
+        if any(not hasattr(meta, "unwrapped_idx") for meta in results):
+            raise NoPlan("a result that is a tensor subclass")
+        infos = [metadata.input_info[i] for i in self.positions]
+        if any(info.mutates_data or info.mutates_metadata for info in infos):
+            raise NoPlan("a sharded tensor that is changed")
+        views = [i for i in metadata.output_info if i.output_type.name in ("alias_of_input", "is_input")]
+        if any(info.base_idx in self.positions for info in views):
+            raise NoPlan("a result that is a view of a sharded tensor")
+        self.gradients = described_gradients(gradients)
+        return metadata

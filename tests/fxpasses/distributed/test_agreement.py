@@ -369,7 +369,7 @@ def test_ranks_agree_where_only_one_of_them_pads_its_shard(monkeypatch, saved):
     store = torch.distributed.HashStore()
     monkeypatch.setattr(decision, "job_store", lambda: store)
     monkeypatch.setattr(decision.Answering, "ensure", lambda: None)
-    monkeypatch.setattr(decision._torch, "ranks_of", lambda group: [0, 1])
+    monkeypatch.setattr(decision, "ranks_of", lambda group: [0, 1])
     found = []
     for rank, missing in enumerate((0, 1)):
         monkeypatch.setattr(decision.HERE, "decided", {})
@@ -394,7 +394,7 @@ def test_what_is_decided_holds_for_the_same_graph_alone(monkeypatch):
     store = torch.distributed.HashStore()
     monkeypatch.setattr(decision, "job_store", lambda: store)
     monkeypatch.setattr(decision.Answering, "ensure", lambda: None)
-    monkeypatch.setattr(decision._torch, "ranks_of", lambda group: [0])
+    monkeypatch.setattr(decision, "ranks_of", lambda group: [0])
     monkeypatch.setattr(decision.HERE, "decided", {})
     monkeypatch.setattr(decision.dist, "get_rank", lambda: 0)
     names = [

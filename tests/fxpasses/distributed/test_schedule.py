@@ -1,7 +1,5 @@
 """A pass that schedules the collectives of the graph it is given by simulating it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,7 +22,7 @@ WEIGHT = WIDTH * WIDTH * 4
 @pytest.fixture(autouse=True)
 def two_ranks(monkeypatch):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    monkeypatch.setattr(schedule, "_torch", SimpleNamespace(ranks_of=lambda group: [0, 1]))
+    monkeypatch.setattr(schedule, "ranks_of", lambda group: [0, 1])
     yield
     dist.destroy_process_group()
 
