@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -357,18 +358,17 @@ class Recording(Observer, Recorder):
             elif not stubs:
                 raise NoPlan("nothing was compiled")
             else:
-                names, walk = names_of(stubs), Walk(told=True, leaves_open=True)
-                if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
-                    raise NoPlan("the model changes while it is compiled")
-                self._walk, self._reads, self._trace, self._later = walk, [], RecordedTrace(), []
-                content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, [])}
-                self._content = {**content, "frame": None, "between": names}
+                # It runs in Python, and may change the model on the way, as DistributedDataParallel does.
+                self._walk = Walk(told=True, leaves_open=True)
+                self._walk.over(self._model, self._objects)
+                self._reads, self._trace, self._later = [], RecordedTrace(), []
+                content = {"model_tensors": sys.maxsize, "read": "", "frame": None}
+                self._content = content | {"between": names_of(stubs)}
             module = Module(fixed=False, operators=[])
             asked = self._inputs.asked(module) or []
             sections = {"frame": self._frame_code} if goes_on else {}
             sections |= {"code": module.sections()[0]} if asked else {}
-            # In Python there is nothing that depends on them.
-            any_sizes = not goes_on or self._inputs.any_sizes
+            any_sizes = not goes_on or self._inputs.any_sizes  # nothing in Python depends on them
             told = {**self._told({"changed": []}, asked, any_sizes), "kind": PYTHON, "inputs": []}
             self._end(self._written(told, sections), "")
         except NoPlan as error:

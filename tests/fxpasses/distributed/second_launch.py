@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 import fxpasses
 from fxpasses.distributed import shard
@@ -83,6 +84,11 @@ def read(model):
     shard(model)
 
 
+def data_parallel(model):
+    """Its forward method, which changes it, runs in Python; the model inside is compiled."""
+    return DistributedDataParallel(model)
+
+
 def whole(value):
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -91,7 +97,7 @@ def trained(parallel, sizes=(4, 4, 4), grad=True):
     def run(how):
         torch.manual_seed(0)
         model = Model()
-        parallel(model)
+        model = parallel(model) or model
         step, results = how(model), []
         for number, size in enumerate(sizes):
             with torch.set_grad_enabled(grad):
@@ -100,7 +106,7 @@ def trained(parallel, sizes=(4, 4, 4), grad=True):
                 loss.backward()
             results.append(loss.detach())
         results += [whole(p.grad).clone() for p in model.parameters() if grad]
-        return [*results, model.seen.clone()]
+        return [*results, *(buffer.clone() for buffer in model.buffers())]
 
     return run
 
@@ -180,6 +186,7 @@ RUN = {
     "gathered, no gradients": trained(gathered, grad=False),
     "gathered, sizes": trained(gathered, sizes=(4, 6, 8)),
     "read": trained(read),
+    "ddp": trained(data_parallel, sizes=(4, 4, 4, 4)),
     "groups": with_groups,
     "sizes": of_sizes,
     "sums": sums,
