@@ -172,8 +172,7 @@ class Walk(OpenObjects):
             self._inside(".__func__", value.__func__)
             self._inside(".__self__", value.__self__)
         elif kind is types.ModuleType or isinstance(value, types.ModuleType):
-            # Of others, each attribute that is read is listed; torch's own count with its version.
-            if len(self._path) > 1 and not _torch.is_imported_with_torch(value):
+            if len(self._path) > 1:  # of others, each attribute that is read is listed
                 raise self._refuse("a module that an object holds")
             self._say("module", value.__name__)
         elif kind in BUILTIN:
@@ -482,8 +481,6 @@ class Walk(OpenObjects):
     def _hooks(self, name: str, hooks: dict[int, Any], values: dict[str, Any]) -> None:
         """Hooks of a module, whose numbers count all of the process: they say the order, and which entries of other kinds belong together."""
         self._say("hooks", name, len(hooks))
-        if self._numbers.setdefault(id(hooks), len(self._kept)) == len(self._kept):
-            self._kept.append(hooks)  # handles that remove hooks refer to it
         if hooks or name in HOOKS_OF_CALLS:
             self.watch.dictionary(hooks)
         numbers = sorted({number for kind in ALL_HOOKS for number in values.get(kind, ())}) if hooks else []
