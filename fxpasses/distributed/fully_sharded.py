@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,13 +57,29 @@ def read_as_shards(model: nn.Module) -> None:
 def _cast(module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype | None) -> None:
     """Cast what floats as the hooks of a mixed precision policy did."""
     if inputs is not None:
-        module.register_forward_pre_hook(
-            lambda module, args, kwargs: (_floats_to(inputs, args), _floats_to(inputs, kwargs)),
-            prepend=True,
-            with_kwargs=True,
-        )
+        module.register_forward_pre_hook(_CastInputs(inputs), prepend=True, with_kwargs=True)
     if outputs is not None:
-        module.register_forward_hook(lambda module, args, output: _floats_to(outputs, output))
+        module.register_forward_hook(_CastOutputs(outputs))
+
+
+@dataclass(eq=False)
+class _CastInputs:
+    """A hook that casts what floats among the arguments. It has a name, by which a plan finds it."""
+
+    dtype: torch.dtype
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return _floats_to(self.dtype, args), _floats_to(self.dtype, kwargs)
+
+
+@dataclass(eq=False)
+class _CastOutputs:
+    """The same for results."""
+
+    dtype: torch.dtype
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return _floats_to(self.dtype, output)
 
 
 def _floats_to(dtype: torch.dtype, values: Any) -> Any:

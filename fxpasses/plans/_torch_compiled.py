@@ -47,6 +47,7 @@ from fxpasses.plans._torch import TRUSTED_MODULES, OpOverload
 from fxpasses.plans._torch_constants import MARKED, marked_calls as marked_calls
 from fxpasses.plans._torch_entry import INLINE
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.hooks_of_modules import HOOKS_OF_CALLS
 
 _LARGE = 1 << 20
 """How many elements a constant may have that is part of a plan."""
@@ -178,8 +179,15 @@ def reads_gradients() -> bool:
     )
 
 
+def has_hooks(model: Any) -> bool:
+    """Whether a call of a model runs hooks around its method ``forward``, which Dynamo traces alone, but for modules of torch's."""
+    return isinstance(model, torch.nn.Module) and any(getattr(model, name) for name in HOOKS_OF_CALLS)
+
+
 def is_call_of(model: Any) -> bool:
     """Whether the frame that Dynamo is tracing is the call of a model, and not of something that runs inside of one that it left to Python."""
+    if has_hooks(model):
+        return root_code() is INLINE
     called = model.forward if isinstance(model, torch.nn.Module) else model
     for function in (called, called.__call__):  # type: ignore[operator]
         if getattr(getattr(function, "__func__", function), "__code__", None) is root_code():

@@ -30,7 +30,8 @@ class RecordedFrames:
     def __init__(self, model: Any, functions: Functions) -> None:
         self._model, self._functions = model, functions
         self._compiled: list[tuple[types.CodeType, types.CodeType]] = []
-        self._has_begun, self._others = False, 0
+        self._has_hooks = _t.has_hooks(model)  # in Python, around the frame of the function
+        self._has_begun, self._others = self._has_hooks, 0
         self.resumed: dict[str, Resumed] = {}
         self.called: Any = None
         self.more = ""
@@ -41,7 +42,7 @@ class RecordedFrames:
             function, _ = function_of(self._model)
         except NoPlan:
             return None
-        if code is function.__code__ or code is INLINE:
+        if code is INLINE or (code is function.__code__ and not self._has_hooks):
             self._has_begun = True
             return None
         stub = stub_of(code) if self._has_begun else None
