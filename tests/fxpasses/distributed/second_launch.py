@@ -84,6 +84,12 @@ def read(model):
     shard(model)
 
 
+def fully_sharded(model):
+    """The hooks of FSDP2 run in Python around each block."""
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=MESH)
+
+
 def in_low_precision(model):
     """The same, with hooks that cast what the model is given."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -195,6 +201,7 @@ RUN = {
     "gathered, sizes": trained(gathered, sizes=(4, 6, 8)),
     "read": trained(read),
     "read, bfloat16": trained(in_low_precision),
+    "fsdp": trained(fully_sharded),
     "ddp": trained(data_parallel, sizes=(4, 4, 4, 4)),
     "groups": with_groups,
     "sizes": of_sizes,
