@@ -94,6 +94,41 @@ def _convolution_backward(
     )
 
 
+def _time_last(t: Tensor) -> Tensor:
+    return t.permute(1, 2, 0)
+
+
+@rule(*named("conv_tbc"))
+def _conv_tbc(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any, pad: int = 0) -> Dual:
+    def convolved(x: Tensor, w: Tensor) -> Tensor:
+        return torch.conv1d(_time_last(x), w.permute(2, 1, 0), padding=pad).permute(2, 0, 1)
+
+    return m.add(m.bilinear(convolved, m.dual(a), m.dual(weight)), bias)
+
+
+@rule(*named("conv_tbc_backward"))
+def _conv_tbc_backward(
+    m: Arithmetic, op: Any, grad: Dual, a: Dual, weight: Dual, bias: Any, pad: int
+) -> tuple[Dual, Dual, Dual]:
+    how = [1], [pad], [1], False, [0], 1
+    no_input = torch.zeros(_time_last(a.witness).shape, dtype=torch.float64)
+    no_weight = torch.zeros(weight.witness.permute(2, 1, 0).shape, dtype=torch.float64)
+
+    def of_input(g: Tensor, w: Tensor) -> Tensor:
+        given = _time_last(g), no_input, w.permute(2, 1, 0)
+        return aten.convolution_backward(*given, None, *how, [True, False, False])[0].permute(2, 0, 1)
+
+    def of_weight(g: Tensor, x: Tensor) -> Tensor:
+        given = _time_last(g), _time_last(x), no_weight
+        return aten.convolution_backward(*given, None, *how, [False, True, False])[1].permute(2, 1, 0)
+
+    return (
+        m.bilinear(of_input, grad, m.dual(weight)),
+        m.bilinear(of_weight, grad, m.dual(a)),
+        m.sum(grad, [0, 1]),
+    )
+
+
 @rule(*named("all_reduce", collectives))
 def _all_reduce(m: Arithmetic, op: Any, a: Dual, how: str, group: Any) -> Any:
     # Each element depends on the elements at its place in all processes; of how, only the reduction and the group are known.
