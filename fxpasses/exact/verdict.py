@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -230,21 +229,21 @@ class Original:
 
     def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
         """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones."""
-        found = []
-        for family in _TELLING:
-            with suppress(_RefusedByBefore):
-                finding = _Sample(self.run(family, number), after).finding
-                found += [] if finding is None else [finding]
-        for power in _OTHER_POWERS:
-            with suppress(_RefusedByBefore):
-                scaled = _Sample(self.run("random", number, 2.0**power), after).finding
-                note = f"inputs times 2**{power}"
-                found += [] if scaled is None else [dataclasses.replace(scaled, note=note)]
-        for finding in found:
+        looks: list[tuple[Family, float, str]] = [(family, 1.0, "") for family in _TELLING]
+        looks += [("random", 2.0**power, f"inputs times 2**{power}") for power in _OTHER_POWERS]
+        for family, scale, note in looks:
+            try:
+                finding = _Sample(self.run(family, number, scale), after).finding
+            except _RefusedByBefore:
+                continue
+            if finding is None:
+                continue
             kind = _kind(finding.comparison)
             if _KINDS.index(kind) > _KINDS.index(verdict.kind):
-                verdict.kind, verdict.finding = kind, finding
+                verdict.kind, verdict.finding = kind, dataclasses.replace(finding, note=note or finding.note)
                 verdict.distance, verdict.needed = finding.comparison.distance, ()
+            if kind == "DIFFERENT":
+                return
 
     def _decide(
         self,
