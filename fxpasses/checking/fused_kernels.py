@@ -13,18 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpasses.exact.rules.matmul import grouped_matmul
 from fxpasses.exact.rules.table import named
 
 _FORWARD = {op.default for op in named("_scaled_dot_product_flash_attention_for_cpu")}
 _BACKWARD = {op.default for op in named("_scaled_dot_product_flash_attention_for_cpu_backward")}
 _UNITS = 64.0
 """Of float32, or of the result's own type: what a kernel saved for its gradients is what the definition gives, but for so many."""
+_GROUPED = {op.default for op in named("_grouped_mm")}
 Rounding = Callable[[Tensor], Tensor]
 
 
 def has_kernels(gm: fx.GraphModule) -> bool:
     """Whether a graph calls a fused kernel whose definition is known."""
     return any(node.target in _FORWARD | _BACKWARD for node in gm.graph.nodes)
+
+
+def in_float64(target: Any, args: Sequence[Any]) -> Tensor | None:
+    """The result of a call that has kernels for few types alone, of float64; ``None`` for any other."""
+    if target not in _GROUPED or any(isinstance(value, Tensor) for value in args[3:]):
+        return None
+    return grouped_matmul(args[0], args[1], args[2] if len(args) > 2 else None)
 
 
 def as_defined(

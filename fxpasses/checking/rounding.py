@@ -271,7 +271,7 @@ def less_precise(
     lost_at = functools.cache(lambda dtype: str(_digits_lost_at(after, inputs, dtype)))
     is_alone, returned = all(map(is_elementwise, (before, after))), outputs_of(before.graph)
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
-        if _is_turned_over(mine, theirs) and position not in open_results(before, inputs):
+        if _is_turned_over(mine, theirs) and position not in open_results(before, inputs, after):
             how = _turned_over(before, inputs, position, (mine, theirs, center))
             found |= {position: how} if how is not None else {}
         if not _is_judged(mine, theirs, center) or torch.equal(mine, theirs):

@@ -487,7 +487,7 @@ def _confirmed(reference: Reference, candidate: fx.GraphModule, found: list[Mism
     wide = ExactRun(candidate).results(reference.inputs) if found else None
     if wide is None or any(value is None for value in reference.exact):
         return found
-    left_open = open_results(reference.gm, reference.inputs)
+    left_open = open_results(reference.gm, reference.inputs, candidate)
     return [
         m
         for m in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,32 @@ def _trilinear(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, *how: Any, unroll
     inner, outer = f"{first},{second}->{between}", f"{between},{third}->{kept}"
     product = m.bilinear(lambda x, y: torch.einsum(inner, x, y), operands[0], operands[1])
     return m.bilinear(lambda x, y: torch.einsum(outer, x, y), product, operands[2])
+
+
+def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
+    """Products of groups of rows, of columns, or of what is summed over, which end at these places."""
+    if ends is None:
+        return a @ b
+    stops = [0, *ends.tolist()]
+    parts = [slice(start, stop) for start, stop in itertools.pairwise(stops)]
+    if a.dim() == 2 and b.dim() == 2:
+        return torch.stack([a[:, part] @ b[part] for part in parts])
+    if a.dim() == 2:
+        rows = [a[part] @ b[group] for group, part in enumerate(parts)]
+        return torch.cat([*rows, a.new_zeros(a.shape[0] - stops[-1], b.shape[-1])])
+    columns = [a[group] @ b[:, part] for group, part in enumerate(parts)]
+    return torch.cat([*columns, b.new_zeros(a.shape[1], b.shape[1] - stops[-1])], 1)
+
+
+@rule(*named("_grouped_mm"))
+def _grouped_mm(
+    m: Arithmetic, op: Any, a: Dual, b: Dual, ends: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    if bias is not None:
+        return NotImplemented
+    ends = ends.witness.long() if isinstance(ends, Dual) else ends
+    result = m.bilinear(lambda x, y: grouped_matmul(x, y, ends), m.dual(a), m.dual(b))
+    return result if out_dtype is None else result.as_type(out_dtype)
 
 
 @rule(aten.linear)
