@@ -53,7 +53,7 @@ def as_defined(
         rounded: is shown each step of the definition, and gives what goes on.
     """
     if target in _FORWARD:
-        found = _attention(*args, **kwargs, rounded=rounded)
+        found: tuple[Tensor, ...] | None = _attention(*args, **kwargs, rounded=rounded)
     elif target in _BACKWARD:
         found = _gradients(*args, **kwargs, rounded=rounded)
     else:

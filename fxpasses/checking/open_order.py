@@ -67,7 +67,8 @@ def _is_kept(node: fx.Node, run: ExactRun, after: fx.GraphModule, inputs: Sequen
         return False
     other = ExactRun(after, keep=True)
     other.results(inputs)  # up to where it can be run
-    value, theirs = run.values[node.args[0].name], other.values.get(node.args[0].name)  # type: ignore[union-attr]
+    source = node.all_input_nodes[0]
+    value, theirs = run.values[source.name], other.values.get(source.name)
     return theirs is not None and value.shape == theirs.shape and torch.equal(value, theirs)
 
 

@@ -52,12 +52,12 @@ def _grid_sampler_2d_backward(
     total: Dual | None = None
     slopes: list[Dual | None] = [None, None]
     for corner in itertools.product((0, 1), repeat=2):
-        at = [whole.long() + step for whole, step in zip(low, corner, strict=True)]
+        pixels = [whole.long() + step for whole, step in zip(low, corner, strict=True)]
         mine = [weights[axis][corner[axis]] for axis in (0, 1)]
         each = m.mul(grad, m.mul(mine[0], mine[1]).map(lambda t: t.unsqueeze(1)))
-        part = _spread(m, each, image, at)
+        part = _spread(m, each, image, pixels)
         total = part if total is None else m.add(total, part)
-        pulled = m.sum(m.mul(grad, _taken(m, image, at)), [1])
+        pulled = m.sum(m.mul(grad, _taken(m, image, pixels)), [1])
         for axis in (0, 1):
             slope = m.mul(m.mul(pulled, mine[1 - axis]), 1 if corner[axis] else -1)
             known = slopes[axis]

@@ -53,7 +53,13 @@ def _trilinear(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, *how: Any, unroll
 
 
 def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
-    """Products of groups of rows, of columns, or of what is summed over, which end at these places."""
+    """Products of groups of rows, of columns, or of what is summed over.
+
+    Args:
+        a: the left factors: one for each group, or all of them one behind the other.
+        b: the right ones, likewise.
+        ends: where groups end; ``None`` where each has factors of its own.
+    """
     if ends is None:
         return a @ b
     stops = [0, *ends.tolist()]
