@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +21,10 @@ from fxpasses.pass_manager.pass_base import Contract, FunctionPass, GraphKind, P
 from fxpasses.pass_manager.sites import MatchSite, collect_sites
 
 T = TypeVar("T")
+S = TypeVar("S")
 _SEED = 20
+_SECONDS = 1.5
+"""CPU time of the search for the match sites that are wrong: the user waits for the verdict."""
 
 
 def apply_pass(
@@ -72,6 +76,20 @@ def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     return kept
 
 
+def in_time(seconds: float, fails: Callable[[S], bool]) -> Callable[[S], bool]:
+    """A question whose answer is no once so many seconds of CPU time are over: a search ends with what it has found by then.
+
+    Args:
+        seconds: from now on.
+        fails: the question.
+
+    >>> len(minimise(range(40), in_time(0.0, lambda chosen: 17 in chosen)))
+    40
+    """
+    until = time.thread_time() + seconds
+    return lambda asked: time.thread_time() < until and fails(asked)
+
+
 def guilty_sites(
     item: Pass,
     before: fx.GraphModule,
@@ -99,7 +117,7 @@ def guilty_sites(
         return ()
     reference, names = Reference(before, inputs), value_names(before, kind)
 
-    def fails(chosen: list[int]) -> bool:
+    def is_wrong(chosen: list[int]) -> bool:
         try:
             candidate, _ = apply_pass(item, before, set(chosen).__contains__)
         except Exception:  # noqa: BLE001  (a pass that cannot leave these sites out tells nothing about the others)
@@ -108,6 +126,7 @@ def guilty_sites(
 
     applied = [site for site in sites if site.applied]
     near = [site.index for site in applied if site.location.node in suspects]
+    fails = in_time(_SECONDS, is_wrong)
     start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
     guilty = set(minimise(start, fails))
     others = [site.index for site in applied if site.index not in guilty]

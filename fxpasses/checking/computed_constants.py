@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, allocates
 from fxpasses.checking.rounding import spacing
+from fxpasses.checking.windows import changed_nodes
 from fxpasses.exact.same_values import DRIFT
 from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
@@ -52,8 +53,9 @@ def explained_by_constants(
         inputs: of both.
         is_same: whether two graphs of these inputs are proved to be the same function.
     """
+    changed = frozenset().union(*changed_nodes(before, after))
     before, after, shared = _with_equal_constants(before, after)
-    if shared and is_same(before, after):
+    if shared & changed and is_same(before, after):
         return True
     held = constants_of(before)
     names = [
@@ -98,8 +100,8 @@ def _gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | N
 
 def _with_equal_constants(
     before: fx.GraphModule, after: fx.GraphModule
-) -> tuple[fx.GraphModule, fx.GraphModule, int]:
-    """Copies of both graphs that hold what they compute from no input as tensors, where it has the same bits in both; how many these are."""
+) -> tuple[fx.GraphModule, fx.GraphModule, set[str]]:
+    """Copies of both graphs that hold what they compute from no input as tensors, where it has the same bits in both; names of all that is computed so."""
     sides = [(copy_graph(gm, constants=True), fixed_values(gm)) for gm in (before, after)]
     known = list(sides[1][1].values())
     shared: list[Tensor] = []
@@ -120,7 +122,7 @@ def _with_equal_constants(
             node.replace_all_uses_with(held)
         gm.graph.eliminate_dead_code()
         gm.recompile()
-    return sides[0][0], sides[1][0], len(shared)
+    return sides[0][0], sides[1][0], {name for _, values in sides for name in values} if shared else set()
 
 
 def fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:

@@ -22,9 +22,8 @@ from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.model_steps import Results, Steps
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.region_calls import NoRegions, RegionCalls
-from fxpasses.checking.rounding import EXACT, PROGRAM_LIMIT, distance
+from fxpasses.checking.rounding import EXACT, PROGRAM_LIMIT, distance, largest_error
 from fxpasses.checking.staged import Stage, in_eager_with_repro
-from fxpasses.checking.values import largest_error
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.graph_compilers import Compiler
 from fxpasses.compiling.observing import Observer

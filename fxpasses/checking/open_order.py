@@ -32,12 +32,13 @@ _ANY_OF_EQUAL = {
 }
 
 
-def open_results(gm: fx.GraphModule, inputs: Sequence[Any]) -> set[int]:
+def open_results(gm: fx.GraphModule, inputs: Sequence[Any], after: fx.GraphModule | None = None) -> set[int]:
     """Positions of outputs that hang on which one of several equal elements an operator takes, on these inputs.
 
     Args:
         gm: the graph before a rewrite.
         inputs: its inputs, which it does not change.
+        after: the graph after it: a call that is given there the very values that it is given before takes the same ones.
     """
     nodes = [n for n in gm.graph.nodes if n.target in _ANY_OF_EQUAL and not n.kwargs.get("stable")]
     if not nodes:
@@ -45,6 +46,8 @@ def open_results(gm: fx.GraphModule, inputs: Sequence[Any]) -> set[int]:
     run = ExactRun(gm, keep=True)
     if run.results(inputs) is None:
         return set()
+    if after is not None:
+        nodes = [node for node in nodes if not _is_kept(node, run, after, inputs)]
     open_ones: set[fx.Node] = set()
     for node in gm.graph.nodes:
         if node.target is operator.getitem and node.args[0] in nodes:
@@ -55,6 +58,18 @@ def open_results(gm: fx.GraphModule, inputs: Sequence[Any]) -> set[int]:
         elif any(given in open_ones for given in node.all_input_nodes):
             open_ones.add(node)
     return {at for at, value in enumerate(outputs_of(gm.graph)) if value in open_ones}
+
+
+def _is_kept(node: fx.Node, run: ExactRun, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether a graph after makes the same call of the very same values."""
+    told = {n.name: (n.target, str(n.args), str(n.kwargs)) for n in after.graph.nodes}
+    if told.get(node.name) != (node.target, str(node.args), str(node.kwargs)):
+        return False
+    other = ExactRun(after, keep=True)
+    other.results(inputs)  # up to where it can be run
+    source = node.all_input_nodes[0]
+    value, theirs = run.values[source.name], other.values.get(source.name)
+    return theirs is not None and value.shape == theirs.shape and torch.equal(value, theirs)
 
 
 def _has_equals(value: Tensor, taken: Tensor, dim: int) -> bool:

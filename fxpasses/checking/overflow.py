@@ -58,7 +58,7 @@ def largest_power(is_finite: Callable[[int], bool]) -> int:
 
 
 def stays_finite(gm: fx.GraphModule, inputs: Sequence[Any], inside: bool = False) -> bool:
-    """Whether a graph can be run on some inputs, and all of its results, and inputs after the run, are finite.
+    """Whether a graph can be run on some inputs, and all of its results, and what it writes to finite inputs, are finite.
 
     Args:
         gm: the graph.
@@ -68,9 +68,10 @@ def stays_finite(gm: fx.GraphModule, inputs: Sequence[Any], inside: bool = False
     """
     copies, run = cloned(inputs), Run(gm, keep=inside)
     try:
-        results = [*run(copies, _SEED), *copies]
+        results = run(copies, _SEED)
     except (Unsupported, *CANNOT_RUN):
         return False
+    results += [after for value, after in zip(inputs, copies, strict=True) if _is_finite(value)]
     return all(map(_is_finite, results)) and (not inside or next(_overflowing(gm, run), None) is None)
 
 

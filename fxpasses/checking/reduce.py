@@ -45,7 +45,15 @@ Fails = Callable[[Case], bool]
 
 
 def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[str], fails: Fails) -> Case:
-    """The smallest part of the graph that still fails.
+    """The smallest part of the graph that still fails, or the case itself. Args: those of :func:`failing_part`."""
+    part = failing_part(case, after, suspects, fails)
+    return part or failing_part(case, after, suspects, fails, whole=True) or case
+
+
+def failing_part(
+    case: Case, after: fx.GraphModule | None, suspects: Collection[str], fails: Fails, whole: bool = False
+) -> Case | None:
+    """The smallest part of the graph that still fails; ``None`` where none is found.
 
     A part is a set of calls. Values from outside of it become inputs, with the value that they had in a run of the
     whole graph; values that are used outside of it become outputs. First the surroundings of the suspects are tried,
@@ -56,6 +64,7 @@ def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[
         after: the graph after the pass, which tells where to start; ``None`` when the pass raises.
         suspects: names of nodes that are to blame.
         fails: whether a part still fails.
+        whole: whether to start with all calls, and not with the surroundings of what is suspected.
     """
     values = _recorded(case.gm, case.inputs)
     traced = _recorded(case.gm, case.traced) if case.traced is not None else None
@@ -73,15 +82,14 @@ def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[
     # First with the graph's constants as inputs, then with those that it holds: a pass may look for them.
     for keep in (False, True) if constants_of(case.gm) else (False,):
         constants = keep
-        start = calls
-        for near in _surroundings(case.gm, after, suspects):
-            ordered = [n for n in calls if n in near]
-            if 0 < len(ordered) < len(calls) and still(ordered):
-                start = ordered
-                break
-        if start is not calls or still(calls):
-            return part(minimise(start, still)) or case
-    return case  # it fails only with the graph's own inputs and outputs
+        near = [set(calls)] if whole else _surroundings(case.gm, after, suspects)
+        starts = ([n for n in calls if n in chosen] for chosen in near)
+        start = next(
+            (start for start in starts if start and (whole or len(start) < len(calls)) and still(start)), None
+        )
+        if start is not None:
+            return part(minimise(start, still))
+    return None  # it fails only with the graph's own inputs and outputs
 
 
 def _surroundings(

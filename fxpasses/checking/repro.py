@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from fake.error_text import describe_error
 from fxpasses._torch import OpOverload, outside_tracing
-from fxpasses.checking.blame import after_passes, apply_pass
+from fxpasses.checking.blame import after_passes, apply_pass, in_time
 from fxpasses.checking.fake_values import propagate_fakes
 from fxpasses.checking.inputs import Unsupported
-from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
+from fxpasses.checking.reduce import Case, failing_part, smaller_sizes
 from fxpasses.checking.source import CannotEmbed, PassSource, pass_sources
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.checking.windows import changed_nodes
@@ -212,6 +212,10 @@ class _Setting:
         return [i for i, node in enumerate(_calls(case.gm)) if self.marked and is_backward(node)]
 
 
+_SECONDS = 1.5
+"""CPU time of the search for a small graph: the user waits for the verdict."""
+
+
 def make_repro(
     item: Pass,
     before: fx.GraphModule,
@@ -270,15 +274,22 @@ def make_repro(
         except Unsupported:
             return False
 
-    for dynamic, marked in itertools.product((False, True) if traced is None else (True,), (False, True)):
+    still, case = in_time(_SECONDS, fails), None
+    # A part says as much as all of the graph, sooner.
+    for is_whole, dynamic, marked in itertools.product(
+        (False, True), (False, True) if traced is None else (True,), (False, True)
+    ):
         setting = _Setting(dynamic, marked)
-        if fails(whole):
+        if not is_whole:
+            case = failing_part(whole, after, suspects, still)
+        elif fails(whole):
+            case = failing_part(whole, after, suspects, still, whole=True) or whole
+        if case is not None:
             break
     else:
         return None, 0, "the fault does not show on the graph alone, without the metadata of its compilation"
-    case = reduce_nodes(whole, after, suspects, fails)
     if not setting.dynamic:
-        case = smaller_sizes(case, lambda c: c if rebuilt(c) else None, fails)
+        case = smaller_sizes(case, lambda c: c if rebuilt(c) else None, still)
     try:
         source, expressions = pass_sources([item, *earlier])
     except CannotEmbed as reason:

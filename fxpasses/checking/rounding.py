@@ -8,7 +8,7 @@ measured where it happens.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +22,12 @@ from fxpasses.checking.computing_types import (
     finest_dtype,
     held_dtype,
     is_elementwise,
+    is_transcendental,
     rounds,
 )
+from fxpasses.checking.fused_kernels import as_defined, has_kernels
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run
+from fxpasses.checking.interpret import CANNOT_RUN, DefinedRun, ExactRun, Run
 from fxpasses.checking.open_order import open_results
 from fxpasses.errors import Location
 from fxpasses.graphs.numbers import became, computable
@@ -44,10 +46,12 @@ EXACT = 2.0**53
 _SEED = 20
 _MOVES = 2
 _NEARBY = 4
-_MANY, _DRAWS = 64, 16
-"""Fewer elements may all be moved by next to nothing by luck: these are moved so many times."""
+_FEW_CALLS, _DRAWS = 64, 16
+"""What few calls compute is moved so many times: by luck, all elements may be moved by next to nothing, or a near tie in front of a softmax be as it was."""
 _TURNED_BY = 32.0
 """Twice the units in the last place of inputs by which what is compared may be moved."""
+_OF_LIBRARIES = 8.0
+"""Twice the units in the last place by which a library's exponential or error function may be off: what it computes in few digits it rounds once."""
 _POWERS = 8
 """Elements within so many powers of two of each other are judged together."""
 _SMALLEST = 32
@@ -141,6 +145,17 @@ def distance(
     at = _index(off)
     values = center[at].item(), got[at].item()
     return Distance(after / floor, before, after, after / max(unit[known].max().item(), 5e-324), at, values)
+
+
+def largest_error(exact: Tensor, value: Tensor) -> float:
+    """The largest distance from the exact values; 0 for integers and flags."""
+    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    if value.is_complex():
+        exact, value = torch.view_as_real(exact.resolve_conj()), torch.view_as_real(value.resolve_conj())
+    center, got = exact.double(), value.double()
+    known = center.isfinite()
+    return (got - center)[known].abs().nan_to_num(math.inf).max().item() if known.any() else 0.0
 
 
 def of_element(usual: Tensor, result: Tensor, wrong: Tensor) -> Distance | None:
@@ -252,9 +267,11 @@ def less_precise(
     if usual is None or got is None or exact is None:
         return {}
     found: dict[int, Distance] = {}
+    runs, defined = _Runs(before, inputs), None
+    lost_at = functools.cache(lambda dtype: str(_digits_lost_at(after, inputs, dtype)))
     is_alone, returned = all(map(is_elementwise, (before, after))), outputs_of(before.graph)
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
-        if _is_turned_over(mine, theirs) and position not in open_results(before, inputs):
+        if _is_turned_over(mine, theirs) and position not in open_results(before, inputs, after):
             how = _turned_over(before, inputs, position, (mine, theirs, center))
             found |= {position: how} if how is not None else {}
         if not _is_judged(mine, theirs, center) or torch.equal(mine, theirs):
@@ -264,19 +281,21 @@ def less_precise(
         # What only moves values is held to its inputs: they were rounded to their types before, and may be once more.
         is_rounded = not torch.equal(mine.double(), center.double())
         dtype = finest_dtype(before, kind) if is_rounded else computing_dtype(before)
-        runs = [ExactRun(before).results(moved(inputs, seed, dtype)) for seed in range(_MOVES)]
-        others = [run[position] for run in runs if run is not None]
+        several = [runs.moved(seed, dtype) for seed in range(_MOVES)]
+        others = [run[position] for run in several if run is not None]
         for part in _by_magnitude(center, kind, is_alone):
             how = distance(mine, theirs, [center, *others], part)
             if how is not None and limit < how.times < math.inf:
-                errors = itertools.chain(
-                    _errors_nearby(before, inputs, position, part),
-                    _errors_at_random(before, inputs, position, center, part),
-                )
-                nearby = max(errors, default=0.0)
-                how = replace(how, times=min(how.times, how.after / nearby)) if nearby else how
+                for error in runs.errors(position, center, part):
+                    how = replace(how, times=min(how.times, how.after / error)) if error else how
+                    if how.times <= limit:
+                        break
+            if how is not None and how.times > limit and has_kernels(after):
+                defined = defined or _run(after, inputs, DefinedRun)
+                less = distance(mine, defined[position].to(kind), [center, *others], part) if defined else how
+                how = less if less is None or less.times <= limit else how
             if how is not None and how.times > limit and not (chosen and _is_little(how, kind)):
-                found[position] = replace(how, where=str(_digits_lost_at(after, inputs, dtype)))
+                found[position] = replace(how, where=lost_at(dtype))
                 break
     return found
 
@@ -351,20 +370,6 @@ def _by_magnitude(center: Tensor, dtype: torch.dtype, is_alone: bool) -> Iterato
             yield part
 
 
-def _errors_nearby(
-    before: fx.GraphModule, inputs: Sequence[Any], position: int, part: Tensor
-) -> Iterator[float]:
-    """How far off a part of a result of the graph is for inputs that are a few units away: on one element it may be right by luck."""
-    for seed in range(_NEARBY):
-        given = next_to(inputs, seed, units=16.0)
-        usual, exact = _run(before, given), ExactRun(before).results(given)
-        if usual is not None and exact is not None:
-            off = (usual[position].double() - exact[position].double())[part]
-            off = off[off.isfinite()]
-            if off.numel():
-                yield off.square().mean().sqrt().item()
-
-
 class RoundedAtRandom(ExactRun):
     """A run in float64 in which each call's result is off by up to half a unit in the last place, in a direction by chance; by a whole one of float64.
 
@@ -380,32 +385,67 @@ class RoundedAtRandom(ExactRun):
 
     def _evaluated(self, n: fx.Node) -> Any:
         result, held = super()._evaluated(n), value_of(n)
+        if isinstance(held, (tuple, list)) and held and isinstance(held[0], Tensor):
+            return as_defined(
+                n.target,
+                *self.fetch_args_kwargs_from_env(n),
+                result,
+                lambda step: self._moved(step, held[0].dtype),
+            )
         if not rounds(n.target) or not (_is_judged(result) and _is_judged(held)):
             return result  # their sizes are not compared: those of the graph may be symbolic
+        is_rough = is_transcendental(n.target) and self._dtype is None and held.dtype is torch.float32
+        return self._moved(result, held.dtype, _OF_LIBRARIES if is_rough else 1.0)
+
+    def _moved(self, value: Tensor, dtype: torch.dtype, units: float = 1.0) -> Tensor:
         self._seed += 1
-        (moved_by,) = moved([result], self._seed, self._dtype or held.dtype)
+        (moved_by,) = moved([value], self._seed, self._dtype or dtype, units)
         return moved_by
 
 
-def _errors_at_random(
-    before: fx.GraphModule, inputs: Sequence[Any], position: int, center: Tensor, part: Tensor
-) -> Iterator[float]:
-    """How far off a part of a result is where each call rounds in a direction by chance: what cancels in a graph may do so by luck.
+class _Runs:
+    """What a graph gives on inputs nearby, in both precisions, and rounded at random: each run once, for all its results.
 
-    Source: D. S. Parker, Monte Carlo Arithmetic (1997).
+    Args:
+        gm: the graph.
+        inputs: what the others are near to.
     """
-    for seed in range(_MOVES if int(part.sum()) >= _MANY else _DRAWS):
-        results = RoundedAtRandom(before, seed).results(inputs)
-        if results is not None:
-            off = (results[position] - center)[part]
-            off = off[off.isfinite()]
-            if off.numel():
-                yield off.square().mean().sqrt().item()
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self._gm = gm
+        self.moved = functools.cache(lambda seed, dtype: ExactRun(gm).results(moved(inputs, seed, dtype)))
+        self._near = functools.cache(lambda seed: next_to(inputs, seed, units=16.0))
+        self._usual = functools.cache(lambda seed: _run(gm, self._near(seed)))
+        self._exact = functools.cache(lambda seed: ExactRun(gm).results(self._near(seed)))
+        self._at_random = functools.cache(lambda seed: RoundedAtRandom(gm, seed).results(inputs))
+
+    def errors(self, position: int, center: Tensor, part: Tensor) -> Iterator[float]:
+        """How far off a part of a result is for inputs that are a few units away, where on one element it may be right by luck, and where each call
+        rounds in a direction by chance, since what cancels in a graph may do so by luck.
+
+        Source: D. S. Parker, Monte Carlo Arithmetic (1997).
+        """
+        for seed in range(_NEARBY):
+            usual, exact = self._usual(seed), self._exact(seed)
+            if usual is not None and exact is not None:
+                yield from _rms(usual[position].double() - exact[position].double(), part)
+        is_small = len(self._gm.graph.nodes) <= _FEW_CALLS or int(part.sum()) <= _FEW_CALLS
+        for seed in range(_DRAWS if is_small else _MOVES):
+            results = self._at_random(seed)
+            if results is not None:
+                yield from _rms(results[position] - center, part)
 
 
-def _run(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
+def _rms(off: Tensor, part: Tensor) -> Iterator[float]:
+    off = off[part]
+    off = off[off.isfinite()]
+    if off.numel():
+        yield off.square().mean().sqrt().item()
+
+
+def _run(gm: fx.GraphModule, inputs: Sequence[Any], how: type[Run] = Run) -> list[Any] | None:
     try:
-        return Run(gm)(cloned(inputs), _SEED)
+        return how(gm)(cloned(inputs), _SEED)
     except CANNOT_RUN:
         return None
 

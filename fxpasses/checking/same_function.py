@@ -27,6 +27,7 @@ from fxpasses.checking.windows import (
     Change,
     Window,
     can_be_cut,
+    changed_nodes,
     changes,
     cut,
     join_changes,
@@ -207,6 +208,10 @@ class Rewriting:
         except ValueError as error:
             log.debug("there is no exact verdict: %s", error)
             return None
+        if verdict.kind == "EQUAL" and allocates(after):
+            return (
+                None  # zeros stand for what is not written yet: float64 has to say whether somebody reads it
+            )
         # Of made-up values: random samples have shown that it is the same function elsewhere.
         is_another_formula = verdict.kind == "APPROXIMATE" and (verdict.distance or 0.0) <= JUMP
         return Verdict() if is_another_formula and not self._samples else verdict
@@ -214,7 +219,7 @@ class Rewriting:
     def _is_asked(self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         """Whether exact arithmetic is asked about two graphs at all."""
         is_quantized = any(isinstance(value, Tensor) and value.is_quantized for value in inputs)
-        return not (allocates(before) or allocates(after) or is_quantized or self._is_large(before, inputs))
+        return not (_allocates_otherwise(before, after) or is_quantized or self._is_large(before, inputs))
 
     def _is_large(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         held = [self.values.get(node.name) for node in gm.graph.nodes if node.op == "call_function"]
@@ -283,7 +288,7 @@ class Rewriting:
         if finding.comparison.reason == SIGN and found == []:  # nor a sign: what cancels in float64
             return []
         position = _position(self.before, finding.output)
-        if position in open_results(self.before, self.inputs):
+        if position in open_results(self.before, self.inputs, self.after):
             return found
         if finding.node:
             calls = next(
@@ -296,6 +301,12 @@ class Rewriting:
         if verdict.kind == "APPROXIMATE":
             problem += f"; an approximation, at most {verdict.distance:.2g} of the largest value away"
         return [Difference(position, problem, calls)]
+
+
+def _allocates_otherwise(before: fx.GraphModule, after: fx.GraphModule) -> bool:
+    """Whether what changed makes uninitialised memory."""
+    pairs = zip((before, after), changed_nodes(before, after), strict=True)
+    return any(allocates(gm, names) for gm, names in pairs)
 
 
 def _with_calls(difference: Difference, calls: frozenset[str]) -> Difference:
@@ -371,7 +382,7 @@ def differences_in_float64(
                 )
                 where = f"element {list(at)}: " if at else ""
                 found.append(Difference(position, f"{where}{became(a[at].item(), b[at].item())}, in float64"))
-        left_open = open_results(before, inputs) if found else ()
+        left_open = open_results(before, inputs, after) if found else ()
         found = [difference for difference in found if difference.position not in left_open]
         if found:
             return found

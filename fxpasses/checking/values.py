@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, fx
 
 from fake.error_text import describe_error
+from fxpasses.checking.fused_kernels import has_kernels
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
-from fxpasses.checking.interpret import ExactRun, Poison, Run, allocates
+from fxpasses.checking.interpret import DefinedRun, ExactRun, Poison, Run, allocates
 from fxpasses.checking.nan_guards import answers, had_guards
 from fxpasses.checking.open_order import open_results
 from fxpasses.checking.overlapping_results import overlapping
-from fxpasses.checking.rounding import Distance, distance, moved, other_sign, same_bits
+from fxpasses.checking.rounding import Distance, distance, largest_error, moved, other_sign, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting, differences_in_float64
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window, changed_nodes
@@ -222,7 +223,7 @@ def compare(
         found = _other_answers(reference, candidate, got, names, answers(reference.gm, rewriting.changed[0]))
         if found or not had_guards(reference.gm, candidate, rewriting.changed[0]):
             return found  # a product with zero, or a sum over more elements, spreads what nobody kept from spreading
-        return _confirmed(reference, candidate, _newly_infinite(reference, got, names))
+        return _confirmed(reference, candidate, _newly_infinite(reference, candidate, got, names))
     differences = rewriting.differences()
     if differences is None:
         raise Unsupported("the graph does not run in float64")
@@ -237,7 +238,7 @@ def compare(
         reference.unreachable = unreachable(rewriting, ("random",))
     if bitwise or same:
         return []
-    return _newly_infinite(reference, got, names) or rounds_worse(rewriting, names)
+    return _newly_infinite(reference, candidate, got, names) or rounds_worse(rewriting, names)
 
 
 def _are_same(expected: Outcome, got: Outcome, signs: bool) -> bool:
@@ -269,7 +270,8 @@ def loses(reference: Reference, candidate: fx.GraphModule, names: Sequence[str])
     got = _run_rewritten(candidate, reference.inputs)
     if isinstance(got, Mismatch):
         return [got]
-    return _newly_infinite(reference, got, names) or rounds_worse(reference.rewriting(candidate), names)
+    broken = _newly_infinite(reference, candidate, got, names)
+    return broken or rounds_worse(reference.rewriting(candidate), names)
 
 
 def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
@@ -331,17 +333,6 @@ def describe_input(node: fx.Node) -> str:
     """The input's name, with what it is in the user's program where that is known."""
     text = node.meta.get("input") or getattr(node.meta.get("desc"), "target", None)
     return f"{node.name} ({text})" if isinstance(text, str) else node.name
-
-
-def largest_error(exact: Tensor, value: Tensor) -> float:
-    """The largest distance from the exact values; 0 for integers and flags."""
-    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
-        return 0.0
-    if value.is_complex():
-        exact, value = torch.view_as_real(exact.resolve_conj()), torch.view_as_real(value.resolve_conj())
-    center, got = exact.double(), value.double()
-    known = center.isfinite()
-    return (got - center)[known].abs().nan_to_num(math.inf).max().item() if known.any() else 0.0
 
 
 def _run(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome:
@@ -427,10 +418,16 @@ def _told(a: Tensor, b: Tensor, wrong: Tensor) -> str:
     return f"element {list(at)}: {became(a[at].item(), b[at].item())}, {int(wrong.sum())} differ"
 
 
-def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
-    """Results that hold NaN or infinities where the reference holds numbers."""
+def _newly_infinite(
+    reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
+) -> list[Mismatch]:
+    """Results that hold NaN or infinities where the reference holds numbers, though fused kernels lost nothing."""
     found = []
-    for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True)):
+    values, kernels = got.values, has_kernels(candidate)
+    if kernels and any(isinstance(v, Tensor) and not computable(v).isfinite().all() for v in values):
+        copies = cloned(reference.inputs)
+        values = [*DefinedRun(candidate)(copies, _SEED), *copies]
+    for position, (native, value) in enumerate(zip(reference.native.values, values, strict=True)):
         if isinstance(native, Tensor) and (native.is_floating_point() or native.is_complex()):
             size = computable(native).abs()
             broken = (size <= _END * torch.finfo(native.dtype).max) & ~computable(value).isfinite()
@@ -490,7 +487,7 @@ def _confirmed(reference: Reference, candidate: fx.GraphModule, found: list[Mism
     wide = ExactRun(candidate).results(reference.inputs) if found else None
     if wide is None or any(value is None for value in reference.exact):
         return found
-    left_open = open_results(reference.gm, reference.inputs)
+    left_open = open_results(reference.gm, reference.inputs, candidate)
     return [
         m
         for m in found

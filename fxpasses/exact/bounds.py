@@ -44,7 +44,16 @@ _CHECK_INDICES = {
 _SAFE = {
     *(aten.cat, aten.stack, aten.constant_pad_nd, aten.flip, aten.roll, aten.sort, aten.topk),
     *(aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.bucketize, aten.searchsorted),
-    *(aten.mm, aten.bmm),
+    *(aten.mm, aten.bmm, aten.clone, aten.copy, aten._to_copy, aten.repeat, aten.tril, aten.triu),
+    *(
+        aten.slice_scatter,
+        aten.select_scatter,
+        aten.diagonal_scatter,
+        aten.fill,
+        aten.full_like,
+        aten.zeros_like,
+    ),
+    *(aten.ones_like, aten.new_zeros, aten.new_ones, aten.new_full),
 }
 """Operators that are neither elementwise nor reductions, and take any integers without reading memory by them."""
 

@@ -195,6 +195,17 @@ class ComplexCalls:
             self._add(self._mul(a.real, b.imag), self._mul(a.imag, b.real)),
         )
 
+    def _matrix_product(self, target: Any, a: Any, b: Any) -> Complex:
+        a, b = self.of(a), self.of(b)
+
+        def product(left: Dual, right: Dual) -> Any:
+            return self._call(target, (left, right), {})
+
+        return Complex(
+            self._sub(product(a.real, b.real), product(a.imag, b.imag)),
+            self._add(product(a.real, b.imag), product(a.imag, b.real)),
+        )
+
     def _quotient(self, target: Any, a: Any, b: Any) -> Complex:
         a, divisor = self.of(a), self.of(b)
         if not is_complex(b) and not isinstance(b, complex):
@@ -227,6 +238,7 @@ _RULES = {
     aten.mul: "_product",
     aten.div: "_quotient",
     aten.exp: "_exponential",
+    **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.matmul, aten.dot, aten.outer), "_matrix_product"),
 }
 _EACH_PART = {
     *(aten.add, aten.sub, aten.neg, aten.sum, aten.mean, aten.cumsum, aten.clone, aten.detach, aten.alias),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -175,7 +174,13 @@ class Original:
         """
         key = family, number, scale, squares_roots
         if key not in self._runs:
-            self._runs[key] = _FirstRun(self.gm, self.inputs, family, number, scale, squares_roots)
+            given = self.gm, self.inputs, family, number, scale, squares_roots
+            try:
+                self._runs[key] = _FirstRun(*given)
+            except _RefusedByBefore:  # lengths that have to add up, say
+                if family != "random":
+                    raise
+                self._runs[key] = _FirstRun(*given, keeps_integers=True)
         return self._runs[key]
 
     def equivalent(
@@ -224,19 +229,21 @@ class Original:
 
     def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
         """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones."""
-        found = []
-        for family in _TELLING:
-            with suppress(_RefusedByBefore):
-                finding = _Sample(self.run(family, number), after).finding
-                found += [] if finding is None else [finding]
-        for power in _OTHER_POWERS:
-            scaled = _Sample(self.run("random", number, 2.0**power), after).finding
-            found += [] if scaled is None else [dataclasses.replace(scaled, note=f"inputs times 2**{power}")]
-        for finding in found:
+        looks: list[tuple[Family, float, str]] = [(family, 1.0, "") for family in _TELLING]
+        looks += [("random", 2.0**power, f"inputs times 2**{power}") for power in _OTHER_POWERS]
+        for family, scale, note in looks:
+            try:
+                finding = _Sample(self.run(family, number, scale), after).finding
+            except _RefusedByBefore:
+                continue
+            if finding is None:
+                continue
             kind = _kind(finding.comparison)
             if _KINDS.index(kind) > _KINDS.index(verdict.kind):
-                verdict.kind, verdict.finding = kind, finding
+                verdict.kind, verdict.finding = kind, dataclasses.replace(finding, note=note or finding.note)
                 verdict.distance, verdict.needed = finding.comparison.distance, ()
+            if kind == "DIFFERENT":
+                return
 
     def _decide(
         self,
@@ -329,11 +336,17 @@ class _FirstRun:
         number: int,
         scale: float,
         squares_roots: bool,
+        keeps_integers: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(number * 101 + 5)
         self.gm, self.family, self.number, self.squares_roots = gm, family, number, squares_roots
         self.machine = self.new_machine()
-        made = [sample_input(v, family, generator, scale) if isinstance(v, Tensor) else v for v in inputs]
+        made = [
+            sample_input(v, family, generator, scale)
+            if isinstance(v, Tensor) and not (keeps_integers and not v.is_floating_point())
+            else v
+            for v in inputs
+        ]
         self.inputs = [
             self._dual(_strided_as(new, value), value.dtype) if isinstance(value, Tensor) else value
             for new, value in zip(in_order(gm, made), inputs, strict=True)

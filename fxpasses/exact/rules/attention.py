@@ -84,6 +84,15 @@ def _flash_attention_for_cpu(
     return result, total.map(lambda t: t.squeeze(-1)).as_type(kind or torch.float32)
 
 
+def _saved_weights(m: Arithmetic, scores: Dual, logsumexp: Dual) -> Dual:
+    """The weights, of the logarithm of their sum as it was saved: of another one, they are another function."""
+    weights, total = _softmax(m, scores)
+    saved = logsumexp.map(lambda t: t.unsqueeze(-1))
+    if any(bool((r == s).all()) for r, s in zip(total.residues, saved.residues, strict=True)):
+        return weights
+    return m.exp(m.sub(scores, saved))
+
+
 @rule(*named("_scaled_dot_product_flash_attention_for_cpu_backward"))
 def _flash_attention_for_cpu_backward(
     m: Arithmetic,
@@ -105,7 +114,7 @@ def _flash_attention_for_cpu_backward(
     keys, values = key, value
     key, value = _for_heads(query, key), _for_heads(query, value)
     scores, factor = _scores(m, query, key, is_causal, attn_mask, scale)
-    weights, _ = _softmax(m, scores)
+    weights = _saved_weights(m, scores, logsumexp)
     of_value = _matmul(m, _transposed(weights), grad)
     of_weights = _matmul(m, grad, _transposed(value))
     rows = m.sum(m.mul(grad, out), [grad.dim() - 1], True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,38 @@ def _trilinear(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, *how: Any, unroll
     return m.bilinear(lambda x, y: torch.einsum(outer, x, y), product, operands[2])
 
 
+def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
+    """Products of groups of rows, of columns, or of what is summed over.
+
+    Args:
+        a: the left factors: one for each group, or all of them one behind the other.
+        b: the right ones, likewise.
+        ends: where groups end; ``None`` where each has factors of its own.
+    """
+    if ends is None:
+        return a @ b
+    stops = [0, *ends.tolist()]
+    parts = [slice(start, stop) for start, stop in itertools.pairwise(stops)]
+    if a.dim() == 2 and b.dim() == 2:
+        return torch.stack([a[:, part] @ b[part] for part in parts])
+    if a.dim() == 2:
+        rows = [a[part] @ b[group] for group, part in enumerate(parts)]
+        return torch.cat([*rows, a.new_zeros(a.shape[0] - stops[-1], b.shape[-1])])
+    columns = [a[group] @ b[:, part] for group, part in enumerate(parts)]
+    return torch.cat([*columns, b.new_zeros(a.shape[1], b.shape[1] - stops[-1])], 1)
+
+
+@rule(*named("_grouped_mm"))
+def _grouped_mm(
+    m: Arithmetic, op: Any, a: Dual, b: Dual, ends: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    if bias is not None:
+        return NotImplemented
+    ends = ends.witness.long() if isinstance(ends, Dual) else ends
+    result = m.bilinear(lambda x, y: grouped_matmul(x, y, ends), m.dual(a), m.dual(b))
+    return result if out_dtype is None else result.as_type(out_dtype)
+
+
 @rule(aten.linear)
 def _linear(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any = None) -> Dual:
     product = m.bilinear(lambda x, w: aten.linear.default(x, w), m.dual(a), m.dual(weight))
@@ -91,6 +124,41 @@ def _convolution_backward(
         m.bilinear(of_input, grad, weight) if wanted[0] else None,
         m.bilinear(of_weight, grad, a) if wanted[1] else None,
         m.sum(grad, [0, *range(2, grad.dim())]) if wanted[2] else None,
+    )
+
+
+def _time_last(t: Tensor) -> Tensor:
+    return t.permute(1, 2, 0)
+
+
+@rule(*named("conv_tbc"))
+def _conv_tbc(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any, pad: int = 0) -> Dual:
+    def convolved(x: Tensor, w: Tensor) -> Tensor:
+        return torch.conv1d(_time_last(x), w.permute(2, 1, 0), padding=pad).permute(2, 0, 1)
+
+    return m.add(m.bilinear(convolved, m.dual(a), m.dual(weight)), bias)
+
+
+@rule(*named("conv_tbc_backward"))
+def _conv_tbc_backward(
+    m: Arithmetic, op: Any, grad: Dual, a: Dual, weight: Dual, bias: Any, pad: int
+) -> tuple[Dual, Dual, Dual]:
+    how = [1], [pad], [1], False, [0], 1
+    no_input = torch.zeros(_time_last(a.witness).shape, dtype=torch.float64)
+    no_weight = torch.zeros(weight.witness.permute(2, 1, 0).shape, dtype=torch.float64)
+
+    def of_input(g: Tensor, w: Tensor) -> Tensor:
+        given = _time_last(g), no_input, w.permute(2, 1, 0)
+        return aten.convolution_backward(*given, None, *how, [True, False, False])[0].permute(2, 0, 1)
+
+    def of_weight(g: Tensor, x: Tensor) -> Tensor:
+        given = _time_last(g), _time_last(x), no_weight
+        return aten.convolution_backward(*given, None, *how, [False, True, False])[1].permute(2, 1, 0)
+
+    return (
+        m.bilinear(of_input, grad, m.dual(weight)),
+        m.bilinear(of_weight, grad, m.dual(a)),
+        m.sum(grad, [0, 1]),
     )
 
 

@@ -109,9 +109,24 @@ def _cos(m: Arithmetic, op: Any, a: Dual) -> Dual:
     *named("asin acos atan asinh acosh atanh erfinv lgamma digamma special_erfcx special_i0 i0 special_ndtri")
 )
 def _uninterpreted(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    a = m.dual(a)
-    return m.uninterpreted(op._schema.name, a, op(a.witness))
+    a, name = m.dual(a), op._schema.name.rpartition("::")[2].replace("arc", "a")
+    return m.uninterpreted(name, a, op(a.witness), parity=-1 if name in _ODD else 0)
 
+
+@rule(aten.atan2)
+def _atan2(m: Arithmetic, op: Any, y: Any, x: Any) -> Any:
+    """The arc tangent of a quotient, and half a turn where the divisor is negative."""
+    y, x = m.dual(y), m.dual(x)
+    witness = op(y.witness, x.witness)
+    if not bool((witness.isfinite() & (x.witness != 0)).all()):
+        return NotImplemented
+    quotient = m.div(y, x)
+    angle = m.uninterpreted("atan", quotient, quotient.witness.atan(), parity=-1)
+    turn = m.select(y.witness.signbit(), -math.pi, math.pi)
+    return m.with_witness(m.select(x.witness < 0, m.add(angle, turn), angle), witness, y, x)
+
+
+_ODD = {"asin", "asinh", "atan", "atanh", "erfinv"}
 
 # Choices
 

@@ -14,6 +14,9 @@ from fxpasses.exact.rules.table import named, rule
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+_MOST_FACTORS = 512
+"""Of a row, which are multiplied one after the other."""
+
 
 def _at(a: Dual, indices: Tensor, spatial: int) -> Dual:
     """The elements at these places of the last ``spatial`` dimensions, taken as one."""
@@ -176,10 +179,12 @@ def _scatter_reduce(
     include_self: bool = True,
 ) -> Any:
     a, source = m.dual(a), m.dual(source)
-    if reduce not in ("sum", "mean", "amax", "amin") or not a.dim():
+    if reduce not in ("sum", "mean", "amax", "amin", "prod") or not a.dim():
         return NotImplemented
     source = source.map(lambda t: t[tuple(slice(n) for n in index.shape)])
     hit = torch.zeros(a.shape, dtype=torch.bool).scatter(dim, index, True)
+    if reduce == "prod":
+        return _multiplied(m, a if include_self else m.select(hit, 1, a), dim, index, source)
     start = a if include_self else m.select(hit, 0, a)
     if reduce in ("amax", "amin"):
         witness = op(a.witness, dim, index, source.witness, reduce, include_self=include_self)
@@ -196,23 +201,75 @@ def _scatter_reduce(
     return total.as_type(a.dtype or torch.float32)
 
 
+def _multiplied(m: Arithmetic, a: Dual, dim: int, index: Tensor, source: Dual) -> Any:
+    """A tensor with factors scattered into it: one of each row at a time, so that no place is met twice."""
+    if index.shape[dim] > _MOST_FACTORS:
+        return NotImplemented
+    for i in range(index.shape[dim]):
+        at = index.narrow(dim, i, 1)
+        factor = source.map(lambda t, i=i: t.narrow(dim, i, 1))  # type: ignore[misc]
+        product = m.mul(a.map(lambda t, at=at: t.gather(dim, at)), factor)  # type: ignore[misc]
+        a = Dual(
+            a.witness.scatter(dim, at, product.witness),
+            [r.scatter(dim, at, p) for r, p in zip(a.residues, product.residues, strict=True)],
+            a.dtype,
+        )
+    return a
+
+
+@rule(*named("histc"))
+def _histogram(m: Arithmetic, op: Any, a: Dual, *bins: Any) -> Dual:
+    return m.encoded(op(a.witness, *bins), a.witness.new_zeros(())).as_type(a.dtype or torch.float32)
+
+
 def _places(like: Tensor) -> Tensor:
     return torch.arange(like.numel()).view(like.shape)
 
 
+def _segments(how: dict[str, Any]) -> Tensor | None:
+    """How many rows there are in each segment; ``None`` where rows are not the first dimension."""
+    lengths, offsets = how.get("lengths"), how.get("offsets")
+    if lengths is None and offsets is not None:
+        lengths = offsets.diff()
+    if lengths is None or lengths.dim() != 1 or how.get("initial") is not None or how.get("axis", 0) != 0:
+        return None
+    return lengths  # type: ignore[no-any-return]
+
+
 @rule(aten.segment_reduce)
 def _segment_reduce(m: Arithmetic, op: Any, a: Dual, reduce: str, **how: Any) -> Any:
-    lengths: Any = how.get("lengths")
-    if (
-        reduce not in ("sum", "mean")
-        or lengths is None
-        or lengths.dim() != 1
-        or how.get("initial") is not None
-    ):
+    lengths = _segments(how)
+    if lengths is None or reduce == "prod":
         return NotImplemented
     bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     size = (len(lengths), *a.shape[1:])
+    if len(bags) != len(a.witness):
+        raise ValueError("lengths of segments that do not add up to the rows")
+    if reduce in ("max", "min"):
+        places = bags.view(-1, *[1] * (a.dim() - 1)).expand(a.shape)
+        start = m.full(size, -math.inf if reduce == "max" else math.inf, a.dtype or torch.float32)
+        return _scatter_reduce(m, aten.scatter_reduce.two, start, 0, places, a, f"a{reduce}")
     total = m.linear(lambda t: torch.zeros(size, dtype=t.dtype).index_add(0, bags, t), a)
     if reduce == "sum":
         return total
     return m.div(total, lengths.view(-1, *[1] * (a.dim() - 1)))
+
+
+@rule(*named("_segment_reduce_backward"))
+def _segment_reduce_backward(
+    m: Arithmetic, op: Any, grad: Dual, output: Dual, a: Dual, reduce: str, **how: Any
+) -> Any:
+    lengths = _segments(how)
+    if lengths is None or reduce == "prod":
+        return NotImplemented
+    bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    if len(bags) != len(a.witness):
+        raise ValueError("lengths of segments that do not add up to the rows")
+    if reduce == "mean":
+        grad = m.div(grad, lengths.clamp(min=1).view(-1, *[1] * (a.dim() - 1)))
+    each = grad.map(lambda t: t[bags])
+    if reduce in ("max", "min"):  # equal ones share it
+        is_chosen = torch.eq(*m.compared(a, output.map(lambda t: t[bags])))
+        chosen = torch.zeros(grad.shape, dtype=torch.int64).index_add(0, bags, is_chosen.long())
+        each = m.select(is_chosen, m.div(each, chosen.clamp(min=1)[bags]), 0)
+    return each.as_type(a.dtype or torch.float32)

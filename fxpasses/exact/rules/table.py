@@ -13,7 +13,7 @@ Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 """By operator: an overload packet, such as ``torch.ops.aten.add``, or the qualified name of one that exists once some module is imported."""
 
-_LIKE_ATEN = """abs acos acosh add asin asinh atan atanh ceil cos cosh digamma div eq erf erfc exp exp2 expm1 floor fmax fmin ge gt
+_LIKE_ATEN = """abs acos acosh add asin asinh atan atan2 atanh ceil cos cosh digamma div eq erf erfc exp exp2 expm1 floor fmax fmin ge gt
 isfinite le lgamma log log10 log1p log2 lt maximum minimum mul ne neg pow reciprocal rsqrt sign signbit sin sinh sqrt sub tan tanh
 trunc where"""
 """Primitives that take what ATen's operators of their names take."""

@@ -169,6 +169,18 @@ def test_a_sum_of_exponentials_that_overflows_sooner(name, dtype):
     assert not found(before, right, inputs)
 
 
+def test_an_overflow_that_a_choice_hides():
+    def chosen(x, w):
+        y = x @ w
+        return torch.where(y > 20, y, y.exp().log1p())
+
+    inputs = [torch.randn(4, 6), torch.randn(6, 3)]
+    before, wrong = (
+        fxpasses.capture(f, *inputs).forward for f in (chosen, lambda x, w: (x @ w).exp().log1p())
+    )
+    assert found(before, wrong, inputs)
+
+
 REACH = {
     "a scale behind a product": (lambda a, b: (a / 8) @ b, lambda a, b: a @ b / 8, True),
     "a scale that is no power of two": (lambda a, b: (a * 0.3) @ b, lambda a, b: a @ b * 0.3, True),
