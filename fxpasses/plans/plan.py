@@ -68,11 +68,14 @@ class Plan(Checked):
         self.file = file
         self.frame: Callable[..., Any] | None = None
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
-        self._run = (
-            names["run"]
-            if "run" in names
-            else callable_of(content["facts"], names["forward"], names.get("backward"))
-        )
+        self.is_tuned, self._has_failed = bool(content.get("files")), False
+        if "run" in names:
+            self._run = names["run"]
+        else:
+            backward = names.get("backward")
+            if backward is not None and self.is_tuned:
+                backward = self._watched(backward, content["files"])
+            self._run = callable_of(content["facts"], names["forward"], backward)
         places = {number: walk.places[number] for number in content.get("exchanged", ())}
         places |= exchanged_elsewhere(walk, in_others)
         self.exchanged_there = list(places.values())
@@ -122,7 +125,6 @@ class Plan(Checked):
         self._accepts, self._any_sizes = names.get("accepts"), content["any_sizes"]
         self._asked = [_what_is_asked(asked, walk, given, places) for asked in content["asked"] or ()]
         self.asks_bases = any(base is True for _, base in self._asked)
-        self.is_tuned = bool(content.get("files"))
         self._changes = bool(content["facts"]["changed"])
         self._own = [value for value in self._inputs if value is not None] if self._changes else []
         self._own_places = SamePlaces(self._own)
@@ -135,7 +137,7 @@ class Plan(Checked):
 
     def holds(self) -> bool:
         """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
-        if not super().holds() or not self._gradients.hold():
+        if self._has_failed or not super().holds() or not self._gradients.hold():
             return False
         if self._exchanged is not None and not self._exchanged.hold():
             return False
@@ -149,6 +151,21 @@ class Plan(Checked):
         return (
             self._own_places.hold() and self._storages.isdisjoint(memory) and len(set(memory)) == len(memory)
         )
+
+    def _watched(self, backward: Callable[..., Any], results: Mapping[str, str]) -> Callable[..., Any]:
+        """The backward graph of a tuned program: where it fails the choice is struck, and this plan does not hold any more. Args: the graph, and where the choice is kept."""
+
+        def run(given: list[Any]) -> Any:
+            try:
+                return backward(given)
+            except Exception as error:
+                from fxpasses.struck import strike_for_backward  # what is tuned is called through plans
+
+                self._has_failed = True
+                strike_for_backward(results, error)
+                raise
+
+        return run
 
     def _memory_found(self) -> list[int]:
         """Where the memory of those tensors is that may be others in each call."""

@@ -97,12 +97,32 @@ class Kept:
             for item in passes
         )
 
-    def without_choice(self, why: str) -> Kept:
-        """The result with the choice struck: the default is used from now on."""
+    @property
+    def situation(self) -> str:
+        """What it was measured in: see :class:`~fxpasses.tuning.tuning_ledger.Entry`."""
+        told = {name: value for name, value in self.surroundings.items() if name not in _VERSIONS}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:6]
+        kind = "training" if told.get("gradients enabled") == "True" else "inference"
+        return f"{kind}, {told.get('threads')} threads, {told.get('goal')}, {digest}"
+
+    def struck_for(self, graph: str, why: str) -> Kept:
+        """The result with the choice struck, for its graph or for another size of it: the default is used from now on.
+
+        Args:
+            graph: the digest of the graph that it failed for.
+            why: what it failed of.
+        """
+        measured = self.entries if graph == self.graph else ()
         entries = tuple(
-            replace(e, outcome="struck", verdict=why) if e.outcome == "kept" else e for e in self.entries
+            replace(e, outcome="struck", verdict=why) if e.outcome == "kept" else e for e in measured
         )
-        return replace(self, steps=(), entries=entries, ratio=(), memory=None, struck=why)
+        if all(e.outcome != "struck" for e in entries):  # it was measured for another size
+            told = (
+                Entry(graph, step["name"], "struck", verdict=why, situation=self.situation)
+                for step in self.steps
+            )
+            entries = (*entries, *told)
+        return replace(self, graph=graph, steps=(), entries=entries, ratio=(), memory=None, struck=why)
 
 
 @dataclass(frozen=True)
@@ -146,23 +166,10 @@ class Place:
         folder = self._folder()
         return None if folder is None else folder / f"{self.graph}.json"
 
-    @property
-    def situation(self) -> str:
-        """What is measured in: see :class:`~fxpasses.tuning.tuning_ledger.Entry`."""
-        told = {name: value for name, value in self.surroundings.items() if name not in _VERSIONS}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:6]
-        kind = "training" if told.get("gradients enabled") == "True" else "inference"
-        return f"{kind}, {told.get('threads')} threads, {told.get('goal')}, {digest}"
-
     def write(self, kept: Kept) -> None:
         """Keep a result. A disk that refuses is logged: the program is there all the same."""
-        file = self.file
-        if file is None:
-            return
-        try:
-            write_atomically(file, json.dumps(kept.to_data(), indent=1).encode())
-        except OSError as error:
-            log.warning("the result of tuning is not kept: %s", error)
+        if self.file is not None:
+            write_result(self.file, kept)
 
     def read(self) -> tuple[Kept, bool] | None:
         """The result for the graph, or for another size of it, and whether it is for these sizes."""
@@ -172,7 +179,7 @@ class Place:
         own = folder / f"{self.graph}.json"
         others = sorted(folder.glob("*.json"), key=lambda p: (p.stat().st_mtime, p.name), reverse=True)
         for path in (*([own] if own in others else []), *others):
-            kept = _read(path)
+            kept = read_if_whole(path)
             if kept is not None and (path == own or not kept.struck):
                 return kept, path == own
         return None
@@ -213,7 +220,16 @@ def read_result(path: Path) -> Kept:
         raise PlanFileError(path, f"it is no result of tuning of this version: {error!r}") from error
 
 
-def _read(path: Path) -> Kept | None:
+def write_result(path: Path, kept: Kept) -> None:
+    """Write one file. A disk that refuses is logged."""
+    try:
+        write_atomically(path, json.dumps(kept.to_data(), indent=1).encode())
+    except OSError as error:
+        log.warning("the result of tuning is not kept: %s", error)
+
+
+def read_if_whole(path: Path) -> Kept | None:
+    """What one file holds; ``None``, which is logged, where it cannot be used."""
     try:
         return read_result(path)
     except (PlanFileError, OSError) as error:
@@ -224,7 +240,7 @@ def _read(path: Path) -> Kept | None:
 def every_result(directory: Path) -> Iterator[Kept]:
     """All results under a cache's directory; files that cannot be used are left out."""
     for path in sorted((directory / "tuned").glob("*/*.json")):
-        kept = _read(path)
+        kept = read_if_whole(path)
         if kept is not None:
             yield kept
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -17,29 +16,27 @@ from torch import distributed, fx
 from fake.error_text import describe_error
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.factors import compile_surroundings
-from fxpasses.compiling.observing import recorded_by, recorder
+from fxpasses.compiling.observing import recorder
 from fxpasses.compiling.options import Options
 from fxpasses.counters import Fallback, counters
-from fxpasses.errors import FxPassesError, StageError
+from fxpasses.errors import FxPassesError
 from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes.registry import available_passes
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.content import family_of, graph_digest
-from fxpasses.tuning.freezing import FREEZING, FrozenProgram
+from fxpasses.tuning.freezing import FREEZING
 from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.kept import Kept, Place, add_to_report
 from fxpasses.tuning.kernels import KernelTimes
 from fxpasses.tuning.measuring import Program, duel, own_inputs
 from fxpasses.tuning.proposals import Proposals, default_candidates
 from fxpasses.tuning.search import Found, search
+from fxpasses.tuning.tuned_program import Compile, Graph, TunedProgram
 from fxpasses.tuning.tuning_session import Session
 from fxpasses.tuning.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
-
-Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
-"""Compiles a Dynamo graph for inputs, fake or real, with some options."""
 
 
 def tuned_graph(
@@ -67,7 +64,7 @@ def tuned_graph(
         family_of(gm, inputs),
         {**compile_surroundings(), "goal": one.goal, "options": _told(options), "allowed": str(one.allowed)},
     )
-    graph = _Graph(gm, options, compile, place)
+    graph = Graph(gm, options, compile, place)
     found = None if one.fresh else _found(place, one)
     _told_to_plan(place, found)
     if alone and found is None and (unknown := _unknown_passes(place)):
@@ -82,7 +79,7 @@ def tuned_graph(
         _told_to(one, kept, place, options)
         one.reused += 1
         counters.count("tuned_reused")
-        return _KeptProgram(graph, kept, choice, exact).compiled(inputs)
+        return TunedProgram(graph, kept, choice, exact).compiled(inputs)
     regions, start = counters.snapshot().regions, time.monotonic()
     default = compile(gm, inputs, options)
     compiling = time.monotonic() - start
@@ -152,113 +149,6 @@ def _told(options: Options) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Graph:
-    """A graph of Dynamo, the user's options for it, what compiles it, and where its results are kept."""
-
-    gm: fx.GraphModule
-    options: Options
-    compile: Compile
-    place: Place
-
-    def compiled(self, inputs: Sequence[Any], options: Options | None = None) -> Callable[..., Any]:
-        """The graph compiled for inputs, fake or real, with these options or the user's."""
-        options = options or self.options
-        if not options.inductor.get("freezing") or self.options.inductor.get("freezing"):
-            return self.compile(self.gm, inputs, options)
-        return FrozenProgram(self.gm, options, self._compile_alone)
-
-    def _compile_alone(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], options: Options
-    ) -> Callable[..., Any]:
-        with recorded_by(None):
-            return self.compile(gm, inputs, options)
-
-
-@dataclass(eq=False)
-class _KeptProgram:
-    """The program of a choice that was kept, until it fails.
-
-    Attributes:
-        graph: the graph.
-        kept: what the tuning kept.
-        choice: its steps.
-        checked: whether the choice was compared with eager for inputs of these sizes.
-    """
-
-    graph: _Graph
-    kept: Kept
-    choice: Choice
-    checked: bool
-    _running: Callable[..., Any] | None = None
-    _symbolic: bool = False
-
-    def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What the backend returns. Args: the inputs that Dynamo gave."""
-        self._symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
-        if self._symbolic:
-            self.choice = Choice(
-                tuple(step for step in self.choice.steps if step != FREEZING)
-            )  # it is for fixed sizes
-        if not self.choice.steps:
-            return self.graph.compiled(inputs)
-        try:
-            self._running = self.graph.compiled(inputs, self.choice.options(self.graph.options))
-        except StageError as error:
-            self._strike(str(error))
-            return self.graph.compiled(inputs)
-        recording = recorder()
-        if recording is None or FREEZING not in self.choice.steps:
-            return self
-        recording.observer()  # the rest is compiled when it first runs, and asks for its weights in each call
-        return recording.watched(self, in_memory=True)
-
-    def __call__(self, *inputs: Any) -> Any:
-        running = self._running
-        if running is None:
-            return self._default(inputs)
-        try:
-            if not self.checked:
-                self._check(running, inputs)
-            return running(*inputs)
-        except _Wrong as error:
-            self._strike(str(error))
-        except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
-            saved = self._default(inputs)  # raises the same if it is not the choice that fails
-            self._strike(describe_error(error))
-            return saved
-        return self._default(inputs)
-
-    def _default(self, inputs: Sequence[Any]) -> Any:
-        return self.graph.gm.forward(*inputs)
-
-    def _check(self, running: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        """Compare with eager once: the choice was checked for other sizes."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng())
-            given = own_inputs(inputs)
-            gm, options = self.graph.gm, self.graph.options
-            verdicts = Verdicts(gm, given, options, lambda o: self.graph.compiled(given, o))
-            end = verdicts.compared(self.choice, running)
-        if not end.ok:
-            raise _Wrong(f"not what eager gives: {end.problems[0]}")
-        self.checked = True
-        if not self._symbolic:
-            place = self.graph.place
-            place.write(dataclasses.replace(self.kept, graph=place.graph, entries=()))
-
-    def _strike(self, why: str) -> None:
-        log.warning("a tuned program is struck, and the graph runs without it: %s", why)
-        self._running = None
-        counters.add_fallback(Fallback("tuning", why, self.kept.graph))
-        place = self.graph.place
-        place.write(dataclasses.replace(self.kept.without_choice(why), graph=place.graph))
-
-
-class _Wrong(Exception):
-    """A tuned program that gives other results than eager."""
-
-
 @dataclass(eq=False)
 class _FirstCall:
     """The default program, which is tuned on the inputs of its first call, and replaced if something better is found.
@@ -272,7 +162,7 @@ class _FirstCall:
         has_regions: whether repeated layers of it are compiled once.
     """
 
-    graph: _Graph
+    graph: Graph
     session: Session
     running: Callable[..., Any]
     compiling: float
@@ -309,7 +199,11 @@ class _FirstCall:
             one.interrupted = True
             if self.alone:
                 raise KeyboardInterrupt
-        return found.program.run if found.choice.steps else self.running
+        if not found.choice.steps:
+            return self.running
+        return TunedProgram(
+            self.graph, kept, found.choice, True, running=found.program.run, default=self.running
+        )
 
     def _searched(self, inputs: Sequence[Any]) -> Found:
         one = self.session
@@ -332,16 +226,18 @@ def _told_to(one: Session, kept: Kept, place: Place, options: Options) -> None:
 
 def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
     ratio = found.ratio
-    return Kept(
+    kept = Kept(
         place.graph,
         tuple(step.to_data() for step in found.choice.steps),
-        tuple(dataclasses.replace(entry, situation=place.situation) for entry in found.entries),
+        (),
         place.surroundings,
         () if ratio is None else (ratio.middle, ratio.low, ratio.high),
         found.memory,
         found.left,
         candidates={str(item): item.identify().digest for item in candidates},
     )
+    entries = tuple(dataclasses.replace(entry, situation=kept.situation) for entry in found.entries)
+    return dataclasses.replace(kept, entries=entries)
 
 
 _ANY = Step("any step")
@@ -356,7 +252,7 @@ class _Bench:
 
     def __init__(
         self,
-        graph: _Graph,
+        graph: Graph,
         inputs: list[Any],
         one: Session,
         default: Callable[..., Any],
