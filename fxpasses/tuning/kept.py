@@ -6,6 +6,7 @@ Reading needs no torch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -84,6 +85,8 @@ class Kept:
                 raise TypeError(f"{name} is {data[name]!r}")
         if not all(isinstance(step, Mapping) and isinstance(step["name"], str) for step in data["steps"]):
             raise TypeError(f"steps are {data['steps']!r}")
+        if len(data["ratio"]) not in (0, 3):
+            raise ValueError(f"ratio is {data['ratio']!r}")
         return cls(
             data["graph"], tuple(data["steps"]), tuple(map(Entry.from_data, data["entries"])), data["surroundings"],
             tuple(map(float, data["ratio"])), data["memory"], tuple(map(str, data["left"])), data["struck"],
@@ -233,8 +236,15 @@ def read_if_whole(path: Path) -> Kept | None:
     try:
         return read_result(path)
     except (PlanFileError, OSError) as error:
-        log.warning("a result of tuning is left aside: %s", error)
+        _left_aside(str(error))
         return None
+
+
+@functools.cache
+def _left_aside(why: str) -> None:
+    log.warning(
+        "a result of tuning is left aside: %s", why
+    )  # once: a graph's file is looked at several times
 
 
 def every_result(directory: Path) -> Iterator[Kept]:
@@ -246,18 +256,19 @@ def every_result(directory: Path) -> Iterator[Kept]:
 
 
 def ledger_file(path: Path) -> list[Entry]:
-    """The entries of a ledger that was saved with ``fxpasses ledger --json``, or of a cache's directory.
+    """The entries of a ledger that was saved with ``fxpasses ledger --json``, of that of a report, or of a cache's directory.
 
     Raises:
-        OptionsError: it is neither.
+        OptionsError: it is none of these.
     """
-    if path.is_dir():
+    if path.is_dir() and not (path / LEDGER_FILE).is_file():
         return [entry for kept in every_result(path) for entry in kept.entries]
     try:
-        entries = json.loads(path.read_text())
-        if not isinstance(entries, list):
-            raise TypeError(f"it is {type(entries).__name__}")
-        return [Entry.from_data(data) for data in entries]
+        data = json.loads((path / LEDGER_FILE if path.is_dir() else path).read_text())
+        if not isinstance(data, list):
+            raise TypeError(f"it is {type(data).__name__}")
+        listed = (one.get("entries", [one]) for one in data)  # a report has it by graphs
+        return [Entry.from_data(entry) for entries in listed for entry in entries]
     except (OSError, *_DAMAGE) as error:
         problem = f"{path} is no ledger that 'fxpasses ledger --json' printed"
         raise OptionsError("against", str(path), problem=problem) from error

@@ -217,7 +217,7 @@ def _check(
     """The options, and where results are kept, which is one of them."""
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
-    if is_compiled(model) or isinstance(model, Compiled):
+    if is_compiled(model) or isinstance(model, (Compiled, Tuned)):
         problem = "the model is compiled already: give what was compiled"
         raise OptionsError("model", type(model).__name__, problem=problem)
     if goal in GOALS and goal != "time" and is_profiling():

@@ -65,14 +65,15 @@ def tuned_graph(
         {**compile_surroundings(), "goal": one.goal, "options": _told(options), "allowed": str(one.allowed)},
     )
     graph = Graph(gm, options, compile, place)
-    found = None if one.fresh else _found(place, one)
+    unknown = _unknown_passes(place) if alone else []
+    found = None if one.fresh or unknown else _found(place, one)
     _told_to_plan(place, found)
-    if alone and found is None and (unknown := _unknown_passes(place)):
+    if unknown:
         log.warning(
-            "a graph runs without what was tuned for it, which is kept: this process does not know %s; import them, and give options=%s "
-            "what fxpasses.tune returned, or tune the model here",
-            ", ".join(unknown), "{'passes': ...}",
-        )  # fmt: skip
+            "a graph runs without what was tuned for it, which is kept: this process does not know %s; fxpasses.tune(..., passes=[...]) with "
+            "what it was tuned with finds it",
+            ", ".join(unknown),
+        )
         return compile(gm, inputs, options)
     if found is not None:
         kept, choice, exact = found
@@ -125,10 +126,12 @@ def choice_of(kept: Kept, one: Session) -> Choice | None:
             Step.from_data(data, lambda text: named.get(text) or parse_pass(text, available_passes()))
             for data in kept.steps
         ]
-    except (FxPassesError, KeyError, TypeError) as error:
+        choice = Choice(tuple(steps))
+        choice.options(Options())  # its settings are there, and in range
+    except (FxPassesError, KeyError, TypeError, AttributeError) as error:
         log.warning("what was tuned before is not used: %s", describe_error(error))
         return None
-    return Choice(tuple(steps))
+    return choice
 
 
 def _candidates(one: Session) -> Sequence[Pass]:
@@ -231,7 +234,7 @@ def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
         tuple(step.to_data() for step in found.choice.steps),
         (),
         place.surroundings,
-        () if ratio is None else (ratio.middle, ratio.low, ratio.high),
+        () if ratio is None or math.isinf(ratio.high) else (ratio.middle, ratio.low, ratio.high),
         found.memory,
         found.left,
         candidates={str(item): item.identify().digest for item in candidates},

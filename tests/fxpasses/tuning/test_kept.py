@@ -2,11 +2,15 @@
 
 import json
 
+import pytest
+
 from fxpasses.tuning.kept import Kept, Place
+from fxpasses.tuning.tuned_graph import choice_of
 from fxpasses.tuning.tuning_ledger import Entry
+from fxpasses.tuning.tuning_session import Session
 
 
-def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_path):
+def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_path, caplog):
     place = Place.under(str(tmp_path), "g", "f", {"torch": "1"})
     place.write(Kept("g", (), (Entry("g", "a", "no gain", ratio=1.0, low=0.9, high=1.1),)))
     assert place.read()[0].entries[0].measured == "1.00 [0.90, 1.10]"
@@ -22,13 +26,38 @@ def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_p
     other.file.unlink()
     data = json.loads(path.read_text())
     others = [{"format": 0}, {"entries": [{"x": 1}]}, {"graph": None}, {"steps": [None]}, {"steps": 3}]
-    others += [{"ratio": ["x"]}, {"entries": [{**data["entries"][0], "ratio": "1.0"}]}]
+    others += [{"ratio": ["x"]}, {"ratio": [0.5]}, {"entries": [{**data["entries"][0], "ratio": "1.0"}]}]
     damaged = [json.dumps({**data, **other}) for other in others]
     for text in ("{", "[]", "[" * 100_000, *damaged):
         path.write_text(text)
-        assert place.read() is None
+        caplog.clear()
+        assert place.read() is place.read() is None
+        assert len(caplog.records) <= 1, "it is said once"
     path.write_text(json.dumps(data))
     assert place.read() is not None
     path.chmod(0o666)
     assert place.read() is None
     assert Place.under("off", "g", "f", {}).read() is None
+
+
+@pytest.mark.parametrize(
+    "settings", [{"memory_budget": 9}, {"no_option": 1}, [1], {"inductor": {"no_option": 1}}, {"inductor": 5}]
+)
+def test_settings_that_there_are_not_are_not_used(settings, caplog):
+    step = {"name": "a", "settings": settings, "digest": None, "allowed": False, "places": None}
+    assert choice_of(Kept("g", (step,), ()), Session(takes_any=True)) is None
+    assert "what was tuned before is not used" in caplog.text
+
+
+def test_a_choice_that_fails_for_another_size_is_struck_there():
+    step = {"name": "a", "settings": {"memory_budget": 0.8}, "digest": None}
+    tried = (Entry("g", "a", "kept", ratio=0.8), Entry("g", "b", "loses", ratio=1.2))
+    kept = Kept("g", (step,), tried, {"threads": "2", "goal": "time"})
+    own = kept.struck_for("g", "it fails")
+    assert [(e.step, e.outcome, e.verdict) for e in own.entries] == [
+        ("a", "struck", "it fails"),
+        ("b", "loses", ""),
+    ]
+    other = kept.struck_for("h", "it fails")
+    assert (other.graph, other.steps, other.struck) == ("h", (), "it fails")
+    assert other.entries == (Entry("h", "a", "struck", verdict="it fails", situation=kept.situation),)
