@@ -107,6 +107,25 @@ def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, 
     assert stats.pass_changes["reassociate_matmuls"] > 0
 
 
+@fxpasses.graph_pass(graphs=["joint", "inference"], numerics="bitwise")
+def raises(gm):
+    "Fails."
+    raise ValueError("it fails")
+
+
+@pytest.mark.parametrize("on_failure", ["eager", "isolate"])
+def test_eager_is_no_program_of_a_pass_that_fails(tmp_path, on_failure):
+    options = {"compiler": "eager", "on_failure": on_failure}
+    how = {"cache": tmp_path, "clock": time.process_time, "show": False, "options": options}
+    fxpasses.reset_stats()
+    with torch.no_grad():
+        tuned = fxpasses.tune(torch.nn.Linear(4, 4), torch.ones(2, 4), passes=[raises], **how)
+    entries = {entry.step: entry for entry in tuned.ledger}
+    assert (entries["raises"].outcome, tuned.steps) == ("failed", ())
+    assert "it fails" in entries["raises"].verdict
+    assert fxpasses.stats().fallbacks == ()
+
+
 def test_what_was_chosen_from_less_does_not_answer(tmp_path):
     gm, inputs = a_graph()
     options = Options.parse({"compiler": "eager"})
