@@ -332,6 +332,23 @@ def test_what_is_allowed_is_not_compared(tmp_path):
         Step.from_data(step.to_data(), lambda text: other)
 
 
+def test_what_is_no_farther_from_eager_than_the_default_is_right():
+    gm, inputs = a_graph()
+    off = {None: 1e-4, 0.8: 1e-4, 0.4: 1e-2}  # of the default, and of programs of two settings
+
+    def compile(options):
+        return lambda x: (x * 2 + off[options.memory_budget],)
+
+    def refusal(budget):
+        choice = Choice((Step.setting("memory_budget", budget),))
+        return verdicts.refusal(choice, lambda x: (x * 2 + off[budget],), 0)
+
+    verdicts = Verdicts(gm, inputs, Options.parse({"compiler": "eager"}), compile)
+    refused, told = refusal(0.8)
+    assert (refused, told.partition(",")[0]) == ("", "the default's results")
+    assert refusal(0.4)[0].startswith("not what eager gives: output 0")
+
+
 def test_the_content_of_a_graph_has_no_names_in_it():
     def graph(function, *inputs):
         seen = []
