@@ -187,6 +187,16 @@ class Place:
                 return kept, path == own
         return None
 
+    def of_known(self, known: Sequence[tuple[Place, Kept]]) -> tuple[Kept, bool] | None:
+        """The same among results with their places: of a process that keeps none on disk, or cannot. Args: these."""
+        about = self.family, dict(self.surroundings)
+        fit = [
+            (kept, place.graph == self.graph)
+            for place, kept in known
+            if (place.family, dict(place.surroundings)) == about
+        ]
+        return max(fit, key=lambda pair: pair[1], default=None)
+
     def gained(self) -> dict[str, float]:
         """What steps gave other graphs in the same surroundings, where they were kept: the median, time with it over time without."""
         ratios: dict[str, list[float]] = {}

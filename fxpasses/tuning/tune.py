@@ -168,8 +168,8 @@ def tune(
     graphs = dict.fromkeys(kept.graph for kept in one.results)
     results = tuple(next(k for k in one.results if k.graph == graph) for graph in graphs)
     if file is not None and not one.interrupted:
-        write_call(file, one.files)
-    later.seconds = 0.0
+        write_call(file, [place.file for place in one.places])
+    later.seconds, later.known = 0.0, [*zip(one.places, one.results, strict=True)]
     # The default is called as it is without tuning: through its plan, which a program that may yet be tuned does not have.
     kept = any(found.steps for found in results)
     compiled = _compiled(model, wanted, later if kept else None)

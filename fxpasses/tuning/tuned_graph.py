@@ -99,7 +99,7 @@ def _untuned(one: Session, why: str, program: Callable[..., Any]) -> Callable[..
 
 def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
     """What was kept, its choice, and whether it is for these sizes; ``None`` where there is nothing, or it does not hold any more."""
-    found = place.read()
+    found = place.read() or place.of_known(one.known)
     choice = None if found is None else choice_of(found[0], one)
     return None if found is None or choice is None else (found[0], choice, found[1])
 
@@ -142,7 +142,8 @@ def _told_to_plan(place: Place, found: tuple[Kept, Choice, bool] | None) -> None
     """A plan has what was kept for these sizes, as long as it is: not what is compared with eager first."""
     recording = recorder()
     if recording is not None:
-        recording.depends_on(place.file if found is not None and found[2] else None)
+        is_kept = found is not None and found[2] and place.file is not None and place.file.exists()
+        recording.depends_on(place.file if is_kept else None)
 
 
 def _told(options: Options) -> str:
@@ -222,7 +223,7 @@ class _FirstCall:
 
 def _told_to(one: Session, kept: Kept, place: Place, options: Options) -> None:
     one.results.append(kept)
-    one.files.append(place.file)
+    one.places.append(place)
     if options.report:
         add_to_report(options.report, kept)
 

@@ -1,9 +1,13 @@
 """What is kept of tuning on disk, and what is left aside of it."""
 
 import json
+import time
 
 import pytest
+import torch
 
+import fxpasses
+from fxpasses.tuning import search
 from fxpasses.tuning.kept import Kept, Place
 from fxpasses.tuning.tuned_graph import choice_of
 from fxpasses.tuning.tuning_ledger import Entry
@@ -61,3 +65,32 @@ def test_a_choice_that_fails_for_another_size_is_struck_there():
     other = kept.struck_for("h", "it fails")
     assert (other.graph, other.steps, other.struck) == ("h", (), "it fails")
     assert other.entries == (Entry("h", "a", "struck", verdict="it fails", situation=kept.situation),)
+
+
+@fxpasses.graph_pass(graphs=["inference"], numerics="bitwise")
+def negates_twice(gm):
+    "Negates what is returned, and negates it again."
+    (output,) = gm.graph.find_nodes(op="output")
+    for node in output.all_input_nodes:
+        with gm.graph.inserting_before(output):
+            there = gm.graph.call_function(torch.ops.aten.neg.default, (node,))
+            output.replace_input_with(node, gm.graph.call_function(torch.ops.aten.neg.default, (there,)))
+    return True
+
+
+@pytest.mark.parametrize("where", ["off", "a file"])
+def test_what_cannot_be_kept_is_used_all_the_same(tmp_path, monkeypatch, where):
+    torch._dynamo.reset()
+    monkeypatch.setattr(search, "_outcome", lambda *measured: "kept")
+    monkeypatch.setattr(search, "_holds", lambda *measured: True)
+    (tmp_path / "a file").write_text("")
+    how = {"cache": where if where == "off" else tmp_path / where / "cache", "options": {"compiler": "eager"}}
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with torch.no_grad():
+        tuned = fxpasses.tune(model, x, passes=[negates_twice], clock=time.process_time, show=False, **how)
+        assert tuned.steps == ("negates_twice",)
+        fxpasses.reset_stats()
+        for given in (x, torch.randn(3, 4)):
+            torch.testing.assert_close(tuned(given), model(given))
+    stats = fxpasses.stats()
+    assert (stats.pass_changes["negates_twice"], stats.tuned_reused, stats.tuned) == (2, 2, 0)
