@@ -15,12 +15,15 @@ __all__ = ["strike", "strike_for_backward", "told_struck"]
 log = logging.getLogger(__name__)
 
 
-def told_struck(graph: str, steps: str) -> str:
-    """What an error of a backward pass says besides. Args: the digest of the graph, and what was chosen for it."""
-    return (
-        f"fxpasses: graph {graph[:8]} ran a tuned program ({steps}), whose backward pass raised this; it is struck, and the next call "
-        "runs without it"
-    )
+def told_struck(graph: str, steps: str, what: str) -> str:
+    """What an error says besides that cannot be undone.
+
+    Args:
+        graph: the digest of the graph.
+        steps: what was chosen for it.
+        what: raised the error: ``"whose backward pass"``, or ``"which"``.
+    """
+    return f"fxpasses: graph {graph[:8]} ran a tuned program ({steps}), {what} raised this; it is struck, and the next call runs without it"
 
 
 def strike(path: Path | None, struck: Kept) -> None:
@@ -46,6 +49,7 @@ def strike_for_backward(files: Iterable[str], error: Exception) -> None:
     for path in map(Path, files):
         kept = read_if_whole(path)
         if kept is not None and not kept.struck:
-            error.add_note(told_struck(kept.graph, ", ".join(step["name"] for step in kept.steps)))
+            steps = ", ".join(step["name"] for step in kept.steps)
+            error.add_note(told_struck(kept.graph, steps, "whose backward pass"))
             why = f"in the backward pass: {describe_error(error)}"
             strike(path, kept.struck_for(kept.graph, why))

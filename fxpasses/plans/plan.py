@@ -52,6 +52,7 @@ class Plan(Checked):
         asks_of_model: whether it depends on numbers or sizes that objects of the model hold: it can be asked whether it accepts these where it holds.
         asks_bases: whether it depends on sizes of tensors of which arguments are views.
         is_tuned: whether it is a program that was chosen by measuring: where it fails, the default may not.
+        changes: whether it writes to tensors that it is given, or that the model holds.
     """
 
     def __init__(
@@ -125,8 +126,8 @@ class Plan(Checked):
         self._accepts, self._any_sizes = names.get("accepts"), content["any_sizes"]
         self._asked = [_what_is_asked(asked, walk, given, places) for asked in content["asked"] or ()]
         self.asks_bases = any(base is True for _, base in self._asked)
-        self._changes = bool(content["facts"]["changed"])
-        self._own = [value for value in self._inputs if value is not None] if self._changes else []
+        self.changes = bool(content["facts"]["changed"])
+        self._own = [value for value in self._inputs if value is not None] if self.changes else []
         self._own_places = SamePlaces(self._own)
         self._storages = {value.untyped_storage().data_ptr() for value in self._own if value.numel()}
 
@@ -204,7 +205,7 @@ class Plan(Checked):
             return False
         if self._exchanged is not None and not self._exchanged.are_none_of(arguments):
             return False
-        if not self._changes:
+        if not self.changes:
             return True
         given = [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]
         if not given:

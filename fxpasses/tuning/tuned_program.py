@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fake.error_text import describe_error
 from fxpasses.compiling.observing import recorded_by, recorder
@@ -102,14 +102,28 @@ class TunedProgram:
         try:
             if not self.checked:
                 self._check(running, inputs)
-            return running(*inputs) if self._is_watched else self._watched(running, inputs)
-        except _Wrong as error:
-            self._strike(str(error))
         except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
             saved = self._instead(inputs)  # raises the same if it is not the choice that fails
-            self._strike(describe_error(error))
+            self._strike(str(error) if isinstance(error, _Wrong) else describe_error(error))
             return saved
+        try:
+            return running(*inputs) if self._is_watched else self._watched(running, inputs)
+        except Exception as error:
+            changes = self._changes(inputs)  # raises the same if it is not the choice that fails
+            self._strike(describe_error(error))
+            if changes:
+                error.add_note(told_struck(self.graph.place.graph, str(self.choice), "which"))
+                raise
         return self._instead(inputs)
+
+    def _changes(self, inputs: Sequence[Any]) -> bool:
+        """Whether the graph writes to its inputs, as it does to copies in eager: what failed may have written to them, and is not done twice."""
+        with torch.random.fork_rng(), torch.no_grad():
+            given = [v.detach() if isinstance(v, Tensor) else v for v in own_inputs(inputs)]
+            tensors = [value for value in given if isinstance(value, Tensor)]
+            before = [value._version for value in tensors]
+            self.graph.gm.forward(*given)
+        return before != [value._version for value in tensors]
 
     def _watched(self, running: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         """A call after which an error of its backward pass strikes the choice, and that of any later call."""
@@ -121,7 +135,7 @@ class TunedProgram:
     def _backward_failed(self, error: Exception) -> None:
         """The forward pass is over, and what it saved may be gone: the error is the user's, later calls run without the choice."""
         if self.running is not None:
-            error.add_note(told_struck(self.graph.place.graph, str(self.choice)))
+            error.add_note(told_struck(self.graph.place.graph, str(self.choice), "whose backward pass"))
             self._strike(f"in the backward pass: {describe_error(error)}")
 
     def _instead(self, inputs: Sequence[Any]) -> Any:

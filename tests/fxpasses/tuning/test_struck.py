@@ -46,22 +46,23 @@ def passes_gradients_on(gm):
     return _passes_on(gm, "backward")
 
 
-@fxpasses.graph_pass(graphs=["forward"], numerics="bitwise")
+@fxpasses.graph_pass(graphs=["forward", "inference"], numerics="bitwise")
 def passes_results_on(gm):
     "Hands results on by an operator that may fail."
     return _passes_on(gm, "forward")
 
 
 class Views(torch.nn.Module):
-    """Changes a buffer, and returns a view of what it computes."""
+    """Returns a view of what it computes, and may change a buffer."""
 
-    def __init__(self):
+    def __init__(self, counts):
         super().__init__()
-        self.linear = torch.nn.Linear(6, 6)
+        self.linear, self.counts = torch.nn.Linear(6, 6), counts
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x):
-        self.calls += 1
+        if self.counts:
+            self.calls += 1
         return self.linear(x).relu().view(-1)
 
 
@@ -70,9 +71,9 @@ def kept(tmp_path):
     """Has a step kept for a model, as if it had gained; returns how the model is tuned then, and where that is kept."""
     torch.manual_seed(0)
     _fails.clear()
-    model, x = Views(), torch.randn(4, 6)
 
-    def keep(step, compiler="eager"):
+    def keep(step, compiler="eager", counts=True):
+        model, x = Views(counts), torch.randn(4, 6)
         passes = [] if step.item is None else [step.item]
         options = {"compiler": compiler}
         how = {"clock": time.process_time, "show": False, "cache": tmp_path, "options": options}
@@ -135,7 +136,7 @@ def test_an_error_of_the_backward_pass_strikes_the_program(kept):
 
 def test_an_error_in_a_later_forward_pass_leaves_a_compiled_default(kept):
     step = Step.of_pass(passes_results_on)
-    model, x, tune, path = kept(step)
+    model, x, tune, path = kept(step, counts=False)
     tuned = tune()
     expected = _gradient(model, tuned, x)
     _fails.append("forward")
@@ -147,9 +148,26 @@ def test_an_error_in_a_later_forward_pass_leaves_a_compiled_default(kept):
     assert fxpasses.stats().joint == graphs + 1, "without the step it is compiled, once"
 
 
+def test_what_a_program_that_fails_has_changed_is_not_changed_twice(kept):
+    step = Step.of_pass(passes_results_on)
+    with torch.no_grad():
+        model, x, tune, path = kept(step)
+        tuned = tune()
+        tuned(x)
+        _fails.append("forward")
+        with pytest.raises(RuntimeError, match="fails in forward") as raised:
+            tuned(x)
+        assert "which raised this; it is struck" in raised.value.__notes__[0]
+        assert _is_struck(path, step, "RuntimeError: fails in forward")
+        assert model.calls <= 2
+        calls = model.calls.clone()
+        assert tuned(x).equal(model(x))
+        assert model.calls == calls + 2
+
+
 def test_a_program_that_fails_in_the_process_that_found_it_is_struck(kept, monkeypatch, tmp_path):
     step = Step.of_pass(passes_results_on)
-    model, x, _, path = kept(step)
+    model, x, _, path = kept(step, counts=False)
     path.unlink()
     monkeypatch.setattr(search, "_outcome", lambda *measured: "kept")
     monkeypatch.setattr(search, "_holds", lambda *measured: True)
@@ -167,34 +185,66 @@ def test_a_program_that_fails_in_the_process_that_found_it_is_struck(kept, monke
     assert fxpasses.stats().joint == graphs, "the default was compiled before"
 
 
-@pytest.mark.slow
-def test_an_error_of_a_plan_s_backward_pass_strikes_the_program(kept, monkeypatch):
-    step = Step.setting("memory_budget", 0.8)
-    model, x, tune, path = kept(step, "inductor")
+@pytest.fixture
+def failing_plans(monkeypatch):
+    """Has the plans that are loaded fail where ``_fails`` says so."""
     load = loaded.load_code
 
     def failing(*args):
         names = load(*args)
-        backward = names["backward"]
 
-        def run(given):
-            if "plan" in _fails:
-                raise RuntimeError("fails in a plan")
-            return backward(given)
+        def failing_graph(where):
+            def run(given):
+                if f"{where} of a plan" in _fails:
+                    raise RuntimeError(f"fails in {where} of a plan")
+                return names[where](given)
 
-        return {**names, "backward": run}
+            return run
+
+        return {
+            **names,
+            **{where: failing_graph(where) for where in ("forward", "backward") if where in names},
+        }
 
     monkeypatch.setattr(loaded, "load_code", failing)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("failing_plans")
+def test_an_error_of_a_plan_s_backward_pass_strikes_the_program(kept):
+    step = Step.setting("memory_budget", 0.8)
+    model, x, tune, path = kept(step, "inductor")
     tuned = tune()
     expected = _gradient(model, tuned, x)
     assert _gradient(model, tuned, x).equal(expected)
     assert fxpasses.stats().plans_used == 1
-    _fails.append("plan")
-    with pytest.raises(RuntimeError, match="fails in a plan") as raised:
+    _fails.append("backward of a plan")
+    with pytest.raises(RuntimeError, match="fails in backward of a plan") as raised:
         _gradient(model, tuned, x)
     assert "memory_budget=0.8" in raised.value.__notes__[0]
-    assert _is_struck(path, step, "in the backward pass: RuntimeError: fails in a plan")
+    assert _is_struck(path, step, "in the backward pass: RuntimeError: fails in backward of a plan")
     _fails.clear()
     assert _gradient(model, tuned, x).equal(expected)
     stats = fxpasses.stats()
     assert (stats.plans_written, len(stats.fallbacks)) == (2, 1), "that of the default, too"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("failing_plans")
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_plan_that_fails_does_not_run_again_where_it_changes_something(kept, counts):
+    step = Step.setting("memory_budget", 0.8)
+    model, x, tune, path = kept(step, "inductor", counts)
+    tuned = tune()
+    expected = _gradient(model, tuned, x)
+    assert _gradient(model, tuned, x).equal(expected)
+    _fails.append("forward of a plan")
+    calls = model.calls.clone()
+    if counts:
+        with pytest.raises(RuntimeError, match="fails in forward of a plan"):
+            tuned(x)
+        assert model.calls - calls <= 1
+        calls = model.calls.clone()
+    assert _gradient(model, tuned, x).equal(expected), "it is compiled"
+    assert model.calls == calls + counts
+    assert json.loads(path.read_text())["steps"], "the choice is not at fault"
