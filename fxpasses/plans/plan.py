@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fxpasses.plans._torch_frames import never_traced
 from fxpasses.plans._torch_optimizers import option_now
 from fxpasses.plans.exchanged import Exchanged, Place, PlaceKey, are_alone, key_of
 from fxpasses.plans.given_numbers import GivenNumbers
@@ -166,7 +167,7 @@ class Plan(Checked):
                 strike_for_backward(results, error)
                 raise
 
-        return run
+        return never_traced(run)
 
     def _memory_found(self) -> list[int]:
         """Where the memory of those tensors is that may be others in each call."""

@@ -14,6 +14,7 @@ from torch.autograd.profiler import profile
 
 from fake.seam.autograd_engine import function_of, keeps_graph
 from fxpasses.plans._torch import storage_address
+from fxpasses.plans._torch_frames import never_traced
 
 
 def is_compiled(model: object) -> bool:
@@ -128,4 +129,4 @@ def _telling(
                 failed(error)
             raise
 
-    return watched
+    return never_traced(watched)  # in a compiled function the backward pass runs behind a graph break

@@ -101,7 +101,7 @@ class Verdicts:
 
     @property
     def _random(self) -> bool:
-        return self._varies and self._options.compiler == "inductor"
+        return bool(self._varies) and self._options.compiler == "inductor"
 
     def _drawing(self, choice: Choice) -> Options:
         """The options of a choice, with which the program draws what eager draws."""

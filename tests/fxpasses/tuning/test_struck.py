@@ -185,6 +185,32 @@ def test_a_program_that_fails_in_the_process_that_found_it_is_struck(kept, monke
     assert fxpasses.stats().joint == graphs, "the default was compiled before"
 
 
+def test_a_backward_pass_in_a_compiled_function_is_watched_as_well(kept, monkeypatch, tmp_path):
+    step = Step.of_pass(passes_gradients_on)
+    model, x, *_ = kept(step)
+    monkeypatch.setattr(search, "_outcome", lambda *measured: "kept")
+    monkeypatch.setattr(search, "_holds", lambda *measured: True)
+
+    def whole_step(x):
+        model.zero_grad()
+        model(x).sum().backward()
+        return model.linear.weight.grad
+
+    expected = whole_step(x).clone()
+    one = Session(passes=(passes_gradients_on,), cache=str(tmp_path / "step"))
+    options = {"passes": one, "compiler": "eager", "cache": "off"}
+    tuned = torch.compile(whole_step, backend="fxpasses", options=options)
+    for _ in range(2):
+        torch.testing.assert_close(tuned(x), expected)
+    assert step.name in [kept["name"] for result in one.results for kept in result.steps]
+    assert fxpasses.stats().fallbacks == (), "Dynamo traces nothing of ours behind the graph break"
+    _fails.append("backward")
+    with pytest.raises(RuntimeError, match="fails in backward") as raised:
+        tuned(x)
+    assert step.name in raised.value.__notes__[0]
+    torch.testing.assert_close(tuned(x), expected)
+
+
 @pytest.fixture
 def failing_plans(monkeypatch):
     """Has the plans that are loaded fail where ``_fails`` says so."""
