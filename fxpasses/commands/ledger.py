@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "ledger",
         nargs="?",
-        help="a directory of caches, or a file that --json wrote (default: this user's directory)",
+        help="a directory of caches or of a report, or a file that --json wrote (default: this user's directory)",
     )
     parser.add_argument(
         "--against", metavar="LEDGER", help="the ledger to compare with, given in the same way"

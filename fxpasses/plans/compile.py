@@ -291,9 +291,13 @@ class Compiled(Generic[M]):
             return plan(tensors, args, kwargs)
         try:
             return plan(tensors, args, kwargs)
-        except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
+        except Exception as error:
             log.warning("a plan is not used any more: %s", error)
             self._armed.known.clear()
+            if plan.changes:  # it may have, already: that is not done twice, and the next call compiles
+                if isinstance(self._shelf, Directory) and plan.file is not None:
+                    plan.file.unlink(missing_ok=True)
+                raise
         return self._fully(args, kwargs)  # which strikes what was tuned, if that is at fault
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fxpasses.plans._torch_frames import never_traced
 from fxpasses.plans._torch_optimizers import option_now
 from fxpasses.plans.exchanged import Exchanged, Place, PlaceKey, are_alone, key_of
 from fxpasses.plans.given_numbers import GivenNumbers
@@ -53,6 +54,7 @@ class Plan(Checked):
         asks_of_model: whether it depends on numbers or sizes that objects of the model hold: it can be asked whether it accepts these where it holds.
         asks_bases: whether it depends on sizes of tensors of which arguments are views.
         is_tuned: whether it is a program that was chosen by measuring: where it fails, the default may not.
+        changes: whether it writes to tensors that it is given, or that the model holds.
     """
 
     def __init__(
@@ -69,11 +71,14 @@ class Plan(Checked):
         self.file = file
         self.frame: Callable[..., Any] | None = None
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
-        self._run = (
-            names["run"]
-            if "run" in names
-            else callable_of(content["facts"], names["forward"], names.get("backward"))
-        )
+        self.is_tuned, self._has_failed = bool(content.get("files")), False
+        if "run" in names:
+            self._run = names["run"]
+        else:
+            backward = names.get("backward")
+            if backward is not None and self.is_tuned:
+                backward = self._watched(backward, content["files"])
+            self._run = callable_of(content["facts"], names["forward"], backward)
         places = {number: walk.places[number] for number in content.get("exchanged", ())}
         places |= exchanged_elsewhere(walk, in_others)
         self.exchanged_there = list(places.values())
@@ -123,13 +128,9 @@ class Plan(Checked):
         self._accepts, self._any_sizes = names.get("accepts"), content["any_sizes"]
         self._asked = [_what_is_asked(asked, walk, given, places) for asked in content["asked"] or ()]
         self.asks_bases = any(base is True for _, base in self._asked)
-        self.is_tuned = bool(content.get("files"))
-        self._changes = bool(content["facts"]["changed"])
-        self._own = (
-            [value for value in flat(self._inputs) if isinstance(value, torch.Tensor)]
-            if self._changes
-            else []
-        )
+        self.changes = bool(content["facts"]["changed"])
+        inputs = flat(self._inputs) if self.changes else ()
+        self._own = [value for value in inputs if isinstance(value, torch.Tensor)]
         self._own_places = SamePlaces(self._own)
         self._storages = {value.untyped_storage().data_ptr() for value in self._own if value.numel()}
 
@@ -140,7 +141,7 @@ class Plan(Checked):
 
     def holds(self) -> bool:
         """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
-        if not super().holds() or not self._gradients.hold():
+        if self._has_failed or not super().holds() or not self._gradients.hold():
             return False
         if self._exchanged is not None and not self._exchanged.hold():
             return False
@@ -154,6 +155,21 @@ class Plan(Checked):
         return (
             self._own_places.hold() and self._storages.isdisjoint(memory) and len(set(memory)) == len(memory)
         )
+
+    def _watched(self, backward: Callable[..., Any], results: Mapping[str, str]) -> Callable[..., Any]:
+        """The backward graph of a tuned program: where it fails the choice is struck, and this plan does not hold any more. Args: the graph, and where the choice is kept."""
+
+        def run(given: list[Any]) -> Any:
+            try:
+                return backward(given)
+            except Exception as error:
+                from fxpasses.struck import strike_for_backward  # what is tuned is called through plans
+
+                self._has_failed = True
+                strike_for_backward(results, error)
+                raise
+
+        return never_traced(run)
 
     def _memory_found(self) -> list[int]:
         """Where the memory of those tensors is that may be others in each call."""
@@ -192,7 +208,7 @@ class Plan(Checked):
             return False
         if self._exchanged is not None and not self._exchanged.are_none_of(arguments):
             return False
-        if not self._changes:
+        if not self.changes:
             return True
         given = [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]
         if not given:

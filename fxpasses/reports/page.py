@@ -148,7 +148,8 @@ def read_report(
 
 def _read(file: Path, text: str | None = None) -> Any:
     try:
-        return json.loads(file.read_text() if text is None else text)
+        # Browsers read no NaN and no infinities, which Python writes.
+        return json.loads(file.read_text() if text is None else text, parse_constant=lambda name: None)
     except ValueError as error:
         raise ReportError(f"{str(file)!r} is no JSON: {error}") from error
 

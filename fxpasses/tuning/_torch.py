@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo import OptimizedModule
 from torch.autograd.profiler import profile
 
+from fake.seam.autograd_engine import function_of, keeps_graph
 from fxpasses.plans._torch import storage_address
+from fxpasses.plans._torch_frames import never_traced
 
 
 def is_compiled(model: object) -> bool:
@@ -81,3 +84,49 @@ def lazy_copy(value: Tensor) -> Tensor | None:
         return torch._lazy_clone(value.detach())
     except RuntimeError:  # memory that is not torch's own
         return None
+
+
+def watch_backward(inputs: Sequence[Any], failed: Callable[[Exception], None]) -> Callable[[Any], bool]:
+    """Have an error of a compiled graph's backward pass told, that of compiling it included; not one of how the pass is called.
+
+    Args:
+        inputs: of a call of the graph that follows.
+        failed: is told.
+
+    Returns: a function of the call's results, which says whether there is such a pass.
+    """
+    before = set(_nodes(inputs))
+
+    def watch(outputs: Any) -> bool:
+        found, seen = [*_nodes((*outputs, *inputs))], set(before)
+        while found:
+            node = found.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            function = function_of(node)
+            if hasattr(function, "_backward_impl"):
+                function._backward_impl = staticmethod(_telling(function, function._backward_impl, failed))
+                return True
+            found += [following for following, _ in node.next_functions if following is not None]
+        return len(seen) > len(before)
+
+    return watch
+
+
+def _nodes(values: Iterable[Any]) -> list[Any]:
+    return [v.grad_fn for v in values if isinstance(v, Tensor) and v.grad_fn is not None]
+
+
+def _telling(
+    function: Any, run: Callable[..., Any], failed: Callable[[Exception], None]
+) -> Callable[..., Any]:
+    def watched(ctx: Any, given: list[Any]) -> Any:
+        try:
+            return run(ctx, given)
+        except Exception as error:
+            if not (keeps_graph() and function.metadata.bw_donated_idxs):  # which is not for such graphs
+                failed(error)
+            raise
+
+    return never_traced(watched)  # in a compiled function the backward pass runs behind a graph break

@@ -123,11 +123,13 @@ class Choice:
         return Choice(tuple(step for step in self.steps if not step.allowed))
 
     def options(self, base: Options) -> Options:
-        """The options to compile with.
+        """The options to compile with. What fails with these steps is no program of theirs: it raises, and nothing takes its place.
 
         Args:
             base: the user's.
         """
+        if self.steps:
+            base = replace(base, on_failure="raise")
         if PLAIN in self.steps:
             left_out = default_passes()
             base = replace(base, passes=tuple(item for item in base.passes if item not in left_out))

@@ -6,6 +6,7 @@ Reading needs no torch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -84,6 +85,8 @@ class Kept:
                 raise TypeError(f"{name} is {data[name]!r}")
         if not all(isinstance(step, Mapping) and isinstance(step["name"], str) for step in data["steps"]):
             raise TypeError(f"steps are {data['steps']!r}")
+        if len(data["ratio"]) not in (0, 3):
+            raise ValueError(f"ratio is {data['ratio']!r}")
         return cls(
             data["graph"], tuple(data["steps"]), tuple(map(Entry.from_data, data["entries"])), data["surroundings"],
             tuple(map(float, data["ratio"])), data["memory"], tuple(map(str, data["left"])), data["struck"],
@@ -97,12 +100,32 @@ class Kept:
             for item in passes
         )
 
-    def without_choice(self, why: str) -> Kept:
-        """The result with the choice struck: the default is used from now on."""
+    @property
+    def situation(self) -> str:
+        """What it was measured in: see :class:`~fxpasses.tuning.tuning_ledger.Entry`."""
+        told = {name: value for name, value in self.surroundings.items() if name not in _VERSIONS}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:6]
+        kind = "training" if told.get("gradients enabled") == "True" else "inference"
+        return f"{kind}, {told.get('threads')} threads, {told.get('goal')}, {digest}"
+
+    def struck_for(self, graph: str, why: str) -> Kept:
+        """The result with the choice struck, for its graph or for another size of it: the default is used from now on.
+
+        Args:
+            graph: the digest of the graph that it failed for.
+            why: what it failed of.
+        """
+        measured = self.entries if graph == self.graph else ()
         entries = tuple(
-            replace(e, outcome="struck", verdict=why) if e.outcome == "kept" else e for e in self.entries
+            replace(e, outcome="struck", verdict=why) if e.outcome == "kept" else e for e in measured
         )
-        return replace(self, steps=(), entries=entries, ratio=(), memory=None, struck=why)
+        if all(e.outcome != "struck" for e in entries):  # it was measured for another size
+            told = (
+                Entry(graph, step["name"], "struck", verdict=why, situation=self.situation)
+                for step in self.steps
+            )
+            entries = (*entries, *told)
+        return replace(self, graph=graph, steps=(), entries=entries, ratio=(), memory=None, struck=why)
 
 
 @dataclass(frozen=True)
@@ -146,23 +169,10 @@ class Place:
         folder = self._folder()
         return None if folder is None else folder / f"{self.graph}.json"
 
-    @property
-    def situation(self) -> str:
-        """What is measured in: see :class:`~fxpasses.tuning.tuning_ledger.Entry`."""
-        told = {name: value for name, value in self.surroundings.items() if name not in _VERSIONS}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:6]
-        kind = "training" if told.get("gradients enabled") == "True" else "inference"
-        return f"{kind}, {told.get('threads')} threads, {told.get('goal')}, {digest}"
-
     def write(self, kept: Kept) -> None:
         """Keep a result. A disk that refuses is logged: the program is there all the same."""
-        file = self.file
-        if file is None:
-            return
-        try:
-            write_atomically(file, json.dumps(kept.to_data(), indent=1).encode())
-        except OSError as error:
-            log.warning("the result of tuning is not kept: %s", error)
+        if self.file is not None:
+            write_result(self.file, kept)
 
     def read(self) -> tuple[Kept, bool] | None:
         """The result for the graph, or for another size of it, and whether it is for these sizes."""
@@ -172,10 +182,20 @@ class Place:
         own = folder / f"{self.graph}.json"
         others = sorted(folder.glob("*.json"), key=lambda p: (p.stat().st_mtime, p.name), reverse=True)
         for path in (*([own] if own in others else []), *others):
-            kept = _read(path)
+            kept = read_if_whole(path)
             if kept is not None and (path == own or not kept.struck):
                 return kept, path == own
         return None
+
+    def of_known(self, known: Sequence[tuple[Place, Kept]]) -> tuple[Kept, bool] | None:
+        """The same among results with their places: of a process that keeps none on disk, or cannot. Args: these."""
+        about = self.family, dict(self.surroundings)
+        fit = [
+            (kept, place.graph == self.graph)
+            for place, kept in known
+            if (place.family, dict(place.surroundings)) == about
+        ]
+        return max(fit, key=lambda pair: pair[1], default=None)
 
     def gained(self) -> dict[str, float]:
         """What steps gave other graphs in the same surroundings, where they were kept: the median, time with it over time without."""
@@ -213,35 +233,52 @@ def read_result(path: Path) -> Kept:
         raise PlanFileError(path, f"it is no result of tuning of this version: {error!r}") from error
 
 
-def _read(path: Path) -> Kept | None:
+def write_result(path: Path, kept: Kept) -> None:
+    """Write one file. A disk that refuses is logged."""
+    try:
+        write_atomically(path, json.dumps(kept.to_data(), indent=1).encode())
+    except OSError as error:
+        log.warning("the result of tuning is not kept: %s", error)
+
+
+def read_if_whole(path: Path) -> Kept | None:
+    """What one file holds; ``None``, which is logged, where it cannot be used."""
     try:
         return read_result(path)
     except (PlanFileError, OSError) as error:
-        log.warning("a result of tuning is left aside: %s", error)
+        _left_aside(str(error))
         return None
+
+
+@functools.cache
+def _left_aside(why: str) -> None:
+    log.warning(
+        "a result of tuning is left aside: %s", why
+    )  # once: a graph's file is looked at several times
 
 
 def every_result(directory: Path) -> Iterator[Kept]:
     """All results under a cache's directory; files that cannot be used are left out."""
     for path in sorted((directory / "tuned").glob("*/*.json")):
-        kept = _read(path)
+        kept = read_if_whole(path)
         if kept is not None:
             yield kept
 
 
 def ledger_file(path: Path) -> list[Entry]:
-    """The entries of a ledger that was saved with ``fxpasses ledger --json``, or of a cache's directory.
+    """The entries of a ledger that was saved with ``fxpasses ledger --json``, of that of a report, or of a cache's directory.
 
     Raises:
-        OptionsError: it is neither.
+        OptionsError: it is none of these.
     """
-    if path.is_dir():
+    if path.is_dir() and not (path / LEDGER_FILE).is_file():
         return [entry for kept in every_result(path) for entry in kept.entries]
     try:
-        entries = json.loads(path.read_text())
-        if not isinstance(entries, list):
-            raise TypeError(f"it is {type(entries).__name__}")
-        return [Entry.from_data(data) for data in entries]
+        data = json.loads((path / LEDGER_FILE if path.is_dir() else path).read_text())
+        if not isinstance(data, list):
+            raise TypeError(f"it is {type(data).__name__}")
+        listed = (one.get("entries", [one]) for one in data)  # a report has it by graphs
+        return [Entry.from_data(entry) for entries in listed for entry in entries]
     except (OSError, *_DAMAGE) as error:
         problem = f"{path} is no ledger that 'fxpasses ledger --json' printed"
         raise OptionsError("against", str(path), problem=problem) from error

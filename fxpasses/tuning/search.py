@@ -5,6 +5,7 @@ The search knows nothing of graphs and compilers: what it asks for is a :class:`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -125,7 +126,7 @@ class _Search:
             self.found.entries.append(entry)
 
     def _attempt(self, step: Step) -> Entry:
-        entry = Entry(self._graph, step.name, "no gain")
+        entry = Entry(self._graph, step.name, "no gain", on=str(self.found.choice))
         choice = self.found.choice.plus(step)
         try:
             program = self._bench.compiled(choice)
@@ -147,7 +148,8 @@ class _Search:
             memory = self._peaks[choice] / max(self._peaks[self.found.choice], 1)
             entry = replace(entry, memory=memory)
         faster = self._bench.duel(self.found.program, program, _settled)
-        entry = replace(entry, ratio=faster.middle, low=faster.low, high=faster.high)
+        low, high = (faster.low, faster.high) if math.isfinite(faster.high) else (None, None)
+        entry = replace(entry, ratio=faster.middle, low=low, high=high)
         return replace(entry, outcome=_outcome(self._goal, faster, memory))
 
     def confirmed(self) -> Found:

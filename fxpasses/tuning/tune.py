@@ -168,8 +168,8 @@ def tune(
     graphs = dict.fromkeys(kept.graph for kept in one.results)
     results = tuple(next(k for k in one.results if k.graph == graph) for graph in graphs)
     if file is not None and not one.interrupted:
-        write_call(file, one.files)
-    later.seconds = 0.0
+        write_call(file, [place.file for place in one.places])
+    later.seconds, later.known = 0.0, [*zip(one.places, one.results, strict=True)]
     # The default is called as it is without tuning: through its plan, which a program that may yet be tuned does not have.
     kept = any(found.steps for found in results)
     compiled = _compiled(model, wanted, later if kept else None)
@@ -217,7 +217,7 @@ def _check(
     """The options, and where results are kept, which is one of them."""
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
-    if is_compiled(model) or isinstance(model, Compiled):
+    if is_compiled(model) or isinstance(model, (Compiled, Tuned)):
         problem = "the model is compiled already: give what was compiled"
         raise OptionsError("model", type(model).__name__, problem=problem)
     if goal in GOALS and goal != "time" and is_profiling():

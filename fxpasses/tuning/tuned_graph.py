@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -17,29 +16,27 @@ from torch import distributed, fx
 from fake.error_text import describe_error
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.factors import compile_surroundings
-from fxpasses.compiling.observing import recorded_by, recorder
+from fxpasses.compiling.observing import recorder
 from fxpasses.compiling.options import Options
 from fxpasses.counters import Fallback, counters
-from fxpasses.errors import FxPassesError, StageError
+from fxpasses.errors import FxPassesError
 from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes.registry import available_passes
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.content import family_of, graph_digest
-from fxpasses.tuning.freezing import FREEZING, FrozenProgram
+from fxpasses.tuning.freezing import FREEZING
 from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.kept import Kept, Place, add_to_report
 from fxpasses.tuning.kernels import KernelTimes
 from fxpasses.tuning.measuring import Program, duel, own_inputs
 from fxpasses.tuning.proposals import Proposals, default_candidates
 from fxpasses.tuning.search import Found, search
+from fxpasses.tuning.tuned_program import Compile, Graph, TunedProgram
 from fxpasses.tuning.tuning_session import Session
 from fxpasses.tuning.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
-
-Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
-"""Compiles a Dynamo graph for inputs, fake or real, with some options."""
 
 
 def tuned_graph(
@@ -67,22 +64,23 @@ def tuned_graph(
         family_of(gm, inputs),
         {**compile_surroundings(), "goal": one.goal, "options": _told(options), "allowed": str(one.allowed)},
     )
-    graph = _Graph(gm, options, compile, place)
-    found = None if one.fresh else _found(place, one)
+    graph = Graph(gm, options, compile, place)
+    unknown = _unknown_passes(place) if alone else []
+    found = None if one.fresh or unknown else _found(place, one)
     _told_to_plan(place, found)
-    if alone and found is None and (unknown := _unknown_passes(place)):
+    if unknown:
         log.warning(
-            "a graph runs without what was tuned for it, which is kept: this process does not know %s; import them, and give options=%s "
-            "what fxpasses.tune returned, or tune the model here",
-            ", ".join(unknown), "{'passes': ...}",
-        )  # fmt: skip
+            "a graph runs without what was tuned for it, which is kept: this process does not know %s; fxpasses.tune(..., passes=[...]) with "
+            "what it was tuned with finds it",
+            ", ".join(unknown),
+        )
         return compile(gm, inputs, options)
     if found is not None:
         kept, choice, exact = found
         _told_to(one, kept, place, options)
         one.reused += 1
         counters.count("tuned_reused")
-        return _KeptProgram(graph, kept, choice, exact).compiled(inputs)
+        return TunedProgram(graph, kept, choice, exact).compiled(inputs)
     regions, start = counters.snapshot().regions, time.monotonic()
     default = compile(gm, inputs, options)
     compiling = time.monotonic() - start
@@ -101,7 +99,7 @@ def _untuned(one: Session, why: str, program: Callable[..., Any]) -> Callable[..
 
 def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
     """What was kept, its choice, and whether it is for these sizes; ``None`` where there is nothing, or it does not hold any more."""
-    found = place.read()
+    found = place.read() or place.of_known(one.known)
     choice = None if found is None else choice_of(found[0], one)
     return None if found is None or choice is None else (found[0], choice, found[1])
 
@@ -128,10 +126,12 @@ def choice_of(kept: Kept, one: Session) -> Choice | None:
             Step.from_data(data, lambda text: named.get(text) or parse_pass(text, available_passes()))
             for data in kept.steps
         ]
-    except (FxPassesError, KeyError, TypeError) as error:
+        choice = Choice(tuple(steps))
+        choice.options(Options())  # its settings are there, and in range
+    except (FxPassesError, KeyError, TypeError, AttributeError) as error:
         log.warning("what was tuned before is not used: %s", describe_error(error))
         return None
-    return Choice(tuple(steps))
+    return choice
 
 
 def _candidates(one: Session) -> Sequence[Pass]:
@@ -142,7 +142,8 @@ def _told_to_plan(place: Place, found: tuple[Kept, Choice, bool] | None) -> None
     """A plan has what was kept for these sizes, as long as it is: not what is compared with eager first."""
     recording = recorder()
     if recording is not None:
-        recording.depends_on(place.file if found is not None and found[2] else None)
+        is_kept = found is not None and found[2] and place.file is not None and place.file.exists()
+        recording.depends_on(place.file if is_kept else None)
 
 
 def _told(options: Options) -> str:
@@ -150,113 +151,6 @@ def _told(options: Options) -> str:
     return str(
         {name: str(v) for name, v in values.items() if name not in ("report", "check", "ranks", "cache")}
     )
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A graph of Dynamo, the user's options for it, what compiles it, and where its results are kept."""
-
-    gm: fx.GraphModule
-    options: Options
-    compile: Compile
-    place: Place
-
-    def compiled(self, inputs: Sequence[Any], options: Options | None = None) -> Callable[..., Any]:
-        """The graph compiled for inputs, fake or real, with these options or the user's."""
-        options = options or self.options
-        if not options.inductor.get("freezing") or self.options.inductor.get("freezing"):
-            return self.compile(self.gm, inputs, options)
-        return FrozenProgram(self.gm, options, self._compile_alone)
-
-    def _compile_alone(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], options: Options
-    ) -> Callable[..., Any]:
-        with recorded_by(None):
-            return self.compile(gm, inputs, options)
-
-
-@dataclass(eq=False)
-class _KeptProgram:
-    """The program of a choice that was kept, until it fails.
-
-    Attributes:
-        graph: the graph.
-        kept: what the tuning kept.
-        choice: its steps.
-        checked: whether the choice was compared with eager for inputs of these sizes.
-    """
-
-    graph: _Graph
-    kept: Kept
-    choice: Choice
-    checked: bool
-    _running: Callable[..., Any] | None = None
-    _symbolic: bool = False
-
-    def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What the backend returns. Args: the inputs that Dynamo gave."""
-        self._symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
-        if self._symbolic:
-            self.choice = Choice(
-                tuple(step for step in self.choice.steps if step != FREEZING)
-            )  # it is for fixed sizes
-        if not self.choice.steps:
-            return self.graph.compiled(inputs)
-        try:
-            self._running = self.graph.compiled(inputs, self.choice.options(self.graph.options))
-        except StageError as error:
-            self._strike(str(error))
-            return self.graph.compiled(inputs)
-        recording = recorder()
-        if recording is None or FREEZING not in self.choice.steps:
-            return self
-        recording.observer()  # the rest is compiled when it first runs, and asks for its weights in each call
-        return recording.watched(self, in_memory=True)
-
-    def __call__(self, *inputs: Any) -> Any:
-        running = self._running
-        if running is None:
-            return self._default(inputs)
-        try:
-            if not self.checked:
-                self._check(running, inputs)
-            return running(*inputs)
-        except _Wrong as error:
-            self._strike(str(error))
-        except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
-            saved = self._default(inputs)  # raises the same if it is not the choice that fails
-            self._strike(describe_error(error))
-            return saved
-        return self._default(inputs)
-
-    def _default(self, inputs: Sequence[Any]) -> Any:
-        return self.graph.gm.forward(*inputs)
-
-    def _check(self, running: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        """Compare with eager once: the choice was checked for other sizes."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng())
-            given = own_inputs(inputs)
-            gm, options = self.graph.gm, self.graph.options
-            verdicts = Verdicts(gm, given, options, lambda o: self.graph.compiled(given, o))
-            end = verdicts.compared(self.choice, running)
-        if not end.ok:
-            raise _Wrong(f"not what eager gives: {end.problems[0]}")
-        self.checked = True
-        if not self._symbolic:
-            place = self.graph.place
-            place.write(dataclasses.replace(self.kept, graph=place.graph, entries=()))
-
-    def _strike(self, why: str) -> None:
-        log.warning("a tuned program is struck, and the graph runs without it: %s", why)
-        self._running = None
-        counters.add_fallback(Fallback("tuning", why, self.kept.graph))
-        place = self.graph.place
-        place.write(dataclasses.replace(self.kept.without_choice(why), graph=place.graph))
-
-
-class _Wrong(Exception):
-    """A tuned program that gives other results than eager."""
 
 
 @dataclass(eq=False)
@@ -272,7 +166,7 @@ class _FirstCall:
         has_regions: whether repeated layers of it are compiled once.
     """
 
-    graph: _Graph
+    graph: Graph
     session: Session
     running: Callable[..., Any]
     compiling: float
@@ -309,7 +203,11 @@ class _FirstCall:
             one.interrupted = True
             if self.alone:
                 raise KeyboardInterrupt
-        return found.program.run if found.choice.steps else self.running
+        if not found.choice.steps:
+            return self.running
+        return TunedProgram(
+            self.graph, kept, found.choice, True, running=found.program.run, default=self.running
+        )
 
     def _searched(self, inputs: Sequence[Any]) -> Found:
         one = self.session
@@ -325,23 +223,25 @@ class _FirstCall:
 
 def _told_to(one: Session, kept: Kept, place: Place, options: Options) -> None:
     one.results.append(kept)
-    one.files.append(place.file)
+    one.places.append(place)
     if options.report:
         add_to_report(options.report, kept)
 
 
 def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
     ratio = found.ratio
-    return Kept(
+    kept = Kept(
         place.graph,
         tuple(step.to_data() for step in found.choice.steps),
-        tuple(dataclasses.replace(entry, situation=place.situation) for entry in found.entries),
+        (),
         place.surroundings,
-        () if ratio is None else (ratio.middle, ratio.low, ratio.high),
+        () if ratio is None or math.isinf(ratio.high) else (ratio.middle, ratio.low, ratio.high),
         found.memory,
         found.left,
         candidates={str(item): item.identify().digest for item in candidates},
     )
+    entries = tuple(dataclasses.replace(entry, situation=kept.situation) for entry in found.entries)
+    return dataclasses.replace(kept, entries=entries)
 
 
 _ANY = Step("any step")
@@ -356,7 +256,7 @@ class _Bench:
 
     def __init__(
         self,
-        graph: _Graph,
+        graph: Graph,
         inputs: list[Any],
         one: Session,
         default: Callable[..., Any],

@@ -28,12 +28,13 @@ class Entry:
         outcome: what became of it.
         predicted: time with it over time without, as the cost model expects.
         ratio: the same, measured; ``None`` if it was not.
-        low: the lower end of the interval of ``ratio``.
+        low: the lower end of the interval of ``ratio``; ``None`` where too few pairs were measured for one.
         high: the upper end.
         memory: peak memory with it over peak memory without, where it was measured.
         changed: calls that it added, changed or removed, for a pass.
         verdict: what the checks say, or why it was refused.
         situation: what it was measured in, whatever the versions: ``"training, 2 threads, time"`` and a digest of the options.
+        on: the steps that it was added to, and measured against.
     """
 
     graph: str
@@ -47,6 +48,7 @@ class Entry:
     changed: int = 0
     verdict: str = ""
     situation: str = ""
+    on: str = ""
 
     def to_data(self) -> dict[str, Any]:
         """The entry as plain data."""
@@ -86,13 +88,16 @@ class Change:
 
     @property
     def word(self) -> str:
-        """``wins``, ``loses``, ``new``, ``gone`` or ``as before``: the first two where the intervals have nothing in common, or one was refused."""
+        """``wins``, ``loses``, ``new``, ``gone`` or ``as before``: the first two where the intervals have nothing in common, or one was refused. Where it was
+        added to other steps, these may be why it gives less: it has to be kept in one ledger and lose in the other one."""
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"
         a, b = self.before, self.after
         if (a.outcome in _REFUSED) != (b.outcome in _REFUSED):
             return "loses" if b.outcome in _REFUSED else "wins"
         if a.low is None or b.low is None or a.high is None or b.high is None:
+            return "as before"
+        if a.on != b.on and {a.outcome, b.outcome} != {"kept", "loses"}:
             return "as before"
         return "wins" if b.high < a.low else "loses" if b.low > a.high else "as before"
 
@@ -109,15 +114,19 @@ def table_of_entries(entries: Sequence[Entry], title: str = "") -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", title=title or None, title_justify="left")
-    for name in ("graph", "step", "outcome", "predicted", "time", "memory", "calls", "verdict"):
+    told = len({e.situation for e in entries}) > 1
+    situation = ["in"] if told else []
+    for name in ("graph", *situation, "step", "outcome", "predicted", "time", "memory", "calls", "verdict"):
         table.add_column(
             name, justify="right" if name in ("predicted", "time", "memory", "calls") else "left"
         )
     for e in entries:
         memory = "" if e.memory is None else f"{e.memory:.2f}"
         changed = str(e.changed) if e.changed else ""
+        situation = [e.situation] if told else []
+        predicted = f"{e.predicted:.2f}"
         table.add_row(
-            e.graph[:8], e.step, e.outcome, f"{e.predicted:.2f}", e.measured, memory, changed, e.verdict
+            e.graph[:8], *situation, e.step, e.outcome, predicted, e.measured, memory, changed, e.verdict
         )
     return table
 

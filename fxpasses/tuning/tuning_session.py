@@ -6,11 +6,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.passes import TunedPasses
-from fxpasses.tuning.kept import Kept
+from fxpasses.tuning.kept import Kept, Place
 from fxpasses.tuning.measuring import wall_clock
 from fxpasses.tuning.search import Goal
 
@@ -29,7 +28,8 @@ class Session(TunedPasses):
         fresh: whether what is kept of earlier tuning is left aside.
         cache: where results are kept: as for :func:`fxpasses.compile`.
         results: what was found, one a graph.
-        files: where each of them is kept, or ``None``.
+        places: the place of each of them.
+        known: results that hold though they may not be on disk, with their places.
         reused: how many of the results were kept by an earlier tuning.
         spent: seconds that counted before that.
         since: when the time that counts began, by the wall clock; ``None`` while none does.
@@ -47,7 +47,8 @@ class Session(TunedPasses):
     fresh: bool = False
     cache: str = "auto"
     results: list[Kept] = field(default_factory=list)
-    files: list[Path | None] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    known: list[tuple[Place, Kept]] = field(default_factory=list)
     reused: int = 0
     spent: float = 0.0
     since: float | None = None

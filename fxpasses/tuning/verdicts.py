@@ -13,6 +13,7 @@ from torch import fx
 
 from fxpasses.checking.model import Collector, StageCheck, judged
 from fxpasses.checking.model_steps import Results, Steps
+from fxpasses.checking.rounding import PROGRAM_LIMIT
 from fxpasses.compiling.options import Options
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
@@ -20,6 +21,10 @@ from fxpasses.tuning.choice import Choice, Step
 
 _RANDOM = {"fallback_random": True}
 """With this option of Inductor compiled graphs draw what eager draws."""
+
+
+_NO_FARTHER = 2.0
+"""What is at most so many times as far from float64 as the default is no farther."""
 
 
 class Verdicts:
@@ -42,6 +47,7 @@ class Verdicts:
         self._gm, self._inputs, self._options, self._compile = gm, list(inputs), options, compile
         self._steps = Steps(gm, tuple(inputs), {}, torch.is_grad_enabled())
         self._eager: Results | None = None
+        self._default: Results | None = None
 
     def refusal(self, choice: Choice, program: Callable[..., Any], seconds: float) -> tuple[str, str]:
         """Why a program may not be used, or "", and what the checks say of it.
@@ -54,7 +60,8 @@ class Verdicts:
         end = self.compared(choice, program)
         if not end.ok:
             return f"not what eager gives: {end.problems[0]}", ""
-        told = [f"eager's results, {end.times:.2g} x rounding" if end.times else "eager's bits"]
+        whose = "eager's" if end.times <= PROGRAM_LIMIT else "the default's"
+        told = [f"{whose} results, {end.times:.2g} x rounding" if end.times else "eager's bits"]
         computed = [v for name, v in (self._eager or {}).items() if name.startswith(("output", "gradient"))]
         if not any(bool(value.isfinite().any()) for value in computed):
             told = ["nothing that eager gives is finite"]
@@ -66,7 +73,8 @@ class Verdicts:
         return "", "; ".join(told)
 
     def compared(self, choice: Choice, program: Callable[..., Any]) -> StageCheck:
-        """The results and gradients of a program next to those of eager.
+        """The results and gradients of a program next to those of eager: what is no farther from float64 than the default's is right, too, as some are
+        that kernels compute in another order (batch norm's gradients).
 
         Args:
             choice: what it was compiled with.
@@ -77,14 +85,29 @@ class Verdicts:
             self._varies = self._steps.variation(self._eager)
             self._wide, _ = self._steps.yardsticks()
         same = choice.without_allowed()
-        random = self._varies and self._options.compiler == "inductor"
-        if random or same != choice:
-            options = same.options(self._options)
-            draws = {**options.inductor, **_RANDOM} if random else options.inductor
-            program = self._compile(dataclasses.replace(options, inductor=draws))
+        if self._random or same != choice:
+            program = self._compile(self._drawing(same))
         got = self._steps.compiled(lambda step: program)
         # Judged as kernels are, whoever runs the graph: which rewrites round worse, their verdicts say.
-        return judged(f"inductor, {choice}", got, self._eager, self._wide)
+        end = judged(f"inductor, {choice}", got, self._eager, self._wide)
+        if end.ok:
+            return end
+        if self._default is None:
+            default = self._compile(self._drawing(Choice()))
+            self._default = self._steps.compiled(lambda step: default)
+        next_to_it = judged(end.stage, got, self._default, self._wide)
+        no_farther = next_to_it.ok and next_to_it.times <= _NO_FARTHER
+        return dataclasses.replace(end, problems=()) if no_farther else end
+
+    @property
+    def _random(self) -> bool:
+        return bool(self._varies) and self._options.compiler == "inductor"
+
+    def _drawing(self, choice: Choice) -> Options:
+        """The options of a choice, with which the program draws what eager draws."""
+        options = choice.options(self._options)
+        draws = {**options.inductor, **_RANDOM} if self._random else options.inductor
+        return dataclasses.replace(options, inductor=draws)
 
     def _of_step(self, step: Step, choice: Choice, seconds: float) -> tuple[str, str]:
         """The verdict of a step: of all its rewrites in the whole graph, also where it is for a part of it."""
@@ -111,5 +134,7 @@ class Verdicts:
         unseen = [note for note in notes if "not compared" in note]
         if unseen:
             return unseen[0], ""
-        times = max((stage.times for stage in found), default=0.0)
+        if not found:
+            return "its rewrites cannot be judged: it makes none in the whole graph", ""
+        times = max(stage.times for stage in found)
         return "", f"EQUAL, {times:.2g} x rounding" if times else "EQUAL, same bits"

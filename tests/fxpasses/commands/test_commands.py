@@ -13,7 +13,7 @@ import pytest
 
 import fxpasses
 from fxpasses.commands.main import COMMANDS, SHELLS, main
-from fxpasses.tuning.kept import Kept, Place
+from fxpasses.tuning.kept import Kept, Place, add_to_report
 from fxpasses.tuning.tuning_ledger import Entry
 
 MODULE = """
@@ -282,6 +282,13 @@ def test_results_of_tuning_are_told_compared_verified_and_cleared(tmp_path, monk
     compared = json.loads(told(["ledger", "--against", str(before), "--json"], capsys, status=1))
     assert [one["change"] for one in compared] == ["loses", "new"]
     assert "loses" in told(["ledger", "--against", str(before)], capsys, status=1)
+    report = tmp_path / "report"
+    add_to_report(str(report), Kept("g", (), tuple(better)))
+    for path in (report, report / "ledger.json"):
+        assert json.loads(told(["ledger", str(path), "--json"], capsys)) == [better[0].to_data()]
+    other = dataclasses.replace(better[0], situation="inference, 1 threads, time, 0")
+    before.write_text(json.dumps([one.to_data() for one in (better[0], other)]))
+    assert "inference, 1 threads" in told(["ledger", str(before)], capsys)
     before.write_text("{}")
     for path in (before, tmp_path / "nothing.json"):
         assert main(["ledger", "--against", str(path)]) == 2

@@ -464,6 +464,8 @@ def test_the_command(recorded, tmp_path, capsys):
     assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
     assert main(["report", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == SCHEMA
+    (tmp_path / "ledger.json").write_text('[{"high": Infinity}]')  # browsers do not read that
+    assert read_report(tmp_path)["ledger"] == [{"high": None}]
 
 
 def test_what_dynamo_calls_an_input():

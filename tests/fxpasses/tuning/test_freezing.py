@@ -6,7 +6,8 @@ from fxpasses.compiling.options import Options
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.freezing import FREEZING, FrozenProgram, weights_to_freeze
 from fxpasses.tuning.kept import Place
-from fxpasses.tuning.tuned_graph import _Bench, _Graph
+from fxpasses.tuning.tuned_graph import _Bench
+from fxpasses.tuning.tuned_program import Graph
 from fxpasses.tuning.tuning_session import Session
 
 
@@ -81,7 +82,7 @@ def test_weights_that_are_not_dense_stay_inputs():
 
 def test_a_frozen_program_is_measured_on_weights_that_no_other_program_has_pointers_to():
     gm, inputs = captured(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4))
-    graph = _Graph(gm, Options(), lambda gm, inputs, options: gm.forward, Place(None, "", "", {}))
+    graph = Graph(gm, Options(), lambda gm, inputs, options: gm.forward, Place(None, "", "", {}))
     with torch.no_grad():
         bench = _Bench(graph, inputs, Session(seconds=0), gm.forward, compiling=0.0, has_regions=False)
         frozen, default = bench.compiled(Choice((FREEZING,))), bench.compiled(Choice())

@@ -1,5 +1,7 @@
 """The search and its statistics, with made-up times: no graph is compiled, and no clock is read."""
 
+import json
+import math
 import random
 
 import pytest
@@ -200,6 +202,28 @@ def test_a_step_that_does_not_run_any_more_loses_and_situations_are_not_mixed():
     after = [entry("failed", "training"), entry("no gain", "inference"), entry("loses", "other")]
     words = {(c.after or c.before).situation: c.word for c in changes(before, after)}
     assert words == {"training": "loses", "inference": "wins", "both": "gone", "other": "new"}
+
+
+def test_a_step_that_was_added_to_other_steps_has_to_lose_to_be_called_worse():
+    def entry(outcome, low, high, on):
+        return Entry("g", "a", outcome, ratio=(low + high) / 2, low=low, high=high, on=on)
+
+    def word(before, after):
+        return changes([before], [after])[0].word
+
+    loses = entry("loses", 1.1, 1.2, "default")
+    assert word(entry("no gain", 0.96, 1.01, "b"), loses) == "as before"
+    assert word(entry("no gain", 0.96, 1.01, "default"), loses) == "loses"
+    assert word(entry("kept", 0.6, 0.7, "b"), loses) == "loses"
+    assert word(loses, entry("kept", 0.6, 0.7, "b")) == "wins"
+
+
+def test_what_is_clearly_lost_has_no_interval():
+    bench = Bench({"slow": (3.0, 1.0)})
+    bench.duel = lambda *programs, **how: Interval(0.0, 3.0, math.inf)
+    (entry,) = search(bench, "g", "time", bench.default).entries
+    assert (entry.measured, entry.on) == ("3.00", "default")
+    assert json.loads(json.dumps(entry.to_data(), allow_nan=False))["high"] is None
 
 
 def test_plain_is_kept_where_the_default_loses():

@@ -107,6 +107,25 @@ def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, 
     assert stats.pass_changes["reassociate_matmuls"] > 0
 
 
+@fxpasses.graph_pass(graphs=["joint", "inference"], numerics="bitwise")
+def raises(gm):
+    "Fails."
+    raise ValueError("it fails")
+
+
+@pytest.mark.parametrize("on_failure", ["eager", "isolate"])
+def test_eager_is_no_program_of_a_pass_that_fails(tmp_path, on_failure):
+    options = {"compiler": "eager", "on_failure": on_failure}
+    how = {"cache": tmp_path, "clock": time.process_time, "show": False, "options": options}
+    fxpasses.reset_stats()
+    with torch.no_grad():
+        tuned = fxpasses.tune(torch.nn.Linear(4, 4), torch.ones(2, 4), passes=[raises], **how)
+    entries = {entry.step: entry for entry in tuned.ledger}
+    assert (entries["raises"].outcome, tuned.steps) == ("failed", ())
+    assert "it fails" in entries["raises"].verdict
+    assert fxpasses.stats().fallbacks == ()
+
+
 def test_what_was_chosen_from_less_does_not_answer(tmp_path):
     gm, inputs = a_graph()
     options = Options.parse({"compiler": "eager"})
@@ -311,6 +330,23 @@ def test_what_is_allowed_is_not_compared(tmp_path):
     other = dataclasses.replace(slower_on_purpose)
     with pytest.raises(OptionsError, match="is not the one that was measured"):
         Step.from_data(step.to_data(), lambda text: other)
+
+
+def test_what_is_no_farther_from_eager_than_the_default_is_right():
+    gm, inputs = a_graph()
+    off = {None: 1e-4, 0.8: 1e-4, 0.4: 1e-2}  # of the default, and of programs of two settings
+
+    def compile(options):
+        return lambda x: (x * 2 + off[options.memory_budget],)
+
+    def refusal(budget):
+        choice = Choice((Step.setting("memory_budget", budget),))
+        return verdicts.refusal(choice, lambda x: (x * 2 + off[budget],), 0)
+
+    verdicts = Verdicts(gm, inputs, Options.parse({"compiler": "eager"}), compile)
+    refused, told = refusal(0.8)
+    assert (refused, told.partition(",")[0]) == ("", "the default's results")
+    assert refusal(0.4)[0].startswith("not what eager gives: output 0")
 
 
 def test_the_content_of_a_graph_has_no_names_in_it():

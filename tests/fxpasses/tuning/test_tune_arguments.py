@@ -23,6 +23,7 @@ def with_state():
 
 
 counting = with_state()
+tuned_before = fxpasses.Tuned(torch.nn.ReLU(), (), 0.0, 0, False, torch.relu)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ counting = with_state()
         ({"model": torch.compile(torch.nn.ReLU())}, "compiled already"),
         ({"model": torch.compile(torch.sin)}, "compiled already"),
         ({"model": fxpasses.compile(torch.nn.ReLU())}, "compiled already"),
+        ({"model": tuned_before}, "compiled already"),
         ({"allow": None}, "'allow': expected a list of passes"),
         ({"passes": "tuned"}, "'passes': expected a list of passes"),
         ({"cache": "here", "options": {"cache": "there"}}, "two places"),

@@ -1,0 +1,55 @@
+"""What becomes of a choice that was measured and kept, and whose program fails later: nobody uses it any more, and all are told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from fake.error_text import describe_error
+from fxpasses.counters import Fallback, counters
+from fxpasses.tuning.kept import Kept, read_if_whole, write_result
+
+__all__ = ["strike", "strike_for_backward", "told_struck"]
+
+log = logging.getLogger(__name__)
+
+
+def told_struck(graph: str, steps: str, what: str) -> str:
+    """What an error says besides that cannot be undone.
+
+    Args:
+        graph: the digest of the graph.
+        steps: what was chosen for it.
+        what: raised the error: ``"whose backward pass"``, or ``"which"``.
+    """
+    return f"fxpasses: graph {graph[:8]} ran a tuned program ({steps}), {what} raised this; it is struck, and the next call runs without it"
+
+
+def strike(path: Path | None, struck: Kept) -> None:
+    """Have a choice that failed known: in the log, in the counters, and for later processes.
+
+    Args:
+        path: where it is kept.
+        struck: the result with the choice struck.
+    """
+    log.warning("a tuned program is struck, and the graph runs without it: %s", struck.struck)
+    counters.add_fallback(Fallback("tuning", struck.struck, struck.graph))
+    if path is not None:
+        write_result(path, struck)
+
+
+def strike_for_backward(files: Iterable[str], error: Exception) -> None:
+    """Strike the choices of a program that failed in its backward pass, and say so in the error.
+
+    Args:
+        files: where they are kept.
+        error: what was raised.
+    """
+    for path in map(Path, files):
+        kept = read_if_whole(path)
+        if kept is not None and not kept.struck:
+            steps = ", ".join(step["name"] for step in kept.steps)
+            error.add_note(told_struck(kept.graph, steps, "whose backward pass"))
+            why = f"in the backward pass: {describe_error(error)}"
+            strike(path, kept.struck_for(kept.graph, why))

@@ -1,0 +1,176 @@
+"""A tuned program, until it fails: then it is struck from what is kept, and the graph runs without it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fake.error_text import describe_error
+from fxpasses.compiling.observing import recorded_by, recorder
+from fxpasses.compiling.options import Options
+from fxpasses.errors import StageError
+from fxpasses.struck import strike, told_struck
+from fxpasses.tuning._torch import watch_backward
+from fxpasses.tuning.choice import Choice
+from fxpasses.tuning.freezing import FREEZING, FrozenProgram
+from fxpasses.tuning.kept import Kept, Place, add_to_report
+from fxpasses.tuning.measuring import own_inputs
+from fxpasses.tuning.verdicts import Verdicts
+
+Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
+"""Compiles a Dynamo graph for inputs, fake or real, with some options."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph of Dynamo, the user's options for it, what compiles it, and where its results are kept."""
+
+    gm: fx.GraphModule
+    options: Options
+    compile: Compile
+    place: Place
+
+    def compiled(self, inputs: Sequence[Any], options: Options | None = None) -> Callable[..., Any]:
+        """The graph compiled for inputs, fake or real, with these options or the user's."""
+        options = options or self.options
+        if not options.inductor.get("freezing") or self.options.inductor.get("freezing"):
+            return self.compile(self.gm, inputs, options)
+        return FrozenProgram(self.gm, options, self._compile_alone)
+
+    def compiled_in_a_call(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The default, compiled for the inputs of a call."""
+        return self._compile_alone(self.gm, inputs, self.options)
+
+    def _compile_alone(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], options: Options
+    ) -> Callable[..., Any]:
+        with recorded_by(None):
+            return self.compile(gm, inputs, options)
+
+
+@dataclass(eq=False)
+class TunedProgram:
+    """The program of a choice, until it fails.
+
+    Attributes:
+        graph: the graph.
+        kept: what the tuning kept.
+        choice: its steps.
+        checked: whether the choice was compared with eager for inputs of these sizes.
+        running: the program; ``None`` where it is struck.
+        default: the program without the choice, where it is compiled.
+    """
+
+    graph: Graph
+    kept: Kept
+    choice: Choice
+    checked: bool
+    running: Callable[..., Any] | None = None
+    default: Callable[..., Any] | None = None
+    _symbolic: bool = False
+    _is_watched: bool = False
+
+    def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What the backend returns. Args: the inputs that Dynamo gave."""
+        self._symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
+        if self._symbolic:
+            self.choice = Choice(
+                tuple(step for step in self.choice.steps if step != FREEZING)
+            )  # it is for fixed sizes
+        if not self.choice.steps:
+            return self.graph.compiled(inputs)
+        try:
+            self.running = self.graph.compiled(inputs, self.choice.options(self.graph.options))
+        except StageError as error:
+            self._strike(str(error))
+            return self.graph.compiled(inputs)
+        recording = recorder()
+        if recording is None or FREEZING not in self.choice.steps:
+            return self
+        recording.observer()  # the rest is compiled when it first runs, and asks for its weights in each call
+        return recording.watched(self, in_memory=True)
+
+    def __call__(self, *inputs: Any) -> Any:
+        running = self.running
+        if running is None:
+            return self._without(inputs)
+        try:
+            if not self.checked:
+                self._check(running, inputs)
+        except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
+            saved = self._instead(inputs)  # raises the same if it is not the choice that fails
+            self._strike(str(error) if isinstance(error, _Wrong) else describe_error(error))
+            return saved
+        try:
+            return running(*inputs) if self._is_watched else self._watched(running, inputs)
+        except Exception as error:
+            changes = self._changes(inputs)  # raises the same if it is not the choice that fails
+            self._strike(describe_error(error))
+            if changes:
+                error.add_note(told_struck(self.graph.place.graph, str(self.choice), "which"))
+                raise
+        return self._instead(inputs)
+
+    def _changes(self, inputs: Sequence[Any]) -> bool:
+        """Whether the graph writes to its inputs, as it does to copies in eager: what failed may have written to them, and is not done twice."""
+        with torch.random.fork_rng(), torch.no_grad():
+            given = [v.detach() if isinstance(v, Tensor) else v for v in own_inputs(inputs)]
+            tensors = [value for value in given if isinstance(value, Tensor)]
+            before = [value._version for value in tensors]
+            self.graph.gm.forward(*given)
+        return before != [value._version for value in tensors]
+
+    def _watched(self, running: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """A call after which an error of its backward pass strikes the choice, and that of any later call."""
+        watch = watch_backward(inputs, self._backward_failed)
+        outputs = running(*inputs)
+        self._is_watched = not torch.is_grad_enabled() or watch(outputs)
+        return outputs
+
+    def _backward_failed(self, error: Exception) -> None:
+        """The forward pass is over, and what it saved may be gone: the error is the user's, later calls run without the choice."""
+        if self.running is not None:
+            error.add_note(told_struck(self.graph.place.graph, str(self.choice), "whose backward pass"))
+            self._strike(f"in the backward pass: {describe_error(error)}")
+
+    def _instead(self, inputs: Sequence[Any]) -> Any:
+        """The call in which it fails, without it."""
+        return (self.default or self.graph.gm.forward)(*inputs)
+
+    def _without(self, inputs: Sequence[Any]) -> Any:
+        """Later calls. What is compiled for the sizes of one of them would not be for all that symbolic ones stand for."""
+        if self.default is None and not self._symbolic:
+            self.default = self.graph.compiled_in_a_call(inputs)
+        return self._instead(inputs)
+
+    def _check(self, running: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        """Compare with eager once: the choice was checked for other sizes."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
+            given = own_inputs(inputs)
+            gm, options = self.graph.gm, self.graph.options
+            verdicts = Verdicts(gm, given, options, lambda o: self.graph.compiled(given, o))
+            end = verdicts.compared(self.choice, running)
+        if not end.ok:
+            raise _Wrong(f"not what eager gives: {end.problems[0]}")
+        self.checked = True
+        if not self._symbolic:
+            place = self.graph.place
+            place.write(replace(self.kept, graph=place.graph, entries=()))
+
+    def _strike(self, why: str) -> None:
+        self.running = None
+        place, options = self.graph.place, self.graph.options
+        struck = self.kept.struck_for(place.graph, why)
+        strike(place.file, struck)
+        if options.report:
+            add_to_report(options.report, struck)
+
+
+class _Wrong(Exception):
+    """A tuned program that gives other results than eager."""
