@@ -423,6 +423,11 @@ class _Runs:
         """How far off a part of a result is for inputs that are a few units away, where on one element it may be right by luck, and where each call
         rounds in a direction by chance, since what cancels in a graph may do so by luck.
 
+        Args:
+            position: of the result.
+            center: the result in float64.
+            part: which of its elements count.
+
         Source: D. S. Parker, Monte Carlo Arithmetic (1997).
         """
         for seed in range(_NEARBY):

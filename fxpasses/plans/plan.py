@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -163,10 +164,8 @@ class Plan(Checked):
             try:
                 return backward(given)
             except Exception as error:
-                from fxpasses.struck import strike_for_backward  # what is tuned is called through plans
-
                 self._has_failed = True
-                strike_for_backward(results, error)
+                importlib.import_module(_STRIKES).strike_for_backward(results, error)
                 raise
 
         return never_traced(run)
@@ -249,6 +248,10 @@ class Plan(Checked):
             tensor = arguments[index] if where == "argument" else self._walked[index]
             inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
         return inputs
+
+
+_STRIKES = "fxpasses.tuning.struck"
+"""What is told of a tuned program that fails. Only where one does: what tunes calls through plans."""
 
 
 def exchanged_elsewhere(walk: Walk, places: Set[PlaceKey]) -> dict[int, Place]:

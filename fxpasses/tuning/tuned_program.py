@@ -14,7 +14,7 @@ from fake.error_text import describe_error
 from fxpasses.compiling.observing import recorded_by, recorder
 from fxpasses.compiling.options import Options
 from fxpasses.errors import StageError
-from fxpasses.struck import strike, told_struck
+from fxpasses.tuning.struck import strike, told_struck
 from fxpasses.tuning._torch import watch_backward
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.freezing import FREEZING, FrozenProgram
