@@ -14,12 +14,12 @@ from fake.error_text import describe_error
 from fxpasses.compiling.observing import recorded_by, recorder
 from fxpasses.compiling.options import Options
 from fxpasses.errors import StageError
-from fxpasses.tuning.struck import strike, told_struck
 from fxpasses.tuning._torch import watch_backward
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.freezing import FREEZING, FrozenProgram
 from fxpasses.tuning.kept import Kept, Place, add_to_report
 from fxpasses.tuning.measuring import own_inputs
+from fxpasses.tuning.struck import strike, told_struck
 from fxpasses.tuning.verdicts import Verdicts
 
 Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
