@@ -267,6 +267,7 @@ def test_caches_are_sized_up_verified_and_cleared(tmp_path, capsys):
 
 
 def test_results_of_tuning_are_told_compared_verified_and_cleared(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("FXPASSES_CACHE_DIR", str(tmp_path / "cache"))
     assert json.loads(told(["ledger", "--json"], capsys)) == []
     entries = [
