@@ -26,12 +26,17 @@ def class_of_shards() -> Any:
 
 
 def sharded_facts(tensor: Any) -> tuple[Any, ...]:
-    """What a compilation may rely on about a sharded tensor, besides its parts: sizes, placements, and the mesh."""
-    _, context = tensor.__tensor_flatten__()
+    """The metadata of a sharded tensor, as :func:`~fxpasses.plans.tensor_facts.tensor_facts` has that of others; its parts have their own."""
     return (
-        "DTensor", tuple(tensor.shape), tensor.stride(), str(tensor.dtype), tensor.requires_grad, tensor.is_leaf,
-        repr(context), *(described_group(tensor.device_mesh) or ()),
+        "DTensor", tuple(tensor.shape), tensor.stride(), 0, str(tensor.dtype),
+        tensor.requires_grad, tensor.is_leaf, False, False, tensor.is_inference(),
     )  # fmt: skip
+
+
+def distribution_of(tensor: Any) -> tuple[Any, ...]:
+    """How a sharded tensor is distributed: placements, and the mesh."""
+    _, context = tensor.__tensor_flatten__()
+    return repr(context), *(described_group(tensor.device_mesh) or ())
 
 
 def flat(values: Sequence[Any]) -> list[Any]:

@@ -36,7 +36,7 @@ from fxpasses.plans.open_objects import OpenObjects
 from fxpasses.plans.origin import BUILTIN, DESCRIPTORS, origin_of
 from fxpasses.plans.process_groups import described_group
 from fxpasses.plans.references import can_go
-from fxpasses.plans.shards import is_sharded, parts_of, sharded_facts
+from fxpasses.plans.shards import distribution_of, is_sharded, parts_of, sharded_facts
 from fxpasses.plans.tensor_facts import facts_without_sizes, tensor_facts
 from fxpasses.plans.watched_state import Watch, value_of
 
@@ -241,6 +241,7 @@ class Walk(OpenObjects):
         self.watch.dictionary(tensor.__dict__)
         self._items(tensor.__dict__)
         if sharded:
+            self._say("distributed", *distribution_of(tensor))
             self.watch.attributes(tensor, copyreg._slotnames(type(tensor)))  # type: ignore[attr-defined]
             self._tensor(parts_of(tensor)[0])
 
