@@ -10,6 +10,7 @@ import torch
 from fxpasses.plans import _torch, _torch_notes
 from fxpasses.plans.arguments import SameArguments
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.shards import distribution_of, is_sharded, parts_of, sharded_facts
 from fxpasses.plans.tensor_facts import is_leaf, tensor_facts
 
 _memory_of, _offset = _torch.storage_address, torch.Tensor.storage_offset
@@ -35,8 +36,11 @@ def facts_of_gradients(tensors: Sequence[torch.Tensor]) -> Facts:
         if id(gradient) in known or _torch_notes.marks_of(gradient) != ():
             raise NoPlan("a gradient that is something else, too")
         known.add(id(gradient))
-        facts = tensor_facts(gradient)
-        shared = storages.setdefault(_memory_of(gradient), len(tensors) + i) if gradient.numel() else -1
+        own, facts = gradient, tuple[Any, ...]()
+        if is_sharded(gradient):
+            own, facts = parts_of(gradient)[0], (*sharded_facts(gradient), *distribution_of(gradient))
+        facts += tensor_facts(own)
+        shared = storages.setdefault(_memory_of(own), len(tensors) + i) if own.numel() else -1
         found.append([i, [list(fact) if isinstance(fact, tuple) else fact for fact in (shared, *facts)]])
     return found
 
@@ -59,13 +63,14 @@ class Gradients:
         self._others = frozenset(map(id, tensors))
         self._with = [tensors[i] for i, told in facts if told is not None]
         self._without = [tensors[i] for i, told in facts if told is None]
+        self._distributed = [_distribution(owner.grad) for owner in self._with]
         now = self._now()
         self._offsets = list(map(_offset, now))
         self._places_of_leaves = [(i, is_leaf(value)) for i, value in enumerate(now) if value.requires_grad]
         self._guards = _torch.tensor_guards(now) if now else None
         self._are_empty = any(not value.numel() for value in now)
         self._same: SameArguments | None = None
-        if now and SameArguments.can_compare(tuple(now), {}, now, ()):
+        if now and not any(self._distributed) and SameArguments.can_compare(tuple(now), {}, now, ()):
             self._same = SameArguments(tuple(now), {}, now, (), tensors)
 
     def __getitem__(self, place: int) -> torch.Tensor | None:
@@ -80,8 +85,10 @@ class Gradients:
         now = self._now()
         if self._same is not None:
             return self._same.tensors(tuple(now), {}) is not None
-        if not self._guards.check(*now):
+        if len(now) != len(self._offsets) or not self._guards.check(*now):
             return False  # one is gone, or another kind of tensor, or the same as another
+        if [_distribution(owner.grad) for owner in self._with] != self._distributed:
+            return False
         return (
             self._others.isdisjoint(map(id, now))
             and list(map(_offset, now)) == self._offsets
@@ -91,8 +98,18 @@ class Gradients:
 
     def memory(self) -> list[int]:
         """Where their memory is."""
-        now = self._now()
+        now = [value for value in self._now() if not is_sharded(value)]
         return list(map(_memory_of, filter(torch.Tensor.numel, now) if self._are_empty else now))
 
     def _now(self) -> list[Any]:
-        return [owner.grad for owner in self._with]
+        """The gradients, after each sharded one its shard."""
+        now = [owner.grad for owner in self._with]
+        if not any(self._distributed):
+            return now
+        return [
+            part for value in now for part in ((value, parts_of(value)[0]) if is_sharded(value) else (value,))
+        ]
+
+
+def _distribution(gradient: Any) -> Any:
+    return (gradient.placements, gradient.device_mesh) if is_sharded(gradient) else None

@@ -125,6 +125,24 @@ def trained(parallel, sizes=(4, 4, 4), grad=True):
     return run
 
 
+def stepped(parallel):
+    """Steps of an optimizer over sharded parameters."""
+
+    def run(how):
+        torch.manual_seed(0)
+        model = Model()
+        parallel(model)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        step = how(optimizer.step)
+        for number in range(4):
+            model(given(0 if parallel is tensor_parallel else number, 4, 12)).backward()
+            step()
+            optimizer.zero_grad()
+        return [whole(parameter).detach() for parameter in model.parameters()]
+
+    return run
+
+
 class Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -203,6 +221,8 @@ RUN = {
     "read, bfloat16": trained(in_low_precision),
     "fsdp": trained(fully_sharded),
     "ddp": trained(data_parallel, sizes=(4, 4, 4, 4)),
+    "steps of tp": stepped(tensor_parallel),
+    "steps of gathered": stepped(gathered),
     "groups": with_groups,
     "sizes": of_sizes,
     "sums": sums,
