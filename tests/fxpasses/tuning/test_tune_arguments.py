@@ -80,7 +80,7 @@ def test_there_is_one_place_for_results(tmp_path, monkeypatch, as_option):
     how = {"options": {**options, "cache": place}} if as_option else {"options": options, "cache": place}
     fxpasses.tune(torch.nn.ReLU(), torch.ones(2), seconds=20, show=False, **how)
     assert list(place.glob("tuned/calls/*.call"))
-    assert not (tmp_path / "auto").exists()
+    assert not (tmp_path / "auto" / "tuned").exists()  # the hash of our own source may be remembered there
 
 
 def test_memory_is_not_measured_inside_of_the_users_profile():
