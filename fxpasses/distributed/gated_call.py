@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from fake.seam.distributed_c10d import group_ranks
+from fake.seam.distributed_c10d import group_ranks, ranks_of
 from fxpasses.distributed.answering import Answering, note_absent_ranks, reaching_store
 from fxpasses.distributed.collective_call import CollectiveCall, Signature, SizesOfCalls
 from fxpasses.distributed.gate import Gate, Offer
@@ -209,7 +209,7 @@ def gated_graph(compiled: Any, told: Sequence[Any], sizes: SizesOfCalls) -> Any:
     kind = what.partition(" of ")[0]  # frames are numbered anew in each process
     what = f"{kind} of plan {hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
     for ranks, name in groups.values():
-        if group_ranks(name) != list(ranks):
+        if group_ranks(name) is None or ranks_of(name) != list(ranks):
             raise ImportError(f"process group {name} is not that of the ranks {ranks}")
     handed, lowered = (
         {name: tuple(CollectiveCall(*call) for call in signature) for name, signature in found.items()}
