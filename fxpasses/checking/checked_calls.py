@@ -32,7 +32,7 @@ from fxpasses.checking.inputs import (
     tangents,
 )
 from fxpasses.checking.masked_rows import with_masked_rows
-from fxpasses.checking.nan_guards import asks
+from fxpasses.checking.nan_guards import asks, has_masks
 from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import at_bounds, at_counts
@@ -50,11 +50,14 @@ _RANDOM_SAMPLES = 2
 """Random samples in exact arithmetic: these carry the bound on the error."""
 _POWER = 5
 """Power of two by which values are made larger, where results stay finite: beyond the limits of a clamp."""
+_NOT_FINITE: tuple[Family, ...] = ("infinity", "not a number")
+_DRAWS = 3
+"""How often such values are drawn for a graph with masks, each of which hides some of them."""
 _SMALL = -12
+"""Power of two at which differences of numbers near one have lost half of their digits."""
 _MOST_APART, _APART = 4, 7
 """So many inputs are made large one by one, by so many powers of two."""
 _SHORT = (torch.int8, torch.uint8, torch.int16)
-"""Power of two at which differences of numbers near one have lost half of their digits."""
 _looking = threading.local()
 """Whether a graph is being looked at in this thread: what it calls meanwhile (regions, say) is not."""
 
@@ -388,8 +391,7 @@ class _Inputs:
         families: tuple[Family, ...] = (
             "random",
             *EDGES,
-            "infinity",
-            "not a number",
+            *_NOT_FINITE * (_DRAWS if has_masks(self._gm) else 1),
         )  # a mask may hide what is not finite
         found = []
         for family in families:

@@ -19,9 +19,15 @@ _GUARDS = {
     *(aten.where, aten.nan_to_num, aten.masked_fill, aten.clamp, aten.clamp_min, aten.clamp_max),
     *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.relu, aten.hardtanh, aten._safe_softmax),
 }
+_MASKS = {aten.where, aten.masked_fill}
 _ASKING = {aten.isnan, aten.isinf, aten.isposinf, aten.isneginf, aten.isfinite, aten.nan_to_num}
 _ASKING_INSIDE = {aten.logsumexp, aten.logaddexp}
 _COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge}
+
+
+def has_masks(gm: fx.GraphModule) -> bool:
+    """Whether a graph has a call that hides some elements of a tensor by others: what is hidden is a matter of chance where that is drawn."""
+    return any(getattr(node.target, "overloadpacket", None) in _MASKS for node in gm.graph.nodes)
 
 
 def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[str]) -> bool:
