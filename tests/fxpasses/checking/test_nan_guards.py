@@ -202,3 +202,29 @@ def test_a_call_with_several_results_of_floats_keeps_nothing(name):
         values[bad].view(-1)[0] = math.nan
         found = compare(Reference(before, values, samples=0), after, names)
         assert [m for m in found if m.fault != "metadata"] == []
+
+
+def times_mask(before, mask):
+    return pattern_pass(
+        lambda x, mask: torch.where(mask, x, torch.zeros(3, 6)),
+        lambda x, mask: x * mask.to(x.dtype),
+        (before, mask),
+        name="times_mask",
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("f", [torch.exp, torch.sin, torch.sqrt, lambda x: x * 2])
+def test_a_mask_is_no_factor_wherever_it_is(f, seed):
+    """Behind a call, in a training graph: what is drawn for the input has to be where the mask hides it."""
+    torch.manual_seed(seed)
+    torch._dynamo.reset()
+    x, mask = (torch.rand(3, 6) + 0.1).requires_grad_(), torch.rand(3, 6) < 0.6
+    options = {"check": "values", "passes": [times_mask(x.detach(), mask)], "compiler": "eager"}
+    compiled = torch.compile(
+        lambda x, mask: torch.where(mask, f(x), torch.zeros(3, 6)).sum(-1),
+        backend="fxpasses",
+        options=options,
+    )
+    with pytest.raises(fxpasses.ValueMismatchError):
+        compiled(x, mask)
