@@ -179,6 +179,11 @@ def reads_gradients() -> bool:
     )
 
 
+def tensor_of(place: str) -> str:
+    """The tensor of which a place of a guard is the base, or the shard; or the place. Args: the place, as guards call it."""
+    return place.removesuffix("._base").removesuffix("._local_tensor")
+
+
 def has_hooks(model: Any) -> bool:
     """Whether a call of a model runs hooks around its method ``forward``, which Dynamo traces alone, but for modules of torch's."""
     return isinstance(model, torch.nn.Module) and any(getattr(model, name) for name in HOOKS_OF_CALLS)

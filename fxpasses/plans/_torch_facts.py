@@ -93,7 +93,7 @@ def plain_facts(
     }
 
 
-def sharded_facts(outputs: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
+def metadata_before_parts(outputs: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
     """The metadata of a graph with a backward graph before AOTAutograd took sharded inputs apart, and that of their gradients; ``None`` where none is. Args: the outputs of a call."""
     for output in outputs:
         function = getattr(getattr(output, "grad_fn", None), "_forward_cls", None)

@@ -95,3 +95,14 @@ def _original(value: Any) -> Any:
 def is_left_out(value: Any) -> bool:
     """Whether it is one of the functions of torch that Dynamo disables when it compiles for the first time in a process."""
     return bool(_LEFT_OUT.fullmatch(str(getattr(value, "_torchdynamo_disable_msg", ""))))
+
+
+def is_closed(value: object) -> bool:
+    """Whether it belongs to the hooks of FSDP2, which likewise run in eager; modules are in classes of theirs, too."""
+    hooks = type(value).__module__.startswith("torch.distributed.fsdp._fully_shard")
+    return hooks and not isinstance(value, torch.nn.Module)
+
+
+def is_bookkeeping(key: object) -> bool:
+    """Whether an entry is where ``fully_shard`` and the like keep what they know of a module: each process names it otherwise, and only their hooks read it."""
+    return type(key) is str and key.startswith("__composable_api_")

@@ -44,14 +44,3 @@ NO_CONTENT_OF_CLASSES = (
     "__slotnames__",  # copyreg remembers them there
     "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__abstractmethods__",
 )  # fmt: skip
-
-
-def is_closed(value: object) -> bool:
-    """Whether it belongs to the hooks of FSDP2, which likewise run in eager; modules are in classes of theirs, too."""
-    hooks = type(value).__module__.startswith("torch.distributed.fsdp._fully_shard")
-    return hooks and not isinstance(value, torch.nn.Module)
-
-
-def is_bookkeeping(key: object) -> bool:
-    """Whether an entry is where ``fully_shard`` and the like keep what they know of a module: each process names it otherwise, and only their hooks read it."""
-    return type(key) is str and key.startswith("__composable_api_")

@@ -188,7 +188,7 @@ class RecordedInputs:
             return ["number", self.given[place], False]
         if place in self.attributes:
             return ["attribute", *self.attributes[place]]
-        tensor = place.removesuffix("._base").removesuffix("._local_tensor")
+        tensor = _t.tensor_of(place)
         if tensor in self._names:
             source = self.sources[self._names.index(tensor)]
         elif tensor in self._places:

@@ -19,7 +19,7 @@ from fxpasses._torch import dynamo_config
 from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.plans import _torch, _torch_compiled as _t, native
-from fxpasses.plans._torch_facts import plain_facts, runtime_facts, sharded_facts
+from fxpasses.plans._torch_facts import metadata_before_parts, plain_facts, runtime_facts
 from fxpasses.plans._torch_optimizers import is_step
 from fxpasses.plans.arguments import containers_of
 from fxpasses.plans.between import Functions, Stub, names_of
@@ -258,7 +258,7 @@ class Recording(Observer, Recorder):
     def _note_shards(self) -> None:
         """What AOTAutograd knew before it took sharded tensors apart, where there is a backward graph."""
         if self._shards and "forward" in self._graphs:
-            self._facts["metadata"] = self._shards.note(sharded_facts(self._outputs))
+            self._facts["metadata"] = self._shards.note(metadata_before_parts(self._outputs))
 
     def finish(self, result: Any) -> None:
         """The call is over: write the plan, now or once its backward graph is there. Args: what it returned."""

@@ -194,7 +194,7 @@ class Walk(OpenObjects):
             self._say("cache", kind.__name__)
             self.watch.dictionary(value.__dict__)
             self._items(value.__dict__)
-        elif kind in (*kinds.LOCKS, *kinds.CLOSED) or kinds.is_closed(value):
+        elif kind in (*kinds.LOCKS, *kinds.CLOSED) or _torch_notes.is_closed(value):
             self._say("closed", kind.__name__)
         elif kind in kinds.REFERENCES:
             self._say("weak reference", value() is None)
@@ -455,7 +455,7 @@ class Walk(OpenObjects):
         notes = [key for key in _torch_notes.NOTES if key in values and _torch_notes.is_note(key, values)]
         self._say("items", len(values) - len(notes))
         for key, item in values.items():
-            if (notes and key in notes) or kinds.is_bookkeeping(key):
+            if (notes and key in notes) or _torch_notes.is_bookkeeping(key):
                 continue
             if type(item) is int and abs(item) >= 1 << 32 and is_hash(item, owner):
                 self._say("the hash of its object", key)
