@@ -15,7 +15,7 @@ from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.rounding import same_bits
 from fxpasses.checking.values import is_broken
-from fxpasses.checking.windows import can_be_cut, changed_nodes, taken_pairs
+from fxpasses.checking.windows import can_be_cut, changed_nodes, changed_values, taken_pairs
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.numbers import computable
 
@@ -36,12 +36,11 @@ class Step:
         self, before: fx.GraphModule, after: fx.GraphModule, bitwise: bool, last: Step | None = None
     ) -> None:
         self.before, self.after, self.bitwise = before, after, bitwise
-        changed = changed_nodes(before, after)
-        self.names = changed[1]
+        self.changed = changed_values(before, after)
         self.follows = last is not None and not any(changed_nodes(last.after, before))
         writes = any(n.users for gm in (before, after) for n in gm.graph.nodes if is_mutating(n))
-        is_pure = not writes and can_be_cut(before, after, changed)
-        self.taken = taken_pairs(before, after, changed) if is_pure else None
+        is_pure = not writes and can_be_cut(before, after, self.changed)
+        self.taken = taken_pairs(before, after, self.changed) if is_pure else None
 
 
 class Carried:
@@ -72,7 +71,7 @@ class Carried:
             self.before = None
             return False
         try:
-            made = Run(step.after).part(step.names, self.before, _SEED)
+            made = Run(step.after).part(step.changed[1], self.before, _SEED)
         except Exception:  # noqa: BLE001  (the whole graph is run then, and shows whether it raises)
             self.before = None
             return False

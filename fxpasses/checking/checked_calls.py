@@ -34,6 +34,7 @@ from fxpasses.checking.inputs import (
 from fxpasses.checking.masked_rows import with_masked_rows
 from fxpasses.checking.nan_guards import asks, has_masks
 from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
+from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import at_bounds, at_counts
 from fxpasses.exact.samples import EDGES, Family, in_order
@@ -199,17 +200,16 @@ class FirstCalls:
             looked_at: list[Rewrite] = []
             steps: list[Step] = []
             last: Reference | None = None
-            found: list[tuple[Rewrite, Found]] = []
+            rewritten: list[tuple[Rewrite, Rewriting]] = []
             for rewrite in mine:
                 step = Step(rewrite.before, rewrite.after, rewrite.bitwise, steps[-1] if steps else None)
                 native = last.compared if last is not None and step.follows else None
-                last = self._on_this_call(rewrite, *label, first, native)
+                last = self._on_this_call(rewrite, step, *label, first, native)
                 if last is not None:
                     looked_at.append(rewrite)
                     steps.append(step)
                     if first and rewrite.item is not None and last.rewritten is not None:
-                        has_time = functools.partial(self._check.has_time, rewrite)
-                        found += [(rewrite, at) for at in at_critical_values(last.rewritten, has_time)]
+                        rewritten.append((rewrite, last.rewritten))
             if not first:
                 continue
             for values, where in others:
@@ -217,10 +217,12 @@ class FirstCalls:
             timely = [rewrite for rewrite in looked_at if self._check.has_time(rewrite)]
             for values, where, chosen in inputs.made_up if timely else ():
                 self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}", chosen=chosen)
-            for rewrite in looked_at:
-                self._where_it_differs(rewrite, inputs.real(first)[0][0])
-            for rewrite, at in found:
-                self._in_windows(rewrite, at)
+            for rewrite, step in zip(looked_at, steps, strict=True):
+                self._where_it_differs(rewrite, step, inputs.real(first)[0][0])
+            for rewrite, rewriting in rewritten:
+                has_time = functools.partial(self._check.has_time, rewrite)
+                for found in at_critical_values(rewriting, has_time):
+                    self._in_windows(rewrite, found)
             self._sweep(looked_at, steps, inputs)
 
     def _cannot(self, rewrite: Rewrite, reason: Unsupported) -> None:
@@ -229,12 +231,13 @@ class FirstCalls:
         self._told.add(rewrite.name)
 
     def _on_this_call(
-        self, rewrite: Rewrite, values: list[Any], where: str, first: bool, native: Outcome | None
+        self, rewrite: Rewrite, step: Step, values: list[Any], where: str, first: bool, native: Outcome | None
     ) -> Reference | None:
         """Examine a rewrite on the inputs of this call; ``None`` where that cannot be done.
 
         Args:
             rewrite: the rewrite.
+            step: what it changed.
             values: inputs.
             where: what they are, in words.
             first: whether it is the first call.
@@ -242,7 +245,8 @@ class FirstCalls:
         """
         self.before_error = rewrite.before
         try:
-            reference = Reference(rewrite.before, values, _RANDOM_SAMPLES if first else 0, native=native)
+            samples = _RANDOM_SAMPLES if first else 0
+            reference = Reference(rewrite.before, values, samples, native=native, changed=step.changed)
             self._check.examine(rewrite, Trial(reference, f"the inputs of this call{where}", real=True))
         except Unsupported as reason:
             self._cannot(rewrite, reason)
@@ -271,19 +275,19 @@ class FirstCalls:
                     continue
                 # Of other sizes, shapes and strides are compared, too, and so whole graphs.
                 kept = carried.before if traced is None else None
-                reference = Reference(rewrite.before, values, samples=0, kept=kept, chosen=chosen)
+                reference = Reference(rewrite.before, values, 0, kept, chosen=chosen, changed=step.changed)
                 trial = Trial(reference, where, real, traced() if traced is not None else None)
                 self._check.examine(rewrite, trial)
             except Unsupported:
                 return
 
-    def _where_it_differs(self, rewrite: Rewrite, values: list[Any]) -> None:
+    def _where_it_differs(self, rewrite: Rewrite, step: Step, values: list[Any]) -> None:
         """Inputs that are made for one rewrite."""
         if rewrite.item is None:
             return
-        step = Step(rewrite.before, rewrite.after, rewrite.bitwise, None)
         generator = torch.Generator().manual_seed(len(self._seen))
-        rewriting = Reference(rewrite.before, values, samples=0).rewriting(rewrite.after)
+        reference = Reference(rewrite.before, values, samples=0, changed=step.changed)
+        rewriting = reference.rewriting(rewrite.after)
         for inputs in critical_rows(rewriting, generator):
             self._on([rewrite], [step], inputs, "made-up inputs of these sizes: rows that a pass changed")
         for inputs in critical_integers(rewriting, generator):
@@ -325,7 +329,7 @@ class FirstCalls:
             for one, step in (
                 zip(rewrites, steps, strict=True) if first and set(sizes.values()) & set(first) else ()
             ):
-                reference = Reference(one.before, values, samples=0)
+                reference = Reference(one.before, values, samples=0, changed=step.changed)
                 if not _takes_its_inputs(reference):  # positions beyond a table, say
                     continue
                 rewriting = reference.rewriting(one.after)

@@ -203,7 +203,8 @@ def collectives(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Any]]:
     inside = subgraphs(gm)
     for node in gm.graph.nodes:
         if node.op == "call_function":
-            for target in (node.target, *node.args, *node.kwargs.values()):
+            hidden = () if isinstance(node.target, OpOverload) else (*node.args, *node.kwargs.values())
+            for target in (node.target, *hidden):
                 if callable(target) and communicates(target):
                     yield node, target
             for value in node.all_input_nodes:

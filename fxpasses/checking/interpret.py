@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -31,7 +32,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Poison = Literal["nan", "huge"]
 """The contents of uninitialised memory: NaN (for integers the largest value), or huge numbers (the smallest)."""
 
-_UNINITIALISED = {
+UNINITIALISED = {
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
@@ -41,6 +42,7 @@ _UNINITIALISED = {
     prims.empty_strided.default,
     prims.empty_permuted.default,
 }
+"""Operators that give memory as they find it."""
 _WIDE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -53,7 +55,7 @@ _WIDE = {
 def allocates(gm: fx.GraphModule, names: Collection[str] | None = None) -> bool:
     """Whether the graph (or those of its calls that have these names) makes uninitialised memory."""
     return any(
-        node.target in _UNINITIALISED and (names is None or node.name in names)
+        node.target in UNINITIALISED and (names is None or node.name in names)
         for graph in (gm, *subgraphs(gm).values())
         for node in graph.graph.nodes
     )
@@ -84,7 +86,7 @@ class Run(fx.Interpreter):
     Args:
         gm: the graph.
         poison: what uninitialised memory holds.
-        keep: whether to keep a copy of each node's value in ``values``, by name.
+        keep: whether to keep each node's value in ``values``, by name, as it is when it is computed.
         others: whether to make up the other processes that the graph speaks with.
 
     Attributes:
@@ -197,14 +199,14 @@ class Run(fx.Interpreter):
             for dead in self.user_to_last_uses.get(n, ()):
                 other.env.pop(dead, None)
         if self._keep and n.op != "output":
-            self.values[n.name] = tree_map(copied, result)
+            self.values[n.name] = tree_map(copied, result) if self._writes else result
         return result
 
     def _evaluated(self, n: fx.Node) -> Any:
         # As the base class does it, which also says which node is being traced: half of the time of a deep graph.
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         result = getattr(self, n.op)(n.target, args, kwargs)
-        if n.target in _UNINITIALISED:
+        if n.target in UNINITIALISED:
             _fill(result, self._poison)
         return result
 
@@ -290,7 +292,7 @@ class ExactRun(Run):
             except (RuntimeError, TypeError, NotImplementedError, AssertionError):
                 result = self._in_own_precision(n)
                 self.coarsest = max([self.coarsest, *map(_precision, n.all_input_nodes)])
-        if n.target in _UNINITIALISED:
+        if n.target in UNINITIALISED:
             _fill(result, self._poison)
         return result
 
@@ -314,6 +316,26 @@ def _precision(node: fx.Node) -> float:
     return 0.0
 
 
+class _Facts(NamedTuple):
+    """What has to be known about an operator to call it in float64."""
+
+    takes_dtypes: bool = False
+    half_to_float: int | None = None
+    is_of_torch: bool = False
+
+
+_PLAIN = _Facts()
+
+
+@functools.cache
+def _facts(target: OpOverload) -> _Facts:
+    if target is aten.view.dtype:  # bits in another type
+        return _PLAIN
+    names = [a.name for a in target._schema.arguments]
+    position = names.index("half_to_float") if "half_to_float" in names else None
+    return _Facts(any("dtype" in n for n in names), position, target.namespace in ("aten", "prims"))
+
+
 def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
     """Call with floating tensors, and floating dtypes among the arguments, as float64.
 
@@ -323,20 +345,18 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
         kwargs: its keyword arguments.
     """
     args, kwargs = map_aggregate((args, kwargs), _as_wide)
-    if isinstance(target, OpOverload) and target is not aten.view.dtype:
+    facts = _facts(target) if isinstance(target, OpOverload) else _PLAIN
+    if facts.takes_dtypes:
         args, kwargs = map_aggregate(
             (args, kwargs), lambda a: _WIDE.get(a, a) if type(a) is torch.dtype else a
         )
-        names = [a.name for a in target._schema.arguments]
-        if "half_to_float" in names:  # float64 needs no wider softmax
-            position = names.index("half_to_float")
-            args = tuple(False if i == position else a for i, a in enumerate(args))
+    if facts.half_to_float is not None:  # float64 needs no wider softmax
+        args = tuple(False if i == facts.half_to_float else a for i, a in enumerate(args))
     if not kwargs and (known := in_float64(target, args)) is not None:
         return known
     result = as_defined(target, args, kwargs, target(*args, **kwargs))
-    is_of_torch = isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
     is_narrow = isinstance(result, Tensor) and result.dtype is torch.float32
-    if not is_narrow or not is_of_torch or target is aten.view.dtype:
+    if not is_narrow or not facts.is_of_torch:
         return result
     # Of integers alone torch makes numbers of its default type: a quotient, an exponential.
     args, kwargs = map_aggregate((args, kwargs), _integers_as_float64)

@@ -268,6 +268,7 @@ def less_precise(
         return {}
     found: dict[int, Distance] = {}
     runs, defined = _Runs(before, inputs), None
+    finest = functools.cache(lambda dtype: finest_dtype(before, dtype))
     lost_at = functools.cache(lambda dtype: str(_digits_lost_at(after, inputs, dtype)))
     is_alone, returned = all(map(is_elementwise, (before, after))), outputs_of(before.graph)
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
@@ -280,7 +281,7 @@ def less_precise(
         mine, theirs = mine.to(kind), theirs.to(kind)
         # What only moves values is held to its inputs: they were rounded to their types before, and may be once more.
         is_rounded = not torch.equal(mine.double(), center.double())
-        dtype = finest_dtype(before, kind) if is_rounded else computing_dtype(before)
+        dtype = finest(kind) if is_rounded else computing_dtype(before)
         several = [runs.moved(seed, dtype) for seed in range(_MOVES)]
         others = [run[position] for run in several if run is not None]
         for part in _by_magnitude(center, kind, is_alone):

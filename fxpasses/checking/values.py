@@ -21,7 +21,7 @@ from fxpasses.checking.overlapping_results import overlapping
 from fxpasses.checking.rounding import Distance, distance, largest_error, moved, other_sign, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting, differences_in_float64
 from fxpasses.checking.unreachable import unreachable
-from fxpasses.checking.windows import Window, changed_nodes
+from fxpasses.checking.windows import Window, changed_values
 from fxpasses.graphs.numbers import became, computable
 
 aten = torch.ops.aten
@@ -81,6 +81,7 @@ class Reference:
             alone, as far as they can tell.
         native: the graph's own results, where they are known already.
         chosen: whether the inputs were chosen for what they lose: see :func:`~fxpasses.checking.rounding.less_precise`.
+        changed: what :func:`~fxpasses.checking.windows.changed_values` says of the graph that is compared, where that is known.
 
     Raises:
         Unsupported: for inputs that cannot be copied.
@@ -94,9 +95,10 @@ class Reference:
         kept: dict[str, Any] | None = None,
         native: Outcome | None = None,
         chosen: bool = False,
+        changed: tuple[set[str], set[str]] | None = None,
     ) -> None:
         self.gm = gm
-        self.chosen = chosen
+        self.chosen, self._changed = chosen, changed
         self.inputs = cloned(inputs)
         self.samples = samples
         self.windows: dict[Hashable, Relation] = {}
@@ -128,8 +130,8 @@ class Reference:
 
     def rewriting(self, after: fx.GraphModule, bitwise: bool = False) -> Rewriting:
         """What made another graph of this one. Args: those of :func:`compare`."""
-        changed, values = changed_nodes(self.gm, after), (lambda: self.kept)
-        known = self.windows
+        changed = changed_values(self.gm, after) if self._changed is None else self._changed
+        known, values = self.windows, lambda: self.kept
         return Rewriting(
             self.gm, after, changed, self.inputs, self.samples, bitwise, known, values, self.chosen
         )

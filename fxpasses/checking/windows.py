@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, fx
 
 from fake.seam.fx import LazyGraphModule
-from fxpasses.checking.interpret import allocates
+from fxpasses._torch import OpOverload
+from fxpasses.checking.interpret import UNINITIALISED, allocates
 from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.numbers import computable
@@ -50,37 +51,78 @@ def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[st
 
     What nothing depends on is in neither: a pass that leaves a call behind which it has replaced has changed it.
     """
-
-    def described(gm: fx.GraphModule, other: fx.GraphModule | None) -> dict[str, str]:
-        theirs = (subgraphs(other), constants_of(other)) if other is not None else ({}, {})
-        told = {name: str(described(graph, theirs[0].get(name))) for name, graph in subgraphs(gm).items()}
-        for name, value in constants_of(gm).items():
-            if name in theirs[1] and not same_constant(value, theirs[1][name]):
-                told[name] = f" {id(value)}"
-        found = {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
-        for node in gm.graph.nodes if told else ():
-            for value in (node, *node.all_input_nodes):
-                if value.op == "get_attr":
-                    found[node.name] += told.get(str(value.target), "")
-        return found
-
-    old, new = described(before, after), described(after, before)
-    for gm, told in ((before, old), (after, new)):
-        for name in told.keys() - _needed(gm):
-            del told[name]
+    old, new = _needed(before, _texts(before, after)), _needed(after, _texts(after, before))
     return (
         {name for name, text in old.items() if new.get(name) != text},
         {name for name, text in new.items() if old.get(name) != text},
     )
 
 
-def _needed(gm: fx.GraphModule) -> set[str]:
-    """The names of the nodes on which a result depends, or something that is written or drawn."""
+def changed_values(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
+    """The changed nodes whose values may be others: equal calls of equal values have one value, wherever they stand and however often (value numbering).
+
+    Names stand for values: a node of the graph after that is not among them has the value of the node of its name. Where a graph writes to memory, all
+    changed nodes are named.
+    """
+    if any(is_mutating(node) for gm in (before, after) for node in gm.graph.nodes):
+        return changed_nodes(before, after)
+    first: dict[str, fx.Node] = {}
+    old, new = _needed(before, _texts(before, after, first)), _needed(after, _texts(after, before, first))
+    there = set(new.values())
+    theirs = {name for name, text in new.items() if old.get(name) != text}
+    return {name for name, text in old.items() if text not in there or name in theirs}, theirs
+
+
+def _texts(
+    gm: fx.GraphModule, other: fx.GraphModule, first: dict[str, fx.Node] | None = None
+) -> dict[str, str]:
+    """What each node of a graph is, by name: equal for nodes that do the same.
+
+    Args:
+        gm: the graph.
+        other: a graph whose constants may be others under the same names.
+        first: the first call of each kind, of this graph and others; added to. Then equal calls stand for each other.
+    """
+    inside, constants = subgraphs(other), constants_of(other)
+    told = {
+        name: str(_texts(graph, inside[name]) if name in inside else _texts(graph, graph))
+        for name, graph in subgraphs(gm).items()
+    }
+    for name, value in constants_of(gm).items():
+        if name in constants and not same_constant(value, constants[name]):
+            told[name] = f" {id(value)}"
+    found: dict[str, str] = {}
+    stands: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.nodes:
+        args = node.args, node.kwargs
+        if stands:
+            args = fx.node.map_arg(args, lambda value: stands.get(value, value))
+        text = f"{node.op} {node.target} {args}"
+        for value in (node, *node.all_input_nodes) if told else ():
+            if value.op == "get_attr":
+                text += told.get(str(value.target), "")
+        if first is not None and not _is_alone(node):
+            stands[node] = first.setdefault(text, node)
+        found[node.name] = text
+    return found
+
+
+def _is_alone(node: fx.Node) -> bool:
+    """Whether a second call of the same values may give something else: it draws, acts, gives memory as it finds it, or runs a graph or function that may."""
+    if node.op == "get_attr":
+        return False
+    known = isinstance(node.target, OpOverload) or getattr(node.target, "__module__", None) == "_operator"
+    return not known or uses_rng(node) or node.is_impure() or node.target in UNINITIALISED
+
+
+def _needed(gm: fx.GraphModule, texts: dict[str, str]) -> dict[str, str]:
+    """Those of the nodes on which a result depends, or something that is written or drawn."""
     live: set[fx.Node] = set()
     for node in reversed(gm.graph.nodes):
         if node.op in ("placeholder", "output") or node.is_impure() or not live.isdisjoint(node.users):
             live.add(node)
-    return {node.name for node in live}
+    names = {node.name for node in live}
+    return {name: text for name, text in texts.items() if name in names}
 
 
 def changes(
@@ -241,7 +283,8 @@ def taken_pairs(
     mine, theirs = (
         _with_items(gm, set(names) - {"output"}) for gm, names in zip((before, after), changed, strict=True)
     )
-    moved = [(a, b) for a, b in _returned_pairs(before, after) if a != b]
+    is_moved = "output" in changed[1]
+    moved = [(a, b) for a, b in _returned_pairs(before, after) if a != b and is_moved]
     return list(dict.fromkeys([*_given(before, after, mine, theirs), *moved]))
 
 

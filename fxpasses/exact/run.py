@@ -8,6 +8,7 @@ first node that is not equal shows where the fault is.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ class Run(fx.Interpreter):
             return False
         return _same(given, [args, kwargs])
 
-    @property
+    @functools.cached_property
     def written_by(self) -> set[str]:
         """Names of nodes that write to inputs."""
         return {n.name for n in self.module.graph.nodes if _written_input(n) is not None}  # type: ignore[union-attr]
