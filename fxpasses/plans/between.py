@@ -58,6 +58,7 @@ class Stub:
         instead: what its frames run.
         module: the name of one whose globals it was called with.
         is_named: whether a name leads to the function, once that was asked.
+        name: the one that was found last.
     """
 
     def __init__(self, code: types.CodeType, instead: types.CodeType) -> None:
@@ -67,6 +68,7 @@ class Stub:
         )
         self.module = ""
         self.is_named: bool | None = None
+        self.name: Name | None = None
         self._copy = code.replace()
         _copies.add(id(self._copy))
 
@@ -407,9 +409,13 @@ def names_of(stubs: Sequence[Stub]) -> list[Name]:
 
 def _name_of(stub: Stub) -> Name | None:
     code = stub.code
-    if (name := _leads_to(code, stub.module, code.co_qualname)) is not None:
-        return name
-    # A wrapper has the module and the name of what it wraps.
+    if stub.name is None or _code_at(stub.name) is not code:
+        stub.name = _leads_to(code, stub.module, code.co_qualname) or _name_of_wrapper(code)
+    return stub.name
+
+
+def _name_of_wrapper(code: types.CodeType) -> Name | None:
+    """A name that leads to a function of this code which has the module and the name of what it wraps."""
     functions = (one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType))
     found = (_leads_to(code, one.__module__, one.__qualname__) for one in functions if one.__code__ is code)
     return next(filter(None, found), None)

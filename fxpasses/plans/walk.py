@@ -327,7 +327,8 @@ class Walk(OpenObjects):
     def _registrations(self, cls: type) -> None:
         """Which classes count as subclasses of others because an abstract class was told so."""
         pairs = [(cls, base) for base in self._abstract]
-        if isinstance(cls, abc.ABCMeta) and not getattr(cls, "_is_protocol", False):
+        # Who is one of ``ABC`` itself depends on all abstract classes of the process, and nobody asks.
+        if isinstance(cls, abc.ABCMeta) and cls is not abc.ABC and not getattr(cls, "_is_protocol", False):
             pairs += [(kind, cls) for kind in self._classes]
             self._abstract.append(cls)
             self.watch.registrations()
