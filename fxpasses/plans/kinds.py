@@ -39,8 +39,11 @@ BUILTIN_KINDS = (
 PARTS_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__")
 DECIDE_ON_INSTANCES = ("__instancecheck__", "__subclasscheck__", "__subclasshook__")
 HEAP_TYPE = 1 << 9
-NO_CONTENT_OF_CLASSES = (
+NOTED_ON_CLASSES = (
     "___needs_generation_tag_patch", "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
     "__slotnames__",  # copyreg remembers them there
+)  # fmt: skip
+NO_CONTENT_OF_CLASSES = (
+    *NOTED_ON_CLASSES,
     "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__abstractmethods__",
 )  # fmt: skip

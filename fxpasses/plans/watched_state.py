@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from fxpasses.plans import _torch, native
+from fxpasses.plans import _torch, kinds, native
 
 _GONE = object()
 _ANYTHING = object()
@@ -195,7 +195,8 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _of_class(cls: type) -> list[Any]:
-    return [cls.__mro__, *vars(cls), *vars(cls).values()]
+    content = {name: value for name, value in vars(cls).items() if name not in kinds.NOTED_ON_CLASSES}
+    return [cls.__mro__, *content, *content.values()]
 
 
 def _same(values: Any, was: list[Any]) -> bool:
