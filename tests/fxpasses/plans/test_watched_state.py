@@ -2,6 +2,7 @@
 
 import collections
 import contextvars
+import copy
 import shutil
 import types
 
@@ -182,3 +183,24 @@ def test_attributes_set_by_warm_bytecode(language):
     assert walk.watch.holds()
     store(1)
     assert not walk.watch.holds()
+
+
+def test_what_copyreg_notes_on_a_class_is_no_change(language):
+    """Whoever copies an object of the class, or walks over one, has it noted there."""
+    kind = type("Copied", (), {"limit": 1})
+    walk = Walk()
+    walk.add("class", kind)
+    assert walk.watch.holds()
+    copy.copy(kind())
+    assert "__slotnames__" in vars(kind)
+    assert walk.watch.holds()
+    kind.limit = 2
+    assert not walk.watch.holds()
+
+
+def test_a_walk_over_objects_holds_after_it(language):
+    """Also where it meets a class before an object of it."""
+    base = type("Base", (), {})
+    walk = Walk()
+    walk.add("objects", [type("Derived", (base,), {})(), base()])
+    assert walk.watch.holds()
