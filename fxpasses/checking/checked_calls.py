@@ -7,7 +7,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ from fxpasses.checking.inputs import (
 from fxpasses.checking.masked_rows import with_masked_rows
 from fxpasses.checking.nan_guards import asks, has_masks
 from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
-from fxpasses.checking.same_function import Rewriting
+from fxpasses.checking.same_function import Relation
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import at_bounds, at_counts
 from fxpasses.exact.samples import EDGES, Family, in_order
@@ -200,7 +200,7 @@ class FirstCalls:
             looked_at: list[Rewrite] = []
             steps: list[Step] = []
             last: Reference | None = None
-            rewritten: list[tuple[Rewrite, Rewriting]] = []
+            compared: list[tuple[Rewrite, Step, dict[Hashable, Relation]]] = []
             for rewrite in mine:
                 step = Step(rewrite.before, rewrite.after, rewrite.bitwise, steps[-1] if steps else None)
                 native = last.compared if last is not None and step.follows else None
@@ -208,8 +208,8 @@ class FirstCalls:
                 if last is not None:
                     looked_at.append(rewrite)
                     steps.append(step)
-                    if first and rewrite.item is not None and last.rewritten is not None:
-                        rewritten.append((rewrite, last.rewritten))
+                    if first and rewrite.item is not None and last.is_compared:
+                        compared.append((rewrite, step, last.windows))
             if not first:
                 continue
             for values, where in others:
@@ -219,7 +219,11 @@ class FirstCalls:
                 self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}", chosen=chosen)
             for rewrite, step in zip(looked_at, steps, strict=True):
                 self._where_it_differs(rewrite, step, inputs.real(first)[0][0])
-            for rewrite, rewriting in rewritten:
+            for rewrite, step, known in compared:
+                # Values are computed again: those of all rewrites together would be too many.
+                reference = Reference(rewrite.before, label[0], _RANDOM_SAMPLES, changed=step.changed)
+                reference.windows = known
+                rewriting = reference.rewriting(rewrite.after, rewrite.bitwise)
                 has_time = functools.partial(self._check.has_time, rewrite)
                 for found in at_critical_values(rewriting, has_time):
                     self._in_windows(rewrite, found)
