@@ -177,6 +177,12 @@ class Compiled(Generic[M]):
         else:
             setattr(self.model, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self)["_own"]:
+            super().__delattr__(name)
+        else:
+            delattr(self.model, name)
+
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         model = vars(self).get("model")
@@ -247,13 +253,15 @@ class Compiled(Generic[M]):
         cache = OnlyResults(self._options.get("cache", "off"))
         cache.turn = self._turn
         # Lightning has a wrapper in torch.compile's place that sets an attribute of the model, which no plan would survive.
-        return inspect.unwrap(torch.compile)(  # type: ignore[no-any-return]
+        compiled = inspect.unwrap(torch.compile)(
             self.model,
             backend="fxpasses",
             options={**self._options, "cache": cache},
             dynamic=self._dynamic,
             fullgraph=self._fullgraph,
         )
+        # Of a module it makes another one, for which hooks on all modules would run as well.
+        return compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the model, compiled."""
