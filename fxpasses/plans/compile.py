@@ -22,6 +22,7 @@ import torch
 from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
+from fxpasses.plans import _torch
 from fxpasses.plans.arguments import described_arguments, described_options, without_numbers
 from fxpasses.plans.armed import ArmedModels, all_left_open
 from fxpasses.plans.between import Functions
@@ -373,6 +374,8 @@ class Compiled(Generic[M]):
                 self._had_plans.add(signature)
                 counters.count("plans_used")
                 return self._of_plan(plan, tensors, args, kwargs)
+            if _torch.compiles_nothing():
+                return self._without(NoPlan(_torch.A_STANCE), shelf, args, kwargs)
             without.contents.append(content)
             refused = _SHARED if plan is not None or shelf.target(abouts[0]) is None else ""
             if refused or self._written[kind] >= _CONTENTS:
