@@ -1,7 +1,9 @@
 """Changes that Dynamo's guards do not ask for, after a plan was written in the same process: what a plan watches is looked at again by tracing."""
 
 import collections
+import importlib
 import os
+import sys
 
 import pytest
 import torch
@@ -60,3 +62,23 @@ def test_the_next_call_sees_it(change, how, monkeypatch, tmp_path):
             assert not torch.allclose(model(x), usual)
         for _ in range(2):
             torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_module_that_traced_code_imports_is_there_from_the_first_call_on(monkeypatch, tmp_path):
+    (tmp_path / "imported_in_a_call.py").write_text("FACTOR = 2.0\n")
+    (tmp_path / "imports_in_a_call.py").write_text(
+        "def scaled(x):\n    from imported_in_a_call import FACTOR\n\n    return x * FACTOR\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cache = tmp_path / "plans"
+    for _ in range(2):  # as in another process
+        torch._dynamo.reset()
+        fxpasses.reset_stats()
+        for name in ("imported_in_a_call", "imports_in_a_call"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        compiled = fxpasses.compile(importlib.import_module("imports_in_a_call").scaled, cache=cache)
+        for _ in range(4):
+            assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+        assert (fxpasses.stats().graphs, fxpasses.stats().plans_used) == (1, 1)
+        sys.modules["imported_in_a_call"].FACTOR = 3.0
+        assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
