@@ -255,7 +255,7 @@ class Compiled(Generic[M]):
         cache.turn = self._turn
         # Lightning has a wrapper in torch.compile's place that sets an attribute of the model, which no plan would survive.
         compiled = inspect.unwrap(torch.compile)(
-            self.model,
+            _torch.call_in_eager(self.model),
             backend="fxpasses",
             options={**self._options, "cache": cache},
             dynamic=self._dynamic,

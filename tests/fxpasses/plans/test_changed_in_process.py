@@ -1,6 +1,7 @@
 """Changes that Dynamo's guards do not ask for, after a plan was written in the same process: what a plan watches is looked at again by tracing."""
 
 import collections
+import copy
 import importlib
 import os
 import sys
@@ -41,14 +42,21 @@ def _other_environment(model, patch):
     patch.setenv("FXPASSES_TEST_DOUBLES", "1")
 
 
-@pytest.mark.parametrize("change", [_other_clamp, _other_linear, _other_order, _other_environment])
-@pytest.mark.parametrize("how", ["torch.compile", "fxpasses.compile"])
+def _a_hook(model, patch):
+    patch.setitem(model._forward_hooks, 1, lambda module, given, result: result * 2)
+
+
+@pytest.mark.parametrize("change", [_other_clamp, _other_linear, _other_order, _other_environment, _a_hook])
+@pytest.mark.parametrize("how", ["torch.compile", "fxpasses.compile", "module.compile"])
 def test_the_next_call_sees_it(change, how, monkeypatch, tmp_path):
     monkeypatch.setenv("FXPASSES_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     model, x = Clamps(), torch.ones(3, 2)
     if how == "torch.compile":
         compiled = torch.compile(model, backend="fxpasses")
+    elif how == "module.compile":
+        compiled, model = model, copy.deepcopy(model)
+        compiled.compile(backend="fxpasses")
     else:
         compiled = fxpasses.compile(model)
     with torch.no_grad():
@@ -56,7 +64,8 @@ def test_the_next_call_sees_it(change, how, monkeypatch, tmp_path):
         for _ in range(3):
             torch.testing.assert_close(compiled(x), usual)
         with pytest.MonkeyPatch.context() as patch:
-            change(model, patch)
+            for one in {model, compiled} if how == "module.compile" else {model}:
+                change(one, patch)
             for _ in range(3):
                 torch.testing.assert_close(compiled(x), model(x))
             assert not torch.allclose(model(x), usual)
