@@ -329,20 +329,34 @@ def _is_default(config: Any, key: str) -> bool:
     return type(value) is type(default) and value == default
 
 
-def _stance() -> str:
+A_STANCE = "a stance of torch.compile's"
+_WITH_WHAT_IS_COMPILED = ("default", "fail_on_recompile", "eager_on_recompile")
+"""Stances in which what is compiled runs."""
+
+
+def _is_usual_stance() -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return "default" if dynamo is None else dynamo._stance.stance
+    return dynamo is None or (
+        dynamo._stance.stance in _WITH_WHAT_IS_COMPILED and dynamo._stance.backend is None
+    )
+
+
+def compiles_nothing() -> bool:
+    """Whether it is a stance in which nothing is compiled."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and dynamo._stance.stance != "default"
 
 
 _UNUSUAL: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
     ("a dispatch or function mode is active", (dispatch_mode_depth,), 0),
     ("a dispatch or function mode is active", (function_mode_depth,), 0),
+    ("functions of torch are not overridden", (torch._C._is_torch_function_enabled,), True),
     ("inside of a function transform", (peek_interpreter_stack,), None),
     ("hooks on all modules", (torch.nn.modules.module._has_any_global_hook,), {}),
     ("hooks on saved tensors", (top_saved_tensors_hooks, True), None),
     ("anomaly detection", (torch.is_anomaly_enabled,), False),
     ("inside of torch.jit.trace", (torch._C._get_tracing_state,), None),
-    ("a stance of torch.compile's", (_stance,), "default"),
+    (A_STANCE, (_is_usual_stance,), True),
 )
 """What makes calls of torch mean something else than usual, how to ask for it, and the usual answer."""
 
@@ -407,6 +421,7 @@ class SameState:
     def __init__(self) -> None:
         asked: list[tuple[Any, ...]] = [*((flag,) for flag in _FLAGS), (torch.is_inference_mode_enabled,)]
         asked += [(torch._C._get_fp32_precision_getter, *names) for names in _PRECISIONS]
+        asked += [(torch.get_autocast_dtype, device) for device in ("cpu", "cuda")]  # also where it is off
         asked.append((_same_process,))
         any_tensor = torch.empty(0)
         keys = tensor_guards([any_tensor])  # they ask which dispatch keys count in the thread

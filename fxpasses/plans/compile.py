@@ -22,6 +22,7 @@ import torch
 from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
+from fxpasses.plans import _torch
 from fxpasses.plans.arguments import described_arguments, described_options, without_numbers
 from fxpasses.plans.armed import ArmedModels, all_left_open
 from fxpasses.plans.between import Functions
@@ -177,6 +178,12 @@ class Compiled(Generic[M]):
         else:
             setattr(self.model, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self)["_own"]:
+            super().__delattr__(name)
+        else:
+            delattr(self.model, name)
+
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         model = vars(self).get("model")
@@ -247,13 +254,15 @@ class Compiled(Generic[M]):
         cache = OnlyResults(self._options.get("cache", "off"))
         cache.turn = self._turn
         # Lightning has a wrapper in torch.compile's place that sets an attribute of the model, which no plan would survive.
-        return inspect.unwrap(torch.compile)(  # type: ignore[no-any-return]
-            self.model,
+        compiled = inspect.unwrap(torch.compile)(
+            _torch.call_in_eager(self.model),
             backend="fxpasses",
             options={**self._options, "cache": cache},
             dynamic=self._dynamic,
             fullgraph=self._fullgraph,
         )
+        # Of a module it makes another one, for which hooks on all modules would run as well.
+        return compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the model, compiled."""
@@ -365,6 +374,8 @@ class Compiled(Generic[M]):
                 self._had_plans.add(signature)
                 counters.count("plans_used")
                 return self._of_plan(plan, tensors, args, kwargs)
+            if _torch.compiles_nothing():
+                return self._without(NoPlan(_torch.A_STANCE), shelf, args, kwargs)
             without.contents.append(content)
             refused = _SHARED if plan is not None or shelf.target(abouts[0]) is None else ""
             if refused or self._written[kind] >= _CONTENTS:

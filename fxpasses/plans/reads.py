@@ -234,6 +234,8 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
             continue
         module = sys.modules.get(read[0])
         content = getattr(module, "__dict__", {})
+        if module is None:  # the code that is traced imports it
+            walk.watch.entry(sys.modules, read[0])
         walk.watch.entry(content, read[1])
         if read[1] not in content:
             walk.watch.entry(vars(builtins), read[1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dis
+import os
+import sys
 import types
 from collections.abc import Sequence
 
@@ -31,6 +33,10 @@ _HARMLESS = {
     "__code__": {"co_varnames", "co_argcount", "co_kwonlyargcount", "co_posonlyargcount", "co_flags"},  # part of a code's digest
 }  # fmt: skip
 """What may be read of them: nothing that is not part of a plan's key."""
+READERS = frozenset(map(id, (
+    getattr, hasattr, setattr, delattr, vars, dir, globals, locals, id, hash, os.getenv, sys.getrecursionlimit,
+)))  # fmt: skip
+"""Functions that tracing goes through, and whose calls are told by their names: nothing may hold them by another one."""
 _NO_CONTENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME", "NOP")
 
 

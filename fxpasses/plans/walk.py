@@ -38,6 +38,7 @@ from fxpasses.plans.process_groups import described_group
 from fxpasses.plans.references import can_go
 from fxpasses.plans.shards import distribution_of, is_sharded, parts_of, sharded_facts
 from fxpasses.plans.tensor_facts import facts_without_sizes, tensor_facts
+from fxpasses.plans.unseen import READERS
 from fxpasses.plans.watched_state import Watch, value_of
 
 
@@ -144,6 +145,8 @@ class Walk(OpenObjects):
         if kind in kinds.PLAIN_OF_TORCH:
             self._say(kind.__name__, str(value))
             return
+        if id(value) in READERS and not self._path[-1].endswith(f".{value.__name__}"):
+            raise self._refuse("a function that reads more than objects hold, by another name")
         number = self._numbers.get(id(value))
         if number is not None:
             self._say("same as", number)

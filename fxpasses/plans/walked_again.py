@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from fxpasses.plans.reads import OF_OBJECTS, Read, walk_reads
+from fxpasses.plans.same_tensors import SameTensors
 from fxpasses.plans.walk import Walk
 
 
@@ -20,6 +21,7 @@ class WalkedAgain:
 
     def __init__(self) -> None:
         self._model: Walk | None = None
+        self._tensors = SameTensors(())
         self._digest = ""
         self._parts: dict[Hashable, _Part] = {}
 
@@ -33,12 +35,12 @@ class WalkedAgain:
         Raises:
             NoPlan: they hold something that cannot be seen into.
         """
-        if objects and (self._model is None or not self._model.watch.holds()):
+        if objects and (self._model is None or not self._model.watch.holds() or not self._tensors.hold()):
             self._model = None  # which keeps what the model may have left behind
             self._parts.clear()
             walk = Walk(leaves_open=True)
             self._digest = walk.add("model", model)
-            self._model = walk
+            self._model, self._tensors = walk, SameTensors(walk.tensors)
         if self._model is None or not objects or any(map(self._model.has_met, objects)):
             walk = Walk(leaves_open=True)
             return walk, walk.over(model, objects)
@@ -86,6 +88,7 @@ class _Part:
 
     def __init__(self, before: Walk, after: Walk, digest: Sequence[Any], said: str) -> None:
         self.digest, self.said, self._watch = digest, said, after.watch.copy()
+        self._tensors = SameTensors(after.tensors[len(before.tensors) :])
         self._new = _since(vars(before), vars(after))
         self._met = frozenset(self._new.get("_numbers", ()))
         self._referred = _referred_to(vars(before), vars(after)) if self._new else None
@@ -93,7 +96,7 @@ class _Part:
     def after(self, walk: Walk) -> Walk | None:
         """A walk, gone on in the same way; ``None`` where it might meet something else. Args: one over objects of the same content."""
         parts = vars(walk)
-        if self._referred is None or not self._watch.holds():
+        if self._referred is None or not self._watch.holds() or not self._tensors.hold():
             return None
         if any(parts["_kept"][number] is not value for number, value in self._referred.items()):
             return None

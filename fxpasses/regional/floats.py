@@ -67,7 +67,7 @@ def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
         if _torch.has_unbacked(value) or (symbols and symbols <= kept):
             stay.insert(0, (owner, node))
             continue
-        number = float(value)
+        number = float(value if symbols else value.node.expr)  # which may be NaN, and equals nothing then
         for user in list(node.users):
             _put_in_place(user, node, number)
         if node.op != "placeholder":

@@ -1,5 +1,6 @@
 """What code reads behind names that a walk over objects does not see: listed where it is written there, refused otherwise."""
 
+import functools
 import inspect
 import os
 import sys
@@ -8,7 +9,11 @@ import time
 import pytest
 
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.unseen import variables_read
+from fxpasses.plans.walk import Walk
+
+ask, read, number_of = getattr, os.getenv, hash
 
 LISTED = {
     "get": (lambda: os.environ.get("A", "0") == "1", ["A"]),
@@ -75,3 +80,41 @@ def test_writing_and_importing_are_refused():
     for function in (write, delete, bring, keep):
         with pytest.raises(NoPlan, match="may read more"):
             variables_read(function.__code__)
+
+
+class Holds:
+    def __init__(self, value):
+        self.value = value
+
+
+def _closes_over(value):
+    return lambda x: value(x)
+
+
+HELD = {
+    "an attribute": lambda: Holds(os.getenv),
+    "a variable of a closure": lambda: _closes_over(hash),
+    "a list": lambda: [vars],
+    "a default": lambda: lambda x, ask=getattr: ask(x, "y"),
+    "a part of something": lambda: functools.partial(hasattr, Holds(1)),
+    "for the second time": lambda: Names(getattr),
+}
+
+
+class Names(Holds):
+    def __init__(self, value):
+        self.getattr = value
+        super().__init__(value)
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_functions_that_are_told_by_their_names_are_held_by_no_other_one(held):
+    with pytest.raises(NoPlan, match="by another name"):
+        Walk().add("model", HELD[held]())
+
+
+@pytest.mark.parametrize("name", ["ask", "read", "number_of"])
+def test_nor_is_a_global(name):
+    assert walk_reads(Walk(), [(__name__, "getattr"), (__name__, "os", "getenv"), (__name__, "hash")])
+    with pytest.raises(NoPlan, match="by another name"):
+        walk_reads(Walk(), [(__name__, "getattr"), (__name__, name)])

@@ -205,3 +205,13 @@ def test_each_call_gets_its_own_float(kind, compiler, tmp_path, monkeypatch):
     x = torch.randn(2)
     for number in (0.5, 1.5, 2.5, 3.5):
         torch.testing.assert_close(call(x, number), READERS[kind](x, number))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_constant_that_is_computed_of_no_number(number):
+    """A product with NaN is NaN for each size: a constant, which does not equal itself."""
+    torch._dynamo.reset()
+    call = compiled(lambda x, rate: x - x.shape[0] * rate, dynamic=True)
+    for rate in (1.0, 2.0, number):
+        x = torch.ones(3)
+        torch.testing.assert_close(call(x, rate), x - 3 * rate, equal_nan=True)
