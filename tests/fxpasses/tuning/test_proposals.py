@@ -105,6 +105,21 @@ def test_a_pass_that_has_another_kernel_called_is_weighed_by_what_that_takes(tak
     assert step.predicted == pytest.approx(expected, abs=0.05)
 
 
+def test_images_of_convolutions_are_measured_as_inductor_lays_them_out():
+    gm = make_fx(lambda x, w: aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), tracing_mode="fake")(
+        torch.empty(2, 3, 4, 4), torch.empty(5, 3, 1, 1)
+    )  # fmt: skip
+    (call,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    seen = []
+
+    class Seen(KernelTimes):
+        def _measured(self, node, values):
+            seen.extend(values[0][:2])
+
+    Seen(1.0).seconds(call)
+    assert [value.stride for value in seen] == [[48, 1, 12, 3], [3, 1, 3, 3]]
+
+
 def test_kernels_are_measured_once_each_and_within_the_time_for_it():
     gm = make_fx(lambda x: ((x @ x) @ x).relu(), tracing_mode="fake")(torch.empty(8, 8))
     calls = gm.graph.find_nodes(op="call_function", target=aten.mm.default)
