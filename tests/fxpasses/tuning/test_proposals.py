@@ -20,14 +20,14 @@ from fxpasses.tuning.proposals import Proposals
 aten = torch.ops.aten
 
 
-def captured(model, *inputs):
+def captured(model, *inputs, training=False):
     found = []
 
     def keep(gm, given):
         found.extend([gm, given])
         return gm.forward
 
-    with torch.no_grad():
+    with torch.set_grad_enabled(training):
         torch._dynamo.reset()
         torch.compile(model, backend=keep)(*inputs)
     return found
@@ -78,6 +78,42 @@ def test_tuning_never_loses_against_the_graph_without_the_default_passes(tmp_pat
         tuned = fxpasses.tune(lambda x: model(x), x, passes=[], **how)
         assert tuned.steps == (PLAIN.name,), str(tuned)
         torch.testing.assert_close(tuned(x), x.sin())
+
+
+def joint_names(**more):
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
+    gm, inputs = captured(model, x, training=True)
+    return {
+        step.name: step
+        for step, _ in Proposals(gm, inputs, Options(**more), "time", None, (), False)(Choice())
+    }
+
+
+def test_the_partition_of_torch_is_tried_where_there_is_one():
+    assert "partition=torch" in joint_names()
+    assert "partition=torch" not in joint_names(partition="torch")
+    assert "partition=torch" not in names(torch.sin, torch.randn(8))
+
+
+@fxpasses.graph_pass(graphs=["joint"], numerics="bitwise")
+def many_calls(gm):
+    """Makes a graph several times as large."""
+    (node,) = gm.graph.find_nodes(op="call_function", target=aten.mul.Tensor, sort=True)[:1]
+    last = list(gm.graph.nodes)[-1]
+    with gm.graph.inserting_before(last):
+        for _ in range(3 * len(gm.graph.nodes)):
+            node = gm.graph.call_function(aten.neg.default, (node,))
+    last.args = ([node, *last.args[0][1:]],)
+    return True
+
+
+def test_steps_tell_by_how_much_the_graph_grows():
+    found = joint_names(passes=())
+    assert all(step.growth == 1.0 for step in found.values() if step.item is None)
+    gm, inputs = captured(torch.nn.GELU(), torch.randn(4, 8, requires_grad=True), training=True)
+    grown = Proposals(gm, inputs, Options(), "time", [many_calls], (), False)(Choice())
+    (step,) = [step for step, _ in grown if step.item is not None]
+    assert step.growth > 2
 
 
 class MadeUpTimes(KernelTimes):
