@@ -167,6 +167,26 @@ class LanguageLoss(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)), targets)
 
 
+class Bottlenecks(nn.Module):
+    """Blocks of a residual net: between two convolutions of pixels one of neighbours."""
+
+    def __init__(self, channels: int = 128, inner: int = 32) -> None:
+        super().__init__()
+        convolutions = lambda: (  # noqa: E731
+            (nn.Conv2d(channels, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU()),
+            (nn.Conv2d(inner, inner, 3, padding=1, bias=False), nn.BatchNorm2d(inner), nn.ReLU()),
+            (nn.Conv2d(inner, channels, 1, bias=False), nn.BatchNorm2d(channels)),
+        )
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(layer for layers in convolutions() for layer in layers)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = (x + block(x)).relu()
+        return x
+
+
 class Dropped(nn.Module):
     """A transformer layer with dropout, trained."""
 
@@ -295,6 +315,14 @@ CASES: dict[str, tuple[Case, ...]] = {
             "transformer, 3 layers, 4 x 197 tokens, training",
             lambda: (FirstToken(), (torch.randn(4, 197, 192),)),
             partner="hoist_slices",
+        ),
+    ),
+    "use_onednn_convolutions": (
+        Case("two bottlenecks of a residual net", lambda: (Bottlenecks(), (torch.randn(2, 128, 28, 28),))),
+        Case(
+            "the same, inference",
+            lambda: (Bottlenecks().eval(), (torch.randn(2, 128, 28, 28),)),
+            training=False,
         ),
     ),
     "use_onednn_matmuls": (

@@ -16,8 +16,8 @@ from torch._functorch._aot_autograd.aot_autograd_result import BundledOutputCode
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, should_bundle_autograd_cache
 from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
 from torch._inductor.cpp_builder import is_gcc
-from torch._inductor.ir import FixedLayout, TensorBox
-from torch._inductor.lowering import permute, register_lowering
+from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
+from torch._inductor.lowering import permute, register_lowering, view
 from torch._inductor.mkldnn_ir import LinearUnary
 from torch._inductor.output_code import RegionalOutputCode
 from torch._inductor.scheduler import BaseSchedulerNode
@@ -27,7 +27,7 @@ import fake
 from fake.seam.inductor import GraphLowering, OutputCode
 from fake.seam.patches import LEDGER
 from fxpasses._torch import inductor_config, of_segment, shape_env_of
-from fxpasses.graphs.onednn import onednn_matmul
+from fxpasses.graphs.onednn import onednn_matmul, onednn_pixelwise, onednn_pixelwise_weight
 
 
 def origins_of(error: BaseException) -> list[str]:
@@ -137,7 +137,8 @@ def cache_for_code() -> contextlib.AbstractContextManager[Any]:
     return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
 
 
-fake.cache_custom_op(onednn_matmul)
+for _operator in (onednn_matmul, onednn_pixelwise, onednn_pixelwise_weight):
+    fake.cache_custom_op(_operator)
 
 
 @register_lowering(onednn_matmul, type_promotion_kind=None)
@@ -154,3 +155,27 @@ def _lower_onednn_matmul(a: Any, b: Any, bias: Any) -> Any:
         value.freeze_layout()
     layout = FixedLayout(device=a.get_device(), dtype=a.get_dtype(), size=[rows, columns])
     return TensorBox.create(LinearUnary(layout=layout, inputs=inputs, constant_args=constants))
+
+
+def _pixels(x: Any) -> Any:
+    """The pixels of an image as rows: laid out channels last, as Inductor lays out what convolutions take and give."""
+    n, channels, h, w = x.get_size()
+    return view(permute(ExternKernel.require_channels_last(x), [0, 2, 3, 1]), [n * h * w, channels])
+
+
+@register_lowering(onednn_pixelwise, type_promotion_kind=None)
+def _lower_onednn_pixelwise(x: Any, weight: Any, bias: Any, like: Any) -> Any:
+    n, _, h, w = x.get_size()
+    out, channels, *_ = weight.get_size()
+    product = _lower_onednn_matmul(_pixels(x), permute(view(weight, [out, channels]), [1, 0]), bias)
+    return permute(view(product, [n, h, w, out]), [0, 3, 1, 2])
+
+
+@register_lowering(onednn_pixelwise_weight, type_promotion_kind=None)
+def _lower_onednn_pixelwise_weight(grad: Any, x: Any) -> Any:
+    out, channels = grad.get_size()[1], x.get_size()[1]
+    if out > channels:  # the kernel takes up to twice as long for many short rows
+        product = permute(_lower_onednn_matmul(permute(_pixels(x), [1, 0]), _pixels(grad), None), [1, 0])
+    else:
+        product = _lower_onednn_matmul(permute(_pixels(grad), [1, 0]), _pixels(x), None)
+    return view(product, [out, channels, 1, 1])

@@ -38,7 +38,7 @@ from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.decompositions import decompositions
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner import partition
-from fxpasses.partitioner._torch import default_partition
+from fxpasses.partitioner._torch import default_partition, min_cut_rematerialization_partition
 from fxpasses.pass_manager.limits import limited_lowerings
 
 log = logging.getLogger(__name__)
@@ -84,14 +84,26 @@ class Partitioner(_torch.CustomPartitionerFn):
     memory_budget: float | None
     digest: str | None
     curve: bool = False
+    whose: str = "fxpasses"
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if self.whose == "torch" and "decides" not in kwargs:  # what all ranks decide is a matter of ours
+            budget = {} if self.memory_budget is None else {"activation_memory_budget": self.memory_budget}
+            with _torch.functorch_config.patch(budget):
+                return min_cut_rematerialization_partition(
+                    gm, joint_inputs, **{"compiler": "inductor", **kwargs}
+                )
         return partition(gm, joint_inputs, memory_budget=self.memory_budget, curve=self.curve, **kwargs)
 
     def uuid(self) -> str | None:
         return self.digest
+
+
+def partitioner_of(options: Options, digest: str | None) -> Partitioner:
+    """The partitioner that the options ask for. Args: these, and a hash of all that is ours in the compilation."""
+    return Partitioner(options.memory_budget, digest, bool(options.report), options.partition)
 
 
 class Compiler(Protocol):
@@ -147,7 +159,7 @@ class InductorCompiler:
         example_inputs: Sequence[Any],
         compiled_callable: Direct = lambda node: None,
     ) -> None:
-        partitioner = Partitioner(options.memory_budget, cache_identity(options), bool(options.report))
+        partitioner = partitioner_of(options, cache_identity(options))
         self.patches = {**options.inductor_patches(), "custom_partitioner_fn": partitioner}
         if partitioner.digest is None:
             self.patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
@@ -348,7 +360,7 @@ class EagerCompiler:
     """Run the partitioned graphs operator by operator: every stage but Inductor.
 
     Args:
-        options: of which ``memory_budget`` and ``report`` are used.
+        options: of which those of the partition, and ``report``, are used.
         decompose: whether AOTAutograd decomposes operators as it does for Inductor.
         compiled_callable: returns the callable for a call that is compiled already, and ``None`` for others.
     """
@@ -356,8 +368,7 @@ class EagerCompiler:
     def __init__(
         self, options: Options, decompose: bool = False, compiled_callable: Direct = lambda node: None
     ) -> None:
-        self._memory_budget = options.memory_budget
-        self._curve = bool(options.report)
+        self._partition = partitioner_of(options, None)
         self._decompose = decompose
         self._compiled_callable = compiled_callable
 
@@ -370,7 +381,7 @@ class EagerCompiler:
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return partition(joint, joint_inputs, memory_budget=self._memory_budget, curve=self._curve, **aot)
+        return self._partition(joint, joint_inputs, **aot)
 
     def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
         return True
@@ -435,5 +446,12 @@ def cache_identity(options: Options) -> str | None:
     identities = [(item.name, item.identity()) for item in options.passes]
     if any(identity is None for _, identity in identities):
         return None
-    text = repr((identities, options.memory_budget, sorted(options.inductor_patches().items(), key=str)))
+    text = repr(
+        (
+            identities,
+            options.memory_budget,
+            options.partition,
+            sorted(options.inductor_patches().items(), key=str),
+        )
+    )
     return hashlib.sha256((torch.__version__ + own_source() + text).encode()).hexdigest()

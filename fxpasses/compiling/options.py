@@ -22,6 +22,7 @@ from fxpasses.passes.registry import active_passes, available_passes
 Compiler = Literal["inductor", "eager"]
 OnFailure = Literal["raise", "eager", "isolate"]
 CheckLevel = Literal["structure", "values", "off"]
+Partition = Literal["fxpasses", "torch"]
 Ranks = Literal["check", "agree", "off"]
 
 
@@ -39,6 +40,7 @@ class Options:
         memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for
             the backward pass may be saved. Less memory costs more recomputation. ``None`` takes torch's own
             setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
+        partition: who decides what is saved for the backward pass: ``"fxpasses"``, or the partitioner of ``"torch"``, with torch's settings of it.
         compiler: who compiles the partitioned graphs: ``"inductor"``, or ``"eager"`` to run them
             operator by operator, which shows whether Inductor or an earlier stage is at fault.
         inductor: Inductor's own options, with the names of ``torch._inductor.config``
@@ -72,6 +74,7 @@ class Options:
 
     passes: tuple[Pass, ...] = field(default_factory=default_passes)
     memory_budget: float | None = None
+    partition: Partition = "fxpasses"
     compiler: Compiler = "inductor"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
@@ -299,6 +302,7 @@ def _check_cache(name: str, value: Any) -> str:
 _CHECKS = {
     "passes": _check_passes,
     "memory_budget": _check_fraction,
+    "partition": _check_choice(get_args(Partition)),
     "compiler": _check_choice(get_args(Compiler)),
     "inductor": _check_inductor,
     "mode": _check_mode,

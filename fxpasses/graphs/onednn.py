@@ -1,4 +1,5 @@
-"""``fxpasses::onednn_matmul``: a matmul of matrices by oneDNN, whatever library torch itself takes for matmuls.
+"""Matmuls by oneDNN, whatever library torch itself takes for them: of matrices (``fxpasses::onednn_matmul``), and convolutions whose kernel is one
+pixel (``fxpasses::onednn_pixelwise``, and ``fxpasses::onednn_pixelwise_weight`` for the gradient of the weight).
 
 torch's own builds for x86 take MKL for float32, with and without compilation. Which of the two is faster depends on the processor.
 oneDNN's kernel is the one that Inductor calls for the linear layers of frozen models; it reads weights and gradients of any strides, so training can have it, too.
@@ -6,6 +7,7 @@ oneDNN's kernel is the one that Inductor calls for the linear layers of frozen m
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -37,8 +39,64 @@ def _on_meta(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 _library.impl("onednn_matmul", _on_cpu, "CPU")
 _library.impl("onednn_matmul", _on_meta, "Meta")
 
+_library.define("onednn_pixelwise(Tensor x, Tensor weight, Tensor? bias, Tensor like) -> Tensor")
+_library.define("onednn_pixelwise_weight(Tensor grad, Tensor x) -> Tensor")
+
+onednn_pixelwise = torch.ops.fxpasses.onednn_pixelwise.default
+"""The convolution of ``x[n, c, h, w]`` with ``weight[o, c, 1, 1]``: a matmul of pixels. The result is laid out as ``like``, of which nothing is read."""
+
+onednn_pixelwise_weight = torch.ops.fxpasses.onednn_pixelwise_weight.default
+"""The gradient of its weight, by that of its result and by ``x``."""
+
+
+def _pixels(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
+def _pixelwise_on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
+    n, _, h, w = x.shape
+    result = onednn_linear(_pixels(x), weight.flatten(1), bias)
+    return result.view(n, h, w, -1).permute(0, 3, 1, 2).contiguous(memory_format=_format(like))
+
+
+def _pixelwise_on_meta(x: Tensor, weight: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
+    n, _, h, w = x.shape
+    size = (n, weight.shape[0], h, w)
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=_format(like))
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+def _pixelwise_weight_on_cpu(grad: Tensor, x: Tensor) -> Tensor:
+    product = _on_cpu(_pixels(grad).t(), _pixels(x), None)
+    return product.as_strided((*product.shape, 1, 1), _pixelwise_weight_on_meta(grad, x).stride())
+
+
+def _pixelwise_weight_on_meta(grad: Tensor, x: Tensor) -> Tensor:
+    size = (grad.shape[1], x.shape[1], 1, 1)
+    return torch.empty(size, dtype=x.dtype, device="meta", memory_format=_format(x))
+
+
+_library.impl("onednn_pixelwise", _pixelwise_on_cpu, "CPU")
+_library.impl("onednn_pixelwise", _pixelwise_on_meta, "Meta")
+_library.impl("onednn_pixelwise_weight", _pixelwise_weight_on_cpu, "CPU")
+_library.impl("onednn_pixelwise_weight", _pixelwise_weight_on_meta, "Meta")
+
 
 @register_flop_formula(torch.ops.fxpasses.onednn_matmul)
 def _flops(a: tuple[int, int], b: tuple[int, int], *more: Any, **named: Any) -> int:
     """Of a matmul: without it whoever counts FLOPs takes the call for one that is free."""
     return 2 * a[0] * a[1] * b[1]
+
+
+@register_flop_formula(torch.ops.fxpasses.onednn_pixelwise)
+def _pixelwise_flops(x: tuple[int, ...], weight: tuple[int, ...], *more: Any, **named: Any) -> int:
+    return 2 * math.prod(x) * weight[0]
+
+
+@register_flop_formula(torch.ops.fxpasses.onednn_pixelwise_weight)
+def _pixelwise_weight_flops(grad: tuple[int, ...], x: tuple[int, ...], **named: Any) -> int:
+    return 2 * math.prod(x) * grad[1]

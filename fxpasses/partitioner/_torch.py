@@ -39,6 +39,7 @@ from torch._functorch.partitioners import (
     get_default_op_list,
     has_recomputable_ops,
     has_recomputable_rng_ops,
+    min_cut_rematerialization_partition,
     must_recompute,
     thread_graphsafe_rng_from_hops,
 )

@@ -23,6 +23,7 @@ Those are the default. Beyond them, by name:
 * ``remove_repeat_kv``: grouped-query attention without repeated keys and values
 * ``replace_one_hot_matmul``: matmuls with one-hot rows become lookups
 * ``skip_zero_rows``: gradients that are zero but for a few rows are computed for those rows
+* ``use_onednn_convolutions``: convolutions of single pixels on the CPU by oneDNN instead of MKL
 * ``use_onednn_matmuls``: matmuls on the CPU by oneDNN instead of MKL
 
 ``_matching``, ``_rowwise`` and ``_options`` hold what several of them share.
@@ -53,6 +54,7 @@ from fxpasses.passes.remove_no_ops import RemoveNoOps
 from fxpasses.passes.remove_repeat_kv import RemoveRepeatKv
 from fxpasses.passes.replace_one_hot_matmul import ReplaceOneHotMatmul
 from fxpasses.passes.skip_zero_rows import SkipZeroRows
+from fxpasses.passes.use_onednn_convolutions import UseOnednnConvolutions
 from fxpasses.passes.use_onednn_matmuls import UseOnednnMatmuls
 
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "ReplaceOneHotMatmul",
     "SkipZeroRows",
     "TunedPasses",
+    "UseOnednnConvolutions",
     "UseOnednnMatmuls",
     "default_passes",
     "library",

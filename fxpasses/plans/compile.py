@@ -49,6 +49,7 @@ def compile(
     passes: Sequence[Pass | str] | Literal["tuned"] | None = None,
     regions: Literal["auto", "off", "always"] | Sequence[str] | None = None,
     memory_budget: float | None = None,
+    partition: Literal["fxpasses", "torch"] | None = None,
     compiler: Literal["inductor", "eager"] | None = None,
     inductor: Mapping[str, Any] | None = None,
     mode: str | None = None,
@@ -73,6 +74,7 @@ def compile(
         passes: an option of :class:`fxpasses.Options`, as are those up to ``ranks``; ``None`` stands for its default.
         regions: which repeated layers are compiled once.
         memory_budget: how much may be saved for the backward pass.
+        partition: who decides what is.
         compiler: who compiles the graphs.
         inductor: Inductor's own options.
         mode: a mode of ``torch.compile``.
@@ -103,7 +105,7 @@ def compile(
         raise OptionsError("dynamic", dynamic, "True, False or None")
     given = {
         "passes": None if passes is None else passes if isinstance(passes, str) else list(passes),
-        "regions": regions, "memory_budget": memory_budget, "compiler": compiler, "inductor": inductor, "mode": mode,
+        "regions": regions, "memory_budget": memory_budget, "partition": partition, "compiler": compiler, "inductor": inductor, "mode": mode,
         "on_failure": on_failure, "check": check, "report": None if report is None else os.fspath(report),
         "accelerate": accelerate, "compiled_autograd": compiled_autograd, "ranks": ranks, "cache": os.fspath(cache),
     }  # fmt: skip

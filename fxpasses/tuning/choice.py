@@ -35,6 +35,7 @@ class Step:
         item: the pass, for a step that is one.
         settings: the options of :class:`fxpasses.Options` that it sets, for one that is not.
         predicted: what the cost model expects of it: time with it over time without.
+        growth: how many calls the graph has with it over those without, which is what compiling it takes.
         allowed: whether the user takes results that are not eager's for it.
         places: where a pass runs: in the regions of these families, in ``THE_REST`` of the graph; with ``None``, everywhere.
     """
@@ -43,6 +44,7 @@ class Step:
     item: Pass | None = field(default=None, compare=False, repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
     predicted: float = field(default=1.0, compare=False)
+    growth: float = field(default=1.0, compare=False)
     allowed: bool = field(default=False, compare=False)
     places: tuple[str, ...] | None = None
 
@@ -92,8 +94,8 @@ class Step:
         return cls.of_pass(item, places, allowed=bool(data["allowed"]))
 
 
-PLAIN = Step("plain", None, {"regions": "off"})
-"""What Inductor alone makes of a graph: without the default passes, and each layer compiled where it stands."""
+PLAIN = Step("plain", None, {"regions": "off", "partition": "torch"})
+"""What Inductor alone makes of a graph: without the default passes, each layer compiled where it stands, and cut into forward and backward as torch does."""
 
 
 @dataclass(frozen=True)

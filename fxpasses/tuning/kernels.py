@@ -15,11 +15,19 @@ from torch import Tensor, fx
 from fake.seam import pytree
 from fake.seam.fx import size_hint
 from fxpasses._torch import outside_tracing
+from fxpasses.graphs.onednn import onednn_pixelwise, onednn_pixelwise_weight
 from fxpasses.partitioner.cost import CostModel
 from fxpasses.tuning.measuring import wall_clock
 
 _RUNS = 4
 """How often each is run, the first time to load what it needs: the shortest counts, as other work of the machine only adds to it."""
+
+aten = torch.ops.aten
+
+_OF_IMAGES = (
+    aten.convolution.default, aten.convolution_backward.default, onednn_pixelwise, onednn_pixelwise_weight
+)  # fmt: skip
+"""Calls whose images Inductor lays out channels last on the CPU, whatever the strides in the graph."""
 
 _LONG = 0.05
 """Seconds after which one is not run again."""
@@ -41,7 +49,8 @@ class KernelTimes:
         """How long a call takes; ``None`` where it is not known. Args: a call with values in its ``meta``."""
         if not CostModel.has_formula(node):
             return None
-        values = pytree.tree_map(_described, (node.args, node.kwargs))
+        described = _described_image if node.target in _OF_IMAGES else _described
+        values = pytree.tree_map(described, (node.args, node.kwargs))
         key = (node.target, repr(values))
         if key not in self._known:
             start = time.monotonic()
@@ -85,6 +94,15 @@ def _described(value: Any) -> Any:
     if isinstance(value, Tensor):
         return _Described(value)
     return size_hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _described_image(value: Any) -> Any:
+    found = _described(value)
+    if isinstance(found, _Described) and len(found.size) == 4 and found.device.type == "cpu":
+        found.stride = list(
+            torch.empty(found.size, device="meta", memory_format=torch.channels_last).stride()
+        )
+    return found
 
 
 def _made(value: Any) -> Any:

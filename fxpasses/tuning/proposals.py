@@ -154,10 +154,12 @@ class Proposals:
         try:
             pairs = [_rewritten(graphs[kind], (item,), kind) for kind in kinds]
             changed = sum(calls for _, calls in pairs)
-            share = self._share([gm for gm, _ in pairs], [graphs[kind] for kind in kinds]) if changed else 1.0
+            after, before = [gm for gm, _ in pairs], [graphs[kind] for kind in kinds]
+            share = self._share(after, before) if changed else 1.0
         except Exception:  # noqa: BLE001  (a pass that fails, or leaves a broken graph: compiling it will tell)
             return self._step(item), 0
-        return (self._step(item, share), changed) if changed else None
+        growth = sum(len(gm.graph.nodes) for gm in after) / sum(len(gm.graph.nodes) for gm in before)
+        return (self._step(item, share, max(growth, 1.0)), changed) if changed else None
 
     def _share(self, after: Sequence[fx.GraphModule], before: Sequence[fx.GraphModule]) -> float:
         """Time of some graphs over that of others: both with kernels that are measured, or both without."""
@@ -165,8 +167,8 @@ class Proposals:
         whole = sum(_seconds(gm, kernels) for gm in before)
         return sum(_seconds(gm, kernels) for gm in after) / whole if whole else 1.0
 
-    def _step(self, item: Pass, predicted: float = 1.0) -> Step:
-        return Step.of_pass(item, predicted=predicted, allowed=item in self._allowed)
+    def _step(self, item: Pass, predicted: float = 1.0, growth: float = 1.0) -> Step:
+        return Step.of_pass(item, predicted=predicted, growth=growth, allowed=item in self._allowed)
 
 
 def _expected(step: Step) -> float:
@@ -268,6 +270,8 @@ def _settings(
             for patch in inductor
             if all(key in valid and key not in options.inductor for key in patch)
         ]
+    if "joint" in graphs and options.partition == "fxpasses" and goal != "memory":
+        found.append(("partition", "torch"))
     if "joint" in graphs and options.memory_budget is None:
         found += [("memory_budget", budget) for budget in ((0.8,) if goal == "time" else (0.7, 0.4, 0.1))]
     return found

@@ -57,8 +57,8 @@ class Workbench(Protocol):
     def seconds_left(self) -> float:
         """Until the search has to be over."""
 
-    def expected_seconds(self) -> float:
-        """How long compiling and measuring one more program takes, as far as is known."""
+    def expected_seconds(self, step: Step) -> float:
+        """How long compiling and measuring the program of one more step takes, as far as is known."""
 
     def tell(self, what: str) -> None:
         """Say what is done now."""
@@ -117,9 +117,11 @@ class _Search:
             proposed = self._bench.proposals(self.found.choice)
             steps = [pair for pair in proposed if pair[0].name not in self._tried]
             self.found.left = tuple(step.name for step, _ in steps)
-            if not steps or self._bench.seconds_left() < self._bench.expected_seconds():
+            left = self._bench.seconds_left()
+            fitting = [pair for pair in steps if left >= self._bench.expected_seconds(pair[0])]
+            if not fitting:
                 return
-            step, changed = steps[0]
+            step, changed = fitting[0]
             self._tried.add(step.name)
             self._bench.tell(f"trying {step.name}, {len(steps) - 1} to go, best so far: {self.found.choice}")
             entry = replace(self._attempt(step), changed=changed, predicted=step.predicted)

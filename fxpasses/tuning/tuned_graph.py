@@ -270,7 +270,7 @@ class _Bench:
         self.seconds_left, self.tell = one.seconds_left, one.tell
         self.proposals = lambda choice: [(_ANY, 0)]
         # Which steps there are is asked of graphs that are captured again: as long as compiling, at most. One of them is to be tried then.
-        self._tries = one.seconds_left() > 2 * self.expected_seconds()
+        self._tries = one.seconds_left() > 2 * self.expected_seconds(_ANY)
         if self._tries:
             one.tell("looking for passes that change the graph")
             gained = graph.place.gained()
@@ -310,6 +310,6 @@ class _Bench:
     def refusal(self, choice: Choice, program: Program) -> tuple[str, str]:
         return self._verdicts.refusal(choice, program.run, max(self.seconds_left() / 2, 0.0))
 
-    def expected_seconds(self) -> float:
-        """Compiling as long as the last time (the first loads what all need), measuring it and the winner as long as the longest so far."""
-        return self._compiling + 2 * self._measuring if self._tries else math.inf
+    def expected_seconds(self, step: Step) -> float:
+        """Compiling as long as the last time (the first loads what all need), longer for more calls, measuring it and the winner as long as the longest so far."""
+        return self._compiling * step.growth + 2 * self._measuring if self._tries else math.inf

@@ -96,6 +96,20 @@ def _onednn_matmul(m: Arithmetic, op: Any, a: Any, b: Any, bias: Any) -> Dual:
     return product if bias is None else m.add(product, bias)
 
 
+@rule("fxpasses::onednn_pixelwise")
+def _onednn_pixelwise(m: Arithmetic, op: Any, x: Any, weight: Any, bias: Any, like: Any) -> Dual:
+    how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    result = m.bilinear(lambda x, w: aten.convolution.default(x, w, None, *how), m.dual(x), m.dual(weight))
+    return result if bias is None else m.add(result, m.dual(bias).map(lambda t: t.view(-1, 1, 1)))
+
+
+@rule("fxpasses::onednn_pixelwise_weight")
+def _onednn_pixelwise_weight(m: Arithmetic, op: Any, grad: Any, x: Any) -> Dual:
+    pixels = lambda t: t.permute(0, 2, 3, 1).flatten(0, 2)  # noqa: E731
+    product = m.bilinear(lambda g, x: torch.mm(pixels(g).t(), pixels(x)), m.dual(grad), m.dual(x))
+    return product.map(lambda t: t[:, :, None, None])
+
+
 @rule(aten.convolution)
 def _convolution(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any, *how: Any) -> Dual:
     result = m.bilinear(lambda x, w: aten.convolution.default(x, w, None, *how), m.dual(a), m.dual(weight))

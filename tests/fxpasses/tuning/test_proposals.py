@@ -20,14 +20,14 @@ from fxpasses.tuning.proposals import Proposals
 aten = torch.ops.aten
 
 
-def captured(model, *inputs):
+def captured(model, *inputs, training=False):
     found = []
 
     def keep(gm, given):
         found.extend([gm, given])
         return gm.forward
 
-    with torch.no_grad():
+    with torch.set_grad_enabled(training):
         torch._dynamo.reset()
         torch.compile(model, backend=keep)(*inputs)
     return found
@@ -80,6 +80,42 @@ def test_tuning_never_loses_against_the_graph_without_the_default_passes(tmp_pat
         torch.testing.assert_close(tuned(x), x.sin())
 
 
+def joint_names(**more):
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
+    gm, inputs = captured(model, x, training=True)
+    return {
+        step.name: step
+        for step, _ in Proposals(gm, inputs, Options(**more), "time", None, (), False)(Choice())
+    }
+
+
+def test_the_partition_of_torch_is_tried_where_there_is_one():
+    assert "partition=torch" in joint_names()
+    assert "partition=torch" not in joint_names(partition="torch")
+    assert "partition=torch" not in names(torch.sin, torch.randn(8))
+
+
+@fxpasses.graph_pass(graphs=["joint"], numerics="bitwise")
+def many_calls(gm):
+    """Makes a graph several times as large."""
+    (node,) = gm.graph.find_nodes(op="call_function", target=aten.mul.Tensor, sort=True)[:1]
+    last = list(gm.graph.nodes)[-1]
+    with gm.graph.inserting_before(last):
+        for _ in range(3 * len(gm.graph.nodes)):
+            node = gm.graph.call_function(aten.neg.default, (node,))
+    last.args = ([node, *last.args[0][1:]],)
+    return True
+
+
+def test_steps_tell_by_how_much_the_graph_grows():
+    found = joint_names(passes=())
+    assert all(step.growth == 1.0 for step in found.values() if step.item is None)
+    gm, inputs = captured(torch.nn.GELU(), torch.randn(4, 8, requires_grad=True), training=True)
+    grown = Proposals(gm, inputs, Options(), "time", [many_calls], (), False)(Choice())
+    (step,) = [step for step, _ in grown if step.item is not None]
+    assert step.growth > 2
+
+
 class MadeUpTimes(KernelTimes):
     """Kernels take what is said: no clock is read."""
 
@@ -103,6 +139,21 @@ def test_a_pass_that_has_another_kernel_called_is_weighed_by_what_that_takes(tak
         )
         (step,) = [step for step, _ in found(Choice()) if step.item is not None]
     assert step.predicted == pytest.approx(expected, abs=0.05)
+
+
+def test_images_of_convolutions_are_measured_as_inductor_lays_them_out():
+    gm = make_fx(lambda x, w: aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), tracing_mode="fake")(
+        torch.empty(2, 3, 4, 4), torch.empty(5, 3, 1, 1)
+    )  # fmt: skip
+    (call,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    seen = []
+
+    class Seen(KernelTimes):
+        def _measured(self, node, values):
+            seen.extend(values[0][:2])
+
+    Seen(1.0).seconds(call)
+    assert [value.stride for value in seen] == [[48, 1, 12, 3], [3, 1, 3, 3]]
 
 
 def test_kernels_are_measured_once_each_and_within_the_time_for_it():

@@ -1,0 +1,119 @@
+"""Convolutions of single pixels in float32 on the CPU are computed by oneDNN instead of MKL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fake.seam.fx import size_hint
+from fxpasses.graphs.onednn import has_onednn, onednn_pixelwise, onednn_pixelwise_weight
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.pass_base import Contract, Pass
+from fxpasses.pass_manager.sites import claim
+from fxpasses.passes._matching import calls_before, find_calls
+from fxpasses.passes._options import require_at_least
+
+aten = torch.ops.aten
+
+_HOW = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+"""Stride, padding, dilation, transposed, output padding, groups."""
+
+
+@dataclass(frozen=True)
+class UseOnednnConvolutions(Pass):
+    """Have oneDNN compute convolutions whose kernel is one pixel, of float32 images on the CPU, forward and backward.
+
+    With one thread and fewer than 16 images torch has MKL compute the matmul that they are, and so does Inductor, unless weights are frozen. On
+    processors where MKL does not use what the hardware has, oneDNN is up to twice as fast: :func:`fxpasses.tune` measures which.
+
+        Before::
+
+            y = aten.convolution(x, weight, bias, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)    # weight: float32[64, 128, 1, 1]
+            grads = aten.convolution_backward(grad_y, x, weight, [64], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True])
+
+        After::
+
+            y = fxpasses.onednn_pixelwise(x, weight, bias, x)
+            grad_x = fxpasses.onednn_pixelwise(grad_y, aten.permute(weight, [1, 0, 2, 3]), None, x)
+            grad_weight = fxpasses.onednn_pixelwise_weight(grad_y, x)
+            grad_bias = aten.sum(grad_y, [0, 2, 3])
+
+        Sums are added up in another order: results are the same up to rounding.
+
+        Attributes:
+            min_multiplications: smaller convolutions are left as they are: their time is that of the call.
+    """
+
+    name: ClassVar[str] = "use_onednn_convolutions"
+    contract: ClassVar[Contract] = Contract(("forward", "backward", "inference"))
+    min_multiplications: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        require_at_least(self, min_multiplications=0)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        if not has_onednn():
+            return False
+        changed = False
+        for node in find_calls(gm.graph, aten.convolution.default):
+            x, weight, bias, *how = node.args
+            if self._pays(x, weight, how, node.kwargs):
+                changed |= _replaced(node, [(node, onednn_pixelwise, x, weight, bias, x)])
+        for node in find_calls(gm.graph, aten.convolution_backward.default):
+            grad, x, weight, _, *how, _ = node.args
+            if self._pays(x, weight, how, node.kwargs) and _is_float_images(grad):
+                changed |= _replaced(node, list(_gradients(node, grad, x, weight)))
+        return changed
+
+    def _pays(self, x: Any, weight: Any, how: Any, named: Any) -> bool:
+        if named or [list(v) if isinstance(v, (list, tuple)) else v for v in how] != list(_HOW):
+            return False
+        if not (_is_float_images(x) and _is_float_images(weight)):
+            return False
+        of_x, of_weight = value_of(x).shape, value_of(weight).shape
+        if tuple(of_weight[2:]) != (1, 1) or not statically_known_true(value_of(x).numel() > 0):
+            return False
+        n, channels, h, w = (size_hint(size) for size in of_x)
+        return n * h * w * channels * size_hint(of_weight[0]) >= max(self.min_multiplications, 1)
+
+
+def _is_float_images(node: Any) -> bool:
+    value = value_of(node) if isinstance(node, fx.Node) else None
+    return (
+        isinstance(value, Tensor)
+        and value.dtype is torch.float32
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and value.dim() == 4
+    )
+
+
+def _gradients(node: fx.Node, grad: Any, x: Any, weight: Any) -> Iterator[tuple[Any, ...]]:
+    """What is used of the gradients of a convolution, each with the call that computes it."""
+    for user in node.users:
+        which = user.args[1]
+        if which == 0:
+            back = calls_before(user)(aten.permute.default, weight, [1, 0, 2, 3])
+            yield user, onednn_pixelwise, grad, back, None, x
+        elif which == 1:
+            yield user, onednn_pixelwise_weight, grad, x
+        else:
+            yield user, aten.sum.dim_IntList, grad, [0, 2, 3]
+
+
+def _replaced(node: fx.Node, calls: Sequence[tuple[Any, ...]]) -> bool:
+    """Replace what a convolution computes, where all of it has the strides that the convolution gives it."""
+    made = [(old, calls_before(old, like=old)(target, *args)) for old, target, *args in calls]
+    fits = all(same_metadata(value_of(new), value_of(old)) for old, new in made)
+    if not (fits and claim(node)):
+        for _, new in made:
+            node.graph.erase_node(new)
+        return False
+    for old, new in made:
+        replace(old, new)
+    return True
