@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, fx
@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import ExactRun, Run
 from fxpasses.checking.rounding import LIMIT, distance
+from fxpasses.checking.same_function import Relation
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.checking.windows import changed_nodes
 from fxpasses.errors import Location
@@ -98,6 +99,7 @@ def guilty_sites(
     inputs: Sequence[Any],
     bitwise: bool,
     suspects: Collection[str] = (),
+    known: Mapping[Hashable, Relation] | None = None,
 ) -> tuple[MatchSite, ...]:
     """Find a pass's match sites at which its rewrite alone makes the graph wrong, or else the fewest that do together.
 
@@ -109,6 +111,7 @@ def guilty_sites(
         inputs: inputs on which the rewritten graph is wrong.
         bitwise: whether results have to have the same bits.
         suspects: names of calls that are suspected already: the sites among them are tried first.
+        known: what is known of windows of the graph on these inputs.
 
     Returns:
         The sites; empty where no choice of them is wrong.
@@ -116,6 +119,7 @@ def guilty_sites(
     if not sites:
         return ()
     reference, names = Reference(before, inputs), value_names(before, kind)
+    reference.windows.update(known or {})
 
     def is_wrong(chosen: list[int]) -> bool:
         try:
@@ -130,9 +134,19 @@ def guilty_sites(
     start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
     guilty = set(minimise(start, fails))
     others = [site.index for site in applied if site.index not in guilty]
-    if len(guilty) == 1 and others and fails(others):
-        guilty.update(index for index in others if fails([index]))
+    if len(guilty) == 1:
+        guilty.update(_wrong_alone(others, fails))
     return tuple(site for site in sites if site.index in guilty)
+
+
+def _wrong_alone(indices: list[int], fails: Callable[[list[int]], bool]) -> list[int]:
+    """Those that are wrong without the others, searched by halves: in most groups of sites none is."""
+    if not indices or not fails(indices):
+        return []
+    if len(indices) == 1:
+        return indices
+    middle = len(indices) // 2
+    return [*_wrong_alone(indices[:middle], fails), *_wrong_alone(indices[middle:], fails)]
 
 
 def partners(

@@ -258,11 +258,12 @@ class Rewriting:
         return found
 
     def _first_wrong(self) -> frozenset[str]:
-        """The calls of the first window that is clearly another function."""
-        for window in self.windows or ():
-            if differences_in_float64(window.before, window.after, window.inputs, _CLEAR):
-                return window.change.names
-        return frozenset()
+        """The calls of the first window that is clearly another function, or else that is one."""
+        for least in (_CLEAR, JUMP):
+            for window in self.suspects:
+                if differences_in_float64(window.before, window.after, window.inputs, least):
+                    return window.change.names
+        return self.suspects[0].change.names if self.suspects else frozenset()
 
     def is_explained_by_constants(
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]

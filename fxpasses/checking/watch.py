@@ -167,8 +167,9 @@ class ValueCheck(RewriteCheck):
             return ValueMismatchError(
                 how, location, pass_name="partition", graph=rewrite.kind, mismatches=found
             )
+        known = trial.reference.windows if trial.reference.samples else None
         sites = guilty_sites(
-            item, rewrite.before, rewrite.kind, rewrite.sites, inputs, rewrite.bitwise, found[0].calls
+            item, rewrite.before, rewrite.kind, rewrite.sites, inputs, rewrite.bitwise, found[0].calls, known
         )
         site = ""
         near = [site for site in sites if site.location.node in found[0].calls] or sites
