@@ -248,8 +248,9 @@ def rounds_up(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def bounds_are_outside(gm: fx.GraphModule) -> bool:
-    """The gradient of a clamp is zero at its bounds, too."""
+    """The gradient of a clamp at its bounds: zero where it is not (up to torch 2.14), or not zero where it is."""
     others = {aten.ge.Scalar: aten.gt.Scalar, aten.le.Scalar: aten.lt.Scalar}
+    others |= {strict: bound for bound, strict in others.items()}
     found = calls(gm, *others)
     for node in found:
         node.target = others[node.target]
