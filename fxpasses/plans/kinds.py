@@ -25,6 +25,8 @@ FIELD_OF_NAMED_TUPLE = type(vars(collections.namedtuple("_", ["name"]))["name"])
 CONTAINERS = (
     dict, list, tuple, set, frozenset, collections.OrderedDict, collections.defaultdict, collections.deque,
 )  # fmt: skip
+WITH_ATTRIBUTES = (object, types.SimpleNamespace)
+"""Classes whose objects hold attributes, and nothing else."""
 WRAPPERS = (staticmethod, classmethod, property)
 CACHES = (CACHE, functools.cached_property)
 LOCKS = (type(threading.Lock()), type(threading.RLock()))

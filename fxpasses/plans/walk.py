@@ -390,7 +390,7 @@ class Walk(OpenObjects):
             for b in kind.__mro__
             if b in kinds.CONTAINERS or b is object or not b.__flags__ & kinds.HEAP_TYPE
         )
-        if base not in (*kinds.CONTAINERS, object) or hidden_state(kind, base):
+        if base not in (*kinds.CONTAINERS, *kinds.WITH_ATTRIBUTES) or hidden_state(kind, base):
             raise self._refuse(f"an object of class {kind.__module__}.{kind.__qualname__}")
         if kind.__module__.startswith("torch.backends"):
             raise self._refuse("settings of torch.backends")
@@ -411,7 +411,7 @@ class Walk(OpenObjects):
         if issubclass(kind, dict):
             self.watch.dictionary(value)
             self._items(value)
-        elif base is not object:
+        elif base not in kinds.WITH_ATTRIBUTES:
             self._say(base.__name__, len(value))
             self.watch.sequence(value)
             if base is collections.deque:

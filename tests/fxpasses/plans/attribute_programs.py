@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import operator
+import types
 
 import torch
 from torch import nn
@@ -203,6 +204,19 @@ def one_by_another_name(self, x):
 )
 def one_of_another_object(self, x):
     return x * self.inner.s
+
+
+@case(
+    None,
+    lambda owner: vars(owner.inner).update(s=5.0),
+    lambda owner: vars(owner.inner).update(t=5.0),
+    None,
+    lambda owner: vars(owner).update(inner=types.SimpleNamespace(s=7.0)),
+    first={"inner": types.SimpleNamespace(s=2.0)},
+    then={"inner": types.SimpleNamespace(s=8.0)},
+)
+def one_of_a_namespace(self, x):
+    return x * self.inner.s + hasattr(self.inner, "t")
 
 
 @case(
