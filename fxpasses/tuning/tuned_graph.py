@@ -236,6 +236,9 @@ def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
 _ANY = Step("any step")
 """What is left where there is no time to compile one: which there are takes time to find, too."""
 
+_CAPTURING = 0.25
+"""What capturing a graph takes of compiling it, at most."""
+
 _WEIGHING = 0.05
 """The share of the time left in which kernels are measured: what weighs steps is not to take the place of trying them."""
 
@@ -253,8 +256,8 @@ class _Bench:
         regions = counters.snapshot().regions
         self.default = self.compiled(Choice(), graph.options)
         has_regions = counters.snapshot().regions > regions
-        # Which steps there are is asked of graphs that are captured again: that takes less than compiling one.
-        self._tries = one.seconds_left() > self.expected_seconds(_ANY)
+        # Which steps there are is asked of graphs that are captured again. One of them is to be tried then.
+        self._tries = one.seconds_left() > (1 + _CAPTURING) * self.expected_seconds(_ANY)
         if self._tries:
             one.tell("looking for passes that change the graph")
             gained = graph.place.gained()
