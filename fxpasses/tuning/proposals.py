@@ -39,8 +39,8 @@ _FLOPS, _BYTES = 5e10, 1e10
 _UNWEIGHED = 1.1
 """What is expected of settings that nothing weighs: less than of a pass that should change little, as weights are off by some 5%."""
 
-_OF_PARTITION = 0.95
-"""What is expected of torch's partition: that is what it gives where it is faster than ours. What should give less comes after it."""
+_OF_PARTITION = 0.985
+"""What is expected of torch's partition: a few models gain a tenth by it, most nothing. A pass that should give less comes after it."""
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
