@@ -81,13 +81,10 @@ def tuned_graph(
         one.reused += 1
         counters.count("tuned_reused")
         return TunedProgram(graph, kept, choice, exact).compiled(inputs)
-    regions, start = counters.snapshot().regions, time.monotonic()
-    default = compile(gm, inputs, options)
-    compiling = time.monotonic() - start
-    has_regions = counters.snapshot().regions > regions
     if any(isinstance(value, torch.SymInt) for value in inputs):
-        return _untuned(one, "sizes are symbolic, and no other size of the graph was tuned before", default)
-    return _FirstCall(graph, one, default, compiling, alone, has_regions)
+        why = "sizes are symbolic, and no other size of the graph was tuned before"
+        return _untuned(one, why, compile(gm, inputs, options))
+    return _FirstCall(graph, one, alone)
 
 
 def _untuned(one: Session, why: str, program: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,45 +152,39 @@ def _told(options: Options) -> str:
 
 @dataclass(eq=False)
 class _FirstCall:
-    """The default program, which is tuned on the inputs of its first call, and replaced if something better is found.
+    """A graph that is tuned on the inputs of its first call. Programs are compared as they are compiled for a call, so that none is compiled before.
 
     Attributes:
         graph: the graph.
         session: how to measure.
-        running: the program that runs: the default at first.
-        compiling: how many seconds compiling it took.
         alone: whether the graph is tuned outside of a session of several.
-        has_regions: whether repeated layers of it are compiled once.
+        running: the program that runs from the first call on.
     """
 
     graph: Graph
     session: Session
-    running: Callable[..., Any]
-    compiling: float
     alone: bool
-    has_regions: bool
-    _is_tuned: bool = False
+    running: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
-        if not self._is_tuned:
-            self._is_tuned = True
+        if self.running is None:
             self.running = self._tuned(inputs)
         return self.running(*inputs)
 
     def _tuned(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         one, place = self.session, self.graph.place
         try:
-            found = self._searched(inputs)
+            found, default = self._searched(inputs)
         except KeyboardInterrupt:  # before anything was tried, or for the second time: the default it is
             one.interrupted = True
             if self.alone:
                 raise
-            return self.running
-        except Exception as error:  # noqa: BLE001  (the default is compiled: it runs, whatever tuning meets)
+            return self.graph.compiled_in_a_call(inputs)
+        except Exception as error:  # noqa: BLE001  (the default runs, whatever tuning meets)
             one.untuned.append(describe_error(error))
             log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
             counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
-            return self.running
+            return self.graph.compiled_in_a_call(inputs)
         kept = _kept(found, place, _candidates(one))
         _told_to(one, kept, place, self.graph.options)
         if kept.entries or not kept.left:  # otherwise there was no time for anything
@@ -204,21 +195,19 @@ class _FirstCall:
             if self.alone:
                 raise KeyboardInterrupt
         if not found.choice.steps:
-            return self.running
-        return TunedProgram(
-            self.graph, kept, found.choice, True, running=found.program.run, default=self.running
-        )
+            return default
+        return TunedProgram(self.graph, kept, found.choice, True, running=found.program.run, default=default)
 
-    def _searched(self, inputs: Sequence[Any]) -> Found:
+    def _searched(self, inputs: Sequence[Any]) -> tuple[Found, Callable[..., Any]]:
+        """What was found, and the default."""
         one = self.session
         with torch.random.fork_rng(), ProgressLine(self.alone, name="fxpasses.tune") as line:
             if self.alone:
                 one.tell = line
-            with one.searching():  # the default is compiled again to compare with: that is tuning, too
-                bench = _Bench(
-                    self.graph, own_inputs(inputs), one, self.running, self.compiling, self.has_regions
-                )
-                return search(bench, self.graph.place.graph, one.goal, bench.default)
+            with one.searching():
+                bench = _Bench(self.graph, own_inputs(inputs), one)
+                found = search(bench, self.graph.place.graph, one.goal, bench.default)
+                return found, bench.default.run
 
 
 def _told_to(one: Session, kept: Kept, place: Place, options: Options) -> None:
@@ -247,6 +236,9 @@ def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
 _ANY = Step("any step")
 """What is left where there is no time to compile one: which there are takes time to find, too."""
 
+_CAPTURING = 0.25
+"""What capturing a graph takes of compiling it, at most."""
+
 _WEIGHING = 0.05
 """The share of the time left in which kernels are measured: what weighs steps is not to take the place of trying them."""
 
@@ -254,23 +246,18 @@ _WEIGHING = 0.05
 class _Bench:
     """The workbench of one graph: see :class:`fxpasses.tuning.search.Workbench`."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        inputs: list[Any],
-        one: Session,
-        default: Callable[..., Any],
-        compiling: float,
-        has_regions: bool,
-    ) -> None:
+    def __init__(self, graph: Graph, inputs: list[Any], one: Session) -> None:
         gm, options = graph.gm, dataclasses.replace(graph.options, report=None)
         self._inputs, self._options, self._session = inputs, options, one
         self._compile = lambda chosen: graph.compiled(inputs, chosen)
-        self._compiling, self._measuring, self._tries = compiling, 0.0, True
+        self._measuring, self._tries = 0.0, True
         self.seconds_left, self.tell = one.seconds_left, one.tell
         self.proposals = lambda choice: [(_ANY, 0)]
-        # Which steps there are is asked of graphs that are captured again: as long as compiling, at most. One of them is to be tried then.
-        self._tries = one.seconds_left() > 2 * self.expected_seconds(_ANY)
+        regions = counters.snapshot().regions
+        self.default = self.compiled(Choice(), graph.options)
+        has_regions = counters.snapshot().regions > regions
+        # Which steps there are is asked of graphs that are captured again. One of them is to be tried then.
+        self._tries = one.seconds_left() > (1 + _CAPTURING) * self.expected_seconds(_ANY)
         if self._tries:
             one.tell("looking for passes that change the graph")
             gained = graph.place.gained()
@@ -278,17 +265,14 @@ class _Bench:
             self.proposals = Proposals(
                 gm, inputs, options, one.goal, one.passes, one.allowed, has_regions, gained, kernels
             )
-            self._tries = bool(self.proposals(Choice()))
-        # What Dynamo has compiled is called through more than what is compiled here: small graphs take up to a fifth longer.
-        self.default = self.compiled(Choice()) if self._tries else Program(default, inputs)
         # Measuring may write to inputs: what is compared begins with others.
         self._verdicts = Verdicts(gm, own_inputs(inputs), options, self._compile)
 
-    def compiled(self, choice: Choice) -> Program:
+    def compiled(self, choice: Choice, options: Options | None = None) -> Program:
         start = time.monotonic()
         # Kernels of other programs take pointers to weights with which these might be written to: frozen ones would be compared in each call.
         inputs = own_inputs(self._inputs) if FREEZING in choice.steps else self._inputs
-        program = Program(self._compile(choice.options(self._options)), inputs)
+        program = Program(self._compile(choice.options(options or self._options)), inputs)
         program.step()
         self._compiling = time.monotonic() - start
         return program

@@ -84,7 +84,7 @@ def test_a_frozen_program_is_measured_on_weights_that_no_other_program_has_point
     gm, inputs = captured(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4))
     graph = Graph(gm, Options(), lambda gm, inputs, options: gm.forward, Place(None, "", "", {}))
     with torch.no_grad():
-        bench = _Bench(graph, inputs, Session(seconds=0), gm.forward, compiling=0.0, has_regions=False)
+        bench = _Bench(graph, inputs, Session(seconds=0))
         frozen, default = bench.compiled(Choice((FREEZING,))), bench.compiled(Choice())
         known = frozen.run._weights._known
         for value in default._inputs:

@@ -176,7 +176,7 @@ def test_a_program_that_fails_in_the_process_that_found_it_is_struck(kept, monke
         model, backend="fxpasses", options={"passes": one, "compiler": "eager", "cache": str(tmp_path)}
     )
     expected = _gradient(model, tuned, x)
-    assert one.results[0].steps[0]["name"] == step.name
+    assert step.name in [found["name"] for found in one.results[0].steps]
     _fails.append("forward")
     graphs = fxpasses.stats().joint
     for _ in range(2):

@@ -270,7 +270,7 @@ def test_what_tuning_meets_does_not_reach_the_program(tmp_path):
     assert written.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("took", [25.0, 40.0])
+@pytest.mark.parametrize("took", [27.0, 40.0])
 def test_where_there_is_no_time_for_a_step_none_is_looked_for(tmp_path, monkeypatch, took):
     monkeypatch.setattr(
         "fxpasses.tuning.tuned_graph.Proposals", lambda *_: pytest.fail("it captures the graph")
