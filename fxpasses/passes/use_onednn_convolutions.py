@@ -112,7 +112,11 @@ def _replaced(node: fx.Node, calls: Sequence[tuple[Any, ...]]) -> bool:
     fits = all(same_metadata(value_of(new), value_of(old)) for old, new in made)
     if not (fits and claim(node)):
         for _, new in made:
+            given = new.all_input_nodes
             node.graph.erase_node(new)
+            for view in given:
+                if not view.users and view.op == "call_function":  # the weight, the other way round
+                    node.graph.erase_node(view)
         return False
     for old, new in made:
         replace(old, new)
