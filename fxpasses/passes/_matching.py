@@ -268,3 +268,15 @@ def _evaluate(gm: fx.GraphModule, node: fx.Node, evaluate: Callable[[fx.Node], A
     with disable_current_modes(), torch.no_grad():
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])
         return node.target(*args, **kwargs)
+
+
+def is_float32_on_cpu(node: Any, dims: int) -> bool:
+    """Whether it is a node whose value is a strided tensor of float32 on the CPU, of so many dimensions."""
+    value = value_of(node) if isinstance(node, fx.Node) else None
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.float32
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and value.dim() == dims
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fake.seam.fx import size_hint
@@ -15,7 +15,7 @@ from fxpasses.graphs.onednn import has_onednn, onednn_pixelwise, onednn_pixelwis
 from fxpasses.graphs.rewriting import replace, same_metadata, value_of
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
-from fxpasses.passes._matching import calls_before, find_calls
+from fxpasses.passes._matching import calls_before, find_calls, is_float32_on_cpu
 from fxpasses.passes._options import require_at_least
 
 aten = torch.ops.aten
@@ -66,31 +66,20 @@ class UseOnednnConvolutions(Pass):
                 changed |= _replaced(node, [(node, onednn_pixelwise, x, weight, bias, x)])
         for node in find_calls(gm.graph, aten.convolution_backward.default):
             grad, x, weight, _, *how, _ = node.args
-            if self._pays(x, weight, how, node.kwargs) and _is_float_images(grad):
+            if self._pays(x, weight, how, node.kwargs) and is_float32_on_cpu(grad, 4):
                 changed |= _replaced(node, list(_gradients(node, grad, x, weight)))
         return changed
 
     def _pays(self, x: Any, weight: Any, how: Any, named: Any) -> bool:
         if named or [list(v) if isinstance(v, (list, tuple)) else v for v in how] != list(_HOW):
             return False
-        if not (_is_float_images(x) and _is_float_images(weight)):
+        if not (is_float32_on_cpu(x, 4) and is_float32_on_cpu(weight, 4)):
             return False
         of_x, of_weight = value_of(x).shape, value_of(weight).shape
         if tuple(of_weight[2:]) != (1, 1) or not statically_known_true(value_of(x).numel() > 0):
             return False
         n, channels, h, w = (size_hint(size) for size in of_x)
         return n * h * w * channels * size_hint(of_weight[0]) >= max(self.min_multiplications, 1)
-
-
-def _is_float_images(node: Any) -> bool:
-    value = value_of(node) if isinstance(node, fx.Node) else None
-    return (
-        isinstance(value, Tensor)
-        and value.dtype is torch.float32
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and value.dim() == 4
-    )
 
 
 def _gradients(node: fx.Node, grad: Any, x: Any, weight: Any) -> Iterator[tuple[Any, ...]]:

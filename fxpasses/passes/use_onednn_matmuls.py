@@ -14,7 +14,7 @@ from fxpasses.graphs.onednn import has_onednn, onednn_matmul
 from fxpasses.graphs.rewriting import replace, same_metadata, value_of
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
-from fxpasses.passes._matching import calls_before, find_calls
+from fxpasses.passes._matching import calls_before, find_calls, is_float32_on_cpu
 from fxpasses.passes._options import require_at_least
 
 aten = torch.ops.aten
@@ -67,23 +67,12 @@ class UseOnednnMatmuls(Pass):
         return changed
 
     def _pays(self, a: Any, b: Any) -> bool:
-        if not (_is_matrix(a) and _is_matrix(b) and _is_dense(value_of(b))):
+        if not (is_float32_on_cpu(a, 2) and is_float32_on_cpu(b, 2) and _is_dense(value_of(b))):
             return False
         if not statically_known_true(value_of(b).shape[0] > 0):  # oneDNN raises for sums of nothing
             return False
         rows, inner, columns = (size_hint(n) for n in (*value_of(a).shape, value_of(b).shape[1]))
         return rows >= self.min_rows and rows * inner * columns >= max(self.min_multiplications, 1)
-
-
-def _is_matrix(node: Any) -> bool:
-    value = value_of(node) if isinstance(node, fx.Node) else None
-    return (
-        isinstance(value, Tensor)
-        and value.dtype is torch.float32
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and value.dim() == 2
-    )
 
 
 def _is_dense(value: Tensor) -> bool:
