@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 4
+_FORMAT = 5
 
 _KINDS: dict[str, Any] = {
     "graph": str, "steps": list, "entries": list, "surroundings": dict, "ratio": list, "memory": (int, float, type(None)), "left": list,
-    "struck": str, "candidates": dict,
+    "struck": str, "candidates": dict, "seconds": (int, float),
 }  # fmt: skip
 
 _VERSIONS = ("torch", "python", "fxpasses source", "device", "instruction set")
@@ -55,6 +55,7 @@ class Kept:
         left: the steps that there was no time for.
         struck: why the choice is not used any more, "" if it is.
         candidates: the passes that there were to choose from, each with a digest of what it does.
+        seconds: how long tuning might take: with no more than that, ``left`` is left again.
     """
 
     graph: str
@@ -66,13 +67,14 @@ class Kept:
     left: tuple[str, ...] = ()
     struck: str = ""
     candidates: Mapping[str, str | None] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def to_data(self) -> dict[str, Any]:
         """The result as plain data."""
         return {
             "format": _FORMAT, "graph": self.graph, "steps": list(self.steps), "entries": [e.to_data() for e in self.entries],
             "surroundings": dict(self.surroundings), "ratio": list(self.ratio), "memory": self.memory, "left": list(self.left),
-            "struck": self.struck, "candidates": dict(self.candidates),
+            "struck": self.struck, "candidates": dict(self.candidates), "seconds": self.seconds,
         }  # fmt: skip
 
     @classmethod
@@ -90,7 +92,7 @@ class Kept:
         return cls(
             data["graph"], tuple(data["steps"]), tuple(map(Entry.from_data, data["entries"])), data["surroundings"],
             tuple(map(float, data["ratio"])), data["memory"], tuple(map(str, data["left"])), data["struck"],
-            data["candidates"],
+            data["candidates"], float(data["seconds"]),
         )  # fmt: skip
 
     def covers(self, passes: Sequence[Pass]) -> bool:

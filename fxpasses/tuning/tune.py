@@ -139,12 +139,11 @@ def tune(
     allowed = _listed("allow", allow)
     start = time.monotonic()
     args = inputs if isinstance(inputs, tuple) else (inputs,)
-    later = Session(goal=goal, passes=chosen, allowed=allowed, clock=clock, cache=where)
+    later = Session(seconds=seconds, goal=goal, passes=chosen, allowed=allowed, clock=clock, cache=where)
     file = file_of_call(model, args, kwargs or {}, {**wanted, "passes": later}, where)
     known = None if fresh or file is None else read_call(file)
     if known is not None and all(choice_of(kept, later) for kept in known):
         # Should it be traced into other graphs after all, these are tuned when they first run.
-        later.seconds = seconds
         for _ in known:
             counters.count("tuned_reused")
         compiled = _compiled(model, wanted, later)

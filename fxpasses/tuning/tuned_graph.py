@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -109,13 +110,14 @@ def _unknown_passes(place: Place) -> list[str]:
 
 
 def choice_of(kept: Kept, one: Session) -> Choice | None:
-    """The choice that was kept; ``None`` where it does not hold any more.
+    """The choice that was kept; ``None`` where it does not hold any more, or there is time now for steps that there was none for.
 
     Args:
         kept: what was kept.
         one: how is measured, and what may be chosen.
     """
-    if not one.takes_any and not kept.covers(_candidates(one)):
+    goes_on = bool(kept.left) and not kept.struck and one.seconds > kept.seconds
+    if not one.takes_any and (goes_on or not kept.covers(_candidates(one))):
         return None
     named = {str(item): item for item in (*(one.passes or ()), *one.allowed)}
     try:
@@ -185,9 +187,9 @@ class _FirstCall:
             log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
             counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
             return self.graph.compiled_in_a_call(inputs)
-        kept = _kept(found, place, _candidates(one))
+        kept = _kept(found, place, one)
         _told_to(one, kept, place, self.graph.options)
-        if kept.entries or not kept.left:  # otherwise there was no time for anything
+        if kept.entries or not found.interrupted:
             place.write(kept)
             counters.count("tuned")
         if found.interrupted:
@@ -217,7 +219,7 @@ def _told_to(one: Session, kept: Kept, place: Place, options: Options) -> None:
         add_to_report(options.report, kept)
 
 
-def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
+def _kept(found: Found, place: Place, one: Session) -> Kept:
     ratio = found.ratio
     kept = Kept(
         place.graph,
@@ -227,7 +229,8 @@ def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
         () if ratio is None or math.isinf(ratio.high) else (ratio.middle, ratio.low, ratio.high),
         found.memory,
         found.left,
-        candidates={str(item): item.identify().digest for item in candidates},
+        candidates={str(item): item.identify().digest for item in _candidates(one)},
+        seconds=min(one.seconds, sys.float_info.max),  # JSON has no infinity
     )
     entries = tuple(dataclasses.replace(entry, situation=kept.situation) for entry in found.entries)
     return dataclasses.replace(kept, entries=entries)

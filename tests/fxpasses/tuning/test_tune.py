@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import time
 
 import pytest
@@ -124,6 +125,21 @@ def test_eager_is_no_program_of_a_pass_that_fails(tmp_path, on_failure):
     assert (entries["raises"].outcome, tuned.steps) == ("failed", ())
     assert "it fails" in entries["raises"].verdict
     assert fxpasses.stats().fallbacks == ()
+
+
+def test_with_more_time_it_goes_on(tmp_path):
+    how = {"cache": tmp_path, "clock": time.process_time, "show": False, "options": {"compiler": "eager"}}
+    how |= {"passes": [raises]}
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with torch.no_grad():
+        for reused in (0, 1):
+            tuned = fxpasses.tune(model, x, seconds=0, **how)
+            assert (tuned.reused, list(tuned.ledger)) == (reused, [])
+        tuned = fxpasses.tune(model, x, seconds=math.inf, **how)
+        assert (tuned.reused, [entry.step for entry in tuned.ledger]) == (0, ["raises"])
+        json.loads(json.dumps(tuned.graphs[0].to_data(), allow_nan=False))
+        for seconds in (0, 600, math.inf):  # nothing is left
+            assert fxpasses.tune(model, x, seconds=seconds, **how).reused == 1
 
 
 def test_what_was_chosen_from_less_does_not_answer(tmp_path):
@@ -290,7 +306,9 @@ def test_where_there_is_no_time_for_a_step_none_is_looked_for(tmp_path, monkeypa
     assert (now, one.results[0].left) == ([took], ("any step",)), (
         "what is left is for finding steps, or too short"
     )
-    assert [*tmp_path.rglob("*.json")] == [], "a later process with more time looks"
+    kept, _ = one.places[0].read()
+    assert choice_of(kept, Session(seconds=60.0)) == Choice()
+    assert choice_of(kept, Session(seconds=61.0)) is None, "a later process with more time looks"
 
 
 def test_ctrl_c_at_any_time_leaves_the_default(tmp_path):
