@@ -224,8 +224,13 @@ def _check(
         raise OptionsError("goal", goal, problem=problem)
     if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
         raise OptionsError("kwargs", kwargs, "the model's keyword arguments by name")
-    if not callable(clock) or not isinstance(clock(), (int, float)):
-        raise OptionsError("clock", clock, "a function that returns seconds, such as time.process_time")
+    try:
+        told = clock()
+    except TypeError:  # it is no function, or one of arguments
+        told = None
+    if not isinstance(told, (int, float)) or isinstance(told, bool):
+        problem = "a function without arguments that returns seconds, such as time.process_time"
+        raise OptionsError("clock", clock, problem)
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds >= 0:
         raise OptionsError("seconds", seconds, "a number of seconds, at least 0")
     if goal not in GOALS:

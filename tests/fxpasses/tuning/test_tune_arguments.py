@@ -39,6 +39,7 @@ tuned_before = fxpasses.Tuned(torch.nn.ReLU(), (), 0.0, 0, False, torch.relu)
         ({"kwargs": ["scale"]}, "keyword arguments by name"),
         ({"clock": 3}, "returns seconds"),
         ({"clock": lambda: "now"}, "returns seconds"),
+        ({"clock": lambda since: since}, "without arguments that returns seconds"),
         ({"kwargs": {1: torch.ones(2)}}, "keyword arguments by name"),
         ({"options": []}, "options by name"),
         ({"fresh": "yes"}, "'fresh'.*True or False"),
