@@ -89,7 +89,9 @@ class Partitioner(_torch.CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        if self.whose == "torch" and "decides" not in kwargs:  # what all ranks decide is a matter of ours
+        if (
+            self.whose == "torch" and "decides" not in kwargs
+        ):  # which tuning may have chosen, where ranks have to agree
             budget = {} if self.memory_budget is None else {"activation_memory_budget": self.memory_budget}
             with _torch.functorch_config.patch(budget):
                 return min_cut_rematerialization_partition(

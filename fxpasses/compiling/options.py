@@ -105,8 +105,8 @@ class Options:
             mode: its ``mode`` argument.
 
         Raises:
-            OptionsError: for an unknown name (listing the valid ones and the nearest), a wrong type or a
-                value out of range.
+            OptionsError: for an unknown name (listing the valid ones and the nearest), a wrong type, a
+                value out of range, or two options that contradict each other.
         """
         if not isinstance(options, Mapping | None):
             raise OptionsError("options", options, "names of options with their values")
@@ -120,6 +120,9 @@ class Options:
         if mode is not None:
             given.setdefault("mode", mode)
         parsed = cls(**given)
+        if parsed.partition == "torch" and parsed.ranks == "agree":
+            problem = "with ranks='agree' one rank decides what all save by the partition of fxpasses: leave out one of the two"
+            raise OptionsError("partition", "torch", problem=problem)
         added = tuple(item for item in active_passes() if item not in parsed.passes)
         return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
 

@@ -19,6 +19,7 @@ def test_defaults():
         ({"memory_budgt": 0.5}, "accelerate, .*compiler, .*memory_budget, .*passes, .*report"),
         ({"max_autotune": True}, "'inductor': {'max_autotune'"),
         ({"partition": "nobody"}, "partition"),
+        ({"partition": "torch", "ranks": "agree"}, "one rank decides"),
         ({"memory_budget": "half"}, "a number from 0.0 to 1.0, got 'half'"),
         ({"memory_budget": True}, "a number"),
         ({"memory_budget": 1.5}, "from 0.0 to 1.0"),
