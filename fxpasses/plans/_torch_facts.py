@@ -11,6 +11,7 @@ from fake.seam.aot_autograd import OutputType, config as _functorch_config
 from fake.seam.guards import TracingContext
 from fxpasses.plans._torch_views import described_views
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.shards import RecordedShards, described_placement
 
 
 def runtime_facts() -> dict[str, Any]:
@@ -20,14 +21,14 @@ def runtime_facts() -> dict[str, Any]:
 
 
 def plain_facts(
-    metadata: Any, without_gradient: Sequence[int], of_shards: Sequence[Sequence[Any]], *, autocast: bool
+    metadata: Any, without_gradient: Sequence[int], shards: RecordedShards, *, autocast: bool
 ) -> dict[str, Any]:
     """The same as plain data, once the graphs are compiled.
 
     Args:
         metadata: of the compilation.
         without_gradient: the outputs of the backward graph that are no tensors.
-        of_shards: where gradients come from, if an input is sharded: see :func:`~fxpasses.plans.shards.described_gradients`.
+        shards: among its inputs.
         autocast: whether it was on.
 
     Raises:
@@ -35,12 +36,15 @@ def plain_facts(
     """
     tangents = []
     for known in metadata.subclass_tangent_meta:
-        layout = known.memory_format
+        parts = list(getattr(known, "attrs", {}).values())
+        # Of a sharded one the layout of the shard counts, which the graph is given.
+        layout = (parts[0] if parts else known).memory_format
         if layout is None:
             raise NoPlan("a gradient of unknown layout")
         form = layout.memory_format
         size, stride = (None, None) if form is not None else (list(layout.size), list(layout.stride))
-        tangents.append([size, stride, None if form is None else str(form)])
+        placements = [list(map(described_placement, known.meta[0]))] if parts else []
+        tangents.append([size, stride, None if form is None else str(form), *placements])
     is_input = list(getattr(metadata, "saved_tensor_is_graph_input", []))
     updated = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
     outputs, of_bases = metadata.output_info, range(metadata.num_intermediate_bases)
@@ -54,7 +58,7 @@ def plain_facts(
     ]
     gradients += [True for _ in of_bases]
     infos = metadata.input_info
-    places = [place for place, *_ in of_shards] or range(len(infos))
+    places = [place for place, *_ in shards.gradients] or range(len(infos))
     # As AOTAutograd does: what computed them is not to be asked for gradients that are zero.
     detached = [
         i
@@ -83,7 +87,9 @@ def plain_facts(
         "donates": bool(metadata.bw_donated_idxs) and bool(_functorch_config.donated_buffer),
         "autocast": autocast,
         "detached": detached,
-        "gradients": of_shards,
+        "gradients": shards.gradients,
+        "results": shards.results,
+        "sharded": shards.positions,
         "opaque": int(metadata.num_opaque_objects_saved_for_bw or 0),
         "symints": int(metadata.num_symints_saved_for_bw or 0),
         "changed": [

@@ -37,7 +37,7 @@ from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.replaced import functions_named_by, of_later_modules
 from fxpasses.plans.results import Layout
 from fxpasses.plans.runtime import load_library
-from fxpasses.plans.shards import RecordedShards, flat
+from fxpasses.plans.shards import RecordedShards, flat, is_sharded
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
 
@@ -256,9 +256,14 @@ class Recording(Observer, Recorder):
 
     @_beside_compilation
     def _note_shards(self) -> None:
-        """What AOTAutograd knew before it took sharded tensors apart, where there is a backward graph."""
-        if self._shards and "forward" in self._graphs:
+        """What AOTAutograd knew before it took sharded tensors apart."""
+        if not self._shards and not any(map(is_sharded, self._outputs)):
+            return
+        if "forward" in self._graphs:
             self._facts["metadata"] = self._shards.note(metadata_before_parts(self._outputs))
+        elif self._facts:
+            self._shards.note_results(self._outputs, self._facts["metadata"])
+            self._number_of_outputs = len(flat(self._outputs))
 
     def finish(self, result: Any) -> None:
         """The call is over: write the plan, now or once its backward graph is there. Args: what it returned."""
@@ -456,11 +461,11 @@ class Recording(Observer, Recorder):
             return None
         kind = "forward" if "forward" in self._graphs else "inference"
         facts = plain_facts(
-            self._facts["metadata"], self._without_gradient, self._shards.gradients, autocast=self._autocast
+            self._facts["metadata"], self._without_gradient, self._shards, autocast=self._autocast
         )
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
-        facts |= {"fixed": self._inputs.are_fixed, "sharded": self._shards.positions}
+        facts |= {"fixed": self._inputs.are_fixed}
         module = Module(fixed=self._inputs.are_fixed, operators=self._trace.operators)
         module.add("forward", self._graphs[kind])
         if kind == "forward":

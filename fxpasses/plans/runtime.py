@@ -23,7 +23,7 @@ from fxpasses.errors import FxPassesError
 from fxpasses.plans import _torch
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.plan_files import write_kernel
-from fxpasses.plans.shards import giving_gradients, taking_parts
+from fxpasses.plans.shards import giving_tensors, parts_of_gradient, taking_parts
 from fxpasses.plans.shared_memory import Hidden, hidden_outputs, with_shared_memory
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -211,8 +211,8 @@ def callable_of(
                 set_grad_enabled(before)
 
     else:
-        backward = giving_gradients(facts["gradients"], backward)
-        function = _autograd_function(facts, taking_parts(sharded, forward), backward)
+        forward = giving_tensors(facts["results"], taking_parts(sharded, forward))
+        function = _autograd_function(facts, forward, giving_tensors(facts["gradients"], backward))
         detached: list[int] = facts["detached"]
 
         def run(inputs: list[Any]) -> Sequence[Any]:
@@ -224,7 +224,7 @@ def callable_of(
     run = with_shared_memory(facts, run)
     if changed := facts["changed_for_autograd"]:
         run = _counting_changes(changed, run)
-    return taking_parts(sharded, run) if backward is None else run
+    return giving_tensors(facts["results"], taking_parts(sharded, run)) if backward is None else run
 
 
 def _counting_changes(changed: Sequence[int], run: Boxed) -> Boxed:
@@ -249,7 +249,7 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
     are_inputs = {i for i, is_input in enumerate(facts["saved_inputs"]) if is_input}
     fixed: bool = facts["fixed"]
     views: list[int] | None = None
-    tangents = [(i, *facts["tangents"][k]) for k, i in enumerate(facts["tangent_outputs"])]
+    tangents = list(zip(facts["tangent_outputs"], facts["tangents"], strict=True))
     deterministic: bool | None = facts["deterministic"]
     donates: bool = facts["donates"]
     no_autocast: bool = facts["autocast"]
@@ -290,7 +290,8 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
             _check_backward(deterministic, donates)
             given = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked, *ctx.meshes]
-            given += [_as_traced(gradients[i], *expected) for i, *expected in tangents]
+            for i, expected in tangents:
+                given += _as_traced(gradients[i], *expected)
             ctx.maybe_clear_saved_tensors()
             if torch.is_grad_enabled():
                 return _Once.apply(backward_, no_autocast, torch.empty(0, requires_grad=True), *given)
@@ -335,10 +336,19 @@ def _check_backward(deterministic: bool | None, donates: bool) -> None:
         )
 
 
-def _as_traced(gradient: Any, size: Any, stride: Any, memory_format: str | None) -> Any:
-    """A gradient in the layout that the backward graph was traced with."""
+def _as_traced(
+    gradient: Any, size: Any, stride: Any, memory_format: str | None, placements: Any = None
+) -> list[Any]:
+    """A gradient as the backward graph was traced with: in that layout, and a sharded one in parts."""
     if not isinstance(gradient, torch.Tensor):
-        return gradient
+        return [gradient]
+    if placements is not None:
+        local, mesh = parts_of_gradient(gradient, placements)
+        return [_in_layout(local, size, stride, memory_format), mesh]
+    return [_in_layout(gradient, size, stride, memory_format)]
+
+
+def _in_layout(gradient: torch.Tensor, size: Any, stride: Any, memory_format: str | None) -> torch.Tensor:
     if type(gradient) is not torch.Tensor:
         raise RuntimeError(
             f"a gradient of class {type(gradient).__qualname__}, where a plain tensor was compiled for"

@@ -1,10 +1,11 @@
-"""Sharded tensors (``DTensor``) of a model: graphs take the parts of each, and a gradient is put together of such parts again."""
+"""Sharded tensors (``DTensor``) of a model: graphs take the parts of each; results and gradients are put together of such parts again."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -73,32 +74,66 @@ def taking_parts(sharded: Sequence[int], graph: Boxed) -> Boxed:
     return run
 
 
-def described_gradients(metas: Sequence[Any]) -> list[list[Any]]:
-    """For each input which result of the backward graph is its gradient, and of a sharded one its placements and sizes, as plain data.
+def described_tensors(metas: Sequence[Any]) -> list[list[Any]]:
+    """Which result of a graph each tensor is, and of a sharded one its placements and sizes, as plain data.
 
     Args:
-        metas: AOTAutograd's: of the gradients.
+        metas: AOTAutograd's: of what it makes of the results of a graph of parts.
 
     Raises:
-        NoPlan: a gradient is sharded in a way that plans do not know.
+        NoPlan: a tensor is sharded in a way that plans do not know.
     """
     return [
-        [meta.unwrapped_idx] if hasattr(meta, "unwrapped_idx") else _described_gradient(meta)
+        [meta.unwrapped_idx] if hasattr(meta, "unwrapped_idx") else _described_by_metadata(meta)
         for meta in metas
     ]
 
 
-def _described_gradient(meta: Any) -> list[Any]:
+def _described_by_metadata(meta: Any) -> list[Any]:
     if meta.original_subclass_type is not class_of_shards() or len(meta.attrs) != meta.arg_count:
-        raise NoPlan("a gradient that is a tensor subclass")
-    sizes = [*meta.outer_size, *meta.outer_stride]
-    if not all(type(size) is int for size in sizes):
-        raise NoPlan("a sharded gradient of symbolic sizes")
-    placements = [_described_placement(placement) for placement in meta.meta[0]]
-    return [meta.flat_tensor_start_idx, placements, list(meta.outer_size), list(meta.outer_stride)]
+        raise NoPlan("a tensor subclass among results or gradients")
+    return _described(meta.flat_tensor_start_idx, meta.meta, meta.outer_size, meta.outer_stride)
 
 
-def _described_placement(placement: Any) -> list[Any]:
+def described_results(results: Sequence[Any]) -> list[list[Any]]:
+    """The same of what a graph without a backward graph has returned.
+
+    Args:
+        results: as they were handed out; nothing is described where none is sharded.
+
+    Raises:
+        NoPlan: a result is sharded in a way that plans do not know.
+    """
+    if not any(map(is_sharded, results)):
+        return []
+    positions = itertools.accumulate((len(flat([value])) for value in results), initial=0)
+    return [
+        _described(position, value.__tensor_flatten__()[1], value.shape, value.stride())
+        if is_sharded(value)
+        else [position]
+        for position, value in zip(positions, results, strict=False)
+    ]
+
+
+def _described(position: int, context: Any, shape: Sequence[Any], stride: Sequence[Any]) -> list[Any]:
+    """One sharded tensor.
+
+    Args:
+        position: of its shard among the results.
+        context: from ``__tensor_flatten__``: placements, metadata, the order in which a dimension is sharded by several of the mesh.
+        shape: of the whole.
+        stride: of the whole.
+    """
+    if not all(type(size) is int for size in (*shape, *stride)):
+        raise NoPlan("a sharded result or gradient of symbolic sizes")
+    placements = list(map(described_placement, context[0]))
+    if any(tuple(entry.mesh_dims) != tuple(sorted(entry.mesh_dims)) for entry in context[2] or ()):
+        raise NoPlan("a dimension that is sharded by several of the mesh in an order of its own")
+    return [position, placements, list(shape), list(stride)]
+
+
+def described_placement(placement: Any) -> list[Any]:
+    """A placement as plain data. Raises NoPlan for those of other libraries."""
     tensors = sys.modules["torch.distributed.tensor"]
     if type(placement) is tensors.Shard:
         return ["Shard", placement.dim]
@@ -109,34 +144,36 @@ def _described_placement(placement: Any) -> list[Any]:
     raise NoPlan("a placement that plans do not know", repr(placement))
 
 
-def giving_gradients(gradients: Sequence[Sequence[Any]], graph: Boxed) -> Boxed:
-    """A backward graph whose results are put together to the gradients of inputs.
+def _placements(described: Sequence[Sequence[Any]]) -> list[Any]:
+    tensors = sys.modules["torch.distributed.tensor"]
+    return [getattr(tensors, name)(*rest) for name, *rest in described]
+
+
+def giving_tensors(described: Sequence[Sequence[Any]], graph: Boxed) -> Boxed:
+    """A graph whose results are put together to the tensors that it stands for; what it saves comes behind these as it is.
 
     Args:
-        gradients: from :func:`described_gradients`; nothing where no input is sharded.
+        described: from :func:`described_tensors` or :func:`described_results`; nothing where no tensor is sharded.
         graph: takes a list, which it empties.
     """
-    if not gradients:
+    if not described:
         return graph
-    tensors = sys.modules["torch.distributed.tensor"]
+    makers = [
+        functools.partial(_put_together, position, _placements(how[0]) if how else [], how[1:])
+        for position, *how in described
+    ]
+    taken = sum(1 + bool(how) for _, *how in described)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         results = graph(inputs)
-        return [make(results) for make in makers]
+        return [*(make(results) for make in makers), *results[taken:]]
 
-    makers = [
-        functools.partial(
-            _gradient,
-            position,
-            [getattr(tensors, name)(*rest) for name, *rest in how[0]] if how else [],
-            how[1:],
-        )
-        for position, *how in gradients
-    ]
     return run
 
 
-def _gradient(position: int, placements: Sequence[Any], sizes: Sequence[Any], results: Sequence[Any]) -> Any:
+def _put_together(
+    position: int, placements: Sequence[Any], sizes: Sequence[Any], results: Sequence[Any]
+) -> Any:
     local = results[position]
     if not sizes or local is None:
         return local
@@ -151,16 +188,38 @@ def _gradient(position: int, placements: Sequence[Any], sizes: Sequence[Any], re
     )
 
 
+def parts_of_gradient(gradient: Any, placements: Sequence[Sequence[Any]]) -> list[Any]:
+    """What a backward graph takes in the place of the gradient of a sharded result.
+
+    Args:
+        gradient: as autograd has it.
+        placements: those that the graph was traced with, from :func:`described_placement`.
+
+    Raises:
+        RuntimeError: it is no sharded tensor.
+    """
+    if not is_sharded(gradient):
+        raise RuntimeError(
+            f"a gradient of class {type(gradient).__qualname__}, where a DTensor was compiled for: autograd's zeros for a result that "
+            "is not used are no DTensor; let the result have a part in the loss, or detach it before it is returned"
+        )
+    expected = _placements(placements)
+    if list(gradient.placements) != expected:
+        gradient = gradient.redistribute(gradient.device_mesh, expected)
+    return parts_of(gradient)
+
+
 class RecordedShards:
     """The sharded tensors among the inputs of a graph that is recorded.
 
     Attributes:
         positions: which inputs they are.
-        gradients: from :func:`described_gradients`, where there is a backward graph.
+        gradients: from :func:`described_tensors`, where there is a backward graph.
+        results: likewise of what the forward graph returns, or from :func:`described_results`, if one is sharded.
     """
 
     def __init__(self) -> None:
-        self.positions, self.gradients = list[int](), list[list[Any]]()
+        self.positions, self.gradients, self.results = list[int](), list[list[Any]](), list[list[Any]]()
 
     def __bool__(self) -> bool:
         return bool(self.positions)
@@ -181,14 +240,38 @@ class RecordedShards:
         if found is None:
             raise NoPlan("a tensor subclass")
         metadata, gradients = found
-        results = (*metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
-        if any(not hasattr(meta, "unwrapped_idx") for meta in results):
-            raise NoPlan("a result that is a tensor subclass")
         infos = [metadata.input_info[i] for i in self.positions]
         if any(info.mutates_data or info.mutates_metadata for info in infos):
             raise NoPlan("a sharded tensor that is changed")
         views = [i for i in metadata.output_info if i.output_type.name in ("alias_of_input", "is_input")]
         if any(info.base_idx in self.positions for info in views):
             raise NoPlan("a result that is a view of a sharded tensor")
-        self.gradients = described_gradients(gradients)
+        self.gradients = described_tensors(gradients)
+        results = described_tensors(metadata.subclass_fw_graph_out_meta)
+        if any(how for _, *how in results):
+            self.results = results
+            updated = len(metadata.mutated_inp_runtime_indices)
+            self._refuse_views(metadata, {i - updated for i, (_, *how) in enumerate(results) if how})
         return metadata
+
+    def note_results(self, results: Sequence[Any], metadata: Any) -> None:
+        """See what a graph without a backward graph returns.
+
+        Args:
+            results: as they were handed out.
+            metadata: AOTAutograd's, of the graph of parts.
+
+        Raises:
+            NoPlan: a plan cannot hand out what this graph has of sharded tensors.
+        """
+        self.results = described_results(results)
+        self._refuse_views(metadata, {i for i, *how in self.results if how})
+
+    @staticmethod
+    def _refuse_views(metadata: Any, sharded: Collection[int]) -> None:
+        kinds = (info.output_type.name for i, info in enumerate(metadata.output_info) if i in sharded)
+        if not _OWN_MEMORY.issuperset(kinds):
+            raise NoPlan("a sharded result that is a view")
+
+
+_OWN_MEMORY = {"non_alias", "unsafe_view_alias", "custom_function_view"}

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -184,6 +184,45 @@ def of_sizes(how):
     return [run(torch.ones(size, 8) * RANK) for size in (3, 4, 5, 6)]
 
 
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.out = nn.Linear(12, 24), nn.Linear(24, 8)
+
+    def forward(self, x):
+        hidden = self.up(x).relu()
+        return self.out(hidden), hidden, x.cos()
+
+
+def sharded_results(grad):
+    """Results that stay sharded, and are gathered for the loss."""
+
+    def run(how):
+        torch.manual_seed(0)
+        head = Head()
+        ways = {
+            "up": ColwiseParallel(use_local_output=False),
+            "out": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
+        }
+        parallelize_module(head, MESH, ways)
+        step, results = how(head), []
+        for number in range(3):
+            with torch.set_grad_enabled(grad):
+                x = given(0, 4, 12).requires_grad_(grad)
+                out, hidden, plain = step(x + number)
+                assert out.placements == (Shard(0),)
+                assert hidden.placements == (Shard(1),)
+                if grad:
+                    loss = plain.sum() + whole(out).square().mean()
+                    loss = loss + hidden.redistribute(placements=[Replicate()]).to_local().sum()
+                    loss.backward()
+                    results.append(x.grad)
+            results += [whole(out).detach(), whole(hidden).detach(), plain.detach()]
+        return results + [whole(p.grad).clone() for p in head.parameters() if p.grad is not None]
+
+    return run
+
+
 def two_sums(a, b):
     a, b = a * 2, b * 3
     if DIFFERS == "swap":
@@ -227,6 +266,8 @@ RUN = {
     "sizes": of_sizes,
     "sums": sums,
     "in turn": in_turn,
+    "sharded results": sharded_results(grad=True),
+    "sharded results, no gradients": sharded_results(grad=False),
 }
 
 found = {}
