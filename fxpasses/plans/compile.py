@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import torch
 
-from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans import _torch
@@ -31,9 +30,9 @@ from fxpasses.plans.frames import forget_compiled
 from fxpasses.plans.loaded import Directory, Held, Shelf, Without
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
+from fxpasses.plans.reported import Reported
 from fxpasses.plans.surroundings import STATE, state, surroundings
-from fxpasses.reports.page import directory_of, read_report, report
-from fxpasses.reports.summary import Summary
+from fxpasses.plans.written_again import ChangedNumbers, noted_runs
 
 if TYPE_CHECKING:
     from fxpasses.pass_manager.pass_base import Pass
@@ -129,7 +128,7 @@ _SHARED = "an argument that shares memory with a model whose tensors are changed
 _TOO_MANY = "a model, or numbers among its arguments, that are others in each call"
 
 
-class Compiled(Generic[M]):
+class Compiled(Reported, Generic[M]):
     """What :func:`compile` returns: called like the model, whose attributes it has, but for those named here. Of a module it passes for
     a module: it can be a child of another one, which then has the module's own parameters, by their own names.
 
@@ -167,7 +166,7 @@ class Compiled(Generic[M]):
         self._held: list[Held] = []
         self._steps: dict[str, Compiled[Any]] = {}
         self._known: dict[Any, Without] = {}
-        self._had_plans: set[Any] = set()
+        self._had_plans: dict[Any, Path | None] = {}
         self._written = collections.Counter[Any]()
         self._turn = 0
         functools.update_wrapper(self, model, updated=())
@@ -208,46 +207,8 @@ class Compiled(Generic[M]):
         again, (model, *how) = self.__reduce__()
         return again(copy.deepcopy(model, memo), *how)  # type: ignore[no-any-return]
 
-    @property
-    def report_directory(self) -> Path | None:
-        """Where ``report=`` has the graphs written, or None."""
-        return Path(self._options["report"]) if "report" in self._options else None
-
-    @property
-    def graphs(self) -> list[dict[str, Any]]:
-        """The data of each graph that this process has compiled so far, with ``report=`` (see the page on reports)."""
-        data: list[dict[str, Any]] = read_report(directory_of(self), process=os.getpid())["graphs"]
-        return data
-
-    def report(
-        self,
-        output: str | Path | None = None,
-        *,
-        against: str | os.PathLike[str] | None = None,
-        profile: Callable[[], object] | None = None,
-    ) -> Path:
-        """Make one HTML page of what was compiled with ``report=``. Args: those of :func:`fxpasses.report`."""
-        return report(self, output, against=against, profile=profile)
-
-    def explain(self) -> Summary:
-        """Tell what was compiled with ``report=``: its graphs, why they end, what was compiled again, what is most worth doing.
-
-        Raises:
-            ReportError: it was compiled without a report, or nothing was compiled.
-        """
-        return Summary(read_report(directory_of(self), process=os.getpid()))
-
     def __repr__(self) -> str:
         return f"fxpasses.compile({self.model!r})"
-
-    def _repr_html_(self) -> str:
-        plans = f"{len(self.plan_files)} plans written or used" + (
-            f"; no plan: {self.why_no_plan}" if self.why_no_plan else ""
-        )
-        head = f"{type(self.model).__name__}, compiled by fxpasses when it is called; {plans}"
-        directory = self.report_directory
-        told = self.explain()._repr_html_() if directory is not None and directory.is_dir() else ""
-        return as_html(head, code=repr(self.model)) + told
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
@@ -373,7 +334,7 @@ class Compiled(Generic[M]):
                 if plan.file is not None:
                     self.plan_files[plan.file] = None
                 self._has_graph = True
-                self._had_plans.add(signature)
+                self._had_plans[signature] = plan.file
                 counters.count("plans_used")
                 return self._of_plan(plan, tensors, args, kwargs)
             if _torch.compiles_nothing():
@@ -383,13 +344,15 @@ class Compiled(Generic[M]):
             if refused or self._written[kind] >= _CONTENTS:
                 return self._without(NoPlan(refused or _TOO_MANY), shelf, args, kwargs)
             self._armed.forget(armed)
-            self._compile_afresh(signature)
-            return self._record(signature, tensors, objects, shelf, abouts, args, kwargs)
+            changed = ChangedNumbers.since(self._had_plans.get(signature), abouts, self.model, objects)
+            if changed is None:
+                self._compile_afresh(signature)
+            return self._record(signature, tensors, objects, shelf, abouts, args, kwargs, changed)
 
     def _compile_afresh(self, signature: Any) -> None:
         """Have this call traced, whatever Dynamo holds, if it had a plan: that has seen a change for which Dynamo may not ask, as another function in the place of one of torch's."""
         if signature in self._had_plans:
-            self._had_plans.discard(signature)
+            del self._had_plans[signature]
             self._turn, self._by_torch = self._turn + 1, None
             vars(self).pop("_compiled", None)
             if not self._is_between:  # what it was compiled to before would count against Dynamo's limit
@@ -421,6 +384,7 @@ class Compiled(Generic[M]):
         abouts: list[dict[str, Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        changed: ChangedNumbers | None,
     ) -> Any:
         from fxpasses.plans.recording import Recording  # imports Dynamo and Inductor, which are needed now
 
@@ -444,8 +408,12 @@ class Compiled(Generic[M]):
         recording = Recording(
             self.model, tensors, objects, folder, abouts, (args, kwargs), done, hold, self.functions_between
         )
-        with recording.watching():
+        with recording.watching(), noted_runs() as runs:
             result = self._compiled(*args, **kwargs)
+        again = None if changed is None or recording.has_graph else changed.write(runs, folder)
+        if again is not None:
+            recording.end(again, "")
+            return result
         self._has_graph = self._has_graph or recording.has_graph
         self.has_no_graph = not self._has_graph
         recording.finish(result)
@@ -457,7 +425,7 @@ class Compiled(Generic[M]):
             self.reasons_for_none[reason] = None
         if path is not None:
             self.plan_files[path] = None
-            self._had_plans.add(signature)
+            self._had_plans[signature] = path
             self._written[signature[0]] += 1
         if not reason:
             # Later calls are light ones, too; also those of other objects, for which Dynamo had nothing to compile before this was written.

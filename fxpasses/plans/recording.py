@@ -22,6 +22,7 @@ from fxpasses.plans import _torch, _torch_compiled as _t, native
 from fxpasses.plans._torch_facts import metadata_before_parts, plain_facts, runtime_facts
 from fxpasses.plans._torch_optimizers import is_step
 from fxpasses.plans.arguments import containers_of
+from fxpasses.plans.beside_compilation import beside_compilation
 from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import numbers_of_exchanged
@@ -40,27 +41,9 @@ from fxpasses.plans.runtime import load_library
 from fxpasses.plans.shards import RecordedShards, flat, is_sharded
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
+from fxpasses.plans.written_again import note_run
 
 log = logging.getLogger(__name__)
-
-
-def _beside_compilation(method: Callable[..., None]) -> Callable[..., None]:
-    """A step of the recorder: what it finds, and what goes wrong in it, costs the plan, and never the compilation that it watches."""
-
-    @functools.wraps(method)
-    def step(self: Recording, *args: Any) -> None:
-        try:
-            method(self, *args)
-        except NoPlan as error:
-            log.info("no plan: %s", error)
-            self._refuse(error.reason)
-        except Exception as error:
-            log.warning("no plan: recording one failed", exc_info=error)
-            self._refuse(f"an error while recording: {type(error).__name__}")
-            if self._over:  # the call is over
-                self._end(None, self._refused, lasting=False)
-
-    return step
 
 
 class Recording(Observer, Recorder):
@@ -76,6 +59,10 @@ class Recording(Observer, Recorder):
         done: called once with the path of the plan, if it is written, and the reason why there is none, or "".
         hold: is called with a plan that cannot be written: what its file would say, the code of its frame, and what runs its graph.
         functions: those between the graphs of the model.
+
+    Attributes:
+        is_over: whether the call is over.
+        file: the plan, once it is written.
     """
 
     def __init__(
@@ -104,9 +91,10 @@ class Recording(Observer, Recorder):
         self._without_gradient, self._files = list[int](), dict[str, str]()
         self._shards = RecordedShards()
         self._inputs, self._given = RecordedInputs(), numbers_among(*given)
-        self._autocast = self._over = self._frame_was_seen = self._goes_on = self._finished = False
+        self._autocast = self.is_over = self._frame_was_seen = self._goes_on = self._finished = False
         self._number_of_outputs, self._refused, self._lasting = 0, "", True
         self._containers = containers_of(given)
+        self.file: Path | None = None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -126,7 +114,7 @@ class Recording(Observer, Recorder):
                 raise
         self._goes_on = not self._compilations and self._frames.goes_on()
         if reason := self._frames.problem():
-            self._refuse(reason)
+            self.refuse(reason)
 
     def _traced_frame(self) -> None:
         if recorder() is self and not self._compilations and not self._frame_was_seen:
@@ -140,7 +128,7 @@ class Recording(Observer, Recorder):
             if not self._compilations:
                 self._look_at_trace()  # before it runs
 
-    @_beside_compilation
+    @beside_compilation
     def _look_at_frame(self) -> None:
         self._frames.look_for_plans()
 
@@ -153,7 +141,8 @@ class Recording(Observer, Recorder):
         """Whether anything was compiled for the frames of the model itself, or for what they go on with."""
         return self._compilations > 0 or self._goes_on
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
+        """There will be no plan. Args: why; the first reason counts."""
         self._refused = self._refused or reason
 
     def observer(self) -> Observer:
@@ -164,40 +153,40 @@ class Recording(Observer, Recorder):
         self._observe()
         return self
 
-    @_beside_compilation
+    @beside_compilation
     def depends_on(self, file: Path | None) -> None:
         """Called by the backend where it was measured what is best. Args: the file that says so, if it was measured before."""
         if file is None:
             self._lasting = False  # the next time there is a file
-            self._refuse("passes that are chosen by measuring")
+            self.refuse("passes that are chosen by measuring")
             # No plan is made of this trace: the guards that only plans need are a third of all, and each call would check them.
             dynamo_config.skip_nnmodule_hook_guards = self._skips_hooks
         else:
             self._files[str(file)] = hash_of(file.read_bytes())
 
-    @_beside_compilation
+    @beside_compilation
     def _observe(self) -> None:
         self._autocast = is_any_autocast_enabled()
         if self._compilations > 1:
-            self._refuse("a graph break")
+            self.refuse("a graph break")
         self._note_trace()
 
-    @_beside_compilation
+    @beside_compilation
     def _note_trace(self) -> None:
         """What the trace of a frame depends on, which is known until it ends."""
         if not _t.is_call_of(self._model):
-            self._refuse("another function runs in Python")
+            self.refuse("another function runs in Python")
         if _t.asks_for_order():
-            self._refuse("the order of a set")
+            self.refuse("the order of a set")
         self._frames.called = _t.traced_through()
         differs = self._trace.note(dictionaries=is_step(getattr(self._model, "__code__", None)))
         self._frames.more = self._frames.more or (differs and "a frame that changes an object")
 
-    @_beside_compilation
+    @beside_compilation
     def _note_inputs(self, graph: fx.Graph) -> None:
         self._inputs.note(graph)
 
-    @_beside_compilation
+    @beside_compilation
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """Called by the backend once the guards on sizes are known."""
         self._inputs.note(graph)
@@ -207,15 +196,15 @@ class Recording(Observer, Recorder):
         if kind == "backward":
             self._without_gradient = [i for i, value in enumerate(outputs_of(gm.graph)) if value is None]
 
-    @_beside_compilation
+    @beside_compilation
     def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
         """Called by the pipeline for each graph that is compiled."""
         self._graphs[kind] = compiled
         if kind != "backward":
             self._facts = runtime_facts()
             if self._facts["refused"]:
-                self._refuse(self._facts["refused"])
-        elif self._over:
+                self.refuse(self._facts["refused"])
+        elif self.is_over:
             self._finish()
 
     def watched(
@@ -241,20 +230,21 @@ class Recording(Observer, Recorder):
 
         def run(*inputs: Any) -> Any:
             if self._finished:
+                note_run(self.file)
                 return compiled(*inputs)
             self._calls += 1
             if self._calls == 1:
                 self._look([*lifted, *inputs])
             outputs = compiled(*inputs)
             if in_memory and versions(inputs) != self._versions:
-                self._refuse("changed tensors, and a program that cannot be written")
+                self.refuse("changed tensors, and a program that cannot be written")
             self._outputs, self._number_of_outputs = list(outputs), len(outputs)
             self._note_shards()
             return outputs
 
         return run
 
-    @_beside_compilation
+    @beside_compilation
     def _note_shards(self) -> None:
         """What AOTAutograd knew before it took sharded tensors apart."""
         if not self._shards and not any(map(is_sharded, self._outputs)):
@@ -269,9 +259,9 @@ class Recording(Observer, Recorder):
         """The call is over: write the plan, now or once its backward graph is there. Args: what it returned."""
         self._conclude(result)
         if self._refused:
-            self._end(None, self._refused, lasting=False)  # an error on the way: all else has ended it
+            self.end(None, self._refused, lasting=False)  # an error on the way: all else has ended it
 
-    @_beside_compilation
+    @beside_compilation
     def _look(self, inputs: Sequence[Any]) -> None:
         """See what is handed to the graph in its first call."""
         self._versions = versions(inputs)
@@ -284,7 +274,7 @@ class Recording(Observer, Recorder):
         self._shards.look(inputs)
         self._content |= {"inputs": self._inputs.sources, "lifted": self._inputs.lifted}
 
-    @_beside_compilation
+    @beside_compilation
     def _look_at_trace(self) -> None:
         """See what decided the trace: it is over, and nothing that it decided has happened yet."""
         walk = self._walk
@@ -329,7 +319,7 @@ class Recording(Observer, Recorder):
             raise NoPlan("a graph whose inputs are rearranged")
         return infos
 
-    @_beside_compilation
+    @beside_compilation
     def _conclude(self, result: Any) -> None:
         if not self._compilations:
             self._conclude_without_graph()
@@ -341,9 +331,9 @@ class Recording(Observer, Recorder):
                 raise NoPlan("a graph that was called more than once")
             self._end_of_frame(result)
         except NoPlan as error:
-            self._end(None, error.reason, error.where)
+            self.end(None, error.reason, error.where)
             return
-        self._over = True
+        self.is_over = True
         # Whether a backward pass comes nobody knows: until then nothing of the model is held, whose compiled code holds this.
         self._release_model()
         if "forward" not in self._graphs or "backward" in self._graphs:
@@ -375,9 +365,9 @@ class Recording(Observer, Recorder):
             sections |= {"code": module.sections()[0]} if asked else {}
             any_sizes = not goes_on or self._inputs.any_sizes  # nothing in Python depends on them
             told = {**self._told({"changed": []}, asked, any_sizes), "kind": PYTHON, "inputs": []}
-            self._end(self._written(told, sections), "")
+            self.end(self._written(told, sections), "")
         except NoPlan as error:
-            self._end(None, error.reason, error.where)
+            self.end(None, error.reason, error.where)
 
     def _describe_frame(self, stubs: Sequence[Stub]) -> None:
         own = function_of(self._model)[0].__globals__.get("__name__")
@@ -419,15 +409,16 @@ class Recording(Observer, Recorder):
         try:
             path = self._write()
         except NoPlan as error:
-            self._end(None, error.reason, error.where)
+            self.end(None, error.reason, error.where)
         except OSError as error:
-            self._end(None, f"the disk refuses: {type(error).__name__}", lasting=False)
+            self.end(None, f"the disk refuses: {type(error).__name__}", lasting=False)
         else:
-            self._end(path, "")
+            self.end(path, "")
 
-    def _end(self, path: Path | None, reason: str, where: str = "", *, lasting: bool = True) -> None:
+    def end(self, path: Path | None, reason: str, where: str = "", *, lasting: bool = True) -> None:
+        """It is over. Args: the plan, or why there is none, where, and whether later processes would find the same."""
         if not self._finished:
-            self._finished = True
+            self._finished, self.file = True, path
             if where:
                 log.info("no plan: %s: %s", reason, where)
             if reason and self._trace.codes and lasting and self._lasting and self._held is None:

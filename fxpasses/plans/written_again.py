@@ -1,0 +1,125 @@
+"""A plan that is written again, for a model in which numbers have changed that its code does not depend on: a size that the model noted in its first call, or
+how many epochs there were.
+
+What decided the trace is part of a plan, whether it was read or not. Of numbers, text and flags that a module has as attributes Dynamo knows which were
+read: where its guards let the code of the plan run again, that code is what a new trace would give, and nothing has to be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.plan_files import are_unchanged, read_sections, write_plan
+from fxpasses.plans.reads import walk_reads
+from fxpasses.plans.replaced import are_named_still
+from fxpasses.plans.walk import Walk
+
+_ATTRIBUTE_OF_A_MODULE = re.compile(r"(model|object \d+)(\._modules\.\w+)*\.(?!_)\w+")
+_NUMBERS = {"int", "float", "bool", "str", "NoneType"}
+
+
+class _Ran(threading.local):
+    """Whose compiled code Dynamo's guards let run, in this thread: the files of the plans, while somebody asks."""
+
+    files: list[Path | None] | None = None
+
+
+_ran = _Ran()
+
+
+def note_run(file: Path | None) -> None:
+    """Called where Dynamo runs the compiled graph of a plan, or of what has none. Args: the file of the plan."""
+    if _ran.files is not None:
+        _ran.files.append(file)
+
+
+@contextmanager
+def noted_runs() -> Iterator[list[Path | None]]:
+    """Within, gather the files of the plans whose code Dynamo runs."""
+    before, _ran.files = _ran.files, []
+    try:
+        yield _ran.files
+    finally:
+        _ran.files = before
+
+
+@dataclass(frozen=True)
+class ChangedNumbers:
+    """A plan, and a model that differs from that of the plan in numbers alone.
+
+    Attributes:
+        file: of the plan.
+    """
+
+    file: Path
+    _content: Mapping[str, Any]
+    _sections: Mapping[str, bytes]
+    _story: Any
+
+    @staticmethod
+    def since(
+        file: Path | None, abouts: Sequence[Mapping[str, Any]], model: Any, objects: Sequence[Any]
+    ) -> ChangedNumbers | None:
+        """What has changed since a plan was made, if it is numbers alone.
+
+        Args:
+            file: of the plan, if it has one.
+            abouts: the factors of a plan for a call of the model as it is.
+            model: the model.
+            objects: those among the arguments.
+        """
+        if file is None:
+            return None
+        try:
+            sections = dict(read_sections(file))
+            content = json.loads(sections.pop("plan"))
+            known = json.loads(zlib.decompress(sections.pop("story")))
+            same = _without_model(content["about"])
+            about = next((about for about in abouts if _without_model(about) == same), None)
+            if about is None or content.get("between") or not are_unchanged(content["files"]):
+                return None
+            walk = Walk(told=True, leaves_open=True)
+            walk.over(model, objects)
+            content |= {"about": about, "read": walk_reads(walk, content["reads"])}
+        except (NoPlan, PlanFileError, OSError):
+            return None  # it is compiled again, which says what the matter is
+        story = json.loads(json.dumps(walk.story))
+        numbers_alone = len(known) == len(story) and all(map(_may_differ, known, story))
+        if not numbers_alone or not are_named_still(content["functions"]):
+            return None
+        return ChangedNumbers(file, content, sections, story)
+
+    def write(self, runs: Sequence[Path | None], folder: Callable[[Any], Path]) -> Path | None:
+        """Write the plan for the model as it is; ``None`` where it does not serve, or the disk refuses.
+
+        Args:
+            runs: the plans whose code Dynamo let run in a call of it.
+            folder: where plans with given factors are.
+        """
+        if list(runs) != [self.file]:
+            return None
+        try:
+            return write_plan(folder(self._content["about"]), self._content, self._story, self._sections)
+        except OSError:
+            return None
+
+
+def _without_model(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in about.items() if name not in ("model", "objects")}
+
+
+def _may_differ(known: Sequence[Any], now: Sequence[Any]) -> bool:
+    if known == now:
+        return True
+    (path, (kind, *_)), (path_now, (kind_now, *_)) = known, now
+    is_attribute = path == path_now and _ATTRIBUTE_OF_A_MODULE.fullmatch(path) is not None
+    return is_attribute and {kind, kind_now} <= _NUMBERS
