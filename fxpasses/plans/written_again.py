@@ -17,13 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.plan_files import are_unchanged, read_sections, write_plan
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still
 from fxpasses.plans.walk import Walk
 
-_ATTRIBUTE_OF_A_MODULE = re.compile(r"(model|object \d+)(\._modules\.\w+)*\.(?!_)\w+")
+_MODULE = r"model(?:\._modules\.\w+)*"
+_IS_MODULE, _ATTRIBUTE = re.compile(_MODULE), re.compile(rf"({_MODULE})\.(\w+)")
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes of every module: of some, changes mean other hooks."""
 _NUMBERS = {"int", "float", "bool", "str", "NoneType"}
 
 
@@ -77,7 +82,7 @@ class ChangedNumbers:
             model: the model.
             objects: those among the arguments.
         """
-        if file is None:
+        if file is None or not isinstance(model, nn.Module):
             return None
         try:
             sections = dict(read_sections(file))
@@ -93,8 +98,7 @@ class ChangedNumbers:
         except (NoPlan, PlanFileError, OSError):
             return None  # it is compiled again, which says what the matter is
         story = json.loads(json.dumps(walk.story))
-        numbers_alone = len(known) == len(story) and all(map(_may_differ, known, story))
-        if not numbers_alone or not are_named_still(content["functions"]):
+        if _without_numbers(known) != _without_numbers(story) or not are_named_still(content["functions"]):
             return None
         return ChangedNumbers(file, content, sections, story)
 
@@ -117,9 +121,14 @@ def _without_model(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in about.items() if name not in ("model", "objects")}
 
 
-def _may_differ(known: Sequence[Any], now: Sequence[Any]) -> bool:
-    if known == now:
-        return True
-    (path, (kind, *_)), (path_now, (kind_now, *_)) = known, now
-    is_attribute = path == path_now and _ATTRIBUTE_OF_A_MODULE.fullmatch(path) is not None
-    return is_attribute and {kind, kind_now} <= _NUMBERS
+def _without_numbers(story: Sequence[Any]) -> list[Any]:
+    """What was walked over, but for the numbers among the attributes of modules, whether they are there or not."""
+    left = list[Any]()
+    for path, facts in story:
+        attribute = _ATTRIBUTE.fullmatch(path) if facts[0] in _NUMBERS else None
+        if attribute is not None and attribute[2] not in _OF_TORCH:
+            if left[-1] == [attribute[1], ["key", attribute[2]]]:
+                left.pop()
+        elif facts[0] != "items" or _IS_MODULE.fullmatch(path) is None:
+            left.append([path, facts])
+    return left
