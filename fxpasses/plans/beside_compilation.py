@@ -22,7 +22,7 @@ class Watching(Protocol):
         """There will be no plan. Args: why."""
 
     def end(self, path: Path | None, reason: str, where: str = "", *, lasting: bool = True) -> None:
-        """Nothing comes any more."""
+        """It is over. Args: the plan, or why there is none, where, and whether later processes would find the same."""
 
 
 def beside_compilation(method: Callable[..., None]) -> Callable[..., None]:
