@@ -25,8 +25,7 @@ from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still
 from fxpasses.plans.walk import Walk
 
-_MODULE = r"model(?:\._modules\.\w+)*"
-_IS_MODULE, _ATTRIBUTE = re.compile(_MODULE), re.compile(rf"({_MODULE})\.(\w+)")
+_ATTRIBUTE = re.compile(r"model(?:\._modules\.\w+)*\.(\w+)")
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of every module: of some, changes mean other hooks."""
 _NUMBERS = {"int", "float", "bool", "str", "NoneType"}
@@ -122,13 +121,10 @@ def _without_model(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_numbers(story: Sequence[Any]) -> list[Any]:
-    """What was walked over, but for the numbers among the attributes of modules, whether they are there or not."""
-    left = list[Any]()
-    for path, facts in story:
-        attribute = _ATTRIBUTE.fullmatch(path) if facts[0] in _NUMBERS else None
-        if attribute is not None and attribute[2] not in _OF_TORCH:
-            if left[-1] == [attribute[1], ["key", attribute[2]]]:
-                left.pop()
-        elif facts[0] != "items" or _IS_MODULE.fullmatch(path) is None:
-            left.append([path, facts])
-    return left
+    """What was walked over, but for the numbers that modules have as attributes; which attributes there are Dynamo does not always ask."""
+    return [[path, None if _is_number(path, facts) else facts] for path, facts in story]
+
+
+def _is_number(path: str, facts: Sequence[Any]) -> bool:
+    attribute = _ATTRIBUTE.fullmatch(path) if facts[0] in _NUMBERS else None
+    return attribute is not None and attribute[1] not in _OF_TORCH

@@ -18,12 +18,14 @@ class Notes(nn.Module):
         self.width, self.shift, self.epoch, self.scale, self.kind = None, 2, 0, 2.0, "sine"
 
     def forward(self, x):
-        self.width, self.rows = x.shape[1], x.shape[0]
+        self.width = x.shape[1]
         if self.width <= 4:
             self.shift = 0
         y = self.inner(x) * self.scale + self.shift
-        if hasattr(self, "halves") or getattr(self.inner[0], "halves", False):
-            y = y / 2
+        try:
+            y = y / self.halves
+        except AttributeError:
+            y = y * (3 if "thirds" in self.inner[0].__dict__ else 1)
         return y.sin() if self.kind == "sine" else y.cos()
 
 
@@ -72,7 +74,6 @@ def test_a_number_that_nothing_reads_changes():
     compiled = torch.compile(model, backend="fxpasses")
     for epoch in range(4):
         model.epoch = epoch
-        model.inner[0].told = str(epoch)
         assert _step(compiled, model)
     assert fxpasses.stats().graphs == 1
 
@@ -80,8 +81,8 @@ def test_a_number_that_nothing_reads_changes():
 CHANGES = {
     "a float": lambda model, patch: setattr(model, "scale", 3.0),
     "text": lambda model, patch: setattr(model, "kind", "cosine"),
-    "an attribute that was not there": lambda model, patch: setattr(model, "halves", 1),
-    "one of a part": lambda model, patch: setattr(model.inner[0], "halves", True),
+    "an attribute that was not there": lambda model, patch: setattr(model, "halves", 2),
+    "one of a part": lambda model, patch: setattr(model.inner[0], "thirds", True),
     "a flag": lambda model, patch: model.eval(),
     "a function": lambda model, patch: patch.setattr(torch.Tensor, "sin", torch.Tensor.tanh),
     "a method": lambda model, patch: patch.setattr(nn.ReLU, "forward", lambda self, x: x * 5),
