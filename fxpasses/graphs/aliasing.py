@@ -16,6 +16,7 @@ from torch import fx
 
 from fake.seam.dispatch import OpOverload
 from fake.seam.fx import has_effects
+from fxpasses.graphs.rewriting import attribute_of
 
 aten = torch.ops.aten
 
@@ -147,7 +148,7 @@ _of = functools.cache(_Aliasing)
 def aliased_arguments(node: fx.Node) -> list[fx.Node]:
     target = node.target
     if node.op != "call_function":
-        return [] if node.op in ("placeholder", "get_attr") else list(node.all_input_nodes)
+        return [] if node.op in ("placeholder", "get_attr") else _tensors(node)
     if isinstance(target, OpOverload):
         return _nodes_at(node, target, _of(target).aliased)
     if target is operator.getitem and isinstance(node.args[0], fx.Node):
@@ -155,7 +156,14 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
         source = node.args[0]
         fresh = isinstance(source.target, OpOverload) and not _of(source.target).aliased
         return [] if fresh else [source]
-    return list(node.all_input_nodes)  # higher-order operators, module calls
+    return _tensors(node)  # higher-order operators, module calls
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    """The inputs of a node that have memory: all but the graphs that a higher-order operator calls."""
+    return [
+        n for n in node.all_input_nodes if n.op != "get_attr" or not isinstance(attribute_of(n), fx.GraphModule)
+    ]
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
