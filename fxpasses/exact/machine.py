@@ -20,6 +20,7 @@ from fxpasses.exact.complex_values import ComplexCalls, concerns_complex, withou
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.rules import rule_of
+from fxpasses.graphs.aliasing import only_checks
 
 _DECOMPOSITIONS: dict[Any, fx.GraphModule | None] = {}
 """Traced decompositions by operator, constants and metadata."""
@@ -121,9 +122,9 @@ class Machine:
         return self._uninterpreted(target, flat, spec) if found is NotImplemented else found
 
     def _plain_call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if target is torch.ops.higher_order.with_effects and _only_checks(args[1]):
-            token, check, *given = args
-            return token, self.call(check, given, kwargs)
+        if target is torch.ops.higher_order.with_effects and _returns_nothing(args[1]):
+            token, effect, *given = args
+            return token, self.call(effect, given, kwargs) if only_checks(effect) else None
         if isinstance(target, _torch.HigherOrderOperator):
             called = next((value for value in args if isinstance(value, _torch.OpOverload)), target)
             raise UnsupportedCall(called, f"higher-order operators have no exact rules ({target})")
@@ -232,9 +233,8 @@ class Machine:
         return digest
 
 
-def _only_checks(target: Any) -> bool:
-    """Whether an operator returns nothing, and refuses some of its arguments."""
-    return isinstance(target, _torch.OpOverload) and target.namespace == "aten" and not target._schema.returns
+def _returns_nothing(target: Any) -> bool:
+    return isinstance(target, _torch.OpOverload) and not target._schema.returns
 
 
 class _Evaluation(fx.Interpreter):

@@ -64,6 +64,20 @@ def has_effect(node: fx.Node) -> bool:
     return getattr(target, "__name__", "") == "with_effects"
 
 
+def effect_of(node: fx.Node) -> Any:
+    """What a call does outside of its graph, in order with other such calls (``with_effects``); ``None`` for a check, which may be asked again."""
+    if getattr(node.target, "__name__", "") != "with_effects":
+        return None
+    effect = node.args[1]
+    return None if only_checks(effect) else effect
+
+
+def only_checks(target: Any) -> bool:
+    """Whether an operator of torch returns nothing, and refuses some of its arguments."""
+    is_mute = isinstance(target, OpOverload) and target.namespace == "aten" and not target._schema.returns
+    return is_mute and target is not aten._print.default
+
+
 def is_assertion(node: fx.Node) -> bool:
     """Whether the node raises, or else does nothing (``aten._assert_async``, ``aten._assert_scalar``)."""
     return isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::_assert_")
@@ -162,7 +176,9 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
 def _tensors(node: fx.Node) -> list[fx.Node]:
     """The inputs of a node that have memory: all but the graphs that a higher-order operator calls."""
     return [
-        n for n in node.all_input_nodes if n.op != "get_attr" or not isinstance(attribute_of(n), fx.GraphModule)
+        n
+        for n in node.all_input_nodes
+        if n.op != "get_attr" or not isinstance(attribute_of(n), fx.GraphModule)
     ]
 
 
