@@ -309,6 +309,18 @@ def test_results_of_an_effect_are_not_made_again(caplog):
     assert "whose effects may change what it returns" in caplog.text
 
 
+def test_rows_whose_number_depends_on_data_are_compared(caplog):
+    def f(x, weight):
+        chosen = x[:, 0] > 0
+        return x.masked_scatter(chosen[:, None], torch.nn.functional.gelu(x[chosen] @ weight))
+
+    inputs = [leaf(5, 4), leaf(4, 4)]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        (got,) = step(f, inputs, {"check": "values"})
+    torch.testing.assert_close(got, f(*inputs))
+    assert "not checked" not in caplog.text
+
+
 def test_what_has_no_strides_is_not_compared_and_runs(caplog):
     table = torch.nn.Embedding(4, 2, sparse=True)
     compiled = torch.compile(table, backend="fxpasses", options={"compiler": "eager", "check": "values"})
