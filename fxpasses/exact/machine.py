@@ -16,7 +16,7 @@ from fake.library.random_state import seeded_generators
 from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
 from fxpasses.exact.arithmetic import Arithmetic
-from fxpasses.exact.complex_values import ComplexCalls, concerns_complex, without_complex
+from fxpasses.exact.complex_values import Complex, ComplexCalls, concerns_complex, is_complex, without_complex
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.rules import rule_of
@@ -131,6 +131,15 @@ class Machine:
         if target is not operator.getitem and any(is_dual(x) for x in (*args, *kwargs.values())):
             raise UnsupportedCall(target, "not an operator, and it takes a tensor")
         return target(*args, **kwargs)
+
+    def as_type(self, value: Any, dtype: torch.dtype) -> Any:
+        """A value with the type that the graph says it has: calls without a rule, and inputs, are in float64."""
+        if isinstance(value, Dual) and dtype.is_floating_point:
+            return value.as_type(dtype)
+        if is_complex(value) and dtype.is_complex:
+            parts = self._complex.of(value)
+            return Complex(parts.real.as_type(dtype.to_real()), parts.imag.as_type(dtype.to_real()))
+        return value
 
     def _as_dual(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
