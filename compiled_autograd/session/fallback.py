@@ -17,6 +17,7 @@ _BESIDE = "within another compiled autograd call"
 # What C++ says when it refuses, and how we say it.
 _REFUSALS: tuple[tuple[str, str], ...] = (
     (r"NestedTensor support not implemented", "a NestedTensor gradient"),
+    (r"'NestedIntNode' object has no attribute", "a ragged size that a node saved"),
     (
         r"view_fn not supported by compiled autograd",
         "an in-place operation on a view that only a function can redo",

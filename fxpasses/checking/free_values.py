@@ -192,7 +192,7 @@ class Following:
         return (self.at(factors)[name].reshape(goal.shape) - goal).abs() <= _NEAR * goal.abs()
 
 
-def aligned(shape: Sequence[int], whole: Sequence[int]) -> list[int] | None:
+def aligned(shape: Sequence[Any], whole: Sequence[Any]) -> list[Any] | None:
     """The sizes of a value at their places among those of what it is made of, ones at the others; ``None`` where they have none.
 
     >>> aligned([4, 1], [4, 6]), aligned([6], [4, 6]), aligned([5], [4, 6])
@@ -203,6 +203,11 @@ def aligned(shape: Sequence[int], whole: Sequence[int]) -> list[int] | None:
     for size in reversed(whole):
         found.append(rest.pop(0) if rest and rest[0] == size else 1)
     return None if rest else found[::-1]
+
+
+def _sizes(fake: Tensor) -> list[Any]:
+    """Sizes as expressions, of which asking whether they are equal adds no guard and needs no value: some depend on data."""
+    return [size.node.expr if isinstance(size, torch.SymInt) else size for size in fake.shape]
 
 
 def sources(node: fx.Node, only_given: bool) -> Iterator[fx.Node]:
@@ -220,7 +225,7 @@ def sources(node: fx.Node, only_given: bool) -> Iterator[fx.Node]:
         is_source = (
             taken is not node and isinstance(fake, Tensor) and (taken.op == "placeholder" or not only_given)
         )
-        if is_source and is_free(taken) and aligned(value.shape, fake.shape) is not None:
+        if is_source and is_free(taken) and aligned(_sizes(value), _sizes(fake)) is not None:
             found += 1
             yield taken
             continue

@@ -22,9 +22,9 @@ from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import OpOverload, disable_current_modes
 from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
 from fxpasses.checking.fused_kernels import as_defined, in_float64
-from fxpasses.checking.inputs import cloned, made_up, placeholders
+from fxpasses.checking.inputs import Unsupported, cloned, made_up, placeholders
 from fxpasses.exact.float_constants import number_held, unrounded
-from fxpasses.graphs.aliasing import is_mutating, uses_rng
+from fxpasses.graphs.aliasing import effect_of, is_mutating, uses_rng
 from fxpasses.graphs.rewriting import subgraphs
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -115,7 +115,7 @@ class Run(fx.Interpreter):
         """Run on ``inputs``, which the graph may change; returns the outputs as a list.
 
         Raises:
-            Unsupported: when the graph would wait for other processes.
+            Unsupported: when the graph would wait for other processes, has results of effects, or tensors without strides.
         """
         self._refuse_unknown()
         with seeded(seed):
@@ -146,6 +146,7 @@ class Run(fx.Interpreter):
     def _refuse_unknown(self) -> None:
         if not self._is_known:
             refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
+            _refuse_effects_and_layouts(self.module)  # type: ignore[arg-type]
         self._is_known = True
 
     def part(self, names: Collection[str], values: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
@@ -192,7 +193,8 @@ class Run(fx.Interpreter):
         if n.op == "call_function" and communicates(n.target):
             result, *theirs = self._answers(n)
         else:
-            result = self._evaluated(n)
+            # What has been said is not said again: a call without results is left out, one with results was refused.
+            result = self._evaluated(n) if effect_of(n) is None else (self.env[n.args[0]], None)  # type: ignore[index]
             theirs = self._made_up(n, result) if self._others and n.op != "output" else []
         for other, value in zip(self._others, theirs, strict=False):
             other.env[n] = value
@@ -224,6 +226,22 @@ class Run(fx.Interpreter):
 
     def _answers(self, n: fx.Node) -> list[Any]:
         return answers(n.target, [run.fetch_args_kwargs_from_env(n) for run in (self, *self._others)])
+
+
+def _refuse_effects_and_layouts(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        effect, value = effect_of(node), node.meta.get("val")
+        if effect is not None and not (isinstance(effect, OpOverload) and not effect._schema.returns):
+            raise Unsupported(
+                f"node {node.name!r} calls {effect}, whose effects may change what it returns: it is not run again"
+            )
+        for tensor in tree_leaves(value):
+            if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
+                raise Unsupported(
+                    f"node {node.name!r} is a tensor of layout {tensor.layout}, whose values are not compared"
+                )
+    for inner in subgraphs(gm).values():
+        _refuse_effects_and_layouts(inner)
 
 
 class DefinedRun(Run):

@@ -95,7 +95,7 @@ class Steps:
             torch.manual_seed(seed)
             with torch.enable_grad() if self._backward else torch.no_grad():
                 outputs = [v for v in _leaves(compile(step)(*args, **kwargs)) if isinstance(v, Tensor)]
-                losses = [_loss(v) for v in outputs if v.requires_grad]
+                losses = [_loss(_with_strides(v)) for v in outputs if v.requires_grad]
                 if losses:
                     torch.stack([loss.double() for loss in losses]).sum().backward()
         found = {f"output {i}": v for i, v in enumerate(outputs)}
@@ -109,7 +109,7 @@ class Steps:
             }
             found |= {f"buffer {n}": b for n, b in model.named_buffers()}
         found |= {f"gradient of input {i}": v.grad for i, v in enumerate(inputs) if v.grad is not None}
-        return {name: value.detach().clone() for name, value in found.items()}
+        return {name: _with_strides(value.detach()).clone() for name, value in found.items()}
 
 
 _RANDOM = frozenset({torch.rand, torch.randn})
@@ -160,11 +160,18 @@ def _fresh(value: Any, wide: bool, move: int | None) -> Any:
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)  # a cache that the model fills, say
     copied = value.detach().clone()
-    if move is not None:
+    if move is not None and copied.layout is torch.strided:
         (copied,) = moved([copied], move) if wide else next_to([copied], move)
     elif wide:
         copied = as_float64(copied)
     return copied.requires_grad_(value.requires_grad)
+
+
+def _with_strides(value: Tensor) -> Tensor:
+    """The numbers of a sparse or jagged tensor as one that all operators take; any other as it is."""
+    if value.is_nested:
+        return value.values()
+    return value if value.layout is torch.strided else value.to_dense()
 
 
 def _loss(value: Tensor) -> Tensor:

@@ -273,6 +273,8 @@ def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
             made[node] = graph.node_copy(node, made.__getitem__)
     for old, new in made.items():
         new.meta = {"val": old.meta.get("example_value", 0)}
+    if any(isinstance(v, torch.SymInt) and v.node.is_nested_int() for v in values):
+        raise Unsupported("a ragged size")
     values = [int(v) if isinstance(v, torch.SymInt) else v for v in values]
     return Case(fx.GraphModule(gm, graph), values)
 

@@ -16,10 +16,11 @@ from fake.library.random_state import seeded_generators
 from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
 from fxpasses.exact.arithmetic import Arithmetic
-from fxpasses.exact.complex_values import ComplexCalls, concerns_complex, without_complex
+from fxpasses.exact.complex_values import Complex, ComplexCalls, concerns_complex, is_complex, without_complex
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.rules import rule_of
+from fxpasses.graphs.aliasing import only_checks
 
 _DECOMPOSITIONS: dict[Any, fx.GraphModule | None] = {}
 """Traced decompositions by operator, constants and metadata."""
@@ -121,15 +122,24 @@ class Machine:
         return self._uninterpreted(target, flat, spec) if found is NotImplemented else found
 
     def _plain_call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if target is torch.ops.higher_order.with_effects and _only_checks(args[1]):
-            token, check, *given = args
-            return token, self.call(check, given, kwargs)
+        if target is torch.ops.higher_order.with_effects and _returns_nothing(args[1]):
+            token, effect, *given = args
+            return token, self.call(effect, given, kwargs) if only_checks(effect) else None
         if isinstance(target, _torch.HigherOrderOperator):
             called = next((value for value in args if isinstance(value, _torch.OpOverload)), target)
             raise UnsupportedCall(called, f"higher-order operators have no exact rules ({target})")
         if target is not operator.getitem and any(is_dual(x) for x in (*args, *kwargs.values())):
             raise UnsupportedCall(target, "not an operator, and it takes a tensor")
         return target(*args, **kwargs)
+
+    def as_type(self, value: Any, dtype: torch.dtype) -> Any:
+        """A value with the type that the graph says it has: calls without a rule, and inputs, are in float64."""
+        if isinstance(value, Dual) and dtype.is_floating_point:
+            return value.as_type(dtype)
+        if is_complex(value) and dtype.is_complex:
+            parts = self._complex.of(value)
+            return Complex(parts.real.as_type(dtype.to_real()), parts.imag.as_type(dtype.to_real()))
+        return value
 
     def _as_dual(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -232,9 +242,8 @@ class Machine:
         return digest
 
 
-def _only_checks(target: Any) -> bool:
-    """Whether an operator returns nothing, and refuses some of its arguments."""
-    return isinstance(target, _torch.OpOverload) and target.namespace == "aten" and not target._schema.returns
+def _returns_nothing(target: Any) -> bool:
+    return isinstance(target, _torch.OpOverload) and not target._schema.returns
 
 
 class _Evaluation(fx.Interpreter):

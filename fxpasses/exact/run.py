@@ -126,8 +126,8 @@ class Run(fx.Interpreter):
         if self._machine.rough > rough:
             self.rough_nodes.add(n.name)
         expected = n.meta.get("val")
-        if isinstance(value, Dual) and isinstance(expected, Tensor) and expected.is_floating_point():
-            value = value.as_type(expected.dtype)
+        if isinstance(expected, Tensor):
+            value = self._machine.as_type(value, expected.dtype)
         return self._adopt(n, value)
 
     def rests_on_rough_kernels(self) -> bool:

@@ -16,6 +16,7 @@ from torch import fx
 
 from fake.seam.dispatch import OpOverload
 from fake.seam.fx import has_effects
+from fxpasses.graphs.rewriting import attribute_of
 
 aten = torch.ops.aten
 
@@ -61,6 +62,20 @@ def has_effect(node: fx.Node) -> bool:
     if isinstance(target, OpOverload):
         return has_effects(target) or (_of(target).returns_nothing and not _of(target).is_mutable)
     return getattr(target, "__name__", "") == "with_effects"
+
+
+def effect_of(node: fx.Node) -> Any:
+    """What a call does outside of its graph, in order with other such calls (``with_effects``); ``None`` for a check, which may be asked again."""
+    if getattr(node.target, "__name__", "") != "with_effects":
+        return None
+    effect = node.args[1]
+    return None if only_checks(effect) else effect
+
+
+def only_checks(target: Any) -> bool:
+    """Whether an operator of torch returns nothing, and refuses some of its arguments."""
+    is_mute = isinstance(target, OpOverload) and target.namespace == "aten" and not target._schema.returns
+    return is_mute and target is not aten._print.default
 
 
 def is_assertion(node: fx.Node) -> bool:
@@ -147,7 +162,7 @@ _of = functools.cache(_Aliasing)
 def aliased_arguments(node: fx.Node) -> list[fx.Node]:
     target = node.target
     if node.op != "call_function":
-        return [] if node.op in ("placeholder", "get_attr") else list(node.all_input_nodes)
+        return [] if node.op in ("placeholder", "get_attr") else _tensors(node)
     if isinstance(target, OpOverload):
         return _nodes_at(node, target, _of(target).aliased)
     if target is operator.getitem and isinstance(node.args[0], fx.Node):
@@ -155,7 +170,16 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
         source = node.args[0]
         fresh = isinstance(source.target, OpOverload) and not _of(source.target).aliased
         return [] if fresh else [source]
-    return list(node.all_input_nodes)  # higher-order operators, module calls
+    return _tensors(node)  # higher-order operators, module calls
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    """The inputs of a node that have memory: all but the graphs that a higher-order operator calls."""
+    return [
+        n
+        for n in node.all_input_nodes
+        if n.op != "get_attr" or not isinstance(attribute_of(n), fx.GraphModule)
+    ]
 
 
 def _written(node: fx.Node) -> list[fx.Node]:

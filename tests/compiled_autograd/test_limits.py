@@ -215,6 +215,18 @@ def test_nested_tensors_run_in_eager():
     assert "a NestedTensor gradient" in stats.fallback_reasons
 
 
+def test_a_compiled_function_of_ragged_rows_runs_in_eager():
+    compiled = torch.compile(lambda rows: rows.sin().values(), backend="aot_eager")
+
+    def ragged():
+        rows = [torch.randn(n, 3, requires_grad=True) for n in (2, 4)]
+        compiled(torch.nested.as_nested_tensor(rows, layout=torch.jagged)).sum().backward()
+        return [row.grad for row in rows]
+
+    stats = check(ragged, captures=0, fallbacks=1)
+    assert "a ragged size that a node saved" in stats.fallback_reasons
+
+
 def test_passes_of_other_threads_are_eager_unless_they_enable():
     results = {}
     x = torch.ones(3, requires_grad=True)

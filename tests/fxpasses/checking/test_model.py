@@ -323,3 +323,25 @@ def test_what_eager_writes_in_place_is_judged_exactly(monkeypatch):
     right, wrong = map(str, found)
     assert right.startswith("EQUAL")
     assert re.match("DIFFERENT: input .* after the run", wrong)
+
+
+def test_jagged_tensors_are_compared_by_what_they_hold():
+    rows = [torch.randn(n, 3) for n in (2, 4)]
+    given = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+    assert fxpasses.check(lambda x: x.sin() * 2, given, options={"compiler": "eager"}, show=False).ok
+
+
+def test_sparse_tensors_are_compared_by_what_they_hold():
+    given = torch.eye(4).to_sparse()  # of which Dynamo makes no graph
+    found = fxpasses.check(torch.sparse.mm, given, torch.randn(4, 2), show=False)
+    assert [stage.problems for stage in found.stages] == [(), ()]
+
+
+def test_wrong_rows_of_a_jagged_tensor_are_found():
+    class Wrong(torch.nn.Module):
+        def forward(self, x):
+            return x * (3 if torch.compiler.is_compiling() else 2)
+
+    given = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
+    found = fxpasses.check(Wrong(), given, options={"compiler": "eager"}, show=False)
+    assert not found.ok

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fxpasses
+from fake.library import EffectType, custom_op
 from fxpasses import PassError, StructureError, ValueMismatchError
 from tests.fxpasses.checking import plants
 from tests.fxpasses.checking.repros import in_a_new_process, in_this_process
@@ -256,6 +257,76 @@ def test_what_has_ragged_sizes_is_not_compared_and_runs(caplog):
     compiled(torch.nested.as_nested_tensor(rows, layout=torch.jagged)).backward()
     assert torch.equal(weight.grad, torch.full((2, 4), 40.0))
     assert "is not checked by value: a ragged size" in caplog.text
+
+
+SAID: list[float] = []
+
+
+@custom_op("fxpasses_values::say", mutates_args=())
+def say(x: torch.Tensor) -> None:
+    SAID.append(x.sum().item())
+
+
+@custom_op("fxpasses_values::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    SAID.append(0.0)
+    return x * len(SAID)
+
+
+say.register_fake(lambda x: None)
+counted.register_fake(torch.empty_like)
+say.register_effect(EffectType.ORDERED)
+counted.register_effect(EffectType.ORDERED)
+
+
+@fxpasses.graph_pass(graphs=["inference"])
+def sines_for_exponentials(gm):
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default):
+        node.target = torch.ops.aten.sin.default
+    return True
+
+
+def test_what_a_program_says_is_said_once():
+    def f(x):
+        say(x)
+        y = x.exp()
+        say(y)
+        return y * x.exp()
+
+    SAID.clear()
+    step(f, [torch.zeros(2)], {"check": "values"})
+    assert SAID == [0.0, 2.0]
+    with pytest.raises(ValueMismatchError):
+        step(f, [torch.ones(2)], {"passes": [sines_for_exponentials], "check": "values"})
+    assert SAID == [0.0, 2.0]
+
+
+def test_results_of_an_effect_are_not_made_again(caplog):
+    SAID.clear()
+    (got,) = step(lambda x: counted(x) + x.exp() * x.exp(), [torch.zeros(2) + 1], {"check": "values"})
+    assert SAID == [0.0]
+    torch.testing.assert_close(got, 1 + torch.full((2,), 2.0).exp())
+    assert "whose effects may change what it returns" in caplog.text
+
+
+def test_rows_whose_number_depends_on_data_are_compared(caplog):
+    def f(x, weight):
+        chosen = x[:, 0] > 0
+        return x.masked_scatter(chosen[:, None], torch.nn.functional.gelu(x[chosen] @ weight))
+
+    inputs = [leaf(5, 4), leaf(4, 4)]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        (got,) = step(f, inputs, {"check": "values"})
+    torch.testing.assert_close(got, f(*inputs))
+    assert "not checked" not in caplog.text
+
+
+def test_what_has_no_strides_is_not_compared_and_runs(caplog):
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    compiled = torch.compile(table, backend="fxpasses", options={"compiler": "eager", "check": "values"})
+    compiled(torch.tensor([1, 2, 1])).sum().backward()
+    assert table.weight.grad.to_dense().tolist() == [[0, 0], [2, 2], [1, 1], [0, 0]]
+    assert "a tensor of layout torch.sparse_coo" in caplog.text
 
 
 @fxpasses.graph_pass(graphs=["inference"])

@@ -299,6 +299,15 @@ def test_what_has_no_rule_is_named():
     assert any("matrix_exp" in name for name in verdict.needed)
 
 
+def test_complex_numbers_have_the_type_of_their_graph_where_a_call_has_no_rule():
+    before, after, inputs = graphs(
+        lambda x: x.sgn(),
+        lambda x: torch.view_as_complex(torch.view_as_real(x.sgn())),
+        torch.randn(3, 4, dtype=torch.complex64),
+    )
+    assert equivalent(before, after, inputs).kind == "EQUAL"
+
+
 def test_a_graph_that_checks_its_errors_is_evaluated():
     a, b = torch.eye(4) * 4 + torch.rand(4, 4), torch.randn(4, 2)
     before, after = (

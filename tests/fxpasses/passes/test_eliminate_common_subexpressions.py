@@ -82,3 +82,20 @@ def test_results_of_equal_calls_that_are_returned_have_memory_of_their_own():
     first.zero_()
     assert torch.equal(second, torch.tensor([[[1.0, 3.0, 5.0]]]))
     assert total == 9
+
+
+def test_a_graph_that_two_calls_run_is_no_memory_of_their_results():
+    @torch.compiler.nested_compile_region
+    def layer(x, y):
+        return (x * y).sin() + x.sum(0, keepdim=True)
+
+    def f(x, y):
+        for _ in range(3):
+            x = layer(x, y)
+        return layer(x, y * 2), x
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
+    compiled = torch.compile(f, backend=backend, options={"compiler": "eager"})
+    wanted, got = (torch.autograd.grad(sum(r.sum() for r in g(*inputs)), inputs) for g in (f, compiled))
+    torch.testing.assert_close(got, wanted)
