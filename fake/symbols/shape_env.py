@@ -137,6 +137,24 @@ class ShapeEnv(_t.TorchShapeEnv):
                 self._declaring = False
         return made
 
+    def simplify(self, expr: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        """torch's method, which takes ``int(a / b)`` for ``a // b``: another number where the quotient is negative and no integer."""
+        functions = _t.sympy_functions
+        truncated = (t.args[0] for t in expr.atoms(functions.TruncToInt))
+        floats = {
+            quotient: functions.FloatTrueDiv(*map(functions.ToFloat, quotient.args))
+            for quotient in truncated
+            if self._may_be_negative(quotient)
+        }
+        return super().simplify(expr.xreplace(floats) if floats else expr, *args, **options)
+
+    def _may_be_negative(self, quotient: Any) -> bool:
+        """Whether this is the quotient of two integers that are not known to have the same sign."""
+        if not isinstance(quotient, _t.sympy_functions.IntTrueDiv):
+            return False
+        above, below = (self.bound_sympy(self.replace(part)) for part in quotient.args)
+        return not (above.lower >= 0 and below.lower > 0)
+
     def _simplify_floor_div(self, expr: Any) -> Any:  # type: ignore[override]
         """torch's method, which asks whether divisions inside a floor leave a remainder: an error with negative numbers."""
         if any(

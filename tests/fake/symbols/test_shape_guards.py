@@ -246,3 +246,22 @@ def test_a_number_read_twice_is_one_guard():
         torch.compile(Twice(), backend=backend, dynamic=True)(torch.zeros(4, 6))
     (eps,) = [guard for guard in reports[0] if guard.expression.endswith("norm.eps == 1e-05")]
     assert "take it as a tensor" in eps.avoid
+
+
+QUOTIENTS = {
+    "int((2 - a) / 2)": lambda x: int((2 - x.shape[0]) / 2),
+    "int(b / (-a // 3))": lambda x: int(x.shape[1] / (-x.shape[0] // 3)),
+    "int((a - b) / (b - 9))": lambda x: int((x.shape[0] - x.shape[1]) / (x.shape[1] - 9)),
+    "int(b / a)": lambda x: int(x.shape[1] / x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("text", QUOTIENTS)
+def test_a_quotient_that_may_be_negative_is_truncated_and_not_floored(text):
+    quotient = QUOTIENTS[text]
+    for example in [(3, 4), (4, 3), (5, 5), (7, 2)]:
+        env, _ = traced(lambda x: x.new_zeros(quotient(x) + 9), example, duck_shape=False)
+        accepts = env.guards.compile()
+        for sizes in itertools.product(range(2, 9), repeat=2):
+            other = torch.zeros(sizes)
+            assert accepts(other) == (quotient(other) == quotient(torch.zeros(example))), (example, sizes)
