@@ -299,15 +299,6 @@ def test_what_has_no_rule_is_named():
     assert any("matrix_exp" in name for name in verdict.needed)
 
 
-def test_complex_numbers_have_the_type_of_their_graph_where_a_call_has_no_rule():
-    before, after, inputs = graphs(
-        lambda x: x.sgn(),
-        lambda x: torch.view_as_complex(torch.view_as_real(x.sgn())),
-        torch.randn(3, 4, dtype=torch.complex64),
-    )
-    assert equivalent(before, after, inputs).kind == "EQUAL"
-
-
 def test_a_graph_that_checks_its_errors_is_evaluated():
     a, b = torch.eye(4) * 4 + torch.rand(4, 4), torch.randn(4, 2)
     before, after = (
@@ -369,30 +360,6 @@ def test_a_graph_that_raises_where_the_one_before_does_not_is_another():
     verdict = equivalent(before, after, inputs)
     assert verdict.kind == "DIFFERENT"
     assert "evaluating the graph after raises IndexError" in str(verdict)
-
-
-@pytest.mark.parametrize("shown", [lambda z: z, torch.view_as_real, torch.abs])
-def test_complex_numbers_are_compared_as_floats_and_named(shown):
-    def before(x):
-        return shown(torch.fft.fft(x) * 3)
-
-    def verdict(after):
-        one, other, inputs = graphs(before, after, X)
-        return equivalent(one, other, inputs)
-
-    moved = verdict(lambda x: shown(torch.fft.fft(x * 3)))
-    assert moved.kind in ("EQUAL", "UNPROVED")  # never another function for what kernels round
-    assert "aten._fft_r2c.default" in moved.opaque
-    assert verdict(before).kind == "EQUAL"
-    assert verdict(lambda x: shown(torch.fft.fft(x * 3.1))).kind == "DIFFERENT"
-
-
-def test_complex_inputs_are_sampled():
-    z = torch.randn(3, dtype=torch.complex64)
-    one, other, inputs = graphs(lambda z: z * 2, lambda z: z + z, z)
-    assert equivalent(one, other, inputs).kind == "EQUAL"
-    one, other, inputs = graphs(lambda z: z * 2, lambda z: z * 2.2, z)
-    assert equivalent(one, other, inputs).kind == "DIFFERENT"
 
 
 def test_an_input_that_is_read_after_it_was_written_to_has_the_new_value():

@@ -18,10 +18,11 @@ from fxpasses.plans.arguments import described_arguments, described_options
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.loaded import Directory
+from fxpasses.plans.beside_compilation import beside_compilation
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import read_sections, write_sections
 from fxpasses.plans.reads import check_covered
-from fxpasses.plans.recording import Recording, _beside_compilation
+from fxpasses.plans.recording import Recording
 from fxpasses.plans.surroundings import _own_source, surroundings
 from fxpasses.plans.walk import Walk
 from fxpasses.tuning import tuned_graph as tuning_graph
@@ -381,7 +382,7 @@ def test_errors_of_plans_cost_the_plan_alone(tmp_path, monkeypatch, caplog):
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     for owner, name, reason in ((Recording, "_observe", "recording"), (Walk, "add", "looking for a plan")):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, _beside_compilation(fails) if owner is Recording else fails)
+            patch.setattr(owner, name, beside_compilation(fails) if owner is Recording else fails)
             compiled = fxpasses.compile(copy.deepcopy(model), cache=str(tmp_path), compiler="eager")
             with torch.no_grad():
                 torch.testing.assert_close(compiled(x), model(x))
