@@ -15,10 +15,10 @@ import fxpasses
 from fake.seam.inductor import config as inductor_config
 from fxpasses.passes import TunedPasses
 from fxpasses.plans.arguments import described_arguments, described_options
+from fxpasses.plans.beside_compilation import beside_compilation
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.loaded import Directory
-from fxpasses.plans.beside_compilation import beside_compilation
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import read_sections, write_sections
 from fxpasses.plans.reads import check_covered
