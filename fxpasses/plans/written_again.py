@@ -58,13 +58,8 @@ def noted_runs() -> Iterator[list[Path | None]]:
 
 @dataclass(frozen=True)
 class ChangedNumbers:
-    """A plan, and a model that differs from that of the plan in numbers alone.
+    """A plan, and a model that differs from that of the plan in numbers alone."""
 
-    Attributes:
-        file: of the plan.
-    """
-
-    file: Path
     _content: Mapping[str, Any]
     _sections: Mapping[str, bytes]
     _story: Any
@@ -93,13 +88,17 @@ class ChangedNumbers:
                 return None
             walk = Walk(told=True, leaves_open=True)
             walk.over(model, objects)
-            content |= {"about": about, "read": walk_reads(walk, content["reads"])}
+            # Dynamo's code is that of the first one.
+            first = content.get("first", file.name)
+            content |= {"about": about, "read": walk_reads(walk, content["reads"]), "first": first}
         except (NoPlan, PlanFileError, OSError):
             return None  # it is compiled again, which says what the matter is
         story = json.loads(json.dumps(walk.story))
+        if known == story:
+            return None  # it does not hold for another reason
         if _without_numbers(known) != _without_numbers(story) or not are_named_still(content["functions"]):
             return None
-        return ChangedNumbers(file, content, sections, story)
+        return ChangedNumbers(content, sections, story)
 
     def write(self, runs: Sequence[Path | None], folder: Callable[[Any], Path]) -> Path | None:
         """Write the plan for the model as it is; ``None`` where it does not serve, or the disk refuses.
@@ -108,7 +107,7 @@ class ChangedNumbers:
             runs: the plans whose code Dynamo let run in a call of it.
             folder: where plans with given factors are.
         """
-        if list(runs) != [self.file]:
+        if [file and file.name for file in runs] != [self._content["first"]]:
             return None
         try:
             return write_plan(folder(self._content["about"]), self._content, self._story, self._sections)
