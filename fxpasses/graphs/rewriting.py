@@ -257,6 +257,25 @@ def remove_full_slices(graph: fx.Graph) -> None:
             replace(node, source)
 
 
+def use_returned_arguments(gm: fx.GraphModule) -> None:
+    """Let users of what ``invoke_subgraph`` returns use its argument, where the subgraph returns that: what it saves for its backward pass often is one.
+
+    Inductor (2.15) takes such an argument for dead behind the call, and may put other values into its memory: gradients of
+    ``torch.compiler.nested_compile_region`` were wrong.
+
+    Args:
+        gm: a forward, backward or inference graph.
+    """
+    for call in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
+        subgraph, _, *arguments = call.args
+        inner = attribute_of(subgraph, gm).graph
+        given = dict(zip(inner.find_nodes(op="placeholder"), arguments, strict=True))
+        results = outputs_of(inner)
+        for item in list(call.users):
+            if item.target is operator.getitem and (argument := given.get(results[item.args[1]])) is not None:
+                replace(item, argument)
+
+
 def same_metadata(a: Any, b: Any) -> bool:
     """Whether two fake values have the same shape, stride, dtype and device, known without a guard, and none is conjugated or negated lazily where the other is not."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):

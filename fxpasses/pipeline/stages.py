@@ -35,7 +35,7 @@ from fxpasses.errors import (
     ValueMismatchError,
 )
 from fxpasses.graphs.provenance import annotate, described_inputs, failing_node
-from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.graphs.rewriting import copy_graph, use_returned_arguments
 from fxpasses.partitioner._torch import BackwardState
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.regional import KnownRegions, known_regions
@@ -206,6 +206,7 @@ class Stages:
         if kind == "inference":
             self._ran = True
             annotate(gm, self._inputs)
+        use_returned_arguments(gm)
         # A failing pass, or Inductor, may leave the graph half rewritten: eager then runs the graph as it was.
         kept = self._to_eager or (kind == "backward" and _may_depend_on_data(gm.graph))
         eager = with_inductor_rng(copy_graph(gm, constants=True)) if kept else gm
