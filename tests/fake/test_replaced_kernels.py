@@ -200,3 +200,10 @@ def test_a_rule_that_is_registered_later_is_asked(monkeypatch):
             assert aten.special_i1e(x).shape == (6,)
             assert aten.special_i1e(torch.ones(4)).shape == (4,)
     assert mode.cache_info().hits > 0
+
+
+def test_what_torch_registers_with_the_first_jagged_tensor_replaces_nothing():
+    rows = [torch.ones(n, 3) for n in (2, 4)]
+    compiled = torch.compile(lambda rows: rows.sin().values(), backend="aot_eager")
+    compiled(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
+    assert not REPLACEMENTS.any_builtin
