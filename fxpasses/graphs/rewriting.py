@@ -272,7 +272,8 @@ def use_returned_arguments(gm: fx.GraphModule) -> None:
         given = dict(zip(inner.find_nodes(op="placeholder"), arguments, strict=True))
         results = outputs_of(inner)
         for item in list(call.users):
-            if item.target is operator.getitem and (argument := given.get(results[item.args[1]])) is not None:
+            argument = given.get(results[item.args[1]]) if item.target is operator.getitem else None
+            if isinstance(argument, fx.Node):  # and no number
                 replace(item, argument)
 
 
