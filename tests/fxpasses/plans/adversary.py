@@ -354,6 +354,10 @@ def _in_eager(self, *args, **kwargs):
     return self.model(*args, **kwargs)
 
 
+def _record_in_eager(self, signature, tensors, objects, shelf, abouts, args, kwargs, changed):
+    return _in_eager(self, *args, **kwargs)
+
+
 if __name__ == "__main__":
     import fxpasses
     from fxpasses.plans.compile import Compiled
@@ -367,7 +371,7 @@ if __name__ == "__main__":
         stats = fxpasses.stats()
         Path(sys.argv[2]).write_text(json.dumps([stats.plans_written, stats.plans_refused]))
     else:
-        Compiled._record = lambda self, *given: _in_eager(self, *given[-2], **given[-1])
+        Compiled._record = _record_in_eager
         Compiled._compiled = property(lambda self: lambda *args, **kwargs: _in_eager(self, *args, **kwargs))
         late = [name for name in CHANGES if name not in _WHEN_BUILT]
         found = [run(name, False) for name in (*CHANGES, *CALLS)] + [run(name, True) for name in late]
