@@ -62,6 +62,7 @@ from fake.seam.dispatch import (
     disable_current_modes,
     enable_python_dispatcher,
     has_kernel,
+    without_function_modes,
 )
 from fake.seam.dynamo import (
     DynamoError,
@@ -339,8 +340,8 @@ def trace_calls(
 
 @contextlib.contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Surroundings in which tensors are real, and a new fake mode may be made, in the middle of a compilation."""
-    with disable_current_modes(), tracing(None):
+    """Surroundings in which tensors are real, no mode sees a call and a new fake mode may be made, in the middle of a compilation."""
+    with disable_current_modes(), without_function_modes(), tracing(None):
         yield
 
 

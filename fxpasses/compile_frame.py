@@ -72,7 +72,7 @@ def compile_frame(
     if limits is not None:
         parsed = limited_options(parsed, limits)
         if limits.stage == "eager":
-            return gm.forward
+            return _torch.without_function_modes()(gm.forward)
         if limits.check and limits.stage in ("capture", "partition"):
             return in_eager_with_repro(gm, limits.stage, parsed.repro_directory(), _log_repro)
     if tuned and limits is None:

@@ -28,6 +28,8 @@ from torch._C import (
     _is_any_autocast_enabled as is_any_autocast_enabled,
     _len_torch_dispatch_stack as dispatch_mode_depth,
     _len_torch_function_stack as function_mode_depth,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
     _set_grad_enabled as set_grad_enabled,
     _TorchDispatchModeKey as TorchDispatchModeKey,
     _VariableFunctions as variable_functions,
@@ -204,6 +206,17 @@ def in_eager() -> Iterator[None]:
     """Real kernels for real tensors: no mode sees a call, autograd does not record it and autocast does not change it."""
     with no_dispatch(), DisableTorchFunction(), BelowAutograd(), DisableAutocast():
         yield
+
+
+@contextlib.contextmanager
+def without_function_modes() -> Iterator[None]:
+    """No ``TorchFunctionMode`` of the user sees a call: Dynamo's graph is what they have made of the calls already."""
+    modes = [_pop_torch_function_stack() for _ in range(function_mode_depth())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_on_torch_function_stack(mode)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fake.notebook import as_html
 from fxpasses import _torch
@@ -154,7 +155,7 @@ def check(
         seconds: after how long passes are no more tried on made-up inputs and gradients of outputs, but on the model's own only; a note then says so.
 
     Raises:
-        OptionsError: for a wrong option, ``seconds`` below zero, or what cannot be called.
+        OptionsError: for a wrong option, ``seconds`` below zero, a lazy parameter without values, or what cannot be called.
         StageError: when a stage fails.
 
     >>> import torch, fxpasses
@@ -163,6 +164,10 @@ def check(
     """
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
+    lazy = [n for n, p in model.named_parameters() if is_lazy(p)] if isinstance(model, nn.Module) else []
+    if lazy:
+        problem = f"the parameter {lazy[0]!r} is lazy and has no value yet: call the model once before it is checked"
+        raise OptionsError("model", model, problem=problem)
     args, named = _arguments(inputs, kwargs)
     if seconds is not None and not seconds >= 0:
         raise OptionsError("seconds", seconds, "a number of seconds, or None")
@@ -310,7 +315,7 @@ class _Stages:
             try:
                 compiled = compile_graph(gm, example_inputs, options, hooks)
             except NoRegions:  # compiled without regions, it was compared already
-                return gm
+                return _torch.without_function_modes()(gm)
             return watching.watched(compiled) if watching is not None else compiled
 
         return self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))

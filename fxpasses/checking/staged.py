@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from fake.error_text import describe_error, first_line
 from fake.seam.pytree import tree_leaves
-from fxpasses._torch import functorch_config, outside_tracing, reset_code
+from fxpasses._torch import functorch_config, outside_tracing, reset_code, without_function_modes
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, seeded
@@ -244,7 +244,8 @@ def in_eager_with_repro(
         if not looked_at:
             looked_at = True
             tell(*stage_repro(gm, inputs, stage, directory))
-        return gm.forward(*inputs)
+        with without_function_modes():
+            return gm.forward(*inputs)
 
     return run
 

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import fxpasses
 from fxpasses.checking import captured
@@ -45,6 +46,33 @@ def test_a_right_model_passes():
     assert all(s.times < 5 for s in result.stages)
     assert all(torch.equal(a, b) for a, b in zip(weights, subject.parameters(), strict=True))
     assert all(p.grad is None for p in subject.parameters())
+
+
+def test_a_model_with_lazy_parameters_is_refused_by_name():
+    subject = nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(2))
+    with pytest.raises(fxpasses.OptionsError, match=r"1\.weight.*call the model once"):
+        fxpasses.check(subject, torch.randn(4, 3), options=EAGER, show=False)
+    subject(torch.randn(4, 3))
+    assert fxpasses.check(subject, torch.randn(4, 3), options=EAGER, show=False)
+
+
+class _Doubles(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.sin else result
+
+
+def test_function_modes_of_the_user_change_a_call_once():
+    """Dynamo's graph holds what they make of the calls; run under them, it would be another function than the model."""
+
+    def model(x):
+        return torch.sin(x).cos()
+
+    with _Doubles():
+        outer = torch._C._get_function_stack_at(0)
+        result = fxpasses.check(model, torch.randn(3, requires_grad=True), options=EAGER, show=False)
+        assert torch._C._get_function_stack_at(0) is outer
+    assert result, result
 
 
 def test_tensors_that_a_model_makes_are_wide_in_float64():
