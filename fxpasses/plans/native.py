@@ -52,6 +52,7 @@ def build(compiler: str, directory: Path) -> bytes | None:
     return made
 
 
+@functools.cache
 def _built(compiler: str) -> bytes | None:
     with tempfile.TemporaryDirectory(prefix="fxpasses-") as folder:
         made = Path(folder) / "watch.so"

@@ -33,6 +33,7 @@ def in_two_processes(tmp_path_factory):
     return [children.told_by("-c", PROGRAM, directory, which) for which in ("first", "later")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_second_process_compiles_nothing(name, in_two_processes):
     (first, _), (second, refused) = in_two_processes
@@ -42,6 +43,7 @@ def test_a_second_process_compiles_nothing(name, in_two_processes):
         assert second[f"{name} False"][1] == 0, refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_other_numbers_in_a_second_process(name, in_two_processes):
     differing, graphs = in_two_processes[1][0][f"{name} True"]

@@ -37,6 +37,7 @@ def in_two_processes(tmp_path_factory):
     return [children.told_by("-c", PROGRAM, directory, how, json.dumps(changed)) for changed in ([], CHANGED)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CACHES)
 def test_a_second_process_compiles_nothing(name, in_two_processes):
     (first, _), (second, refused) = in_two_processes
@@ -44,6 +45,7 @@ def test_a_second_process_compiles_nothing(name, in_two_processes):
     assert second[f"{name} nothing"] == [[], 0], refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "change"), [*itertools.product(CHANGED, CHANGES)])
 def test_what_is_put_in_its_place(name, change, in_two_processes):
     assert in_two_processes[1][0][f"{name} {change}"][0] == []

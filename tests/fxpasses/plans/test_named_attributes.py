@@ -37,6 +37,7 @@ def in_two_processes(tmp_path_factory):
     return [children.told_by("-c", PROGRAM, directory, which) for which in ("first", "later")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_what_code_reads_counts_and_nothing_else(name, in_two_processes):
     (first, _), (second, refused) = in_two_processes
