@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 import operator
 import os
@@ -178,13 +179,19 @@ def registered(operator: OpOverload) -> Registered | None:
         return (
             None
             if kernel is None
-            else Registered({"fake": kernel.func}, "", [(entry.fake_impl, ("kernel",))])
+            else Registered({"fake": _as_registered(kernel.func)}, "", [(entry.fake_impl, ("kernel",))])
         )
     if made._torch_dispatch_fns:
         return None
     functions = {role: getattr(made, name) for name, role in _ROLES.items()}
     autocast = repr(vars(made).get("_autocast_dtype"))
     return Registered(functions, autocast, [(made, tuple(_ROLES))])
+
+
+def _as_registered(fake: Any) -> Any:
+    """The function that the user has registered: torch puts one around it that notes in its closure whether it was called already."""
+    is_around = getattr(fake, "__qualname__", "").startswith("_check_pystubs_once.")
+    return inspect.getclosurevars(fake).nonlocals["func"] if is_around else fake
 
 
 def is_in_transform(tensor: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ import fxpasses
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.library_operators import called_by, parts_of_operator
 from fxpasses.plans.watched_state import Watch
+from tests import children
 
 FACTOR = 2.0
 
@@ -273,3 +274,28 @@ def test_each_overload_of_a_name_counts():
         parts = dict(parts_of_operator(torch.ops.fxpasses_tests_plans.several, Watch()))
     assert {name.partition(" ")[0].rpartition(".")[2] for name in parts} == {"one", "two"}
     assert sum(name.endswith(" fake") for name in parts) == 2
+
+
+LATE = """
+import torch, sys, fxpasses, json
+library = torch.library.Library("fxpasses_late", "DEF")
+library.define("repeated(Tensor x, SymInt n) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+library.impl("repeated", lambda x, n: x.repeat(n), "CompositeExplicitAutograd")
+torch.library.register_fake("fxpasses_late::repeated", lambda x, n: x.new_empty(x.shape[0] * n), lib=library)
+
+def function(x):
+    return torch.ops.fxpasses_late.repeated(x.sin(), 2)
+
+compiled, x = fxpasses.compile(function, cache=sys.argv[1]), torch.arange(3.0)
+torch.testing.assert_close(compiled(x), function(x))
+print(json.dumps(fxpasses.stats().graphs))
+"""
+
+
+def test_what_torch_notes_when_an_operator_is_first_called_counts_for_nothing(tmp_path):
+    """That its fake kernel was asked once."""
+    tmp_path.chmod(0o700)
+    program = tmp_path / "program.py"
+    program.write_text(LATE)
+    found = [children.run_fresh(str(program), str(tmp_path / "plans")) for _ in range(2)]
+    assert [(done.returncode, done.stdout.split()[-1:]) for done in found] == [(0, ["1"]), (0, ["0"])], found
