@@ -231,7 +231,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
             source = source or LocalSource("input")
             promised = {place: dim for place, dim in parsed.items() if isinstance(dim, Dim)}
             if promised:
-                declare_on(self.shape_env, source, promised)
+                declare_on(self.shape_env, source, promised, tensor.shape)
         return super().from_tensor(
             tensor, static_shapes=static_shapes, source=source, symbolic_context=symbolic_context, trace=trace
         )

@@ -116,9 +116,9 @@ class Contract:
             raise ContractError(
                 "contracts", "contracts", f"must map names of inputs to their dims, it is {by_input!r}"
             )
-        self.by_input: dict[str, dict[int, Dim | str]] = {
-            name: dict(parse_dims(dims, name)) for name, dims in (by_input or {}).items()
-        }
+        self.by_input: dict[str, dict[int, Dim | str]] = {}
+        for name, dims in (by_input or {}).items():
+            self.add(name, dims)
         self.declared: list[Declared] = []
         self.examples: dict[str, tuple[Dim, str, int]] = {}
 
@@ -126,8 +126,10 @@ class Contract:
         """Promise something of an input.
 
         Raises:
-            ContractError: wrong ``dims``.
+            ContractError: wrong ``dims``, or a name that is no string.
         """
+        if not isinstance(name, str):
+            raise ContractError("contracts", "name", f"must be that of an input, such as 'x', not {name!r}")
         self.by_input[name] = {**self.by_input.get(name, {}), **parse_dims(dims, name)}
 
     def of(self, source: Any) -> dict[int, Dim | str]:
@@ -279,16 +281,18 @@ def _promise(shape_env: Any, contract: Contract, declared: Declared) -> None:
     contract.declared.append(declared)
 
 
-def declare_on(shape_env: Any, source: Any, dims: Dims) -> None:
+def declare_on(shape_env: Any, source: Any, dims: Dims, example: Any) -> None:
     """Promise something of an input that is about to be converted.
 
     Args:
         shape_env: the environment.
         source: where Dynamo finds the tensor.
         dims: a ``Dim`` or a policy by dimension.
+        example: the sizes of the input: one that breaks the promise is refused before anything is kept.
 
     Raises:
-        ContractError: the environment is not one that keeps contracts.
+        ContractError: the environment is not one that keeps contracts, or keeps another ``Dim`` of the name.
+        ContractInputError: the input itself breaks the contract.
     """
     contract = getattr(shape_env, "contract", None)
     name = text_of_source(source)
@@ -296,6 +300,7 @@ def declare_on(shape_env: Any, source: Any, dims: Dims) -> None:
         raise ContractError(
             name, "dims", "declares a fake.Dim, which only an environment fake.ShapeEnv() keeps"
         )
+    refuse(contract, source, example, dims)
     contract.add(name, dims)
 
 

@@ -361,3 +361,25 @@ def test_an_unknown_torch_that_would_check_nothing_is_refused(monkeypatch):
     with pytest.raises(fake.UnsupportedTorchVersionError, match=r"fake.using_shape_env\(\) .* found 9\.9\.0"):
         fake.using_shape_env(contracts={"x": {0: fake.Dim("batch", max=64)}}).__enter__()
     assert not fake.using_shape_env.is_enabled()
+
+
+@pytest.mark.parametrize(
+    "refused", [Dim("b", min=9), Dim("b", max=2), Dim("b", multiple_of=5), Dim("taken", max=64)], ids=str
+)
+def test_a_contract_that_the_input_breaks_is_not_kept(refused):
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+    mode.from_tensor(torch.zeros(8), name="y", dims={0: Dim("taken", max=32)})
+    with pytest.raises((ContractError, ContractInputError)):
+        mode.from_tensor(torch.zeros(3, 4), name="x", dims={0: refused})
+    x = mode.from_tensor(torch.zeros(3, 4), name="x", dims={0: "dynamic"})
+    assert x.view(x.shape[0], 2, 2).shape[1:] == (2, 2)
+    assert set(mode.shape_env.contract.by_input) == {"y"}
+
+
+def test_the_name_of_an_input_is_a_string():
+    with pytest.raises(ContractError, match="not 3"):
+        fake.ShapeEnv(contracts={3: {0: Dim("b")}})
+    env = fake.ShapeEnv()
+    with pytest.raises(ContractError, match="not None"):
+        env.declare(None, {0: Dim("b")})
+    assert not env.contract.by_input
