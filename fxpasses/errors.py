@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from fake.error_text import short_repr
+
 __all__ = [
     "BisectError",
     "CaptureError",
@@ -51,7 +53,8 @@ class OptionsError(FxPassesError, ValueError):
     ) -> None:
         self.option, self.given, self.expected, self.valid = option, given, expected, tuple(valid)
         super().__init__(
-            problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})"
+            problem
+            or f"option {option!r}: expected {expected}, got {short_repr(given)} ({type(given).__name__})"
         )
 
     @classmethod
@@ -73,7 +76,7 @@ class OptionsError(FxPassesError, ValueError):
             given,
             f"one of {choices}",
             valid=valid,
-            problem=f"option {option!r}: expected one of {choices}, got {given!r}{did_you_mean(given, valid)}",
+            problem=f"option {option!r}: expected one of {choices}, got {short_repr(given)}{did_you_mean(given, valid)}",
         )
 
 
@@ -191,8 +194,10 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
     near = get_close_matches(given, names, n=10, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     if len(names) > 40:
-        return f"unknown {kind} {given!r}{hint} Nearest of {len(names)}: {', '.join(near) or 'none'}."
-    return f"unknown {kind} {given!r}{hint} Valid {kind}{'es' if kind.endswith('s') else 's'}: {', '.join(names)}."
+        return (
+            f"unknown {kind} {short_repr(given)}{hint} Nearest of {len(names)}: {', '.join(near) or 'none'}."
+        )
+    return f"unknown {kind} {short_repr(given)}{hint} Valid {kind}{'es' if kind.endswith('s') else 's'}: {', '.join(names)}."
 
 
 @dataclass(frozen=True)

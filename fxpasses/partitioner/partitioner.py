@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from fake.wrong_arguments import check_type
+from fake.wrong_arguments import check_flags, check_type
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.budget import chain_of_cuts, cut_without_price
 from fxpasses.partitioner.classify import JointGraph, read_joint_graph
@@ -70,8 +70,20 @@ def partition(
     check_budget("memory_budget", memory_budget)
     check_type("partition", "joint", joint, fx.GraphModule, "the joint graph, a torch.fx.GraphModule")
     check_type(
-        "partition", "num_fwd_outputs", num_fwd_outputs, int, "how many outputs are the forward pass's"
+        "partition", "num_fwd_outputs", num_fwd_outputs, _is_count, "how many outputs are the forward pass's"
     )
+    static = static_lifetime_input_indices or ()
+    check_type(
+        "partition", "static_lifetime_input_indices", static, _are_counts, "positions among the inputs"
+    )
+    check_type(
+        "partition",
+        "decides",
+        decides,
+        lambda v: v is None or callable(v),
+        "a function of the joint graph and names of nodes",
+    )
+    check_flags("partition", curve=curve)
     if aot_kwargs:
         log.debug("not used: %s", sorted(aot_kwargs))
     clock = _Clock()
@@ -97,7 +109,15 @@ def partition(
         saved = _torch.sync_decision_cross_ranks(joint.graph, saved)
     if decides is not None:
         by_name = {node.name: node for node in graph.nodes}
-        saved = [by_name[name] for name in decides(joint, [node.name for node in saved])]
+        names = decides(joint, [node.name for node in saved])
+        check_type(
+            "partition",
+            "decides",
+            names,
+            lambda v: isinstance(v, Sequence) and all(n in by_name for n in v),
+            "a function that returns names of nodes of the joint graph",
+        )
+        saved = [by_name[name] for name in names]
     forward, backward = extract(joint, graph, [graph.index[node] for node in saved])
     clock.lap("extract")
     report = make_report(
@@ -110,9 +130,19 @@ def partition(
     return forward, backward
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(_is_count(item) for item in value)
+
+
 def check_budget(option: str, budget: float | None) -> None:
     """Raise `PartitionOptionError` unless `budget` is None or a number between 0 and 1."""
-    if budget is not None and not (isinstance(budget, int | float) and 0 <= budget <= 1):
+    if budget is not None and not (
+        isinstance(budget, int | float) and not isinstance(budget, bool) and 0 <= budget <= 1
+    ):
         raise PartitionOptionError(option, budget, "a number between 0 and 1")
 
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import fx
 
+from fake.error_text import short_repr
 from fxpasses.errors import ContractError, did_you_mean
 from fxpasses.pass_manager.identity import Identity, identify
 from fxpasses.pass_manager.sites import MatchSite
@@ -77,21 +78,25 @@ class Contract:
     def __post_init__(self) -> None:
         for field in ("graphs", "requires", "provides", "invalidates", "conflicts"):
             value = getattr(self, field)
-            if not isinstance(value, Iterable) or not all(isinstance(word, str) for word in value):
-                raise ContractError(f"contract: {field} is {value!r}, not a name or a list of names")
-            object.__setattr__(self, field, frozenset([value] if isinstance(value, str) else value))
+            words = [value] if isinstance(value, str) else value
+            if not isinstance(words, Iterable) or not all(isinstance(word, str) and word for word in words):
+                raise ContractError(
+                    f"contract: {field} is {short_repr(value)}, not a name or a list of names"
+                )
+            object.__setattr__(self, field, frozenset(words))
         if not self.graphs:
             raise ContractError(f"contract: graphs is empty; choose from {', '.join((*GRAPH_KINDS, 'any'))}")
         if "any" in self.graphs:
             object.__setattr__(self, "graphs", frozenset(GRAPH_KINDS))
         for field, given, valid in (
-            ("graphs", self.graphs, (*GRAPH_KINDS, "any")),
-            ("numerics", {self.numerics}, get_args(Numerics)),
-            ("metadata", {self.metadata}, get_args(Metadata)),
+            ("graphs", sorted(self.graphs), (*GRAPH_KINDS, "any")),
+            ("numerics", [self.numerics], get_args(Numerics)),
+            ("metadata", [self.metadata], get_args(Metadata)),
         ):
-            if unknown := sorted(set(given) - set(valid)):
-                choices = f"choose from {', '.join(valid)}{did_you_mean(unknown[0], valid)}"
-                raise ContractError(f"unknown {field} {unknown[0]!r}; {choices}")
+            for word in given:
+                if not isinstance(word, str) or word not in valid:
+                    choices = f"choose from {', '.join(valid)}{did_you_mean(word, valid)}"
+                    raise ContractError(f"unknown {field} {short_repr(word)}; {choices}")
 
 
 @dataclass(frozen=True)

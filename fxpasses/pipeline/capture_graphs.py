@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fake.notebook import as_html
+from fake.wrong_arguments import check_dynamic, check_type
 from fxpasses import _torch
 from fxpasses.compiling.graph_compilers import EagerCompiler
 from fxpasses.compiling.observing import Observer
@@ -89,6 +90,7 @@ class Captured:
 
     def provenance(self, node: fx.Node) -> Provenance:
         """Source line, module path and, for a backward node, the forward node that it differentiates."""
+        check_type("provenance", "node", node, fx.Node, "a node of one of the graphs")
         return provenance(node)
 
 
@@ -128,7 +130,12 @@ def capture(
     >>> [n.target for n in captured.backward.graph.nodes if n.op == "call_function"]
     [<OpOverload(op='aten.expand', overload='default')>, <OpOverload(op='aten.cos', overload='default')>, <OpOverload(op='aten.mul', overload='Tensor')>]
     """
-    if isinstance(passes, str):
+    check_type("capture", "fn_or_module", fn_or_module, callable, "a module or function")
+    check_dynamic("capture", dynamic, decompose=decompose)
+    check_type("capture", "observers", observers, Sequence, "a list of observers")
+    for item in observers:
+        check_type("capture", "observers", item, Observer, "fxpasses.reports.files.GraphFiles(directory)")
+    if isinstance(passes, str) or not isinstance(passes, Sequence):
         raise OptionsError("passes", passes, "a list of passes and pass names")
     options = Options.parse({"passes": list(passes), "memory_budget": memory_budget, "regions": "off"})
     recorder = _Recorder(options, decompose)
