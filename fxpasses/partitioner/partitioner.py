@@ -54,7 +54,8 @@ def partition(
         memory_budget: 0 to 1. ``torch.autograd.graph.region_activation_memory_budget`` around the forward pass
             overrides it. None reads ``torch._functorch.config.activation_memory_budget``.
         curve: whether the report tells what other budgets would give.
-        decides: what is saved instead: of the joint graph, and names of nodes, other names.
+        decides: what is saved instead: of the joint graph, and the names of the nodes that the cut saves, those of another valid cut of it
+            (another rank's, say). Whether one is valid is not looked at.
         **aot_kwargs: what else AOTAutograd and Inductor pass (``compiler``); not used.
 
     Returns:
@@ -65,7 +66,7 @@ def partition(
     Raises:
         PartitionOptionError: the budget is not between 0 and 1, or regions ask for different ones.
         PartitionError: a value can be neither saved nor recomputed.
-        ArgumentTypeError: ``joint`` is no graph, or ``num_fwd_outputs`` no integer.
+        ArgumentTypeError: ``joint`` is no graph, ``num_fwd_outputs`` no number of outputs, or another argument is of a wrong type.
     """
     check_budget("memory_budget", memory_budget)
     check_type("partition", "joint", joint, fx.GraphModule, "the joint graph, a torch.fx.GraphModule")

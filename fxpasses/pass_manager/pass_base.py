@@ -15,15 +15,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Union, get_args
 
 from torch import fx
 
 from fake.error_text import short_repr
-from fxpasses.errors import ContractError, did_you_mean
+from fxpasses.errors import ContractError, OptionsError, did_you_mean
 from fxpasses.pass_manager.identity import Identity, identify
 from fxpasses.pass_manager.sites import MatchSite
 
@@ -167,6 +168,30 @@ def option_fields(item: Pass | type[Pass]) -> list[dataclasses.Field[Any]]:
     ]
 
 
+def fits_hint(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type; yes, where that is more than a class, a union, a tuple or a choice."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in arguments
+    if origin in (Union, types.UnionType):
+        return any(fits_hint(value, a) for a in arguments)
+    if origin is tuple:
+        kinds = (
+            arguments[:1] * len(value) if arguments[1:] == (...,) and isinstance(value, tuple) else arguments
+        )
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(fits_hint, value, kinds))
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    kind = origin or hint
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
 _GIVEN = {"option": False}
 
 
@@ -183,13 +208,17 @@ class FunctionPass(Pass):
 
         Raises:
             TypeError: the function has no such option.
+            OptionsError: the value is not of the type that the function says.
         """
-        valid = [field.name for field in option_fields(self)]
-        for option in options:
+        valid = {field.name: field.type for field in option_fields(self)}
+        for option, value in options.items():
             if option not in valid:
                 raise TypeError(
                     f"pass {self.name!r} has no option {option!r}; its options: {', '.join(valid) or 'none'}"
                 )
+            if not fits_hint(value, hint := valid[option]):
+                name = hint.__name__ if isinstance(hint, type) else str(hint)
+                raise OptionsError(f"{self.name}: {option}", value, f"a value of type {name}")
         return dataclasses.replace(self, **options)
 
     def apply(self, gm: fx.GraphModule) -> bool:

@@ -84,7 +84,8 @@ class Captured:
         graphs = {"forward": self.forward, "backward": self.backward, "joint": self.joint}
         present = {kind: gm for kind, gm in graphs.items() if gm is not None}
         rows = [(kind, len(gm.graph.nodes)) for kind, gm in present.items()]
-        text = f"{self.saved_bytes} bytes in {len(self.saved)} values are saved for the backward pass"
+        computed = sum(not value.is_input for value in self.saved)
+        text = f"{self.saved_bytes} bytes in {computed} values, and {len(self.saved) - computed} inputs, are saved for the backward pass"
         code = "\n".join(f"# {kind}\n{annotated_code(gm)}" for kind, gm in present.items() if kind != "joint")
         return as_html(text, ("graph", "nodes"), rows, code)
 
