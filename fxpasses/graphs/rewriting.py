@@ -17,7 +17,7 @@ from fake.seam.dispatch import disable_current_modes, enable_python_dispatcher
 from fake.seam.fake_tensor import FakeTensor
 from fake.seam.fx import LazyGraphModule, detect_fake_mode, size_hint
 from fake.seam.pytree import tree_leaves, tree_map
-from fake.wrong_arguments import check_type
+from fake.wrong_arguments import ArgumentTypeError, check_type
 
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
 """The metadata of a node that says where it comes from, and how it is to be treated."""
@@ -76,10 +76,8 @@ def insert_call(
     check_type("insert_call", "args", args, (tuple, list), "a tuple of arguments")
     check_type("insert_call", "like", like, fx.Node, "the node whose provenance the new one gets")
     for leaf in tree_leaves((args, dict(kwargs or {}))):
-        fits = leaf.graph is graph if isinstance(leaf, fx.Node) else not isinstance(leaf, torch.Tensor)
-        check_type(
-            "insert_call", "args", leaf, lambda _, fits=fits: fits, "nodes of the graph, and constants"
-        )
+        if isinstance(leaf, torch.Tensor) or (isinstance(leaf, fx.Node) and leaf.graph is not graph):
+            raise ArgumentTypeError("insert_call", "args", leaf, "nodes of the graph, and constants")
     args, named = _sizes_as_inputs(graph, (args, dict(kwargs or {})))
     node = graph.call_function(target, args, named)
     node.meta.update({key: like.meta[key] for key in PROVENANCE if key in like.meta})

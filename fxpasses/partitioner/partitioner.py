@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from fake.wrong_arguments import check_flags, check_type
+from fake.wrong_arguments import ArgumentTypeError, check_flags, check_type
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.budget import chain_of_cuts, cut_without_price
 from fxpasses.partitioner.classify import JointGraph, read_joint_graph
@@ -69,22 +69,15 @@ def partition(
         ArgumentTypeError: ``joint`` is no graph, ``num_fwd_outputs`` no number of outputs, or another argument is of a wrong type.
     """
     check_budget("memory_budget", memory_budget)
-    check_type("partition", "joint", joint, fx.GraphModule, "the joint graph, a torch.fx.GraphModule")
-    check_type(
-        "partition", "num_fwd_outputs", num_fwd_outputs, _is_count, "how many outputs are the forward pass's"
-    )
-    static = static_lifetime_input_indices or ()
-    check_type(
-        "partition", "static_lifetime_input_indices", static, _are_counts, "positions among the inputs"
-    )
-    check_type(
-        "partition",
-        "decides",
-        decides,
-        lambda v: v is None or callable(v),
-        "a function of the joint graph and names of nodes",
-    )
     check_flags("partition", curve=curve)
+    static = static_lifetime_input_indices or ()
+    for name, value, kinds, expected in (
+        ("joint", joint, fx.GraphModule, "the joint graph, a torch.fx.GraphModule"),
+        ("num_fwd_outputs", num_fwd_outputs, _is_count, "how many outputs are the forward pass's"),
+        ("static_lifetime_input_indices", static, _are_counts, "positions among the inputs"),
+        ("decides", decides or _named, callable, "a function of the joint graph and names of nodes"),
+    ):
+        check_type("partition", name, value, kinds, expected)
     if aot_kwargs:
         log.debug("not used: %s", sorted(aot_kwargs))
     clock = _Clock()
@@ -109,16 +102,7 @@ def partition(
     if _torch.functorch_config._sync_decision_cross_ranks:
         saved = _torch.sync_decision_cross_ranks(joint.graph, saved)
     if decides is not None:
-        by_name = {node.name: node for node in graph.nodes}
-        names = decides(joint, [node.name for node in saved])
-        check_type(
-            "partition",
-            "decides",
-            names,
-            lambda v: isinstance(v, Sequence) and all(n in by_name for n in v),
-            "a function that returns names of nodes of the joint graph",
-        )
-        saved = [by_name[name] for name in names]
+        saved = _named(graph.nodes, decides(joint, [node.name for node in saved]))
     forward, backward = extract(joint, graph, [graph.index[node] for node in saved])
     clock.lap("extract")
     report = make_report(
@@ -129,6 +113,16 @@ def partition(
     forward.meta[META_KEY] = report
     log.info("%s", report)
     return forward, backward
+
+
+def _named(nodes: Sequence[fx.Node], names: Any) -> list[fx.Node]:
+    by_name = {node.name: node for node in nodes}
+    known = isinstance(names, Sequence) and all(name in by_name for name in names)
+    if not known:
+        raise ArgumentTypeError(
+            "partition", "decides", names, "a function that returns names of nodes of the joint graph"
+        )
+    return [by_name[name] for name in names]
 
 
 def _is_count(value: Any) -> bool:
