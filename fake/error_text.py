@@ -53,3 +53,13 @@ def safe_repr(value: Any) -> str:
         return repr(value)
     except Exception:  # noqa: BLE001  (whatever a user's method raises)
         return f"<{type(value).__name__} at {id(value):#x}>"
+
+
+def short_repr(value: Any, longest: int = 80) -> str:
+    """`safe_repr` on one line, cut where it is long: a value that is quoted in an error may be anything.
+
+    >>> short_repr([1] * 1000, longest=10)
+    '[1, 1, 1, ...'
+    """
+    shown = " ".join(safe_repr(value).split())
+    return shown if len(shown) <= longest else f"{shown[:longest]}..."

@@ -16,6 +16,7 @@ from fake.cache.cached_dispatch import Engine
 from fake.cache.key import plain_key
 from fake.cache.subgraphs import CacheView
 from fake.dispatch.steps import dispatch as dispatch_steps
+from fake.errors import ContractError
 from fake.kernels import composites, lazy_parameters
 from fake.seam.aot_autograd import config as functorch_config
 from fake.seam.dispatch import TorchDispatchMode, TorchDispatchModeKey
@@ -23,12 +24,13 @@ from fake.seam.dynamo import config as dynamo_config, skip_code
 from fake.seam.fake_tensor import FakeTensorMode as TorchFakeTensorMode, nested_tensor_module
 from fake.seam.patches import LEDGER
 from fake.seam.skipped_frames import SKIPPED_FRAMES
-from fake.seam.symbolic_shapes import LocalSource
+from fake.seam.symbolic_shapes import LocalSource, Source, SymbolicContext, TorchShapeEnv
 from fake.symbols.contract import Dim, Dims, declare_on, parse_dims, symbolic_context as context_of_dims
 from fake.symbols.node import OPERATORS, lean_state
 from fake.tensors import modules
 from fake.tensors.convert import FakeTensorConverter
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
+from fake.wrong_arguments import check_type
 
 ENGINE = Engine(FakeTensor, dispatch_steps, is_own=True)
 """The dispatch cache of the process, shared by all modes (their settings are part of the keys)."""
@@ -115,6 +117,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         export: bool = False,
         cache_custom_ops: bool = False,
     ) -> None:
+        check_type("FakeTensorMode", "shape_env", shape_env, (TorchShapeEnv, type(None)), "a fake.ShapeEnv()")
         TorchDispatchMode.__init__(self)
         LEDGER.keep(*_KEPT)
         entries = _IN_FORCE if shape_env is None else (*_IN_FORCE, *OPERATORS)
@@ -220,13 +223,30 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
                 symbol), ``"unbacked"`` or ``"static"``; what is not mentioned is static. By default all are ``"auto"``.
 
         Raises:
-            ContractError: wrong ``dims``, or a :class:`fake.Dim` without an environment to keep it.
+            ArgumentTypeError: the tensor is none, or another argument has a wrong type.
+            ContractError: wrong ``dims``, or sizes to be symbolic without an environment to keep them.
             ContractInputError: the tensor itself breaks the contract.
         """
+        check_type("from_tensor", "tensor", tensor, torch.Tensor, "a tensor")
+        check_type("from_tensor", "name", name, (str, type(None)), "what messages call the tensor")
+        check_type("from_tensor", "source", source, (Source, type(None)), "a source of Dynamo, or name='x'")
+        check_type(
+            "from_tensor",
+            "symbolic_context",
+            symbolic_context,
+            (SymbolicContext, type(None)),
+            "a torch.fx.experimental.symbolic_shapes.SymbolicContext, or dims={0: 'dynamic'}",
+        )
         if name is not None and source is None:
             source = LocalSource(name)
         if dims is not None:
             parsed = parse_dims(dims, name or "the tensor", tensor.dim())
+            if self.shape_env is None and any(policy != "static" for policy in parsed.values()):
+                raise ContractError(
+                    name or "the tensor",
+                    "dims",
+                    "has symbolic sizes, which need FakeTensorMode(shape_env=fake.ShapeEnv())",
+                )
             symbolic_context = context_of_dims(tensor, parsed)
             source = source or LocalSource("input")
             promised = {place: dim for place, dim in parsed.items() if isinstance(dim, Dim)}

@@ -12,7 +12,7 @@ from typing import Any
 from fake import acceleration, mode
 from fake.cache.disk import DiskCache, DiskCacheWarning, add_entries
 from fake.cache.replacements import REPLACEMENTS
-from fake.wrong_arguments import check_type
+from fake.wrong_arguments import check_type, is_path
 
 ENVIRONMENT_VARIABLE = "FAKE_DISPATCH_CACHE"
 
@@ -79,7 +79,7 @@ def enable_disk_cache(directory: str | os.PathLike[str]) -> None:
         OSError: the directory cannot be made.
         ArgumentTypeError: ``directory`` is no path.
     """
-    check_type("enable_disk_cache", "directory", directory, (str, os.PathLike), "the path of a directory")
+    check_type("enable_disk_cache", "directory", directory, is_path, "the path of a directory")
     _PERSISTENCE.enable(directory)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from fake.error_text import safe_repr
-
-_LONGEST = 80
+from fake.error_text import short_repr
 
 
 class ArgumentTypeError(TypeError):
@@ -21,10 +20,9 @@ class ArgumentTypeError(TypeError):
     """
 
     def __init__(self, call: str, argument: str, value: Any, expected: str) -> None:
-        shown = " ".join(safe_repr(value).split())
-        if len(shown) > _LONGEST:
-            shown = f"{shown[:_LONGEST]}..."
-        super().__init__(f"{call}: {argument} is {shown} ({type(value).__name__}); pass {expected}")
+        super().__init__(
+            f"{call}: {argument} is {short_repr(value)} ({type(value).__name__}); pass {expected}"
+        )
         self.call = call
         self.argument = argument
         self.value = value
@@ -57,3 +55,20 @@ def check_type(
     right = isinstance(value, kinds) if isinstance(kinds, (type, tuple)) else kinds(value)
     if not right:
         raise ArgumentTypeError(call, argument, value, expected)
+
+
+def is_path(value: Any) -> bool:
+    """Whether a value may be the path of a file: an empty one would be the current directory, and no file system takes a null character."""
+    return isinstance(value, (str, os.PathLike)) and os.fspath(value) != "" and "\0" not in os.fsdecode(value)
+
+
+def check_flags(call: str, **flags: Any) -> None:
+    """Raise `ArgumentTypeError` unless each value is True or False: ``"no"`` would count as yes."""
+    for argument, value in flags.items():
+        check_type(call, argument, value, bool, "True or False")
+
+
+def check_dynamic(call: str, dynamic: Any, **flags: Any) -> None:
+    """Raise `ArgumentTypeError` unless it is what ``torch.compile`` takes for ``dynamic``, and the others are True or False."""
+    check_flags(call, **flags)
+    check_type(call, "dynamic", dynamic, (bool, type(None)), "True, False or None")

@@ -185,14 +185,16 @@ def _make_room(qualname: str) -> None:
 
 
 def destroy(op: CustomOpDef | str) -> bool:
-    """Remove a custom operator; returns whether it was there. Calling its object afterwards raises.
+    """Remove a custom operator; returns whether it was there. Using its object afterwards raises.
 
     Raises:
-        OpDestroyedError: never from here, but from later calls of the object.
+        OpDestroyedError: never from here, but from later uses of the object.
         UnknownOpError: ``op`` is neither an operator object nor a name.
     """
     if not isinstance(op, CustomOpDef | str):
         raise UnknownOpError(
             f"destroy: {op!r} is no operator; pass what custom_op returned, or its name, 'ns::name'"
         )
+    if isinstance(op, CustomOpDef) and registry.find(op.qualname) is not op:
+        return False  # another operator may have the name now
     return registry.destroy(op if isinstance(op, str) else op.qualname)

@@ -162,17 +162,20 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return self._opoverload(*args, **kwargs)
 
     def retire(self) -> None:
-        """Make every later call raise `OpDestroyedError`; the dispatcher has forgotten the operator."""
+        """Make every later use raise `OpDestroyedError`: the dispatcher has forgotten the operator, and to call its overload would end the process."""
         qualname = self.qualname
 
-        def __call__(self: CustomOpDef, *args: Any, **kwargs: Any) -> Any:
+        def refuse(self: CustomOpDef, *args: Any, **kwargs: Any) -> Any:
             raise OpDestroyedError(
                 f"{qualname} was destroyed or registered again; use the new operator, torch.ops."
                 f"{qualname.replace('::', '.')}",
                 op=qualname,
             )
 
-        type(self).__call__ = __call__  # type: ignore[method-assign]
+        own = type(self)
+        for name in ("__call__", "set_kernel_enabled", *(n for n in dir(own) if n.startswith("register_"))):
+            setattr(own, name, refuse)
+        own._opoverload = property(refuse)  # type: ignore[assignment]
 
     # --- registrations -----------------------------------------------------------------------------
     def register_kernel(self, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /) -> Any:

@@ -29,9 +29,24 @@ def _resolve(op: OpLike, function: str) -> tuple[Any, str]:
         name = _torch.op_overload_name(op)
     elif isinstance(op, str):
         name = op
+        if len(op.split("::")) != 2:
+            raise UnknownOpError(
+                f"{function}: {op!r} is not the name of an operator; write 'namespace::name'", op=op
+            )
     else:
         raise UnknownOpError(f"{function}({op}): got unexpected type for op: {type(op)}")
     return _torch.maybe_get_opdef(name), name
+
+
+def _known_schema(name: str, function: str) -> Any:
+    """The schema of an operator that exists: torch's errors of one that does not are about its namespace."""
+    schema = _torch.find_schema(name)
+    if schema is None:
+        raise UnknownOpError(
+            f"{function}: there is no operator {name!r}; define it first, with fake.library.custom_op or define, or import what does",
+            op=name,
+        )
+    return schema
 
 
 def register_kernel(
@@ -135,12 +150,8 @@ def register_autograd(
     if custom is not None:
         custom.register_autograd(backward, setup_context=setup_context)
         return
-    schema = _torch.find_schema(name)
-    if (
-        schema is not None
-        and _torch.is_functional_schema(schema)
-        and not _torch.has_kwarg_only_tensors(schema)
-    ):
+    schema = _known_schema(name, "register_autograd")
+    if _torch.is_functional_schema(schema) and not _torch.has_kwarg_only_tensors(schema):
         check_backward(name, backward, schema)
         if setup_context is not None:
             check_setup_context(name, setup_context, schema)
@@ -170,9 +181,7 @@ def register_vmap(
     namespace, _ = _torch.parse_namespace(name)
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        schema = _torch.find_schema(name)
-        if schema is not None:
-            check_vmap(name, fn, schema)
+        check_vmap(name, fn, _known_schema(name, "register_vmap"))
         torch.library.register_vmap(name, fn, lib=library_for(namespace, lib))
         return fn
 
@@ -234,6 +243,7 @@ def register_autocast(
     check_cast(name, cast_inputs)
     if custom is not None:
         return custom.register_autocast(device_type, cast_inputs)
+    _known_schema(name, "register_autocast")
     namespace, _ = _torch.parse_namespace(name)
     return torch.library.register_autocast(name, device_type, cast_inputs, lib=library_for(namespace, lib))
 

@@ -22,7 +22,7 @@ from torch._dynamo.source import (
     TensorProperty,
     TensorPropertySource,
 )
-from torch._guards import Source
+from torch._guards import Source as Source
 from torch.fx.experimental import _config as config
 from torch.fx.experimental.sym_node import SymNode, magic_methods
 from torch.fx.experimental.symbolic_shapes import (
@@ -33,6 +33,7 @@ from torch.fx.experimental.symbolic_shapes import (
     PendingUnbackedSymbolNotFound,
     ShapeEnv as TorchShapeEnv,
     StatelessSymbolicContext,
+    SymbolicContext as SymbolicContext,
     canonicalize_bool_expr,
     free_unbacked_symbols,
     guard_or_false,

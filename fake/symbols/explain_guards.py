@@ -12,6 +12,7 @@ from fake.notebook import as_html
 from fake.seam import symbolic_shapes as _t
 from fake.symbols.reasons import Location, Reason, note_graph
 from fake.symbols.shape_guards import Guard, Guards, guards_of
+from fake.wrong_arguments import check_type
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def explain(guards: Guards | Any, *, graph: torch.fx.Graph | None = None) -> Exp
     >>> report[0].expression, report[0].operator
     ('x.size(0) % 3 == 0', 'aten.view.default')
     """
+    check_type("explain", "graph", graph, (torch.fx.Graph, type(None)), "a torch.fx.Graph, such as gm.graph")
     if graph is not None:
         guards = guards.shape_env if isinstance(guards, Guards) else guards
         note_graph(guards, graph)

@@ -15,6 +15,7 @@ from fake.seam.guards import TracingContext
 from fake.seam.symbolic_shapes import CallMethodItemSource, DimDynamic, FloatTensorSource, RandomValueSource
 from fake.symbols.node import adopt as adopt_symbol
 from fake.tensors.tensor import FakeTensor, forget
+from fake.wrong_arguments import check_type
 
 _ITEM_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.float64)
 
@@ -189,6 +190,7 @@ class FakeCopyMode(torch.overrides.TorchFunctionMode):
     """
 
     def __init__(self, fake_mode: Any) -> None:
+        check_type("FakeCopyMode", "fake_mode", fake_mode, fake_tensor.FakeTensorMode, "a FakeTensorMode")
         self.fake_mode = fake_mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

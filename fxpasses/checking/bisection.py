@@ -32,6 +32,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fake.wrong_arguments import check_type, is_path
 from fxpasses.checking.failure_rate import Answer, Odds, by_chance
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.warm_process import Runner
@@ -202,6 +203,12 @@ class _Search:
         return fails
 
 
+def _are_words(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(w, str) for w in value)
+    )
+
+
 def bisect_script(
     script: str | Path,
     args: Sequence[str] = (),
@@ -232,9 +239,14 @@ def bisect_script(
         BisectError: when the script does not exist, or fails without being compiled by fxpasses; for ``confirm`` below one and a
             ``timeout`` that is not positive.
     """
-    if confirm < 1:
+    check_type("bisect_script", "script", script, is_path, "the path of a script")
+    check_type("bisect_script", "args", args, _are_words, "a list of words, as in sys.argv")
+    check_type("bisect_script", "output", output, is_path, "a directory")
+    check_type("bisect_script", "state", state, lambda v: v is None or is_path(v), "a file")
+    check_type("bisect_script", "console", console, (Console, type(None)), "a rich.console.Console")
+    if not isinstance(confirm, int) or confirm < 1:
         raise BisectError(f"confirm: expected a number of runs of at least 1, got {confirm!r}")
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise BisectError(f"timeout: expected a positive number of seconds, or None, got {timeout!r}")
     script, output = Path(script), Path(output)
     if not script.is_file():

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fake.notebook import as_html
+from fake.wrong_arguments import check_dynamic, check_type
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import compile_apart
 from fxpasses.checking.captured import CaptureCheck
@@ -164,17 +165,21 @@ def check(
     """
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
+<<<<<<< HEAD
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)] if isinstance(model, nn.Module) else []
     if lazy:
         problem = f"the parameter {lazy[0]!r} is lazy and has no value yet: call the model once before it is checked"
         raise OptionsError("model", model, problem=problem)
+=======
+    check_type("check", "kwargs", kwargs, (Mapping, type(None)), "the model's keyword arguments by name")
+    check_dynamic("check", dynamic, backward=backward, show=show)
+>>>>>>> api2
     args, named = _arguments(inputs, kwargs)
-    if seconds is not None and not seconds >= 0:
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
         raise OptionsError("seconds", seconds, "a number of seconds, or None")
-    parsed = Options.parse({"report": None, **(options or {})})
+    parsed = Options.parse(options)
     with ProgressLine(show) as tell:
-        run = _Stages(Steps(model, args, named, backward), parsed, dynamic, tell, seconds)
-        result = run.check()
+        result = _Stages(Steps(model, args, named, backward), parsed, dynamic, tell, seconds).check()
     if show:
         result.print_on(Console())
     return result

@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args
 
 from torch import fx
 
+from fake.error_text import short_repr
+from fake.wrong_arguments import is_path
 from fxpasses._torch import inductor_config, inductor_mode_options
 from fxpasses.errors import OptionsError, did_you_mean, unknown_name
 from fxpasses.pass_manager.pass_base import Pass
@@ -111,12 +113,11 @@ class Options:
         if not isinstance(options, Mapping | None):
             raise OptionsError("options", options, "names of options with their values")
         given = dict(options or {})
-        for name, value in given.items():
+        for key, value in given.items():
+            name = key if isinstance(key, str) else short_repr(key)
             if name not in cls.names():
-                problem = " ".join(
-                    filter(None, [unknown_name("option", str(name), cls.names()), _hint(name)])
-                )
-                raise OptionsError(str(name), value, valid=cls.names(), problem=problem)
+                problem = " ".join(filter(None, [unknown_name("option", name, cls.names()), _hint(name)]))
+                raise OptionsError(name, value, valid=cls.names(), problem=problem)
         if mode is not None:
             given.setdefault("mode", mode)
         parsed = cls(**given)
@@ -157,7 +158,7 @@ def _inductor_options() -> dict[str, Any]:
 
 
 def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
-    if value == TUNED_PASSES or isinstance(value, TunedPasses):
+    if isinstance(value, TunedPasses) or (isinstance(value, str) and value == TUNED_PASSES):
         return default_passes()  # to begin with
     if isinstance(value, str) and did_you_mean(value, [TUNED_PASSES]):
         raise OptionsError.for_choice(name, value, [TUNED_PASSES])
@@ -180,7 +181,7 @@ def check_listed_passes(name: str, value: Any) -> tuple[Pass, ...]:
     for item in value:
         if isinstance(item, Pass):
             chosen.append(item)
-        elif item == DEFAULT_PASSES:
+        elif isinstance(item, str) and item == DEFAULT_PASSES:
             chosen.extend(default_passes())
         elif isinstance(item, str):
             chosen.append(parse_pass(item, available_passes()))
@@ -204,7 +205,7 @@ def _check_fraction(name: str, value: Any) -> float | None:
 
 def _check_choice(choices: tuple[str, ...]) -> Any:
     def check(name: str, value: Any) -> str:
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise OptionsError.for_choice(name, value, choices)
         return value
 
@@ -242,10 +243,10 @@ def _check_mode(name: str, value: Any) -> str | None:
     if value is None:
         return None
     modes = inductor_mode_options()
-    if value not in modes:
-        if isinstance(value, str):
-            raise OptionsError(name, value, valid=modes, problem=unknown_name("mode", value, modes))
+    if not isinstance(value, str):
         raise OptionsError.for_choice(name, value, modes)
+    if value not in modes:
+        raise OptionsError(name, value, valid=modes, problem=unknown_name("mode", value, modes))
     return value
 
 
@@ -272,7 +273,7 @@ def check_regions(name: str, value: Any) -> Any:
         raise OptionsError(
             name,
             value,
-            problem=f"option {name!r}: expected 'auto', 'off', 'always', or a list, got {value!r}. {hint}".rstrip(),
+            problem=f"option {name!r}: expected 'auto', 'off', 'always', or a list, got {short_repr(value)}. {hint}".rstrip(),
         )
     if isinstance(value, str):
         return value
@@ -290,14 +291,15 @@ def _check_directory(name: str, value: Any) -> str | None:
         raise OptionsError(name, value, "a directory name")
     try:
         Path(value).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"option {name!r}: the directory {os.fspath(value)!r} cannot be made: {error.strerror}"
+    except (OSError, ValueError) as error:  # a name with a null character is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        problem = f"option {name!r}: the directory {short_repr(os.fspath(value))} cannot be made: {reason}"
         raise OptionsError(name, value, problem=problem) from error
     return os.fspath(value)
 
 
 def _check_cache(name: str, value: Any) -> str:
-    if isinstance(value, (str, os.PathLike)):
+    if is_path(value):
         return str(os.fspath(value))
     raise OptionsError(name, value, "'auto', 'off' or a directory")
 

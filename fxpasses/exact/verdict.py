@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fake.error_text import first_line
+from fake.wrong_arguments import check_flags, check_type
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.folded_numbers import folded_numbers
@@ -143,6 +144,8 @@ def equivalent(
     >>> equivalent(one, other, [x]).kind
     'EQUAL'
     """
+    check_type("equivalent", "samples", samples, int, "how many random samples")
+    check_flags("equivalent", signed_zeros=signed_zeros)
     return Original(before, inputs).equivalent(after, samples=samples, signed_zeros=signed_zeros)
 
 
@@ -309,6 +312,8 @@ def _kind(comparison: Comparison) -> Kind:
 
 
 def _check_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    check_type("equivalent", "a graph", gm, fx.GraphModule, "a torch.fx.GraphModule")
+    check_type("equivalent", "inputs", inputs, (list, tuple), "the inputs of the graphs, in a list")
     count = len(gm.graph.find_nodes(op="placeholder"))
     if count != len(inputs):
         raise ValueError(f"a graph with {count} inputs was given {len(inputs)}")

@@ -17,7 +17,7 @@ from fake.seam.dispatch import disable_current_modes, enable_python_dispatcher
 from fake.seam.fake_tensor import FakeTensor
 from fake.seam.fx import LazyGraphModule, detect_fake_mode, size_hint
 from fake.seam.pytree import tree_leaves, tree_map
-from fake.wrong_arguments import check_type
+from fake.wrong_arguments import ArgumentTypeError, check_type
 
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
 """The metadata of a node that says where it comes from, and how it is to be treated."""
@@ -67,22 +67,31 @@ def insert_call(
 
     Raises:
         ValueError: for a symbolic size that no input holds.
-        ArgumentTypeError: ``graph`` is no graph, ``target`` cannot be called, ``args`` is no tuple, or ``like`` is no node.
+        ArgumentTypeError: ``graph`` is no graph, ``target`` cannot be called, ``args`` is no tuple, holds a tensor, or a node of another
+            graph, or ``like`` is no node.
+        RuntimeError: what the call itself raises on the fake values. Nothing was inserted then.
     """
     check_type("insert_call", "graph", graph, fx.Graph, "a torch.fx.Graph, such as gm.graph")
     check_type("insert_call", "target", target, callable, "an overload such as torch.ops.aten.relu.default")
     check_type("insert_call", "args", args, (tuple, list), "a tuple of arguments")
     check_type("insert_call", "like", like, fx.Node, "the node whose provenance the new one gets")
+    for leaf in tree_leaves((args, dict(kwargs or {}))):
+        if isinstance(leaf, torch.Tensor) or (isinstance(leaf, fx.Node) and leaf.graph is not graph):
+            raise ArgumentTypeError("insert_call", "args", leaf, "nodes of the graph, and constants")
     args, named = _sizes_as_inputs(graph, (args, dict(kwargs or {})))
     node = graph.call_function(target, args, named)
     node.meta.update({key: like.meta[key] for key in PROVENANCE if key in like.meta})
     mode = fake_mode_of(graph)
-    if mode is not None:
-        node.meta["val"] = compute_value(node, mode)
-    else:
-        fake_args, fake_kwargs = map_arg((node.args, node.kwargs), value_of)
-        with torch.no_grad(), torch.device("meta"):
-            node.meta["val"] = target(*fake_args, **fake_kwargs)
+    try:
+        if mode is not None:
+            node.meta["val"] = compute_value(node, mode)
+        else:
+            fake_args, fake_kwargs = map_arg((node.args, node.kwargs), value_of)
+            with torch.no_grad(), torch.device("meta"):
+                node.meta["val"] = target(*fake_args, **fake_kwargs)
+    except BaseException:
+        graph.erase_node(node)
+        raise
     return node
 
 

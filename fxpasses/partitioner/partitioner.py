@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from fake.wrong_arguments import check_type
+from fake.wrong_arguments import ArgumentTypeError, check_flags, check_type
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.budget import chain_of_cuts, cut_without_price
 from fxpasses.partitioner.classify import JointGraph, read_joint_graph
@@ -54,7 +54,8 @@ def partition(
         memory_budget: 0 to 1. ``torch.autograd.graph.region_activation_memory_budget`` around the forward pass
             overrides it. None reads ``torch._functorch.config.activation_memory_budget``.
         curve: whether the report tells what other budgets would give.
-        decides: what is saved instead: of the joint graph, and names of nodes, other names.
+        decides: what is saved instead: of the joint graph, and the names of the nodes that the cut saves, those of another valid cut of it
+            (another rank's, say). Whether one is valid is not looked at.
         **aot_kwargs: what else AOTAutograd and Inductor pass (``compiler``); not used.
 
     Returns:
@@ -65,13 +66,18 @@ def partition(
     Raises:
         PartitionOptionError: the budget is not between 0 and 1, or regions ask for different ones.
         PartitionError: a value can be neither saved nor recomputed.
-        ArgumentTypeError: ``joint`` is no graph, or ``num_fwd_outputs`` no integer.
+        ArgumentTypeError: ``joint`` is no graph, ``num_fwd_outputs`` no number of outputs, or another argument is of a wrong type.
     """
     check_budget("memory_budget", memory_budget)
-    check_type("partition", "joint", joint, fx.GraphModule, "the joint graph, a torch.fx.GraphModule")
-    check_type(
-        "partition", "num_fwd_outputs", num_fwd_outputs, int, "how many outputs are the forward pass's"
-    )
+    check_flags("partition", curve=curve)
+    static = static_lifetime_input_indices or ()
+    for name, value, kinds, expected in (
+        ("joint", joint, fx.GraphModule, "the joint graph, a torch.fx.GraphModule"),
+        ("num_fwd_outputs", num_fwd_outputs, _is_count, "how many outputs are the forward pass's"),
+        ("static_lifetime_input_indices", static, _are_counts, "positions among the inputs"),
+        ("decides", decides or _named, callable, "a function of the joint graph and names of nodes"),
+    ):
+        check_type("partition", name, value, kinds, expected)
     if aot_kwargs:
         log.debug("not used: %s", sorted(aot_kwargs))
     clock = _Clock()
@@ -96,8 +102,7 @@ def partition(
     if _torch.functorch_config._sync_decision_cross_ranks:
         saved = _torch.sync_decision_cross_ranks(joint.graph, saved)
     if decides is not None:
-        by_name = {node.name: node for node in graph.nodes}
-        saved = [by_name[name] for name in decides(joint, [node.name for node in saved])]
+        saved = _named(graph.nodes, decides(joint, [node.name for node in saved]))
     forward, backward = extract(joint, graph, [graph.index[node] for node in saved])
     clock.lap("extract")
     report = make_report(
@@ -110,9 +115,29 @@ def partition(
     return forward, backward
 
 
+def _named(nodes: Sequence[fx.Node], names: Any) -> list[fx.Node]:
+    by_name = {node.name: node for node in nodes}
+    known = isinstance(names, Sequence) and all(name in by_name for name in names)
+    if not known:
+        raise ArgumentTypeError(
+            "partition", "decides", names, "a function that returns names of nodes of the joint graph"
+        )
+    return [by_name[name] for name in names]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(_is_count(item) for item in value)
+
+
 def check_budget(option: str, budget: float | None) -> None:
     """Raise `PartitionOptionError` unless `budget` is None or a number between 0 and 1."""
-    if budget is not None and not (isinstance(budget, int | float) and 0 <= budget <= 1):
+    if budget is not None and not (
+        isinstance(budget, int | float) and not isinstance(budget, bool) and 0 <= budget <= 1
+    ):
         raise PartitionOptionError(option, budget, "a number between 0 and 1")
 
 

@@ -86,4 +86,6 @@ def fixpoint(*passes: Pass, limit: int = 10, name: str | None = None) -> Fixpoin
     for item in passes:
         if not isinstance(item, Pass):
             raise ContractError(f"fixpoint: {item!r} is no Pass; wrap a function with fxpasses.graph_pass")
+    if not isinstance(name, str | None):
+        raise ContractError(f"fixpoint: name is {name!r}; pass text, or None for the names of its passes")
     return Fixpoint(passes=passes, name=name or "+".join(item.name for item in passes), limit=limit)

@@ -9,7 +9,7 @@ import sysconfig
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 import fake
 from fake.error_text import describe_error, safe_repr
 from fake.seam.fx import new_nodes
+from fake.wrong_arguments import check_flags, check_type
 from fxpasses.errors import ContractError, PassError
 from fxpasses.graphs.provenance import failing_node
 from fxpasses.graphs.rewriting import PROVENANCE, checksum, constants_of, subgraphs
@@ -123,6 +124,14 @@ def _definition(item: Pass) -> list[str]:
 log = logging.getLogger(__name__)
 
 
+def _are_words(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence | Set)
+        and not isinstance(value, str)
+        and all(isinstance(w, str) for w in value)
+    )
+
+
 class PassManager:
     """Passes, put into an order that their contracts allow, and run on each graph that they take.
 
@@ -168,8 +177,13 @@ class PassManager:
         """
         if isinstance(passes, str) or not isinstance(passes, Iterable):
             raise TypeError(f"PassManager: expected a list of Pass objects, got {passes!r}")
+        check_type("PassManager", "checks", checks, Iterable, "a list of fxpasses.Check objects")
+        check_flags("PassManager", structure=structure)
         self.passes = tuple(passes)
         self.checks = tuple(checks)
+        for check in self.checks:
+            check_type("PassManager", "checks", check, Check, "fxpasses.Check objects")
+        check_type("PassManager", "holds", holds, _are_words, "a list of properties")
         self._structure = structure
         for item in self.passes:
             if not isinstance(item, Pass):

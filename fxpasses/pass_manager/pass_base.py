@@ -15,14 +15,16 @@ from __future__ import annotations
 import abc
 import dataclasses
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Union, get_args
 
 from torch import fx
 
-from fxpasses.errors import ContractError, did_you_mean
+from fake.error_text import short_repr
+from fxpasses.errors import ContractError, OptionsError, did_you_mean
 from fxpasses.pass_manager.identity import Identity, identify
 from fxpasses.pass_manager.sites import MatchSite
 
@@ -77,21 +79,25 @@ class Contract:
     def __post_init__(self) -> None:
         for field in ("graphs", "requires", "provides", "invalidates", "conflicts"):
             value = getattr(self, field)
-            if not isinstance(value, Iterable) or not all(isinstance(word, str) for word in value):
-                raise ContractError(f"contract: {field} is {value!r}, not a name or a list of names")
-            object.__setattr__(self, field, frozenset([value] if isinstance(value, str) else value))
+            words = [value] if isinstance(value, str) else value
+            if not isinstance(words, Iterable) or not all(isinstance(word, str) and word for word in words):
+                raise ContractError(
+                    f"contract: {field} is {short_repr(value)}, not a name or a list of names"
+                )
+            object.__setattr__(self, field, frozenset(words))
         if not self.graphs:
             raise ContractError(f"contract: graphs is empty; choose from {', '.join((*GRAPH_KINDS, 'any'))}")
         if "any" in self.graphs:
             object.__setattr__(self, "graphs", frozenset(GRAPH_KINDS))
         for field, given, valid in (
-            ("graphs", self.graphs, (*GRAPH_KINDS, "any")),
-            ("numerics", {self.numerics}, get_args(Numerics)),
-            ("metadata", {self.metadata}, get_args(Metadata)),
+            ("graphs", sorted(self.graphs), (*GRAPH_KINDS, "any")),
+            ("numerics", [self.numerics], get_args(Numerics)),
+            ("metadata", [self.metadata], get_args(Metadata)),
         ):
-            if unknown := sorted(set(given) - set(valid)):
-                choices = f"choose from {', '.join(valid)}{did_you_mean(unknown[0], valid)}"
-                raise ContractError(f"unknown {field} {unknown[0]!r}; {choices}")
+            for word in given:
+                if not isinstance(word, str) or word not in valid:
+                    choices = f"choose from {', '.join(valid)}{did_you_mean(word, valid)}"
+                    raise ContractError(f"unknown {field} {short_repr(word)}; {choices}")
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,30 @@ def option_fields(item: Pass | type[Pass]) -> list[dataclasses.Field[Any]]:
     ]
 
 
+def fits_hint(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type; yes, where that is more than a class, a union, a tuple or a choice."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in arguments
+    if origin in (Union, types.UnionType):
+        return any(fits_hint(value, a) for a in arguments)
+    if origin is tuple:
+        kinds = (
+            arguments[:1] * len(value) if arguments[1:] == (...,) and isinstance(value, tuple) else arguments
+        )
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(fits_hint, value, kinds))
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    kind = origin or hint
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
 _GIVEN = {"option": False}
 
 
@@ -178,13 +208,17 @@ class FunctionPass(Pass):
 
         Raises:
             TypeError: the function has no such option.
+            OptionsError: the value is not of the type that the function says.
         """
-        valid = [field.name for field in option_fields(self)]
-        for option in options:
+        valid = {field.name: field.type for field in option_fields(self)}
+        for option, value in options.items():
             if option not in valid:
                 raise TypeError(
                     f"pass {self.name!r} has no option {option!r}; its options: {', '.join(valid) or 'none'}"
                 )
+            if not fits_hint(value, hint := valid[option]):
+                name = hint.__name__ if isinstance(hint, type) else str(hint)
+                raise OptionsError(f"{self.name}: {option}", value, f"a value of type {name}")
         return dataclasses.replace(self, **options)
 
     def apply(self, gm: fx.GraphModule) -> bool:

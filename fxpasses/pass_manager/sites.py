@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from fake.wrong_arguments import check_type
 from fxpasses.errors import Location
 from fxpasses.graphs.provenance import locate
 
@@ -66,6 +67,7 @@ _current: ContextVar[Sites | None] = ContextVar("sites", default=None)
 
 def claim(node: fx.Node) -> bool:
     """Whether the pass that is running may rewrite the match site that ``node`` stands for."""
+    check_type("claim", "node", node, fx.Node, "a node of the graph that the pass rewrites")
     sites = _current.get()
     if sites is None:
         return True

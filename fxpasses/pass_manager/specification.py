@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union
+from typing import Any
 
 from fxpasses.errors import OptionsError, unknown_name
-from fxpasses.pass_manager.pass_base import Pass, option_fields
+from fxpasses.pass_manager.pass_base import Pass, fits_hint, option_fields
 
 PassFactory = Callable[..., Pass]
 
@@ -80,7 +79,7 @@ def _parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
             )
         if name in values:
             raise OptionsError("passes", where, f"option {name!r} once")
-        if value is None and not _fits(True, hints[name]):
+        if value is None and not fits_hint(True, hints[name]):
             raise OptionsError("passes", where, f"a value for option {name!r}: {name}=...")
         values[name] = True if value is None else _convert(value, hints[name], f"{where}: {name}")
         rest = rest[form.end() :].strip()
@@ -93,32 +92,13 @@ def _convert(text: str, hint: Any, where: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
-    if _fits(value, hint):
+    if fits_hint(value, hint):
         return float(value) if hint is float else value
-    if _fits(text, hint):
+    if fits_hint(text, hint):
         return text
     if typing.get_origin(hint) is tuple and not isinstance(value, tuple):
         items = tuple(value) if isinstance(value, list) else (value,)
-        if _fits(items, hint):
+        if fits_hint(items, hint):
             return items
     name = hint.__name__ if isinstance(hint, type) else str(hint)
     raise OptionsError(where, text, f"a value of type {name}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if origin is Literal:
-        return value in arguments
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, a) for a in arguments)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(v, arguments[0]) for v in value)
-    if hint is None or hint is type(None):
-        return value is None
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fake.notebook import as_html
+from fake.wrong_arguments import check_dynamic, check_type
 from fxpasses import _torch
 from fxpasses.compiling.graph_compilers import EagerCompiler
 from fxpasses.compiling.observing import Observer
@@ -83,12 +84,14 @@ class Captured:
         graphs = {"forward": self.forward, "backward": self.backward, "joint": self.joint}
         present = {kind: gm for kind, gm in graphs.items() if gm is not None}
         rows = [(kind, len(gm.graph.nodes)) for kind, gm in present.items()]
-        text = f"{self.saved_bytes} bytes in {len(self.saved)} values are saved for the backward pass"
+        computed = sum(not value.is_input for value in self.saved)
+        text = f"{self.saved_bytes} bytes in {computed} values, and {len(self.saved) - computed} inputs, are saved for the backward pass"
         code = "\n".join(f"# {kind}\n{annotated_code(gm)}" for kind, gm in present.items() if kind != "joint")
         return as_html(text, ("graph", "nodes"), rows, code)
 
     def provenance(self, node: fx.Node) -> Provenance:
         """Source line, module path and, for a backward node, the forward node that it differentiates."""
+        check_type("provenance", "node", node, fx.Node, "a node of one of the graphs")
         return provenance(node)
 
 
@@ -128,7 +131,12 @@ def capture(
     >>> [n.target for n in captured.backward.graph.nodes if n.op == "call_function"]
     [<OpOverload(op='aten.expand', overload='default')>, <OpOverload(op='aten.cos', overload='default')>, <OpOverload(op='aten.mul', overload='Tensor')>]
     """
-    if isinstance(passes, str):
+    check_type("capture", "fn_or_module", fn_or_module, callable, "a module or function")
+    check_dynamic("capture", dynamic, decompose=decompose)
+    check_type("capture", "observers", observers, Sequence, "a list of observers")
+    for item in observers:
+        check_type("capture", "observers", item, Observer, "fxpasses.reports.files.GraphFiles(directory)")
+    if isinstance(passes, str) or not isinstance(passes, Sequence):
         raise OptionsError("passes", passes, "a list of passes and pass names")
     options = Options.parse({"passes": list(passes), "memory_budget": memory_budget, "regions": "off"})
     recorder = _Recorder(options, decompose)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import torch
 
+from fake.wrong_arguments import check_dynamic
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans import _torch
@@ -100,10 +101,9 @@ def compile(
         raise OptionsError("report", report, "a directory name")
     if not isinstance(cache, (str, os.PathLike)):
         raise OptionsError("cache", cache, "'auto', 'off' or a directory")
-    if dynamic not in (None, True, False):
-        raise OptionsError("dynamic", dynamic, "True, False or None")
+    check_dynamic("compile", dynamic, fullgraph=fullgraph)
     given = {
-        "passes": None if passes is None else passes if isinstance(passes, str) else list(passes),
+        "passes": None if passes is None else list(passes) if isinstance(passes, (list, tuple)) else passes,
         "regions": regions, "memory_budget": memory_budget, "partition": partition, "compiler": compiler, "inductor": inductor, "mode": mode,
         "on_failure": on_failure, "check": check, "report": None if report is None else os.fspath(report),
         "accelerate": accelerate, "compiled_autograd": compiled_autograd, "ranks": ranks, "cache": os.fspath(cache),

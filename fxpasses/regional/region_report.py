@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from fake.notebook import as_html
+from fake.wrong_arguments import check_type
 from fxpasses.compiling.options import check_regions
 from fxpasses.regional.compiled_region import CompiledRegion
 from fxpasses.regional.cost_model import CostModel
@@ -174,6 +175,7 @@ def regions(
     ()
     """
     chosen = check_regions("regions", choice)
+    check_type("regions", "cost", cost, (CostModel, type(None)), "a fxpasses.CostModel")
     if not isinstance(graph, fx.GraphModule):
         raise RegionGraphError(graph, f"a {type(graph).__name__} is no torch.fx.GraphModule")
     calls = [n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]

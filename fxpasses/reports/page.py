@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fake.wrong_arguments import check_type, is_path
 from fxpasses.counters import EAGER_FILE
 from fxpasses.errors import ReportError
 from fxpasses.reports.advice import advice
@@ -42,6 +43,14 @@ def report(
         ReportError: nothing was compiled with that option, the directory holds no report that this version reads, or ``profile``
             is no function.
     """
+    for name, value in (("output", output), ("against", against)):
+        check_type(
+            "report",
+            name,
+            value,
+            lambda v: v is None or is_path(v),
+            "the path of a file" if name == "output" else "the directory of another report",
+        )
     directory = directory_of(compiled)
     if profile is not None:
         if not callable(profile):

@@ -1,6 +1,7 @@
 """Passes made of functions: their options, wherever a pass may be written."""
 
 import functools
+from typing import Literal
 
 import pytest
 import torch
@@ -85,3 +86,17 @@ def test_both_sides_of_a_conflict_are_shown_with_their_place():
         with fxpasses.use_passes(other):
             pass
     assert str(caught.value).count(__file__) == 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"limit": "x"}, {"limit": 1.5}, {"limit": None}, {"rate": "1"}, {"kind": "c"}, {"pair": (1, 2)}],
+)
+def test_options_have_the_types_that_the_function_says(option):
+    @fxpasses.graph_pass
+    def typed(gm, limit: int = 1, rate: float = 0.5, kind: Literal["a", "b"] = "a", pair: tuple[int, str] = (1, "x"), free=3):  # fmt: skip
+        return False
+
+    with pytest.raises(OptionsError, match=f"'typed: {next(iter(option))}'"):
+        typed(**option)
+    assert typed(limit=2, rate=1, kind="b", pair=(2, "y"), free=None).rate == 1

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import fxpasses
+from fake.wrong_arguments import ArgumentTypeError
 from fxpasses import insert_call
 
 aten = torch.ops.aten
@@ -70,3 +71,26 @@ def test_inductor_keeps_what_a_subgraph_returns_of_its_arguments():
         first, second = call(*inputs)
         results.append(torch.autograd.grad(first.sum() + (second * 2).sum(), inputs))
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "error"),
+    [
+        (aten.mul.Tensor, lambda node, other: (node,), RuntimeError),
+        (aten.mm.default, lambda node, other: (node, node), RuntimeError),
+        (aten.relu.default, lambda node, other: (other,), ArgumentTypeError),
+        (aten.cat.default, lambda node, other: ([node, other],), ArgumentTypeError),
+        (aten.mul.Tensor, lambda node, other: (node, torch.ones(3)), ArgumentTypeError),
+    ],
+)
+def test_a_call_that_is_refused_leaves_the_graph(target, arguments, error):
+    captured = fxpasses.capture(lambda x: x.exp(), torch.ones(2, 3))
+    graph, other = captured.forward.graph, fxpasses.capture(lambda x: x.exp(), torch.ones(2, 3)).forward.graph
+    (node,), (of_another,) = (
+        g.find_nodes(op="call_function", target=aten.exp.default) for g in (graph, other)
+    )
+    before = str(graph)
+    with graph.inserting_after(node), pytest.raises(error):
+        insert_call(graph, target, arguments(node, of_another), like=node)
+    assert str(graph) == before
+    assert list(of_another.users) == other.find_nodes(op="output")

@@ -108,6 +108,10 @@ def resolve(op: Any) -> Any:
             "opcheck(op, ...): op must be instance of torch._ops.OpOverload, e.g. torch.ops.aten.sin.default, or a "
             f"custom op, got {type(op)}"
         )
+    if _torch.find_schema(_torch.op_overload_name(op)) is None:
+        raise UnknownOpError(
+            f"opcheck: {op} was destroyed: to call it would end the process; look it up in torch.ops again"
+        )
     return op
 
 

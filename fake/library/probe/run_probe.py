@@ -103,7 +103,7 @@ def probe(
         op: the operator, or its kernel. It is called often; it must not have side effects.
         samples: calls that work: ``(args, kwargs)`` pairs or tuples of arguments. The more kinds of calls (flags,
             ranks, optional arguments) they show, the more the rule covers.
-        budget: calls to spend on each sample.
+        budget: calls to spend on each sample, 0 or more.
         isolate: make the calls in forked processes, so that a kernel that crashes on an input that it should refuse
             costs one call. By default wherever this process can be forked (not once a GPU is in use).
 
@@ -124,8 +124,17 @@ def probe(
     name = op._qualname if isinstance(op, _torch.TorchCustomOpDef) else getattr(op, "__name__", str(op))
     if isinstance(op, _torch.OpOverload):
         name = _torch.op_overload_name(op)
-    if budget < 0:
-        raise ProbeError(f"{name}: the budget is {budget} calls; it must be at least 0", op=name)
+        if _torch.find_schema(name) is None:
+            raise ProbeError(
+                f"{name} was destroyed: to call it would end the process; look it up in torch.ops again",
+                op=name,
+            )
+    if type(budget) is not int or budget < 0:
+        raise ProbeError(
+            f"{name}: the budget is {budget!r}; it must be a number of calls, at least 0",
+            op=name,
+            argument="budget",
+        )
     if not pairs:
         raise ProbeError(f"{name}: probe needs at least one sample call", op=name)
     names, signature = parameter_names(op), signature_for(op)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fake import library
 from fake.library import CustomOpDef, custom_op, registry
-from fake.library.errors import OpDestroyedError, OpReplacedWarning
+from fake.library.errors import OpDestroyedError, OpReplacedWarning, ProbeError, UnknownOpError
 from tests.fake.library.support import NAMESPACE, fresh_name, numpy_sin, overload_of
 
 
@@ -58,6 +58,52 @@ def test_destroy():
     with pytest.raises(OpDestroyedError):
         op(torch.ones(1))
     assert not hasattr(getattr(torch.ops, NAMESPACE), op.qualname.split("::")[1])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda op: op.schema,
+        lambda op: op.overload,
+        lambda op: op.register_kernel("cpu", lambda x: x.sin()),
+        lambda op: op.register_fake(torch.empty_like),
+        lambda op: op.register_autograd(lambda ctx, grad: grad),
+        lambda op: op.register_vmap(lambda info, in_dims, x: (x, 0)),
+        lambda op: op.register_torch_dispatch(FakeTensorMode, lambda mode, func, types, args, kwargs: None),
+        lambda op: op.register_autocast("cpu", torch.bfloat16),
+        lambda op: op.register_effect(None),
+        lambda op: op.set_kernel_enabled("cpu", False),
+        lambda op: library.register_fake(op, torch.empty_like),
+        lambda op: library.opcheck(op, (torch.ones(1),)),
+        lambda op: library.probe(op, [(torch.ones(1),)]),
+    ],
+)
+def test_a_destroyed_operator_cannot_be_used(use):
+    op = numpy_sin()
+    library.destroy(op)
+    with pytest.raises(OpDestroyedError, match=op.qualname):
+        use(op)
+    assert op.qualname not in registry.names()
+
+
+def test_a_destroyed_overload_is_not_called():
+    op = numpy_sin()
+    overload = op.overload
+    library.destroy(op)
+    with pytest.raises(UnknownOpError, match="was destroyed"):
+        library.opcheck(overload, (torch.ones(1),))
+    with pytest.raises(ProbeError, match="was destroyed"):
+        library.probe(overload, [(torch.ones(1),)])
+
+
+@pytest.mark.filterwarnings("ignore::fake.library.errors.OpReplacedWarning")
+def test_destroying_a_replaced_operator_leaves_its_successor():
+    name = fresh_name()
+    first, second = (
+        custom_op(name, lambda x: x.sin(), mutates_args=(), schema="(Tensor x) -> Tensor") for _ in range(2)
+    )
+    assert not library.destroy(first)
+    assert torch.equal(second(torch.ones(1)), torch.ones(1).sin())
 
 
 def test_copy_and_pickle():
