@@ -165,15 +165,12 @@ def check(
     """
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
-<<<<<<< HEAD
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)] if isinstance(model, nn.Module) else []
     if lazy:
         problem = f"the parameter {lazy[0]!r} is lazy and has no value yet: call the model once before it is checked"
         raise OptionsError("model", model, problem=problem)
-=======
     check_type("check", "kwargs", kwargs, (Mapping, type(None)), "the model's keyword arguments by name")
     check_dynamic("check", dynamic, backward=backward, show=show)
->>>>>>> api2
     args, named = _arguments(inputs, kwargs)
     if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
         raise OptionsError("seconds", seconds, "a number of seconds, or None")
