@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from fake.notebook import as_html
 from fake.wrong_arguments import check_dynamic, check_type
@@ -165,10 +164,6 @@ def check(
     """
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
-    lazy = [n for n, p in model.named_parameters() if is_lazy(p)] if isinstance(model, nn.Module) else []
-    if lazy:
-        problem = f"the parameter {lazy[0]!r} is lazy and has no value yet: call the model once before it is checked"
-        raise OptionsError("model", model, problem=problem)
     check_type("check", "kwargs", kwargs, (Mapping, type(None)), "the model's keyword arguments by name")
     check_dynamic("check", dynamic, backward=backward, show=show)
     args, named = _arguments(inputs, kwargs)

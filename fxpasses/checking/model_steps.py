@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from fake.error_text import first_line
@@ -18,6 +19,7 @@ from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import nothing_left_behind
 from fxpasses.checking.interpret import CANNOT_RUN, as_float64
 from fxpasses.checking.rounding import moved, next_to, same_bits
+from fxpasses.errors import OptionsError
 
 Results = dict[str, Tensor]
 """Outputs, inputs after the run, gradients and buffers, by name, in the order in which they are computed."""
@@ -33,9 +35,16 @@ class Steps:
         args: its positional arguments.
         kwargs: its keyword arguments.
         backward: whether the step computes gradients: those of a fixed weighted sum of the outputs.
+
+    Raises:
+        OptionsError: the model has a lazy parameter without a value.
     """
 
     def __init__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> None:
+        parameters = model.named_parameters() if isinstance(model, nn.Module) else ()
+        if lazy := [name for name, parameter in parameters if is_lazy(parameter)]:
+            problem = f"the parameter {lazy[0]!r} is lazy and has no value yet: call the model once before it is checked"
+            raise OptionsError("model", model, problem=problem)
         self._model, self._args, self._kwargs, self._backward = model, args, kwargs, backward
 
     def eager(self, seed: int = 0) -> Results:
