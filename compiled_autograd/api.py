@@ -16,7 +16,7 @@ from compiled_autograd.session.walking import walks
 from compiled_autograd.stats import Stats
 from fake.seam.patches import LEDGER, When
 from fake.seam.skipped_frames import skipped_frames
-from fake.wrong_arguments import check_flags
+from fake.wrong_arguments import check_dynamic
 
 LEDGER.add(
     *_torch.session_patches(
@@ -60,7 +60,7 @@ def enable(compiler_fn: Any, dynamic: bool = True) -> Iterator[None]:
 
     Raises:
         InvalidCompilerError: if ``compiler_fn`` is none of these; nothing is enabled then.
-        ArgumentTypeError: if ``dynamic`` is neither True nor False.
+        ArgumentTypeError: if ``dynamic`` is none of True, False and None (which is False).
 
     >>> import torch, compiled_autograd
     >>> x = torch.ones(3, requires_grad=True)
@@ -69,8 +69,8 @@ def enable(compiler_fn: Any, dynamic: bool = True) -> Iterator[None]:
     >>> x.grad
     tensor([2., 2., 2.])
     """
-    check_flags("enable", dynamic=dynamic)
-    session = Session(as_compiler(compiler_fn), dynamic)
+    check_dynamic("enable", dynamic)
+    session = Session(as_compiler(compiler_fn), bool(dynamic))
     if is_unknown_torch():
         yield
         return

@@ -60,7 +60,7 @@ CALLS = [
     (_bisect, {"args": "x", "state": 3, "output": 3, "console": 3}),
     (_bisect, {"args": [3], "output": ""}),
     (lambda **s: compiled_autograd.explain(torch.sin, X, **s), {"dynamic": "x"}),
-    (_captured_pass, {"dynamic": None}),
+    (_captured_pass, {"dynamic": "x"}),
     (lambda **s: fake.FakeTensorMode(**s), {"shape_env": 3}),
     (lambda **s: MODE.from_tensor(**{"tensor": X, **s}), {"tensor": 3, "name": 3, "source": "x", "symbolic_context": 3}),
     (lambda **s: fake.FakeCopyMode(**s), {"fake_mode": 3}),

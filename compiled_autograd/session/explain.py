@@ -9,7 +9,7 @@ from torch import fx
 from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.stats import CaptureRecord, FallbackRecord
-from fake.wrong_arguments import check_flags, check_type
+from fake.wrong_arguments import check_dynamic, check_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def explain(fn: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: 
     (1, 1, ())
     """
     check_type("explain", "fn", fn, callable, "a function that calls backward, and its arguments after it")
-    check_flags("explain", dynamic=dynamic)
+    check_dynamic("explain", dynamic)
     passes: list[PassRecord] = []
     captures: list[CaptureRecord] = []
     fallbacks: list[FallbackRecord] = []

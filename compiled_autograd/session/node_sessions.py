@@ -18,7 +18,7 @@ from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.fallback import is_unknown_torch
 from compiled_autograd.session.session import Session, sessions
 from fake.seam.patches import LEDGER, When
-from fake.wrong_arguments import check_flags
+from fake.wrong_arguments import check_dynamic
 
 
 class NodeSessions:
@@ -80,9 +80,9 @@ def capture_through(node_class: type, compiler_fn: Any, dynamic: bool = True) ->
             f"capture_through: node_class is {node_class!r}; pass type(tensor.grad_fn) of the result of an "
             "autograd.Function"
         )
-    check_flags("capture_through", dynamic=dynamic)
+    check_dynamic("capture_through", dynamic)
     if not is_unknown_torch():
-        node_sessions.add(node_class, Session(as_compiler(compiler_fn), dynamic))
+        node_sessions.add(node_class, Session(as_compiler(compiler_fn), bool(dynamic)))
 
 
 def capture_later() -> AbstractContextManager[None]:

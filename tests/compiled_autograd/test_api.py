@@ -42,6 +42,14 @@ def test_a_compiler_that_returns_nothing_callable():
         out.backward()
 
 
+def test_no_choice_of_dynamic_sizes_is_none():
+    """As in torch's own ``_enable``."""
+    x = torch.ones(2, requires_grad=True)
+    with compiled_autograd.enable("eager", dynamic=None):
+        (x * 3).sum().backward()
+    assert x.grad.tolist() == [3.0, 3.0]
+
+
 def test_blocks_nest_and_disable_counts():
     graphs = []
 
