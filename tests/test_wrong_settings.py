@@ -13,7 +13,6 @@ from fxpasses.partitioner import MinCutPartitioner
 
 X = torch.ones(2, 3)
 CAPTURED = fxpasses.capture(torch.nn.Linear(3, 3), X)
-MODE = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
 
 
 class Unprintable:
@@ -39,6 +38,11 @@ def _bisect(**settings):
     return fxpasses.bisect_script(__file__, **settings)
 
 
+def _mode():
+    """Made in each call: one that lives keeps the operators of symbolic sizes in force."""
+    return fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+
+
 def _captured_pass(dynamic):
     with compiled_autograd.enable("aot_eager", dynamic=dynamic):
         pass
@@ -62,9 +66,9 @@ CALLS = [
     (lambda **s: compiled_autograd.explain(torch.sin, X, **s), {"dynamic": "x"}),
     (_captured_pass, {"dynamic": "x"}),
     (lambda **s: fake.FakeTensorMode(**s), {"shape_env": 3}),
-    (lambda **s: MODE.from_tensor(**{"tensor": X, **s}), {"tensor": 3, "name": 3, "source": "x", "symbolic_context": 3}),
+    (lambda **s: _mode().from_tensor(**{"tensor": X, **s}), {"tensor": 3, "name": 3, "source": "x", "symbolic_context": 3}),
     (lambda **s: fake.FakeCopyMode(**s), {"fake_mode": 3}),
-    (lambda **s: fake.explain(MODE.shape_env, **s), {"graph": 3}),
+    (lambda **s: fake.explain(_mode().shape_env, **s), {"graph": 3}),
     (lambda **s: fake.enable_disk_cache(**s), {"directory": ""}),
     (lambda **s: fake.enable_disk_cache(**s), {"directory": "a\0b"}),
     (lambda **s: CAPTURED.provenance(**s), {"node": "mul"}),
