@@ -74,7 +74,13 @@ from fake.seam.dynamo import (
 from fake.seam.fake_tensor import FakeTensor, FakeTensorMode
 from fake.seam.fx import detect_fake_mode, has_effects
 from fake.seam.guards import TracingContext, tracing
-from fake.seam.inductor import CustomPartitionerFn, OutputCode, config as inductor_config
+from fake.seam.inductor import (
+    CustomGraphPass,
+    CustomPartitionerFn,
+    OutputCode,
+    config as inductor_config,
+    get_custom_graph_passes,
+)
 from fake.seam.patches import LEDGER
 
 _AOT_PARAMETERS = inspect.signature(aot_module_simplified).parameters

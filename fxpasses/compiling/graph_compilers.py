@@ -36,6 +36,7 @@ from fxpasses.compiling.shared_kernels import one_unit, use_shared_units
 from fxpasses.counters import counters
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.decompositions import decompositions
+from fxpasses.graphs.fresh_outputs import keep_outputs_fresh, mark_fresh_outputs
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner import partition
 from fxpasses.partitioner._torch import default_partition, min_cut_rematerialization_partition
@@ -44,6 +45,8 @@ from fxpasses.pass_manager.limits import limited_lowerings
 log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
+
+_POST_PASS = "post_grad_custom_post_pass"
 
 _parts: ContextVar[list[LoweredPart] | None] = ContextVar("inductor_parts", default=None)
 
@@ -106,6 +109,16 @@ class Partitioner(_torch.CustomPartitionerFn):
 def partitioner_of(options: Options, digest: str | None) -> Partitioner:
     """The partitioner that the options ask for. Args: these, and a hash of all that is ours in the compilation."""
     return Partitioner(options.memory_budget, digest, bool(options.report), options.partition)
+
+
+class _KeepOutputsFresh(_torch.CustomGraphPass):
+    """:func:`keep_outputs_fresh` as the last of Inductor's passes, which drops copies: nothing else of ours decides what it does."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        keep_outputs_fresh(graph)
+
+    def uuid(self) -> str:
+        return own_source()
 
 
 class Compiler(Protocol):
@@ -179,6 +192,7 @@ class InductorCompiler:
 
     def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
         """Inductor's inner compiler under our settings: backward graphs are compiled when nothing is patched any more."""
+        keep_outputs_fresh(gm.graph)
         found = (
             None
             if _torch.inductor_config.triton.cudagraphs
@@ -247,6 +261,9 @@ class InductorCompiler:
         patches = dict(self.patches)
         if scatters_into_new_memory(gm):
             patches.setdefault("reorder_for_peak_memory", False)
+        mark_fresh_outputs(gm.graph)
+        users = patches.get(_POST_PASS, getattr(_torch.inductor_config, _POST_PASS))
+        patches[_POST_PASS] = (*_torch.get_custom_graph_passes(users), _KeepOutputsFresh())
         shared = _torch_inductor.rewritten_code(rewrite)
         with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
             calls = {

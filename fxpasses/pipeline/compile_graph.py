@@ -82,7 +82,7 @@ def compile_graph(
         def partition_joint(joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> Any:
             inline_gathers(joint)
             remove_full_slices(joint.graph)
-            stages.traced(joint)
+            stages.traced(joint, aot["num_fwd_outputs"])
             stages.run_passes(joint, "joint")
             return stages.partition(joint, compiler, joint_inputs, **aot)
 

@@ -34,6 +34,7 @@ from fxpasses.errors import (
     StageError,
     ValueMismatchError,
 )
+from fxpasses.graphs.fresh_outputs import hand_fresh_outputs_on, mark_fresh_outputs
 from fxpasses.graphs.provenance import annotate, described_inputs, failing_node
 from fxpasses.graphs.rewriting import copy_graph, use_returned_arguments
 from fxpasses.partitioner._torch import BackwardState
@@ -149,9 +150,10 @@ class Stages:
             counters.count("cache_hits")
         return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
 
-    def traced(self, joint: fx.GraphModule) -> None:
-        """The joint graph is traced."""
+    def traced(self, joint: fx.GraphModule, outputs: int) -> None:
+        """The joint graph is traced. Args: the graph, and how many of its first outputs are the forward graph's."""
         self._ran = True
+        mark_fresh_outputs(joint.graph, outputs)
         counters.count("joint")
         annotate(joint, self._inputs)
         for observer in self._hooks.observers:
@@ -187,6 +189,7 @@ class Stages:
             aot["decides"] = self._hooks.decides
         with self._stage(PartitionError, joint, "joint"):
             forward, backward = compiler.partition(joint, joint_inputs, **aot)
+        hand_fresh_outputs_on(joint.graph, forward.graph)
         if self._values is not None:
             self._values.partitioned(forward, backward)
         return forward, backward
@@ -206,6 +209,7 @@ class Stages:
         if kind == "inference":
             self._ran = True
             annotate(gm, self._inputs)
+            mark_fresh_outputs(gm.graph)
         use_returned_arguments(gm)
         # A failing pass, or Inductor, may leave the graph half rewritten: eager then runs the graph as it was.
         kept = self._to_eager or (kind == "backward" and _may_depend_on_data(gm.graph))

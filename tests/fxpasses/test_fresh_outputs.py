@@ -1,0 +1,87 @@
+"""Outputs that are new memory in eager are new memory when compiled, whatever Inductor's passes drop."""
+
+import pytest
+import torch
+
+
+def storages(x, outputs):
+    """For the input and each output, who is the first of them with this memory."""
+    pointers = [value.untyped_storage().data_ptr() for value in (x, *outputs)]
+    return [pointers.index(pointer) for pointer in pointers]
+
+
+def both(x, first, second):
+    y = x.sin()
+    return first(y), second(y)
+
+
+PROGRAMS = {
+    "times_one": lambda x: (x * 1,),
+    "plus_zero": lambda x: (x + torch.zeros(4),),
+    "row_of_a_product": lambda x: ((x.view(2, 2) * 1)[0],),
+    "two_of_the_input": lambda x: (x * 1, x + 0),
+    "value_and_product": lambda x: both(x, lambda y: y, lambda y: y * 1),
+    "two_copies": lambda x: both(x, torch.clone, torch.clone),
+    "copy_of_a_view": lambda x: both(x, torch.clone, lambda y: y.view(2, 2).clone()),
+    "one_that_is_joined": lambda x: both(x, torch.clone, lambda y: torch.cat([y])),
+    # Not fresh in eager either.
+    "views": lambda x: (x.view(2, 2), x[1:], x * 1),
+    "views_of_one": lambda x: both(x, lambda y: y, lambda y: y.view(2, 2)),
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("compiler", ["inductor", "eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_memory_is_shared_as_in_eager(name, compiler, gradients):
+    program = PROGRAMS[name]
+    x = torch.arange(1.0, 5.0, requires_grad=gradients)
+    compiled = torch.compile(program, backend="fxpasses", options={"compiler": compiler})
+    outputs, expected = compiled(x), program(x)
+    assert storages(x, outputs) == storages(x, expected)
+    torch.testing.assert_close(outputs, expected)
+
+
+def test_symbolic_sizes():
+    compiled = torch.compile(lambda x: (x * 1, x + 0), backend="fxpasses", dynamic=True)
+    for size in (3, 5):
+        x = torch.ones(size)
+        assert storages(x, compiled(x)) == [0, 1, 2]
+
+
+def test_a_write_behind_a_graph_stays_out_of_its_input():
+    @torch.compile(backend="fxpasses")
+    def program(x):
+        y = x * 1
+        torch._dynamo.graph_break()
+        y.add_(x)
+        torch._dynamo.graph_break()
+        return y + x
+
+    x = torch.ones(4)
+    assert program(x).tolist() == [3.0] * 4
+    assert x.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("copy", [lambda x: x * 1, torch.clone], ids=["product", "clone"])
+def test_what_a_gradient_needs_is_kept_from_a_later_write(copy):
+    def program(state, weight):
+        result = (weight * copy(state)).sum()
+        state.add_(1)
+        return result
+
+    gradients = []
+    for run in (program, torch.compile(program, backend="fxpasses")):
+        weight = torch.ones(4, requires_grad=True)
+        run(torch.arange(4.0), weight).backward()
+        gradients.append(weight.grad.tolist())
+    assert gradients[0] == gradients[1] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_passes_that_the_user_gives_inductor_run_too():
+    seen = []
+    options = {"inductor": {"post_grad_custom_post_pass": seen.append, "fx_graph_cache": False}}
+    compiled = torch.compile(lambda x: x * 1, backend="fxpasses", options=options)
+    x = torch.ones(4)
+    assert storages(x, [compiled(x)]) == [0, 1]
+    assert len(seen) == 1
