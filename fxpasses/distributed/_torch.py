@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import CodeType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import fx
+from torch._dynamo.resume_execution import IS_TRACING_RESUME_PROLOGUE_VARNAME, TORCH_DYNAMO_RESUME_IN_PREFIX
 from torch.distributed.device_mesh import DeviceMesh
 
 from fake.seam.dispatch import disable_current_modes
@@ -92,3 +95,21 @@ def real_meshes() -> AbstractContextManager[None]:
             _MESH.torchs(self, *args, **kwargs)
 
     return LEDGER.using((_MESH, init))
+
+
+def goes_on(code: CodeType) -> tuple[str, int]:
+    """The name of a function, and where in its code it begins: one that goes on behind a graph break holds the whole code that broke, and jumps into it.
+
+    Dynamo makes such functions of the first code. Of one that a plan has kept, it does not know that, and makes one inside of the other.
+    """
+    name, start = code.co_name, 0
+    if name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX):
+        instructions = list(dis.get_instructions(code))
+        marks = [
+            at for at, one in enumerate(instructions) if one.argval == IS_TRACING_RESUME_PROLOGUE_VARNAME
+        ]
+        start = next(one.argval for one in instructions[marks[1] :] if one.opcode in dis.hasjrel)
+    while name.startswith(f"{TORCH_DYNAMO_RESUME_IN_PREFIX}_{TORCH_DYNAMO_RESUME_IN_PREFIX}_"):
+        inner, _, line = name.removeprefix(f"{TORCH_DYNAMO_RESUME_IN_PREFIX}_").rpartition("_at_")
+        name = f"{inner.rpartition('_at_')[0]}_at_{line}"
+    return name, start

@@ -15,6 +15,7 @@ symbolic sizes have had several values, each call is compared: which of them it 
 
 from __future__ import annotations
 
+import dis
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -152,16 +153,23 @@ def _function(code: CodeType | None) -> tuple[str, ...]:
     """Name and content of the function that is compiled: the same on all ranks, and each time that it is compiled."""
     if code is None:
         return ()
-    constants = [
-        value.co_name
-        if isinstance(value, CodeType)
-        else sorted(map(repr, value))
-        if isinstance(value, frozenset)
-        else repr(value)
-        for value in code.co_consts
+    name, start = _torch.goes_on(code)
+    content = [
+        # A plan hands the contents of cells as parameters.
+        (
+            one.opname.replace("DEREF", "FAST"),
+            len(code.co_code) - one.argval if one.opcode in dis.hasjrel else _constant(one.argval),
+        )
+        for one in dis.get_instructions(code)
+        if one.offset >= start and one.opname != "EXTENDED_ARG"
     ]
-    content = repr((code.co_code, code.co_names, constants))
-    return code.co_name, hashlib.sha256(content.encode()).hexdigest()[:8]
+    return name, hashlib.sha256(repr(content).encode()).hexdigest()[:8]
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return value.co_name
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
 
 
 def _digest(names: Sequence[str]) -> str:
