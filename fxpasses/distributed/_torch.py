@@ -102,13 +102,14 @@ def goes_on(code: CodeType) -> tuple[str, int]:
 
     Dynamo makes such functions of the first code. Of one that a plan has kept, it does not know that, and makes one inside of the other.
     """
-    name, start = code.co_name, 0
+    name, start, marks = code.co_name, 0, 0
     if name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX):
-        instructions = list(dis.get_instructions(code))
-        marks = [
-            at for at, one in enumerate(instructions) if one.argval == IS_TRACING_RESUME_PROLOGUE_VARNAME
-        ]
-        start = next(one.argval for one in instructions[marks[1] :] if one.opcode in dis.hasjrel)
+        # Dynamo's prologue sets a variable at its begin and right before it jumps. Behind it is the code that broke, which may have such a prologue.
+        for instruction in dis.get_instructions(code):
+            marks += instruction.argval == IS_TRACING_RESUME_PROLOGUE_VARNAME
+            if marks == 2 and instruction.opcode in dis.hasjrel:
+                start = instruction.argval
+                break
     while name.startswith(f"{TORCH_DYNAMO_RESUME_IN_PREFIX}_{TORCH_DYNAMO_RESUME_IN_PREFIX}_"):
         inner, _, line = name.removeprefix(f"{TORCH_DYNAMO_RESUME_IN_PREFIX}_").rpartition("_at_")
         name = f"{inner.rpartition('_at_')[0]}_at_{line}"
