@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fake.error_text import short_repr
@@ -60,6 +60,15 @@ def check_type(
 def is_path(value: Any) -> bool:
     """Whether a value may be the path of a file: an empty one would be the current directory, and no file system takes a null character."""
     return isinstance(value, (str, os.PathLike)) and os.fspath(value) != "" and "\0" not in os.fsdecode(value)
+
+
+def are_words(value: Any, kinds: Any = Sequence) -> bool:
+    """Whether a value is a sequence (or one of ``kinds``) of text, and not text itself."""
+    return (
+        isinstance(value, kinds)
+        and not isinstance(value, str)
+        and all(isinstance(word, str) for word in value)
+    )
 
 
 def check_flags(call: str, **flags: Any) -> None:

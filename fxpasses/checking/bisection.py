@@ -32,7 +32,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fake.wrong_arguments import check_type, is_path
+from fake.wrong_arguments import are_words, check_type, is_path
 from fxpasses.checking.failure_rate import Answer, Odds, by_chance
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.warm_process import Runner
@@ -203,12 +203,6 @@ class _Search:
         return fails
 
 
-def _are_words(value: Any) -> bool:
-    return (
-        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(w, str) for w in value)
-    )
-
-
 def bisect_script(
     script: str | Path,
     args: Sequence[str] = (),
@@ -240,7 +234,7 @@ def bisect_script(
             ``timeout`` that is not positive.
     """
     check_type("bisect_script", "script", script, is_path, "the path of a script")
-    check_type("bisect_script", "args", args, _are_words, "a list of words, as in sys.argv")
+    check_type("bisect_script", "args", args, are_words, "a list of words, as in sys.argv")
     check_type("bisect_script", "output", output, is_path, "a directory")
     check_type("bisect_script", "state", state, lambda v: v is None or is_path(v), "a file")
     check_type("bisect_script", "console", console, (Console, type(None)), "a rich.console.Console")

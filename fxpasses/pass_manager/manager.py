@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 import fake
 from fake.error_text import describe_error, safe_repr
 from fake.seam.fx import new_nodes
-from fake.wrong_arguments import check_flags, check_type
+from fake.wrong_arguments import are_words, check_flags, check_type
 from fxpasses.errors import ContractError, PassError
 from fxpasses.graphs.provenance import failing_node
 from fxpasses.graphs.rewriting import PROVENANCE, checksum, constants_of, subgraphs
@@ -124,14 +124,6 @@ def _definition(item: Pass) -> list[str]:
 log = logging.getLogger(__name__)
 
 
-def _are_words(value: Any) -> bool:
-    return (
-        isinstance(value, Sequence | Set)
-        and not isinstance(value, str)
-        and all(isinstance(w, str) for w in value)
-    )
-
-
 class PassManager:
     """Passes, put into an order that their contracts allow, and run on each graph that they take.
 
@@ -183,7 +175,9 @@ class PassManager:
         self.checks = tuple(checks)
         for check in self.checks:
             check_type("PassManager", "checks", check, Check, "fxpasses.Check objects")
-        check_type("PassManager", "holds", holds, _are_words, "a list of properties")
+        check_type(
+            "PassManager", "holds", holds, lambda v: are_words(v, Sequence | Set), "a list of properties"
+        )
         self._structure = structure
         for item in self.passes:
             if not isinstance(item, Pass):
