@@ -109,6 +109,7 @@ class Contract:
         by_input: what was declared for inputs by their names in the user's terms, before they were seen.
         declared: the dimensions under contract that have become symbols.
         examples: for each name, the ``Dim``, the first dimension that has it, and that one's example size.
+        inputs: the names of the inputs that were seen.
     """
 
     def __init__(self, by_input: Mapping[str, Dims] | None = None) -> None:
@@ -121,6 +122,7 @@ class Contract:
             self.add(name, dims)
         self.declared: list[Declared] = []
         self.examples: dict[str, tuple[Dim, str, int]] = {}
+        self.inputs: set[str] = set()
 
     def add(self, name: str, dims: Dims) -> None:
         """Promise something of an input.
@@ -134,7 +136,9 @@ class Contract:
 
     def of(self, source: Any) -> dict[int, Dim | str]:
         """Returns the declarations for an input."""
-        return self.by_input.get(text_of_source(source), {})
+        name = text_of_source(source)
+        self.inputs.add(name)
+        return self.by_input.get(name, {})
 
 
 def parse_dims(dims: Dims, owner: str, rank: int | None = None) -> Dims:

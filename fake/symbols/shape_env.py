@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ContextDecorator
 from typing import Any
@@ -235,23 +236,31 @@ class _Contracts:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._stack: list[Mapping[str, Dims] | None] = []
+        self._stack: list[tuple[Mapping[str, Dims], list[set[str]]]] = []
+        """Of each block the promises, and for each environment made in it the names of its inputs."""
 
     def on(self, contracts: Mapping[str, Dims] | None) -> None:
-        Contract(contracts)  # complains now
+        promised = Contract(contracts).by_input  # complains now
         if not is_known_version():  # torch's environments would take no contract and say nothing
             raise UnsupportedTorchVersionError(
                 "fake.using_shape_env()", torch.__version__, SUPPORTED_VERSIONS
             )
         with self._lock:
             LEDGER.enter(*PATCHES)
-            self._stack.append(contracts)
+            self._stack.append((promised, []))
 
     def off(self) -> None:
         with self._lock:
-            if self._stack:
-                self._stack.pop()
-                LEDGER.leave(*PATCHES)
+            if not self._stack:
+                return
+            promised, inputs = self._stack.pop()
+            LEDGER.leave(*PATCHES)
+        seen = set().union(*inputs)
+        if unseen := [name for name in promised if seen and name not in seen]:
+            warnings.warn(
+                f"using_shape_env: contracts for {', '.join(unseen)}, and no input had such a name: these were {', '.join(sorted(seen))}",
+                stacklevel=3,
+            )
 
     @property
     def is_on(self) -> bool:
@@ -259,7 +268,10 @@ class _Contracts:
 
     def make(self, **settings: Any) -> ShapeEnv:
         """Called by Dynamo and export in place of torch's class."""
-        return ShapeEnv(contracts=self._stack[-1] if self._stack else None, **settings)
+        contracts, inputs = self._stack[-1] if self._stack else ({}, [])
+        made = ShapeEnv(contracts=contracts, **settings)
+        inputs.append(made.contract.inputs)
+        return made
 
 
 def _declaring(wrap: Callable[..., Any]) -> Callable[..., Any]:
@@ -305,7 +317,8 @@ class using_shape_env(ContextDecorator):
     """Inside, ``torch.compile`` and ``torch.export`` trace with this package's :class:`ShapeEnv`.
 
     Their guards are minimal, know who asked for them, and contracts are checked: those given here, by the names of
-    inputs, and those put on tensors with :func:`fake.mark_dynamic`. It is process-wide, and may be nested.
+    inputs, and those put on tensors with :func:`fake.mark_dynamic`. It is process-wide, and may be nested. Names that no input of what was traced
+    had are warned of at the end.
 
     Args:
         contracts: for inputs by name, what is promised of their dimensions.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 
 from fake.errors import ShapeEnvError
 from fake.seam import symbolic_shapes as _t
@@ -27,6 +28,7 @@ from fake.symbols.implications import Facts
 from fake.symbols.range_guards import Range, tightened_ranges, without_decided
 from fake.symbols.reasons import Reason, reasons_of
 from fake.symbols.terms import Property, Terms, argument_names, properties_of, text_of_source
+from fake.wrong_arguments import check_type
 
 _LONGEST_CHAIN = 24
 
@@ -62,14 +64,27 @@ class CompiledGuards:
     Attributes:
         code: the text of the function.
         inputs: what its arguments are, in order.
+        ranks: for those that are tensors, how many dimensions they have.
     """
 
     code: str
     inputs: tuple[str, ...]
     function: Callable[..., bool]
+    ranks: Mapping[str, int]
 
     def __call__(self, *inputs: Any) -> bool:
-        """Whether the guards hold. Takes tensors (or numbers, for inputs that are numbers) in the order of ``inputs``."""
+        """Whether the guards hold. Takes tensors (or numbers, for inputs that are numbers) in the order of ``inputs``.
+
+        Raises:
+            ArgumentTypeError: something else than a tensor, where the guards are about a tensor.
+        """
+        for name, value in zip(
+            self.inputs, inputs, strict=False
+        ):  # the call itself tells of a wrong number of them
+            if (rank := self.ranks.get(name)) is not None:
+                check_type("guards", name, value, torch.Tensor, "a tensor")
+                if value.dim() != rank:
+                    return False
         return self.function(*inputs)
 
 
@@ -124,7 +139,11 @@ class Guards(tuple[Guard, ...]):
         )
         space: dict[str, Any] = {**_t.SYMPY_INTERP, "math": math}
         exec(compile(code, "<guards>", "exec"), space)
-        return CompiledGuards(code, inputs, space["accepts"])
+        ranks = {p.root: 0 for p in properties if p.kind != "number"}
+        for p in properties:
+            if p.kind == "size":
+                ranks[p.root] += 1
+        return CompiledGuards(code, inputs, space["accepts"], ranks)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The guards as plain data."""

@@ -232,6 +232,18 @@ def test_contracts_by_name_in_torch_compile():
     assert not fake.using_shape_env.is_enabled()
 
 
+def test_contracts_of_names_that_no_input_has():
+    contracts = {"x": {0: Dim("batch", max=64)}, "inputs": {0: Dim("rows")}}
+    torch._dynamo.reset()
+    with (
+        pytest.warns(UserWarning, match="contracts for inputs, and no input had such a name: these were x"),
+        fake.using_shape_env(contracts=contracts),
+    ):
+        compiled(doubles, torch.ones(8, 6))
+    with fake.using_shape_env(contracts=contracts):
+        pass  # nothing was traced
+
+
 def test_wrong_contracts_are_refused_on_entering():
     with pytest.raises(ContractError), fake.using_shape_env(contracts={"x": {0: 5}}):
         pass

@@ -143,6 +143,11 @@ def test_the_function_checks_layout_and_constant_sizes():
     assert accepts(torch.zeros(9, 4))
     assert not accepts(torch.zeros(9, 5))
     assert not accepts(torch.zeros(4, 9).t())
+    assert not accepts(torch.zeros(9))
+    assert not accepts(torch.zeros(9, 4, 1))
+    for other in (9, "x", None):
+        with pytest.raises(fake.ArgumentTypeError, match=r"guards: x is .*pass a tensor"):
+            accepts(other)
     assert guards.compile(static=False)(torch.zeros(9, 4))
     assert "def accepts(x):" in accepts.code
     assert [guard.expression for guard in guards.statics][:1] == ["x.size(1) == 4"]
