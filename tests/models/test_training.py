@@ -56,6 +56,7 @@ def test_stages_before_inductor(name, dtype, dynamic):
     assert_agrees(ZOO[name].build(), how, batches(name, sizes), dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "compiler"), [("convnet", "inductor"), ("gpt", "eager")])
 def test_inference(name, compiler):
     model = ZOO[name].build().eval()

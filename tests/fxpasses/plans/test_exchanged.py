@@ -78,6 +78,7 @@ def test_objects_that_are_new_in_each_request(tmp_path):
     assert not compiled.why_no_plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Tupled, Trainer])
 def test_states_of_several_graphs(tmp_path, monkeypatch, kind):
     for process in range(2):

@@ -11,6 +11,8 @@ PROGRAM = """
 import json, sys
 import torch, fxpasses
 from tests.fxpasses.plans.programs_with_hooks import HOOKS, MODELS, run
+
+pytestmark = pytest.mark.slow
 found = {}
 for make in MODELS:
     for kind in HOOKS:

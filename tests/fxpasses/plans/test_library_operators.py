@@ -292,6 +292,7 @@ print(json.dumps(fxpasses.stats().graphs))
 """
 
 
+@pytest.mark.slow
 def test_what_torch_notes_when_an_operator_is_first_called_counts_for_nothing(tmp_path):
     """That its fake kernel was asked once."""
     tmp_path.chmod(0o700)

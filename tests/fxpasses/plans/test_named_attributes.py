@@ -151,6 +151,7 @@ class Trainer:
             self.mean = 0.9 * self.mean + 0.1 * loss
 
 
+@pytest.mark.slow
 def test_what_a_trainer_counts_has_nothing_compiled_again(tmp_path):
     trainer = Trainer(tmp_path)
     trainer.fit(2)  # the second one takes the plans
@@ -181,6 +182,7 @@ def test_a_number_that_is_another_in_each_call(tmp_path):
     assert fxpasses.stats().graphs - before.graphs <= 8  # Dynamo's limit, behind which it raises
 
 
+@pytest.mark.slow
 def test_numbers_among_arguments(tmp_path):
     def scaled(x, by):
         return x * by
@@ -207,6 +209,7 @@ def test_a_counter_in_a_closure(tmp_path):
         assert count == i + 1
 
 
+@pytest.mark.slow
 def test_a_class_on_which_dynamo_puts_an_inherited_method(tmp_path):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -21,6 +21,8 @@ from tests.fxpasses.plans.training_steps import CASES, run
 PROGRAM = """
 import json, sys
 import torch, fxpasses
+
+pytestmark = pytest.mark.slow
 sys.path.insert(0, {here!r})
 from tests.fxpasses.plans.training_steps import CASES, run
 found = {{}}

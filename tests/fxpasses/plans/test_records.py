@@ -12,6 +12,8 @@ PROGRAM = """
 import json, sys
 import torch, fxpasses
 from tests.fxpasses.plans.programs_with_records import CASES, run
+
+pytestmark = pytest.mark.slow
 found = {}
 for name in CASES:
     torch._dynamo.reset()

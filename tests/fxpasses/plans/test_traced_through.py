@@ -9,6 +9,8 @@ PROGRAM = """
 import json, sys
 import torch, fxpasses
 from tests.fxpasses.plans.programs_of_torch_modules import WRAPPED, run
+
+pytestmark = pytest.mark.slow
 found = {}
 for name in WRAPPED:
     torch._dynamo.reset()

@@ -8,6 +8,7 @@ import torch
 import fxpasses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float64])
 def test_a_right_rewrite_is_within_rounding(tmp_path, dtype):
     torch.manual_seed(0)

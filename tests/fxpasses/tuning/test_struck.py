@@ -103,6 +103,7 @@ def _is_struck(path, step, why):
     return (data["steps"], data["struck"], outcomes[step.name]) == ([], why, "struck")
 
 
+@pytest.mark.slow
 def test_an_error_of_the_backward_pass_strikes_the_program(kept):
     step = Step.of_pass(passes_gradients_on)
     model, x, tune, path = kept(step)
@@ -165,6 +166,7 @@ def test_what_a_program_that_fails_has_changed_is_not_changed_twice(kept):
         assert model.calls == calls + 2
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_in_the_process_that_found_it_is_struck(kept, monkeypatch, tmp_path):
     step = Step.of_pass(passes_results_on)
     model, x, _, path = kept(step, counts=False)
@@ -185,6 +187,7 @@ def test_a_program_that_fails_in_the_process_that_found_it_is_struck(kept, monke
     assert fxpasses.stats().joint == graphs, "the default was compiled before"
 
 
+@pytest.mark.slow
 def test_a_backward_pass_in_a_compiled_function_is_watched_as_well(kept, monkeypatch, tmp_path):
     step = Step.of_pass(passes_gradients_on)
     model, x, *_ = kept(step)

@@ -127,6 +127,7 @@ def test_eager_is_no_program_of_a_pass_that_fails(tmp_path, on_failure):
     assert fxpasses.stats().fallbacks == ()
 
 
+@pytest.mark.slow
 def test_with_more_time_it_goes_on(tmp_path):
     how = {"cache": tmp_path, "clock": time.process_time, "show": False, "options": {"compiler": "eager"}}
     how |= {"passes": [raises]}
