@@ -12,6 +12,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +23,28 @@ from fxpasses.plans.plan_files import write_atomically
 FORMAT = 1
 _MANIFEST, _HASH, _SIGNATURE = "manifest.json", "manifest.sha256", "manifest.ed25519"
 _LARGEST_MANIFEST = 1 << 26
+_WANTED = {"plan", "story"}
+"""The sections that each plan has."""
 _BROKEN = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError, ValueError,
            OverflowError, TypeError, AttributeError)  # fmt: skip
 """What reading a damaged zip or manifest may raise."""
 
 
+@dataclass(frozen=True)
 class Archive:
     """A file that was read, and whose hashes hold.
 
     Attributes:
         path: the file.
         manifest: what it says about its plans.
+        plans: the sections of each of its plans.
         signed: whether it has a signature, checked or not.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], members: dict[str, bytes], signed: bool) -> None:
-        """Args: those of :class:`Archive`, and the content of the members."""
-        self.path, self.manifest, self.signed = path, manifest, signed
-        self._members = members
-
-    def sections(self, number: int) -> dict[str, bytes]:
-        """The sections of one of its plans."""
-        return {
-            name: self._members[member] for name, member in self.manifest["plans"][number]["sections"].items()
-        }
+    path: Path
+    manifest: dict[str, Any]
+    plans: list[dict[str, bytes]]
+    signed: bool
 
 
 def write_archive(
@@ -136,7 +135,12 @@ def _read(path: Path, archive: zipfile.ZipFile, key: Any) -> Archive:
         members[name] = _member(path, archive, name, facts["bytes"])
         if hashlib.sha256(members[name]).hexdigest() != facts["sha256"]:
             raise PlanFileError(path, f"its member {name!r} is damaged")
-    return Archive(path, manifest, members, signed)
+    plans = [
+        {name: members[member] for name, member in plan["sections"].items()} for plan in manifest["plans"]
+    ]
+    if not plans or not all(_WANTED <= sections.keys() for sections in plans):
+        raise PlanFileError(path, "it has no plan, or one of which a part is missing")
+    return Archive(path, manifest, plans, signed)
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str, length: int | None) -> bytes:

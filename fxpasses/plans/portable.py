@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fake.wrong_arguments import is_path
 from fxpasses.errors import OptionsError
 from fxpasses.plans._torch import planned_call
 from fxpasses.plans.archive import Archive, read_archive, write_archive
@@ -51,7 +52,7 @@ def save(
         private_key: a file with an Ed25519 key in PEM, or its bytes, to sign the file with.
 
     Raises:
-        OptionsError: for something else, or for one that has no plan; it says why.
+        OptionsError: for something else, for one that has no plan (it says why), or that :func:`load` returned.
         PlanFileError: a plan in the cache is gone or damaged, or the key cannot be used.
         OSError: the disk refuses; there is no file then, or the one that was there.
     """
@@ -61,6 +62,11 @@ def save(
             "compiled", compiled, 'what fxpasses.compile, or torch.compile(backend="fxpasses"), returned'
         )
     target = _path("path", path)
+    if isinstance(compiled._shelf, _Saved):
+        loaded_from = str(compiled._shelf.path)
+        raise OptionsError(
+            "compiled", compiled, problem=f"it was loaded from {loaded_from!r}: copy that file"
+        )
     if not compiled.plan_files:
         why = compiled.why_no_plan or "it was not called yet (for training, backward pass included)"
         raise OptionsError("compiled", compiled, problem=f"there is no plan to save: {why}")
@@ -130,7 +136,7 @@ def load(
 
 
 def _path(name: str, given: Any) -> Path:
-    if not isinstance(given, (str, os.PathLike)) or isinstance(given, bytes):
+    if not is_path(given):
         raise OptionsError(name, given, "a file")
     return Path(given)
 
@@ -162,10 +168,10 @@ class _Saved:
 
     def __init__(self, archive: Archive) -> None:
         self.path = archive.path
-        self._plans: list[tuple[dict[str, Any], dict[str, bytes]]] = []
-        for number in range(len(archive.manifest["plans"])):
-            sections = archive.sections(number)
-            self._plans.append((json.loads(sections["plan"]), sections))
+        try:
+            self._plans = [(json.loads(sections["plan"]), sections) for sections in archive.plans]
+        except ValueError as error:
+            raise PlanFileError(archive.path, f"a plan in it is no JSON: {error}") from None
 
     def target(self, about: Mapping[str, Any]) -> None:
         """None: nothing is compiled."""

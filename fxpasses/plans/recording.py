@@ -411,7 +411,7 @@ class Recording(Observer, Recorder):
         except NoPlan as error:
             self.end(None, error.reason, error.where)
         except OSError as error:
-            self.end(None, f"the disk refuses: {type(error).__name__}", lasting=False)
+            self.end(None, f"the disk refuses: {error.strerror or type(error).__name__}", lasting=False)
         else:
             self.end(path, "")
 

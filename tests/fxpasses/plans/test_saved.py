@@ -1,6 +1,7 @@
 """``fxpasses.save`` and ``load``: another process and directory, what differs is named, and nothing of a damaged file is used."""
 
 import array
+import hashlib
 import json
 import resource
 import shutil
@@ -144,11 +145,11 @@ def test_damaged_files_are_refused(saved, tmp_path):
             same = read_archive(path)
         except PlanFileError:
             continue
-        assert (same.manifest, same.sections(0)) == (whole.manifest, whole.sections(0))
+        assert (same.manifest, same.plans[0]) == (whole.manifest, whole.plans[0])
     # A member in the place of another, one more, and one of the same name again.
     with zipfile.ZipFile(saved / "inference.fxp") as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    other = read_archive(saved / "training.fxp").sections(0)
+    other = read_archive(saved / "training.fxp").plans[0]
     for changed in (
         {"plans/0/code": other["code"]},
         {"more": b""},
@@ -198,7 +199,7 @@ def test_signatures(saved, tmp_path):
     plain = read_archive(saved / "inference.fxp")
     manifest = {k: v for k, v in plain.manifest.items() if k not in ("format", "files")}
     signed = tmp_path / "signed.fxp"
-    write_archive(signed, manifest, [plain.sections(0)], secret)
+    write_archive(signed, manifest, [plain.plans[0]], secret)
     assert read_archive(signed, public).signed
     assert not plain.signed
     for path, key, problem in (
@@ -224,6 +225,34 @@ def test_signing_needs_its_package(saved, monkeypatch):
         fxpasses.load(saved / "inference.fxp", nn.Linear(2, 2), public_key=b"")
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        [],
+        {"plans": 3},
+        {"plans": []},
+        {"plans": [{}]},
+        {"plans": [{"sections": []}]},
+        {"plans": [{"sections": {"plan": "elsewhere", "story": "plans/0/story"}}]},
+        {"plans": [{"sections": {"plan": "plans/0/plan"}}]},
+        {"plans": [{"sections": {"plan": "plans/0/story", "story": "plans/0/plan"}}]},
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(tmp_path, manifest):
+    """Its hash fits: it was written by another program."""
+    path = tmp_path / "other.fxp"
+    write_archive(path, {"plans": [{}]}, [{"plan": b"{}", "story": b"\x9c"}])
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    text = json.dumps({**json.loads(members["manifest.json"]), **manifest} if manifest else []).encode()
+    members |= {"manifest.json": text, "manifest.sha256": hashlib.sha256(text).hexdigest().encode()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(PlanFileError, match=r"other\.fxp"):
+        fxpasses.load(path, nn.Linear(2, 2), trust=True)
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path):
     path = tmp_path / "model.fxp"
     write_archive(path, {"plans": [{}]}, [{"plan": b"{}"}])
@@ -243,14 +272,15 @@ def test_writers_at_the_same_time_leave_one_whole_file(tmp_path):
     path = tmp_path / "model.fxp"
     contents = [bytes([i]) * 50_000 for i in range(8)]
     writers = [
-        threading.Thread(target=write_archive, args=(path, {"plans": [{}]}, [{"plan": c}])) for c in contents
+        threading.Thread(target=write_archive, args=(path, {"plans": [{}]}, [{"plan": c, "story": b""}]))
+        for c in contents
     ]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
         if path.exists():
-            assert read_archive(path).sections(0)["plan"] in contents
-    assert read_archive(path).sections(0)["plan"] in contents
+            assert read_archive(path).plans[0]["plan"] in contents
+    assert read_archive(path).plans[0]["plan"] in contents
 
 
 class Doubling(nn.Module):
@@ -272,7 +302,15 @@ def test_what_torch_compile_made_is_saved(tmp_path, how):
     expected = compiled(x)
     fxpasses.save(compiled, tmp_path / "model.fxp")
     again = called if how == "function" else Doubling()
-    torch.testing.assert_close(fxpasses.load(tmp_path / "model.fxp", again, trust=True)(x), expected)
+    loaded = fxpasses.load(tmp_path / "model.fxp", again, trust=True)
+    torch.testing.assert_close(loaded(x), expected)
+    with pytest.raises(fxpasses.OptionsError, match=r"loaded from .*model\.fxp': copy that file"):
+        fxpasses.save(loaded, tmp_path / "again.fxp")
+    for no_file in ("", "a\0b", b"model.fxp"):
+        with pytest.raises(fxpasses.OptionsError, match="expected a file"):
+            fxpasses.save(compiled, no_file)
+        with pytest.raises(fxpasses.OptionsError, match="expected a file"):
+            fxpasses.load(no_file, again, trust=True)
 
 
 def test_calls_without_a_plan_are_named(tmp_path):
