@@ -32,6 +32,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fake.error_text import describe_error
 from fake.wrong_arguments import are_words, check_type, is_path
 from fxpasses.checking.failure_rate import Answer, Odds, by_chance
 from fxpasses.checking.progress import ProgressLine
@@ -118,10 +119,11 @@ class _Search:
         if state.exists():
             try:
                 known = json.loads(state.read_text())
-            except ValueError as error:
-                raise BisectError(f"{str(state)!r} is no state of a search: {error}") from error
-            if known.get("script") == key and known.get("format") == _FORMAT:
-                self._answers = {name: Answer(**answer) for name, answer in known["answers"].items()}
+                if (known["script"], known["format"]) == (key, _FORMAT):
+                    self._answers = {name: Answer(**answer) for name, answer in known["answers"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                problem = f"{str(state)!r} is no state of a search; name another file, or remove it"
+                raise BisectError(f"{problem} ({describe_error(error)})") from error
         self._key = key
 
     @property
@@ -178,6 +180,10 @@ class _Search:
             text = f"no end after {self._timeout} seconds"
         found = json.loads(record.read_text()) if record.exists() else {}
         return Answer(1, int(status != 0), found, text[-2000:])
+
+    def shows(self, repro: str) -> bool:
+        """Whether a repro file shows the fault in a process in which the script has registered nothing."""
+        return self._runner.run({}, self._output / "repro.txt", self._timeout, [repro])[0] == 1
 
     def _save(self) -> None:
         self._state.parent.mkdir(parents=True, exist_ok=True)
@@ -342,8 +348,15 @@ def _estimated(search: _Search) -> Verdict | None:
 
 
 def _told(search: _Search, found: _Found) -> Verdict:
-    """The verdict with what the runs say for it."""
-    text = found.verdict.text
+    """The verdict with what the runs and its repro file say for it."""
+    text, repro = found.verdict.text, found.verdict.repro
+    if repro and search.shows(repro):
+        text += f" `python {repro}` shows it on a small graph."
+    elif repro:
+        text += (
+            f" {repro} shows it only in a process in which what this script registers with torch is there."
+        )
+        repro = ""
     if found.fails is None:
         text += f" It failed in {search.known(Limits())}."
     elif found.works is not None:
@@ -355,7 +368,7 @@ def _told(search: _Search, found: _Found) -> Verdict:
     text += f" {search.runs} runs."
     if found.verdict.stage:
         text = _with_last_words(text, search.known(Limits()))
-    return replace(found.verdict, text=text, runs=search.runs, flaky=search.is_flaky)
+    return replace(found.verdict, text=text, repro=repro, runs=search.runs, flaky=search.is_flaky)
 
 
 def _counts(search: _Search, limits: Limits) -> str:
@@ -377,8 +390,9 @@ def _nothing_compiled(answer: Answer) -> BisectError:
 
 def _find(search: _Search, say: Callable[[str, int], None]) -> _Found:
     if not search.fails(Limits()):
-        text = "The script did not fail: there is nothing to find."
-        return _Found(replace(_NOTHING, text=text), Limits(), None)
+        return _Found(
+            replace(_NOTHING, text="The script did not fail: there is nothing to find."), Limits(), None
+        )
     full = search.known(Limits())
     if "passes" not in full.record:
         raise _nothing_compiled(full)
@@ -412,8 +426,7 @@ def _find(search: _Search, say: Callable[[str, int], None]) -> _Found:
 
 
 def _whole_stage(stage: str, what: str, repro: str) -> Verdict:
-    shown = f" `python {repro}` shows it on a small graph." if repro else ""
-    text = f"The script works up to the stage before and fails with {what}.{shown}"
+    text = f"The script works up to the stage before and fails with {what}."
     return replace(_NOTHING, stage=stage, repro=repro, text=text)
 
 
@@ -430,12 +443,10 @@ def _pass(
     say(f"writing a repro file for {name}", 1)
     repro = search.record(replace(limits, sites=None, check=True)).get("repro", "")
     where = f" at match site {position + 1} of {len(sites)}, {place}" if sites else ""
-    shown = (
-        f" `python {repro}` shows it on a small graph." if repro else " The value check finds no difference."
-    )
+    unseen = "" if repro else " The value check finds no difference."
     text = (
         f"The script fails because of pass {name!r}{where}: it works with the passes before it and fails as soon as "
-        f"this pass runs, with the graphs run operator by operator.{shown}"
+        f"this pass runs, with the graphs run operator by operator.{unseen}"
     )
     return _Found(Verdict("pass", name, place, position, repro, 0, text), before, limits)
 
@@ -474,12 +485,11 @@ def _inductor(search: _Search, say: Callable[[str, int], None], passes: int) -> 
 
 
 def _lowering(nodes: Sequence[str], position: int, repro: str) -> _Found:
-    shown = f" `python {repro}` shows it on a small graph." if repro else ""
     limits = Limits(lowerings=position + 1)
     text = (
         f"The script fails because of Inductor: it works with the first {position} of {len(nodes)} operators lowered and "
         f"the others called as they are, and fails as soon as operator {position + 1}, {nodes[position]}, is lowered, too. "
-        f"{VARIABLE}='{limits.to_json()}' makes the script fail so.{shown}"
+        f"{VARIABLE}='{limits.to_json()}' makes the script fail so."
     )
     verdict = Verdict("inductor", "", nodes[position], position, repro, 0, text)
     return _Found(verdict, Limits(lowerings=position), limits)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
 from torch import Tensor, fx
 
+from fake.error_text import describe_error
 from fake.seam.symbolic_shapes import hints_of
 from fxpasses._torch import shape_env_of
+from fxpasses.errors import OptionsError
 from fxpasses.exact.samples import Family, sample_input
 from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
@@ -19,6 +22,7 @@ from fxpasses.graphs.rewriting import value_of
 _SIZES = (2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 32, 33, 64, 65, 100, 128)
 _MOST_ELEMENTS = 1 << 22
 Bindings = Mapping[sympy.Symbol, int]
+V = TypeVar("V")
 
 
 class Unsupported(Exception):
@@ -56,6 +60,27 @@ def cloned(values: Sequence[Any]) -> list[Any]:
 
     with torch.no_grad():
         return [one(value) for value in values]
+
+
+def deep_copy(name: str, value: V, done: str) -> V:
+    """A copy of a model, or of what it is called with, that may be changed.
+
+    Args:
+        name: the argument that it was given as.
+        value: what is copied.
+        done: what is done with the copy, in words: "tuned".
+
+    Raises:
+        OptionsError: it cannot be copied: it holds a lock, a generator, a tensor that was computed.
+    """
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        problem = (
+            f"{name}: {type(value).__name__} cannot be copied, and a copy is what is {done}: {describe_error(error)}; "
+            "give the class that this names a __deepcopy__"
+        )
+        raise OptionsError(name, type(value).__name__, problem=problem) from error
 
 
 def symbol_bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sympy.Symbol, int]:

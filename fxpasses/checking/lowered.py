@@ -7,7 +7,6 @@ compiled alone until the smallest is found that still fails, and written to a fi
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +17,11 @@ import torch
 from torch import Tensor, fx
 
 from fake.error_text import first_line
-from fxpasses._torch import inductor_config, lowering_of, outside_tracing
+from fxpasses._torch import inductor_config, outside_tracing
 from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, inputs_from_hints, placeholders
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes, smaller_sizes
+from fxpasses.checking.registered import add_lowerings
 from fxpasses.checking.repro import fresh_directory, recorded_calls, write_repro
 from fxpasses.checking.rounding import PROGRAM_LIMIT
 from fxpasses.checking.source import CannotEmbed, PassSource
@@ -197,7 +197,7 @@ class LoweringCheck:
 
     def _write(self, case: Case, found: str) -> str:
         source = PassSource()
-        _add_lowerings_of_others(case.gm, source)
+        add_lowerings(case.gm, source)
         file = fresh_directory(self._directory, "inductor") / "repro.py"
         write_repro(
             file,
@@ -249,16 +249,3 @@ def _first_wrong(case: Case) -> set[str]:
     if not found.startswith("output "):
         return set()
     return {names[int(found.split()[1].rstrip(":"))].name}
-
-
-def _add_lowerings_of_others(gm: fx.GraphModule, source: PassSource) -> None:
-    """Add lines that register lowerings of the graph's operators that are not torch's own."""
-    for target in dict.fromkeys(n.target for n in gm.graph.nodes if n.op == "call_function"):
-        function = lowering_of(target)
-        if function is None or str(function.__module__).startswith("torch."):
-            continue
-        source.bind(function.__name__, inspect.unwrap(function))
-        source.imports.append("from torch._inductor.lowering import register_lowering")
-        source.definitions.append(
-            f"register_lowering(torch.ops.{target}, type_promotion_kind=None)({function.__name__})"
-        )

@@ -155,7 +155,7 @@ def check(
         seconds: after how long passes are no more tried on made-up inputs and gradients of outputs, but on the model's own only; a note then says so.
 
     Raises:
-        OptionsError: for a wrong option, ``seconds`` below zero, a lazy parameter without values, or what cannot be called.
+        OptionsError: for a wrong option, ``seconds`` below zero, a lazy parameter without values, or what cannot be called or copied.
         StageError: when a stage fails.
 
     >>> import torch, fxpasses
@@ -207,6 +207,8 @@ class _Stages:
         self._tell("eager, and float64")
         try:
             self._eager = self._steps.eager()
+        except OptionsError:
+            raise
         except Exception as error:
             error.add_note("fxpasses.check: this is the model itself, in eager; nothing was compiled yet")
             raise

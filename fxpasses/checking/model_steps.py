@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from fake.error_text import first_line
 from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import nothing_left_behind
+from fxpasses.checking.inputs import deep_copy
 from fxpasses.checking.interpret import CANNOT_RUN, as_float64
 from fxpasses.checking.rounding import moved, next_to, same_bits
 from fxpasses.errors import OptionsError
@@ -82,7 +82,7 @@ class Steps:
     def _run(
         self, compile: Callable[[Any], Any], wide: bool = False, seed: int = 0, move: int | None = None
     ) -> Results:
-        model = copy.deepcopy(self._model)
+        model = deep_copy("model", self._model, "checked")
         if isinstance(model, nn.Module):
             model = _wide(model) if wide else model
             if move is not None:
@@ -167,7 +167,7 @@ def _wide(model: nn.Module) -> nn.Module:
 
 def _fresh(value: Any, wide: bool, move: int | None) -> Any:
     if not isinstance(value, Tensor):
-        return copy.deepcopy(value)  # a cache that the model fills, say
+        return deep_copy("inputs", value, "checked")  # a cache that the model fills, say
     copied = value.detach().clone()
     if move is not None and copied.layout is torch.strided:
         (copied,) = moved([copied], move) if wide else next_to([copied], move)

@@ -26,8 +26,10 @@ from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, seeded
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes
+from fxpasses.checking.registered import add_decompositions
 from fxpasses.checking.repro import fresh_directory, why_not_shown, write_repro
 from fxpasses.checking.rounding import PROGRAM_LIMIT, distance, moved, next_to
+from fxpasses.checking.source import PassSource
 from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
 
@@ -332,12 +334,15 @@ def _write(
     behind = f", {list(passes)!r}" if passes else ""
     file = fresh_directory(directory, stage) / "repro.py"
     wanting = [i for i, v in enumerate(case.inputs) if isinstance(v, Tensor) and v.requires_grad]
+    source = PassSource()
+    add_decompositions(source)
     write_repro(
         file,
         f"The {stage} is wrong on a graph of {case.size} calls: {found}.",
         Case(case.gm, [v.detach() if isinstance(v, Tensor) else v for v in case.inputs]),
         lambda drawn: fails(Case(case.gm, _wanting_gradients_as(case.inputs, drawn))),
         f'fxpasses.checking.staged.replay_stage(graph, inputs, "{stage}"{behind})',
+        source,
         more=[f"for position in {wanting}:", "    inputs[position].requires_grad_()"] if wanting else [],
     )
     if (why := why_not_shown(file)) is not None:

@@ -58,7 +58,11 @@ class Runner:
             self._server = None
 
     def run(
-        self, environment: Mapping[str, str], output: Path, timeout: float | None
+        self,
+        environment: Mapping[str, str],
+        output: Path,
+        timeout: float | None,
+        command: Sequence[str] | None = None,
     ) -> tuple[int | None, str]:
         """Run the script once.
 
@@ -66,12 +70,14 @@ class Runner:
             environment: what is set besides.
             output: a file for what the script prints.
             timeout: seconds after which it is killed.
+            command: another script to run, and its arguments.
 
         Returns:
             The exit status, ``None`` when it was killed after ``timeout`` seconds; and what it printed.
         """
+        command = list(command or self._command)
         if not hasattr(os, "fork"):
-            return self._run_alone(environment, timeout)
+            return self._run_alone(command, environment, timeout)
         if self._server is None:
             self._server = subprocess.Popen(
                 [sys.executable, "-c", "from fxpasses.checking.warm_process import serve; serve()"],
@@ -84,7 +90,7 @@ class Runner:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         request = {
-            "command": self._command,
+            "command": command,
             "environment": dict(environment),
             "output": str(output.resolve()),
             "timeout": timeout,
@@ -96,10 +102,12 @@ class Runner:
             raise RuntimeError(f"the process that runs the script ended with status {self._server.wait()}")
         return json.loads(answer)["status"], output.read_text(errors="replace")
 
-    def _run_alone(self, environment: Mapping[str, str], timeout: float | None) -> tuple[int | None, str]:
+    def _run_alone(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout: float | None
+    ) -> tuple[int | None, str]:
         try:
             done = subprocess.run(
-                [sys.executable, *self._command],
+                [sys.executable, *command],
                 env={**os.environ, **self._environment, **environment},
                 capture_output=True,
                 text=True,

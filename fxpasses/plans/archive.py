@@ -138,7 +138,7 @@ def _read(path: Path, archive: zipfile.ZipFile, key: Any) -> Archive:
     plans = [
         {name: members[member] for name, member in plan["sections"].items()} for plan in manifest["plans"]
     ]
-    if not plans or not all(_WANTED <= sections.keys() for sections in plans):
+    if not plans or not all(sections.keys() >= _WANTED for sections in plans):
         raise PlanFileError(path, "it has no plan, or one of which a part is missing")
     return Archive(path, manifest, plans, signed)
 

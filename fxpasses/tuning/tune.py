@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fake.error_text import describe_error
 from fake.seam.pytree import tree_map
 from fxpasses.checking._torch_dynamo import compile_apart, nothing_left_behind
+from fxpasses.checking.inputs import deep_copy
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.options import Options, check_listed_passes
 from fxpasses.counters import counters
@@ -161,7 +160,7 @@ def tune(
         )
         line("compiling the default")
         with nothing_left_behind(), torch.random.fork_rng(), one.searching():
-            copied = _copied(model)
+            copied = deep_copy("model", model, "tuned")
             given, named = tree_map(_own, (args, dict(kwargs or {})))
             compile_apart(copied, "fxpasses", options={**wanted, "passes": one})(*given, **named)
     graphs = dict.fromkeys(kept.graph for kept in one.results)
@@ -181,23 +180,9 @@ def _compiled(model: Callable[..., Any], options: dict[str, Any], one: Session |
     return torch.compile(model, backend="fxpasses", options=given)
 
 
-def _copied(model: M) -> M:
-    try:
-        return copy.deepcopy(model)
-    except (
-        TypeError,
-        RuntimeError,
-        AttributeError,
-    ) as error:  # a lock, a generator, a tensor that was computed
-        problem = (
-            f"{type(model).__name__} cannot be copied, and a copy is what is tuned: {describe_error(error)}"
-        )
-        raise OptionsError("model", type(model).__name__, problem=problem) from error
-
-
 def _own(value: Any) -> Any:
     if not isinstance(value, Tensor):
-        return copy.deepcopy(value)
+        return deep_copy("inputs", value, "tuned")
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 

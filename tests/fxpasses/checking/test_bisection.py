@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import random
@@ -134,6 +135,30 @@ def test_a_killed_search_goes_on_where_it_was(scripted, tmp_path):
     asked = {limits.to_json() for limits in second.runs}
     assert asked <= set(forgotten)
     assert 0 < len(second.runs) < len(first.runs)
+
+
+@pytest.mark.parametrize("state", ["", "[]", "{}", '{"script": 1}', "answers"])
+def test_a_state_file_of_another_form_is_refused(tmp_path, state):
+    script, file = tmp_path / "any.py", tmp_path / "state.json"
+    script.write_text("pass")
+    if state == "answers":  # of this script, and damaged
+        key = hashlib.sha256(script.read_bytes() + b"[]").hexdigest()
+        state = json.dumps({"script": key, "format": bisection._FORMAT, "answers": {"{}": {"ran": 1}}})
+    file.write_text(state)
+    with pytest.raises(BisectError, match=r"state\.json' is no state of a search"):
+        bisect_script(script, state=file, output=tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [1, 0])
+def test_a_repro_file_is_offered_if_it_shows_the_fault_in_a_process_of_its_own(scripted, tmp_path, status):
+    repro = tmp_path / "repro.py"
+    repro.write_text(f"raise SystemExit({status})")
+    record = {"passes": [], "repro": str(repro)}
+    verdict, _ = scripted(lambda limits: limits.stage != "eager", record)
+    assert verdict.repro == (str(repro) if status else "")
+    assert (f"`python {repro}` shows it" in verdict.text) == bool(status)
+    assert ("shows it only in a process in which" in verdict.text) == (not status)
 
 
 def test_another_script_does_not_get_the_answers(scripted, tmp_path):

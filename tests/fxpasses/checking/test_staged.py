@@ -18,6 +18,7 @@ from fxpasses.checking.staged import stage_differences
 from fxpasses.compiling import graph_compilers
 from fxpasses.graphs import decompositions
 from fxpasses.graphs.rewriting import same_metadata
+from tests.fxpasses.checking.repros import in_a_new_process
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -106,6 +107,21 @@ def test_check_shows_a_wrong_capture_on_one_call(wrong_capture, tmp_path):
     file = tmp_path / "fxpasses_repros" / "capture" / "repro.py"
     assert "tanh" in file.read_text()
     assert exit_status(file) == 1
+
+
+@pytest.mark.slow
+def test_the_file_registers_decompositions_that_are_not_torchs(monkeypatch, tmp_path):
+    """Without them the capture is right in the process that runs the file."""
+
+    def halves(x, approximate="none"):
+        return x * 0.5
+
+    monkeypatch.setitem(decompositions.select_decomp_table(), torch.ops.aten.gelu.default, halves)
+    options = {"compiler": "eager", "report": str(tmp_path)}
+    result = fxpasses.check(lambda x: F.gelu(x.sin()), torch.randn(9), options=options, show=False)
+    assert not result.ok
+    status, output, errors = in_a_new_process(tmp_path / "fxpasses_repros" / "capture" / "repro.py")
+    assert (status, output.startswith("the capture is wrong")) == (1, True), errors
 
 
 def dropout_free(x, weight, running):

@@ -58,11 +58,15 @@ def test_wrong_arguments(arguments, message):
         fxpasses.tune(**{"model": torch.nn.ReLU(), "inputs": torch.ones(2), **arguments})
 
 
-def test_a_model_that_cannot_be_copied_is_refused():
-    model = torch.nn.Linear(2, 2)
+@pytest.mark.parametrize("call", [fxpasses.tune, fxpasses.check])
+def test_what_cannot_be_copied_is_refused(call):
+    model, options = torch.nn.Linear(2, 2), {"compiler": "eager"}
     model.lock = threading.Lock()
-    with pytest.raises(OptionsError, match=r"Linear cannot be copied.*lock"):
-        fxpasses.tune(model, torch.ones(2), show=False, options={"compiler": "eager"})
+    with pytest.raises(OptionsError, match=r"model: Linear cannot be copied.*lock.*__deepcopy__"):
+        call(model, torch.ones(2), show=False, options=options)
+    inputs = (torch.ones(2), threading.Lock())
+    with pytest.raises(OptionsError, match="inputs: lock cannot be copied"):
+        call(lambda x, lock: x.sin(), inputs, show=False, options=options)
 
 
 def test_tuned_is_one_word():
