@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from fake.error_text import describe_error
 from fake.wrong_arguments import are_words, check_type, is_path
 from fxpasses.checking.failure_rate import Answer, Odds, by_chance
 from fxpasses.checking.progress import ProgressLine
-from fxpasses.checking.warm_process import Runner
+from fxpasses.checking.warm_process import Runner, last_exception
 from fxpasses.errors import BisectError
 from fxpasses.pass_manager.limits import VARIABLE, Limits
 
@@ -181,9 +180,10 @@ class _Search:
         found = json.loads(record.read_text()) if record.exists() else {}
         return Answer(1, int(status != 0), found, text[-2000:])
 
-    def shows(self, repro: str) -> bool:
-        """Whether a repro file shows the fault in a process in which the script has registered nothing."""
-        return self._runner.run({}, self._output / "repro.txt", self._timeout, [repro])[0] == 1
+    def why_not_shown(self, repro: str) -> str:
+        """Why a repro file does not show the fault in a process in which the script has registered nothing; "" if it does."""
+        status, text = self._runner.run({}, self._output / "repro.txt", self._timeout, [repro])
+        return "" if status == 1 and "is wrong: " in text else last_exception(text) or text.strip()[-200:]
 
     def _save(self) -> None:
         self._state.parent.mkdir(parents=True, exist_ok=True)
@@ -285,16 +285,6 @@ def bisect_script(
     return verdict
 
 
-def last_exception(output: str) -> str:
-    """The first line of the last exception that a script printed, in at most 200 characters; "" when it printed none.
-
-    >>> last_exception("Traceback (most recent call last):\\n  ...\\nValueError: no such row\\nmore about it\\n")
-    'ValueError: no such row'
-    """
-    found = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b.*$", output, re.MULTILINE)
-    return str(found[-1])[:200] if found else ""
-
-
 def _confirmed(search: _Search, say: Callable[[str, int], None], confirm: int) -> Verdict:
     """The verdict, once runs that could have refuted it did not."""
     for _ in range(_ATTEMPTS):
@@ -350,13 +340,11 @@ def _estimated(search: _Search) -> Verdict | None:
 def _told(search: _Search, found: _Found) -> Verdict:
     """The verdict with what the runs and its repro file say for it."""
     text, repro = found.verdict.text, found.verdict.repro
-    if repro and search.shows(repro):
-        text += f" `python {repro}` shows it on a small graph."
-    elif repro:
-        text += (
-            f" {repro} shows it only in a process in which what this script registers with torch is there."
-        )
+    if repro and (why := search.why_not_shown(repro)):
+        text += f" {repro} shows it only where what this script registers with torch is there (else: {why})."
         repro = ""
+    elif repro:
+        text += f" `python {repro}` shows it on a small graph."
     if found.fails is None:
         text += f" It failed in {search.known(Limits())}."
     elif found.works is not None:

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import runpy
 import select
 import signal
@@ -117,6 +118,16 @@ class Runner:
         except subprocess.TimeoutExpired:
             return None, ""
         return done.returncode, done.stdout + done.stderr
+
+
+def last_exception(output: str) -> str:
+    """The first line of the last exception that a script printed, in at most 200 characters; "" when it printed none.
+
+    >>> last_exception("Traceback (most recent call last):\\n  ...\\nValueError: no such row\\nmore about it\\n")
+    'ValueError: no such row'
+    """
+    found = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b.*$", output, re.MULTILINE)
+    return str(found[-1])[:200] if found else ""
 
 
 def serve() -> None:
