@@ -7,13 +7,15 @@ error: see ``pass_manager.structure``.)
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections import Counter
+from typing import Any
 
 import torch
 from torch import fx
 
 from fake.seam.dispatch import OpOverload
+from fake.seam.fx import detect_fake_mode
 from fxpasses.graphs.aliasing import aliased_arguments
 
 aten = torch.ops.aten
@@ -23,14 +25,12 @@ _META = "fresh_outputs"
 
 
 def mark_fresh_outputs(graph: fx.Graph, count: int | None = None) -> None:
-    """Note on the output node which of its first ``count`` values (all by default) lie in memory that neither an input nor another of them has."""
-    bases = _bases(graph)[:count]
-    shared = Counter(bases)
-    graph.output_node().meta[_META] = [
-        i
-        for i, base in enumerate(bases)
-        if base is not None and base.op == "call_function" and shared[base] == 1
-    ]
+    """Note on the output node which of its first ``count`` values (all by default) lie in memory that no input has, and which of them in the same."""
+    graph.output_node().meta[_META] = {
+        i: base.name
+        for i, base in enumerate(_bases(graph)[:count])
+        if base is not None and base.op == "call_function"
+    }
 
 
 def hand_fresh_outputs_on(joint: fx.Graph, forward: fx.Graph) -> None:
@@ -39,25 +39,43 @@ def hand_fresh_outputs_on(joint: fx.Graph, forward: fx.Graph) -> None:
 
 
 def keep_outputs_fresh(graph: fx.Graph) -> None:
-    """Copy each output that was noted as fresh and has come to lie in the memory of an input or of another output that was."""
+    """Copy outputs that were noted as fresh and have come to lie in the memory of an input, or of an output that they shared none with."""
     output = graph.output_node()
     bases, outputs = _bases(graph), list(output.args[0])  # type: ignore[arg-type]
-    fresh = output.meta.get(_META, ())
-    taken: set[fx.Node] = set()
-    for i in fresh:
-        base = bases[i]
-        if base is None:
-            continue
+    # What is copied into an input at the end, Inductor may compute in its memory.
+    taken = {_base(n.args[1]) for n in graph.find_nodes(op="call_function", target=aten.copy_.default)}  # type: ignore[arg-type]
+    together: dict[tuple[str, fx.Node], list[int]] = {}
+    for i, name in output.meta.get(_META, {}).items():
+        if (base := bases[i]) is not None:
+            together.setdefault((name, base), []).append(i)
+    for (_, base), indices in together.items():
         if base.op == "call_function" and base not in taken:
             taken.add(base)
             continue
+        root = base if len(indices) > 1 else outputs[indices[0]]
         with graph.inserting_before(output):
-            copied = graph.call_function(aten.clone.default, (outputs[i],))
-        value = outputs[i].meta["val"]
-        with value.fake_mode:
-            copied.meta = {**outputs[i].meta, "val": value.clone()}
-        outputs[i] = copied
+            moved = {root: _call(graph, root, aten.clone.default, (root,))}
+            for i in indices:
+                outputs[i] = _moved(graph, outputs[i], moved)
     output.args = (tuple(outputs),)
+
+
+def _moved(graph: fx.Graph, node: fx.Node, moved: dict[fx.Node, fx.Node]) -> fx.Node:
+    """A view like this one, of what was moved."""
+    if node not in moved:
+        source = aliased_arguments(node)[0]
+        _moved(graph, source, moved)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: moved.get(n, n))
+        moved[node] = _call(graph, node, node.target, args, kwargs)
+    return moved[node]
+
+
+def _call(graph: fx.Graph, like: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    values = fx.map_arg((args, kwargs or {}), lambda n: n.meta["val"])
+    with detect_fake_mode(values) or contextlib.nullcontext():
+        node.meta = {**like.meta, "val": target(*values[0], **values[1])}
+    return node
 
 
 def _bases(graph: fx.Graph) -> list[fx.Node | None]:

@@ -30,6 +30,7 @@ from fxpasses.compiling.graph_compilers import (
     UnpartitionedCompiler,
 )
 from fxpasses.compiling.options import Options
+from fxpasses.dynamo._torch_overlaps import guard_overlaps
 from fxpasses.errors import StageError
 from fxpasses.graphs.rewriting import remove_full_slices
 from fxpasses.pipeline.stages import Hooks, Stages
@@ -39,6 +40,7 @@ from fxpasses.regional import (
     RegionCompiler,
     RegionGraph,
     RegionRefused,
+    changed_memory,
     compiled_callable,
     floats_of_one_graph,
     hold_regions,
@@ -67,6 +69,7 @@ def compile_graph(
     dynamo_graph = gm
     with contextlib.nullcontext() if hooks.of_region else floats_of_one_graph():
         if not hooks.of_region:
+            guard_overlaps(gm.graph, changed_memory(gm.graph.nodes))
             settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
         gm, regions = with_regions(
             gm,

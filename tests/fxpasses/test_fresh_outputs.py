@@ -15,6 +15,16 @@ def both(x, first, second):
     return first(y), second(y)
 
 
+def two_of(y):
+    return y, y[1:], y.view(2, 2).t()
+
+
+def written(x, results, rows=0):
+    "A write to some rows, which Inductor makes in the memory of the input."
+    x.detach().index_put_((torch.tensor([rows]),), torch.tensor(7.0))
+    return results(x)
+
+
 PROGRAMS = {
     "times_one": lambda x: (x * 1,),
     "plus_zero": lambda x: (x + torch.zeros(4),),
@@ -24,6 +34,11 @@ PROGRAMS = {
     "two_copies": lambda x: both(x, torch.clone, torch.clone),
     "copy_of_a_view": lambda x: both(x, torch.clone, lambda y: y.view(2, 2).clone()),
     "one_that_is_joined": lambda x: both(x, torch.clone, lambda y: torch.cat([y])),
+    "value_and_views": lambda x: both(x, lambda y: y.view(2, 2), lambda y: y[1:]) + ((x * 1), x.view(2, 2) * 1),
+    "copy_and_its_view": lambda x: both(x, lambda y: y, torch.clone) + two_of(x.sin() * 1),
+    "written": lambda x: written(x, lambda x: (x * 1, x.clone())),
+    "written_and_part": lambda x: written(x, lambda x: ((x * 1)[1:], x.view(2, 2).clone())),
+    "written_and_views_of_a_copy": lambda x: written(x, lambda x: two_of(x.clone())),
     # Not fresh in eager either.
     "views": lambda x: (x.view(2, 2), x[1:], x * 1),
     "views_of_one": lambda x: both(x, lambda y: y, lambda y: y.view(2, 2)),
