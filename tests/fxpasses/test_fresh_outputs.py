@@ -34,7 +34,9 @@ PROGRAMS = {
     "two_copies": lambda x: both(x, torch.clone, torch.clone),
     "copy_of_a_view": lambda x: both(x, torch.clone, lambda y: y.view(2, 2).clone()),
     "one_that_is_joined": lambda x: both(x, torch.clone, lambda y: torch.cat([y])),
-    "value_and_views": lambda x: both(x, lambda y: y.view(2, 2), lambda y: y[1:]) + ((x * 1), x.view(2, 2) * 1),
+    "value_and_views": lambda x: (
+        both(x, lambda y: y.view(2, 2), lambda y: y[1:]) + ((x * 1), x.view(2, 2) * 1)
+    ),
     "copy_and_its_view": lambda x: both(x, lambda y: y, torch.clone) + two_of(x.sin() * 1),
     "written": lambda x: written(x, lambda x: (x * 1, x.clone())),
     "written_and_part": lambda x: written(x, lambda x: ((x * 1)[1:], x.view(2, 2).clone())),
