@@ -15,7 +15,7 @@ def both(x, first, second):
     return first(y), second(y)
 
 
-def two_of(y):
+def with_views(y):
     return y, y[1:], y.view(2, 2).t()
 
 
@@ -29,18 +29,16 @@ PROGRAMS = {
     "times_one": lambda x: (x * 1,),
     "plus_zero": lambda x: (x + torch.zeros(4),),
     "row_of_a_product": lambda x: ((x.view(2, 2) * 1)[0],),
-    "two_of_the_input": lambda x: (x * 1, x + 0),
+    "with_views_the_input": lambda x: (x * 1, x + 0),
     "value_and_product": lambda x: both(x, lambda y: y, lambda y: y * 1),
     "two_copies": lambda x: both(x, torch.clone, torch.clone),
     "copy_of_a_view": lambda x: both(x, torch.clone, lambda y: y.view(2, 2).clone()),
     "one_that_is_joined": lambda x: both(x, torch.clone, lambda y: torch.cat([y])),
-    "value_and_views": lambda x: (
-        both(x, lambda y: y.view(2, 2), lambda y: y[1:]) + ((x * 1), x.view(2, 2) * 1)
-    ),
-    "copy_and_its_view": lambda x: both(x, lambda y: y, torch.clone) + two_of(x.sin() * 1),
+    "value_and_views": lambda x: (*both(x, lambda y: y.view(2, 2), lambda y: y[1:]), x * 1, x.view(2, 2) * 1),
+    "copy_and_its_views": lambda x: (*both(x, lambda y: y, torch.clone), *with_views(x.sin() * 1)),
     "written": lambda x: written(x, lambda x: (x * 1, x.clone())),
     "written_and_part": lambda x: written(x, lambda x: ((x * 1)[1:], x.view(2, 2).clone())),
-    "written_and_views_of_a_copy": lambda x: written(x, lambda x: two_of(x.clone())),
+    "written_and_views_of_a_copy": lambda x: written(x, lambda x: with_views(x.clone())),
     # Not fresh in eager either.
     "views": lambda x: (x.view(2, 2), x[1:], x * 1),
     "views_of_one": lambda x: both(x, lambda y: y, lambda y: y.view(2, 2)),
