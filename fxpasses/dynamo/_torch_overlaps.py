@@ -21,17 +21,20 @@ from fake.seam.fake_tensor import FakeTensor
 from fake.seam.guards import Guard, TracingContext
 
 
-def guard_overlaps(graph: fx.Graph, changed: Collection[int]) -> None:
+def guard_overlaps(graph: fx.Graph, changed: Collection[int]) -> bool:
     """Have Dynamo compile again for inputs that overlap otherwise.
 
     Args:
         graph: of Dynamo, which is compiled now.
         changed: the storages that it writes to, by their address.
+
+    Returns:
+        Whether inputs overlap one that is written to: AOTAutograd's cache takes no notice of where they lie. With symbolic sizes: whether they may.
     """
     context = TracingContext.try_get()
     if context is None or not changed:
-        return
-    sources, written = [], set()
+        return False
+    sources, values, written = [], [], set()
     for node in graph.find_nodes(op="placeholder"):
         value, source = node.meta.get("example_value"), getattr(node, "_dynamo_source", None)
         if source is None or not _has_plain_memory(value):
@@ -39,9 +42,11 @@ def guard_overlaps(graph: fx.Graph, changed: Collection[int]) -> None:
         if _storage_address(value) in changed:
             written.add(len(sources))
         sources.append(source)
+        values.append(value)
     if written and len(sources) > 1:
         install = functools.partial(_install, sources=sources, written=written)
         context.guards_context.dynamo_guards.add(Guard(sources[min(written)], install))
+    return bool(_overlaps(values, written))
 
 
 def _has_plain_memory(value: Any) -> bool:
@@ -63,16 +68,23 @@ def _install(builder: Any, guard: Guard, sources: list[Any], written: set[int]) 
     builder.add_python_lambda_leaf_guard_to_root([call], [call], closure_vars=closure)
 
 
-def _overlaps(tensors: Sequence[torch.Tensor], written: set[int]) -> set[tuple[int, int, int]]:
+def _overlaps(tensors: Sequence[torch.Tensor], written: set[int]) -> list[tuple[int, Any, Any]]:
     """Which tensors overlap another where one of their storage is written to, and where they lie in it."""
     groups: dict[int, list[int]] = {}
     for i, storage in enumerate(map(_storage_address, tensors)):
         groups.setdefault(storage, []).append(i)
     if len(groups) == len(tensors):
-        return set()
-    return {
-        (group[i], tensors[group[i]].storage_offset(), tensors[group[i]].untyped_storage().nbytes())
+        return []
+    return [
+        (i, tensors[i].storage_offset(), tensors[i].untyped_storage().nbytes())
         for group in groups.values()
         if len(group) > 1 and not written.isdisjoint(group)
-        for i in compute_overlapping_tensors([tensors[j] for j in group], symbolic=False)
-    }
+        for i in _overlapping(tensors, group)
+    ]
+
+
+def _overlapping(tensors: Sequence[torch.Tensor], group: list[int]) -> list[int]:
+    members = [tensors[i] for i in group]
+    if any(isinstance(n, torch.SymInt) for t in members for n in (*t.shape, *t.stride(), t.storage_offset())):
+        return group
+    return [group[i] for i in compute_overlapping_tensors(members, symbolic=False)]

@@ -23,6 +23,7 @@ from typing import Any
 from torch import fx
 
 from fxpasses import _torch
+from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.graph_compilers import (
     Compiler,
     EagerCompiler,
@@ -68,8 +69,11 @@ def compile_graph(
     stages = Stages(options, hooks)
     dynamo_graph = gm
     with contextlib.nullcontext() if hooks.of_region else floats_of_one_graph():
+        overlap = False
         if not hooks.of_region:
-            guard_overlaps(gm.graph, changed_memory(gm.graph.nodes))
+            # A guard that no other process could be given.
+            if not _torch_inductor.saves_compiled_code():
+                overlap = guard_overlaps(gm.graph, changed_memory(gm.graph.nodes))
             settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
         gm, regions = with_regions(
             gm,
@@ -104,7 +108,7 @@ def compile_graph(
 
         def trace() -> Callable[..., Any]:
             sizes, gradients = _torch.data_dependent_sizes(example_inputs), _torch.gradients_of_results()
-            with stages.tracing(gm), compiler.settings(), sizes, gradients:
+            with stages.tracing(gm, cached=not overlap), compiler.settings(), sizes, gradients:
                 return _torch.aot_autograd(
                     partition_fn=partition_joint,
                     fw_compiler=_torch.serializable(compile_forward),

@@ -82,3 +82,12 @@ def test_a_buffer_that_becomes_a_view_of_an_input():
     assert compiled(x).tolist() == [0.0] * 4
     model.seen.set_(x)
     assert compiled(x).tolist() == [2.0] * 4
+
+
+def test_what_is_cached_is_for_inputs_in_their_places():
+    for way in ("overlapping", "overlapping_elsewhere", "apart"):
+        torch._dynamo.reset()
+        given, expected = WAYS[way](), WAYS[way]()
+        with torch._functorch.config.patch(enable_autograd_cache=True):
+            results = torch.compile(write_one, backend="fxpasses", options={"cache": "off"})(*given)
+        torch.testing.assert_close((results, given), (write_one(*expected), expected))
