@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._higher_order_ops import while_loop
 
 
 def storages(x, outputs):
@@ -38,6 +39,8 @@ PROGRAMS = {
     "copy_and_its_views": lambda x: (*both(x, lambda y: y, torch.clone), *with_views(x.sin() * 1)),
     "written": lambda x: written(x, lambda x: (x * 1, x.clone())),
     "written_and_part": lambda x: written(x, lambda x: ((x * 1)[1:], x.view(2, 2).clone())),
+    "cond": lambda x: (torch.cond(x.sum() > 0, lambda x: x * 1, lambda x: x + 0, (x,)),),
+    "detached": lambda x: both(x, lambda y: y * 1, lambda y: y.detach() * 1),
     "written_and_views_of_a_copy": lambda x: written(x, lambda x: with_views(x.clone())),
     # Not fresh in eager either.
     "views": lambda x: (x.view(2, 2), x[1:], x * 1),
@@ -54,7 +57,25 @@ def test_memory_is_shared_as_in_eager(name, compiler, gradients):
     compiled = torch.compile(program, backend="fxpasses", options={"compiler": compiler})
     outputs, expected = compiled(x), program(x)
     assert storages(x, outputs) == storages(x, expected)
+    assert [y.requires_grad for y in outputs] == [y.requires_grad for y in expected]
     torch.testing.assert_close(outputs, expected)
+
+
+def test_values_between_writes():
+    def program(x):
+        return written(x, lambda x: x * 1), written(x, torch.clone, 1), written(x, torch.neg, 2)
+
+    x = torch.zeros(4)
+    results = torch.compile(program, backend="fxpasses")(x)
+    assert [y.tolist() for y in results] == [[7, 0, 0, 0], [7, 7, 0, 0], [-7, -7, -7, 0]]
+    assert x.tolist() == [7, 7, 7, 0]
+
+
+def test_the_condition_of_a_loop_returns_one_value():
+    def program(x):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + 1), (torch.tensor(0), x))
+
+    assert torch.compile(program, backend="fxpasses")(torch.zeros(2))[1].tolist() == [3.0, 3.0]
 
 
 def test_symbolic_sizes():
