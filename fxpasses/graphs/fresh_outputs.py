@@ -35,10 +35,10 @@ def mark_fresh_outputs(graph: fx.Graph, count: int | None = None) -> None:
     }
     for control_flow in (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop):
         for node in graph.find_nodes(op="call_function", target=control_flow):
-            for branch in map(attribute_of, node.args[:3]):
-                if isinstance(
-                    branch, fx.GraphModule
-                ):  # returns nothing that it was given: a copy of it may be gone
+            for source in node.all_input_nodes:
+                branch = attribute_of(source) if source.op == "get_attr" else None
+                if isinstance(branch, fx.GraphModule):
+                    # It returns nothing that it was given; a copy of that may be gone already.
                     results = range(len(_outputs(branch.graph)))
                     branch.graph.output_node().meta[_META] = {i: f"result {i}" for i in results}
 
