@@ -23,6 +23,7 @@ from typing import Any
 from torch import fx
 
 from fxpasses import _torch
+from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.graph_compilers import (
     Compiler,
     EagerCompiler,
@@ -30,6 +31,7 @@ from fxpasses.compiling.graph_compilers import (
     UnpartitionedCompiler,
 )
 from fxpasses.compiling.options import Options
+from fxpasses.dynamo._torch_overlaps import guard_overlaps
 from fxpasses.errors import StageError
 from fxpasses.graphs.rewriting import remove_full_slices
 from fxpasses.pipeline.stages import Hooks, Stages
@@ -39,6 +41,7 @@ from fxpasses.regional import (
     RegionCompiler,
     RegionGraph,
     RegionRefused,
+    changed_memory,
     compiled_callable,
     floats_of_one_graph,
     hold_regions,
@@ -66,7 +69,11 @@ def compile_graph(
     stages = Stages(options, hooks)
     dynamo_graph = gm
     with contextlib.nullcontext() if hooks.of_region else floats_of_one_graph():
+        overlap = False
         if not hooks.of_region:
+            # A guard that no other process could be given.
+            if not _torch_inductor.saves_compiled_code():
+                overlap = guard_overlaps(gm.graph, changed_memory(gm.graph.nodes))
             settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
         gm, regions = with_regions(
             gm,
@@ -101,7 +108,7 @@ def compile_graph(
 
         def trace() -> Callable[..., Any]:
             sizes, gradients = _torch.data_dependent_sizes(example_inputs), _torch.gradients_of_results()
-            with stages.tracing(gm), compiler.settings(), sizes, gradients:
+            with stages.tracing(gm, cached=not overlap), compiler.settings(), sizes, gradients:
                 return _torch.aot_autograd(
                     partition_fn=partition_joint,
                     fw_compiler=_torch.serializable(compile_forward),

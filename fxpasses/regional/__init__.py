@@ -19,6 +19,7 @@ from fxpasses.regional.region_graph import RegionGraph
 from fxpasses.regional.region_operators import communicating_graph, compiled_callable, region_work
 from fxpasses.regional.region_report import RegionReport, RepeatedSubgraph, regions
 from fxpasses.regional.stitch import KnownRegions, with_regions
+from fxpasses.regional.writes import changed_memory
 
 __all__ = [
     "CompiledRegion",
@@ -32,6 +33,7 @@ __all__ = [
     "RegionRefused",
     "RegionReport",
     "RepeatedSubgraph",
+    "changed_memory",
     "communicating_graph",
     "compiled_callable",
     "floats_of_one_graph",

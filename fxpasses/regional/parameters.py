@@ -7,7 +7,7 @@ from torch import fx
 
 from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.sizes import is_literal, value_of
-from fxpasses.regional.writes import target_name, written_by
+from fxpasses.regional.writes import changed_memory, target_name
 
 _PREPARING = frozenset(
     {
@@ -34,13 +34,7 @@ def gathered_parameters(graph: fx.Graph) -> set[fx.Node]:
     collectives see them. Wraps of tensors that a region takes as local ones count as well.
     """
     own: dict[fx.Node, bool] = {}
-    changing = {
-        _torch.storage_of(value)
-        for node in graph.nodes
-        if node.op in ("call_function", "call_method")
-        for value in map(value_of, written_by(node))
-        if isinstance(value, torch.Tensor)
-    }
+    changing = changed_memory(graph.nodes)
     plain = True
     for node in graph.nodes:
         if node.op == "placeholder" or node.op == "get_attr":

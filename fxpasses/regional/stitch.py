@@ -28,7 +28,7 @@ from fxpasses.regional.gathers import equal_gathers
 from fxpasses.regional.region_graph import RegionGraph, extract_region, outside_of
 from fxpasses.regional.region_report import RegionReport, make_report
 from fxpasses.regional.region_search import Search, Subgraph, search
-from fxpasses.regional.writes import written_by
+from fxpasses.regional.writes import changed_memory
 
 log = logging.getLogger(__name__)
 
@@ -303,12 +303,7 @@ class _Stitcher:
         self.graph, self.facts, self.symbols = gm.graph, found.facts, symbols
         self.replaced: dict[fx.Node, fx.Node] = {}
         """The nodes that replaced those that are gone."""
-        self.changing = {
-            _torch.storage_of(value)
-            for node in found.facts.calls
-            for value in map(value_of, written_by(node))
-            if isinstance(value, torch.Tensor)
-        }
+        self.changing = changed_memory(found.facts.calls)
         """Memory that some call of the graph writes to."""
 
     def replace(self, subgraph: Subgraph, region_graph: RegionGraph, region: CompiledRegion) -> None:

@@ -5,9 +5,13 @@ Dynamo's graphs call torch's Python functions, which have no schema that says so
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from torch import fx
 
 from fxpasses.regional import _torch
+from fxpasses.regional.sizes import value_of
 
 _WRITING = frozenset(
     {
@@ -68,3 +72,14 @@ def updated_statistics(node: fx.Node) -> list[fx.Node]:
         return []
     statistics = (arguments.get("running_mean"), arguments.get("running_var"))
     return [n for n in statistics if isinstance(n, fx.Node)]
+
+
+def changed_memory(nodes: Iterable[fx.Node]) -> set[int]:
+    """The storages that some of these calls may write to. Args: nodes of a Dynamo graph."""
+    return {
+        _torch.storage_of(value)
+        for node in nodes
+        if node.op in ("call_function", "call_method")
+        for value in map(value_of, written_by(node))
+        if isinstance(value, torch.Tensor)
+    }

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._higher_order_ops import while_loop
 
 
 def storages(x, outputs):
@@ -15,15 +16,32 @@ def both(x, first, second):
     return first(y), second(y)
 
 
+def with_views(y):
+    return y, y[1:], y.view(2, 2).t()
+
+
+def written(x, results, rows=0):
+    "A write to some rows, which Inductor makes in the memory of the input."
+    x.detach().index_put_((torch.tensor([rows]),), torch.tensor(7.0))
+    return results(x)
+
+
 PROGRAMS = {
     "times_one": lambda x: (x * 1,),
     "plus_zero": lambda x: (x + torch.zeros(4),),
     "row_of_a_product": lambda x: ((x.view(2, 2) * 1)[0],),
-    "two_of_the_input": lambda x: (x * 1, x + 0),
+    "with_views_the_input": lambda x: (x * 1, x + 0),
     "value_and_product": lambda x: both(x, lambda y: y, lambda y: y * 1),
     "two_copies": lambda x: both(x, torch.clone, torch.clone),
     "copy_of_a_view": lambda x: both(x, torch.clone, lambda y: y.view(2, 2).clone()),
     "one_that_is_joined": lambda x: both(x, torch.clone, lambda y: torch.cat([y])),
+    "value_and_views": lambda x: (*both(x, lambda y: y.view(2, 2), lambda y: y[1:]), x * 1, x.view(2, 2) * 1),
+    "copy_and_its_views": lambda x: (*both(x, lambda y: y, torch.clone), *with_views(x.sin() * 1)),
+    "written": lambda x: written(x, lambda x: (x * 1, x.clone())),
+    "written_and_part": lambda x: written(x, lambda x: ((x * 1)[1:], x.view(2, 2).clone())),
+    "cond": lambda x: (torch.cond(x.sum() > 0, lambda x: x * 1, lambda x: x + 0, (x,)),),
+    "detached": lambda x: both(x, lambda y: y * 1, lambda y: y.detach() * 1),
+    "written_and_views_of_a_copy": lambda x: written(x, lambda x: with_views(x.clone())),
     # Not fresh in eager either.
     "views": lambda x: (x.view(2, 2), x[1:], x * 1),
     "views_of_one": lambda x: both(x, lambda y: y, lambda y: y.view(2, 2)),
@@ -39,7 +57,25 @@ def test_memory_is_shared_as_in_eager(name, compiler, gradients):
     compiled = torch.compile(program, backend="fxpasses", options={"compiler": compiler})
     outputs, expected = compiled(x), program(x)
     assert storages(x, outputs) == storages(x, expected)
+    assert [y.requires_grad for y in outputs] == [y.requires_grad for y in expected]
     torch.testing.assert_close(outputs, expected)
+
+
+def test_values_between_writes():
+    def program(x):
+        return written(x, lambda x: x * 1), written(x, torch.clone, 1), written(x, torch.neg, 2)
+
+    x = torch.zeros(4)
+    results = torch.compile(program, backend="fxpasses")(x)
+    assert [y.tolist() for y in results] == [[7, 0, 0, 0], [7, 7, 0, 0], [-7, -7, -7, 0]]
+    assert x.tolist() == [7, 7, 7, 0]
+
+
+def test_the_condition_of_a_loop_returns_one_value():
+    def program(x):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + 1), (torch.tensor(0), x))
+
+    assert torch.compile(program, backend="fxpasses")(torch.zeros(2))[1].tolist() == [3.0, 3.0]
 
 
 def test_symbolic_sizes():

@@ -1,0 +1,91 @@
+"""A guard of Dynamo's on inputs that share memory with one that the graph writes to: private names of torch 2.13, as in ``_torch.py``.
+
+AOTAutograd compiles for the sharing that it sees in the first call: inputs that overlap one that is changed become views of one base, at the
+offsets that they have. With static sizes, and for inputs that share nothing at first, no guard says so, and a later call whose inputs do overlap
+got values from before the write.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C import _storage_address  # type: ignore[attr-defined]
+from torch._C._dynamo.guards import compute_overlapping_tensors
+from torch._dynamo.guards import _get_closure_vars
+
+from fake.seam.fake_tensor import FakeTensor
+from fake.seam.guards import Guard, TracingContext
+
+
+def guard_overlaps(graph: fx.Graph, changed: Collection[int]) -> bool:
+    """Have Dynamo compile again for inputs that overlap otherwise.
+
+    Args:
+        graph: of Dynamo, which is compiled now.
+        changed: the storages that it writes to, by their address.
+
+    Returns:
+        Whether inputs overlap one that is written to: AOTAutograd's cache takes no notice of where they lie. With symbolic sizes: whether they may.
+    """
+    context = TracingContext.try_get()
+    if context is None or not changed:
+        return False
+    sources, values, written = [], [], set()
+    for node in graph.find_nodes(op="placeholder"):
+        value, source = node.meta.get("example_value"), getattr(node, "_dynamo_source", None)
+        if source is None or not _has_plain_memory(value):
+            continue
+        if _storage_address(value) in changed:
+            written.add(len(sources))
+        sources.append(source)
+        values.append(value)
+    if written and len(sources) > 1:
+        install = functools.partial(_install, sources=sources, written=written)
+        context.guards_context.dynamo_guards.add(Guard(sources[min(written)], install))
+    return bool(_overlaps(values, written))
+
+
+def _has_plain_memory(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and (isinstance(value, FakeTensor) or type(value) in (torch.Tensor, torch.nn.Parameter))
+    )
+
+
+def _install(builder: Any, guard: Guard, sources: list[Any], written: set[int]) -> None:
+    expected = _overlaps([builder.get(source) for source in sources], written)
+
+    def overlap_as_before(*tensors: torch.Tensor) -> bool:
+        return _overlaps(tensors, written) == expected
+
+    call = f"overlap_as_before({', '.join(source.name for source in sources)})"
+    closure = {**_get_closure_vars(), "overlap_as_before": overlap_as_before}
+    builder.add_python_lambda_leaf_guard_to_root([call], [call], closure_vars=closure)
+
+
+def _overlaps(tensors: Sequence[torch.Tensor], written: set[int]) -> list[tuple[int, Any, Any]]:
+    """Which tensors overlap another where one of their storage is written to, and where they lie in it."""
+    storages = [_storage_address(tensor) for tensor in tensors]
+    if len(set(storages)) == len(storages):  # in nearly all calls
+        return []
+    groups: dict[int, list[int]] = {}
+    for i, storage in enumerate(storages):
+        groups.setdefault(storage, []).append(i)
+    return [
+        (i, tensors[i].storage_offset(), tensors[i].untyped_storage().nbytes())
+        for group in groups.values()
+        if len(group) > 1 and not written.isdisjoint(group)
+        for i in _overlapping(tensors, group)
+    ]
+
+
+def _overlapping(tensors: Sequence[torch.Tensor], group: list[int]) -> list[int]:
+    members = [tensors[i] for i in group]
+    if any(isinstance(n, torch.SymInt) for t in members for n in (*t.shape, *t.stride(), t.storage_offset())):
+        return group
+    return [group[i] for i in compute_overlapping_tensors(members, symbolic=False)]
