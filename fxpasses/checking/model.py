@@ -207,8 +207,6 @@ class _Stages:
         self._tell("eager, and float64")
         try:
             self._eager = self._steps.eager()
-        except OptionsError:
-            raise
         except Exception as error:
             error.add_note("fxpasses.check: this is the model itself, in eager; nothing was compiled yet")
             raise
