@@ -34,7 +34,9 @@ def guard_overlaps(graph: fx.Graph, changed: Collection[int]) -> bool:
     context = TracingContext.try_get()
     if context is None or not changed:
         return False
-    sources, values, written = [], [], set()
+    sources: list[Any] = []
+    values: list[torch.Tensor] = []
+    written: set[int] = set()
     for node in graph.find_nodes(op="placeholder"):
         value, source = node.meta.get("example_value"), getattr(node, "_dynamo_source", None)
         if source is None or not _has_plain_memory(value):
