@@ -7,12 +7,12 @@ import pytest
 from tests import children
 from tests.fxpasses.plans.programs_with_hooks import HOOKS, MODELS
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 import torch, fxpasses
 from tests.fxpasses.plans.programs_with_hooks import HOOKS, MODELS, run
-
-pytestmark = pytest.mark.slow
 found = {}
 for make in MODELS:
     for kind in HOOKS:

@@ -18,11 +18,11 @@ from fxpasses.plans.origin import origin_of
 from tests import children
 from tests.fxpasses.plans.training_steps import CASES, run
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 import torch, fxpasses
-
-pytestmark = pytest.mark.slow
 sys.path.insert(0, {here!r})
 from tests.fxpasses.plans.training_steps import CASES, run
 found = {{}}

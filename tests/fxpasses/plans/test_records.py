@@ -8,12 +8,12 @@ from fxpasses.plans.arguments import argument_difference, containers_of, describ
 from tests import children
 from tests.fxpasses.plans.programs_with_records import CASES, Batch, Frozen, State, loss, step
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 import torch, fxpasses
 from tests.fxpasses.plans.programs_with_records import CASES, run
-
-pytestmark = pytest.mark.slow
 found = {}
 for name in CASES:
     torch._dynamo.reset()

@@ -5,12 +5,12 @@ import pytest
 from tests import children
 from tests.fxpasses.plans.programs_of_torch_modules import WRAPPED
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 import torch, fxpasses
 from tests.fxpasses.plans.programs_of_torch_modules import WRAPPED, run
-
-pytestmark = pytest.mark.slow
 found = {}
 for name in WRAPPED:
     torch._dynamo.reset()
