@@ -34,19 +34,24 @@ def guard_overlaps(graph: fx.Graph, changed: Collection[int]) -> bool:
     context = TracingContext.try_get()
     if context is None or not changed:
         return False
-    sources, values, written = list[Any](), list[Any](), set[int]()
-    for node in graph.find_nodes(op="placeholder"):
-        value, source = node.meta.get("example_value"), getattr(node, "_dynamo_source", None)
-        if source is None or not _has_plain_memory(value):
-            continue
-        if _storage_address(value) in changed:
-            written.add(len(sources))
-        sources.append(source)
-        values.append(value)
-    if written and len(sources) > 1:
-        install = functools.partial(_install, sources=sources, written=written)
-        context.guards_context.dynamo_guards.add(Guard(sources[min(written)], install))
-    return bool(_overlaps(values, written))
+    inputs = [
+        (node._dynamo_source, value)
+        for node in graph.find_nodes(op="placeholder")
+        if getattr(node, "_dynamo_source", None) is not None
+        and _has_plain_memory(value := node.meta.get("example_value"))
+    ]
+    written = {i for i, (_, value) in enumerate(inputs) if _storage_address(value) in changed}
+    if not written:
+        return False
+    overlaps = _overlaps([value for _, value in inputs], written)
+    # Looked at in each call: parameters that are only read are most of what a large model has, and seldom views of what a graph writes to.
+    others = {i for i, (_, value) in enumerate(inputs) if not isinstance(value, torch.nn.Parameter)}
+    kept = sorted(written | others | {i for i, *_ in overlaps})
+    if len(kept) > 1:
+        sources, of_kept = [inputs[i][0] for i in kept], {at for at, i in enumerate(kept) if i in written}
+        install = functools.partial(_install, sources=sources, written=of_kept)
+        context.guards_context.dynamo_guards.add(Guard(sources[min(of_kept)], install))
+    return bool(overlaps)
 
 
 def _has_plain_memory(value: Any) -> bool:
