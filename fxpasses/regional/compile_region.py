@@ -16,6 +16,7 @@ from fxpasses.compiling.graph_compilers import Compiler, cache_identity
 from fxpasses.compiling.observing import RegionCheck
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.shared_kernels import one_unit
+from fxpasses.graphs.fresh_outputs import keep_outputs_fresh
 from fxpasses.graphs.rewriting import copy_graph, outputs_of
 from fxpasses.partitioner.cost import CostModel
 from fxpasses.regional import _torch
@@ -101,6 +102,7 @@ class RegionCompiler:
         metadata = _torch.forward_metadata()
         if reason := _torch.unsupported_metadata(metadata):
             raise RegionRefused(reason)
+        keep_outputs_fresh(gm.graph)  # what shares memory here is told the graph around the region
         outputs = outputs_of(gm.graph)
         count = len(outputs) if inference else self._num_outputs
         kept = outputs[count:]

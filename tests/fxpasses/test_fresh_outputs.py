@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch._higher_order_ops import while_loop
 
+from fxpasses import stats
+
 
 def storages(x, outputs):
     """For the input and each output, who is the first of them with this memory."""
@@ -121,3 +123,22 @@ def test_passes_that_the_user_gives_inductor_run_too():
     x = torch.ones(4)
     assert storages(x, [compiled(x)]) == [0, 1]
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_value_and_its_copy_from_a_layer_that_is_compiled_once(gradients):
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(4)).requires_grad_(gradients)
+
+    def program(x):
+        values = []
+        for layer in layers:
+            x = x + layer(x).tanh().sin()
+            values += [x.detach(), x * 1]
+        return values
+
+    x = torch.randn(2, 4)
+    before = stats().regions
+    values = torch.compile(program, backend="fxpasses", options={"regions": "always", "cache": "off"})(x)
+    assert stats().regions > before
+    assert storages(x, values) == storages(x, program(x))
