@@ -63,12 +63,16 @@ def _has_plain_memory(value: Any) -> bool:
 
 
 def _install(builder: Any, guard: Guard, sources: list[Any], written: set[int]) -> None:
-    expected = _overlaps([builder.get(source) for source in sources], written)
+    found = [builder.get(source) for source in sources]
+    # Numbers are inputs, too, which Dynamo makes tensors of in each call.
+    kept = [i for i, value in enumerate(found) if isinstance(value, torch.Tensor)]
+    written = {at for at, i in enumerate(kept) if i in written}
+    expected = _overlaps([found[i] for i in kept], written)
 
     def overlap_as_before(*tensors: torch.Tensor) -> bool:
         return _overlaps(tensors, written) == expected
 
-    call = f"overlap_as_before({', '.join(source.name for source in sources)})"
+    call = f"overlap_as_before({', '.join(sources[i].name for i in kept)})"
     closure = {**_get_closure_vars(), "overlap_as_before": overlap_as_before}
     builder.add_python_lambda_leaf_guard_to_root([call], [call], closure_vars=closure)
 
