@@ -108,7 +108,7 @@ def compile_graph(
 
         def trace() -> Callable[..., Any]:
             sizes, gradients = _torch.data_dependent_sizes(example_inputs), _torch.gradients_of_results()
-            with stages.tracing(gm, overlap), compiler.settings(), sizes, gradients:
+            with stages.tracing(gm, cached=not overlap), compiler.settings(), sizes, gradients:
                 return _torch.aot_autograd(
                     partition_fn=partition_joint,
                     fw_compiler=_torch.serializable(compile_forward),

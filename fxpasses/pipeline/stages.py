@@ -100,24 +100,20 @@ class Stages:
         """Whether any stage has run; AOTAutograd may take the whole from its cache."""
 
     @contextmanager
-    def tracing(self, gm: fx.GraphModule, overlap: bool = False) -> Iterator[None]:
+    def tracing(self, gm: fx.GraphModule, cached: bool = True) -> Iterator[None]:
         """A block in which AOTAutograd traces ``gm``, timed and accelerated.
 
-        A report is of what went through all stages, not of a cache. Args: the graph, and whether inputs overlap one that it writes to.
+        A report is of what went through all stages, not of a cache. Args: the graph, and whether AOTAutograd's cache may be asked at all.
         """
         if self._hooks.observers or self._values:  # who tells the user of them
             self._inputs = described_inputs(gm)
         # What is saved whole for other processes is what would be in the cache.
         whole = (
             _torch.functorch_config.patch(enable_autograd_cache=False)
-            if (self._options.report or overlap) and not _torch_inductor.saves_compiled_code()
+            if (self._options.report or not cached) and not _torch_inductor.saves_compiled_code()
             else nullcontext()
         )
-        # Such inputs are views of one base, and AOTAutograd would repeat on the base what the graph does to a view of it.
-        views = (
-            _torch.functorch_config.patch(view_replay_for_aliased_outputs=False) if overlap else nullcontext()
-        )
-        with compiling(), _timed("tracing"), accelerated(self._options.accelerate, gm), whole, views:
+        with compiling(), _timed("tracing"), accelerated(self._options.accelerate, gm), whole:
             yield
 
     def run(
