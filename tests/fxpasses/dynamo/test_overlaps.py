@@ -71,14 +71,6 @@ def test_numbers_among_the_inputs():
     assert graphs_for(scaled_by, calls) == 2
 
 
-def test_arrays_among_the_inputs():
-    compiled = torch.compile(write_one, backend="fxpasses", options={"compiler": "eager", "cache": "off"})
-    for begin in (12, 1, 4):
-        given, expected = memory(), memory()
-        outputs = tuple(map(torch.as_tensor, compiled(given[:8], given.numpy()[begin : begin + 8])))
-        torch.testing.assert_close(outputs, write_one(expected[:8], expected[begin : begin + 8]))
-
-
 def test_inputs_that_are_only_read_may_overlap_anywhere():
     data, state = memory(), torch.zeros(8)
     assert graphs_for(write_another, [(data[i:][:8], data[i + 1 :][:8], state) for i in range(4)]) == 1
