@@ -34,6 +34,7 @@ def with_wrong_factors(wrong):
     return in_two_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [(29,), (7, 29), (0, 1, 39)])
 def test_wrong_sites_are_named(wrong, tmp_path, monkeypatch):
     monkeypatch.setattr(blame, "_SECONDS", 60.0)  # whatever else the machine does

@@ -76,6 +76,7 @@ def test_a_lowering_that_raises(lowering, tmp_path):
     assert "no such kernel" in output
 
 
+@pytest.mark.slow
 def test_what_inductor_does_right_is_right():
     gm = recorded_calls(lambda x, y: (aten.mm.default(x, y), aten.exp.default(x)))
     assert differences(gm, [torch.randn(3, 4), torch.randn(4, 5)]) == ""

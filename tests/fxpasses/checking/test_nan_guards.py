@@ -213,6 +213,7 @@ def times_mask(before, mask):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("f", [torch.exp, torch.sin, torch.sqrt, lambda x: x * 2])
 def test_a_mask_is_no_factor_wherever_it_is(f, seed):

@@ -161,6 +161,7 @@ def built(program, names):
     return graph(build)
 
 
+@pytest.mark.slow
 @given(programs(), programs(), st.randoms(use_true_random=False))
 @settings(max_examples=150, deadline=None)
 def test_what_is_not_said_to_be_changed_is_equal(one, other, random):

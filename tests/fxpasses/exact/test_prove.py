@@ -412,6 +412,7 @@ def test_numbers_and_real_tensors_beside_complex_ones_have_no_imaginary_part(bef
     torch.testing.assert_close(found.witness, parts(x, w))
 
 
+@pytest.mark.slow
 def test_a_sum_of_complex_tensors():
     """It is lowered to views of another type."""
     x, y = torch.randn(4, 6), torch.randn(4, 6)

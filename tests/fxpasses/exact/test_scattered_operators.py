@@ -130,6 +130,7 @@ def in_order(f):
     return lambda *inputs: (*(value * 2 for value in inputs), f(*inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CASES, *HELD])
 def test_one_way_to_compute_it_is_another_one(name):
     inputs, before, right, wrong = (CASES | HELD)[name]

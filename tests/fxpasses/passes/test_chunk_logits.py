@@ -108,6 +108,7 @@ def test_weights_that_lie_in_memory_the_other_way_round():
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.slow
 def test_a_graph_in_which_an_operator_has_no_rule_stays_as_it_is():
     """As it is captured, it holds aliases; as the default passes leave it, the pass is right."""
     inputs = torch.randn(4, 8).requires_grad_(), torch.randn(10, 8).requires_grad_(), torch.arange(4)

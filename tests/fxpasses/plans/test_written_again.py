@@ -93,6 +93,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_together_with_a_number_is_noticed(change, monkeypatch):
     torch.manual_seed(0)

@@ -89,6 +89,7 @@ COMPUTATIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("difference", COMPUTATIONS)
 def test_what_a_layer_computes_differs(difference, dynamic):
