@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import fx
 from fake.seam.dispatch import OpOverload
 from fake.seam.fx import detect_fake_mode
 from fxpasses.graphs.aliasing import aliased_arguments
-from fxpasses.graphs.rewriting import attribute_of
+from fxpasses.graphs.rewriting import attribute_of, outputs_of
 
 aten = torch.ops.aten
 
@@ -39,7 +38,7 @@ def mark_fresh_outputs(graph: fx.Graph, count: int | None = None) -> None:
                 branch = attribute_of(source) if source.op == "get_attr" else None
                 if isinstance(branch, fx.GraphModule):
                     # It returns nothing that it was given; a copy of that may be gone already.
-                    results = range(len(_outputs(branch.graph)))
+                    results = range(len(outputs_of(branch.graph)))
                     branch.graph.output_node().meta[_META] = {i: f"result {i}" for i in results}
 
 
@@ -51,7 +50,7 @@ def hand_fresh_outputs_on(joint: fx.Graph, forward: fx.Graph) -> None:
 def keep_outputs_fresh(graph: fx.Graph) -> None:
     """Copy outputs that were noted as fresh and have come to lie in the memory of an input, or of an output that they shared none with."""
     output = graph.output_node()
-    bases, outputs = _bases(graph), list(_outputs(graph))
+    bases, outputs = _bases(graph), outputs_of(graph)
     taken = _in_memory_of_inputs(graph)
     together: dict[tuple[str, fx.Node], list[int]] = {}
     for i, name in output.meta.get(_META, {}).items():
@@ -115,14 +114,8 @@ def _bases(graph: fx.Graph) -> list[fx.Node | None]:
         _base(value)
         if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
         else None
-        for value in _outputs(graph)
+        for value in outputs_of(graph)
     ]
-
-
-def _outputs(graph: fx.Graph) -> Sequence[Any]:
-    """What a graph returns. The condition of a ``while_loop`` returns one value."""
-    (values,) = graph.output_node().args
-    return values if isinstance(values, (list, tuple)) else (values,)
 
 
 def _base(node: fx.Node) -> fx.Node:
