@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 _SEED = 20
 _SECONDS = 1.5
-"""CPU time of the search for the match sites that are wrong: the user waits for the verdict."""
+"""CPU time of the search for the match sites that are wrong: the user waits for the verdict. What finds one is always asked."""
 
 
 def apply_pass(
@@ -77,18 +78,25 @@ def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     return kept
 
 
-def in_time(seconds: float, fails: Callable[[S], bool]) -> Callable[[S], bool]:
+def in_time(seconds: float, fails: Callable[[S], bool], at_least: int = 0) -> Callable[[S], bool]:
     """A question whose answer is no once so many seconds of CPU time are over: a search ends with what it has found by then.
 
     Args:
         seconds: from now on.
         fails: the question.
+        at_least: how often it is asked however long that takes, so that what is found in so many steps does not depend on the
+            machine.
+
+    Returns:
+        The same question, with an end.
 
     >>> len(minimise(range(40), in_time(0.0, lambda chosen: 17 in chosen)))
     40
+    >>> minimise(range(40), in_time(0.0, lambda chosen: 17 in chosen, at_least=14))
+    [17]
     """
-    until = time.thread_time() + seconds
-    return lambda asked: time.thread_time() < until and fails(asked)
+    until, left = time.thread_time() + seconds, itertools.count(at_least, -1)
+    return lambda asked: (next(left) > 0 or time.thread_time() < until) and fails(asked)
 
 
 def guilty_sites(
@@ -130,7 +138,8 @@ def guilty_sites(
 
     applied = [site for site in sites if site.applied]
     near = [site.index for site in applied if site.location.node in suspects]
-    fails = in_time(_SECONDS, is_wrong)
+    # One question for the suspects, two for each halving, one for all others.
+    fails = in_time(_SECONDS, is_wrong, at_least=2 * len(applied).bit_length() + 2)
     start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
     guilty = set(minimise(start, fails))
     others = [site.index for site in applied if site.index not in guilty]

@@ -214,6 +214,8 @@ class _Setting:
 
 _SECONDS = 1.5
 """CPU time of the search for a small graph: the user waits for the verdict."""
+_QUESTIONS = 24
+"""How many parts of the graph are tried even if that takes longer."""
 
 
 def make_repro(
@@ -274,7 +276,7 @@ def make_repro(
         except Unsupported:
             return False
 
-    still, case = in_time(_SECONDS, fails), None
+    still, case = in_time(_SECONDS, fails, _QUESTIONS), None
     # A part says as much as all of the graph, sooner.
     for is_whole, dynamic, marked in itertools.product(
         (False, True), (False, True) if traced is None else (True,), (False, True)
