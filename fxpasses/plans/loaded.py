@@ -17,6 +17,7 @@ from fxpasses.plans import native
 from fxpasses.plans.armed import Armed
 from fxpasses.plans.between import stubs_named
 from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.forward_alone import FORWARD_ALONE, ForwardAlone
 from fxpasses.plans.frames import PYTHON, frame_of, in_python
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
@@ -154,6 +155,8 @@ def _made(
 ) -> Plan:
     watch_names(walk, content["functions"])
     plan = Plan(content, names, walk, armed.given, armed.in_others, file)
+    if content["kind"] == FORWARD_ALONE:
+        plan.alone = ForwardAlone(plan, content, names["forward"], armed)
     if "frame" in content:
         stubs = stubs_named(content.get("between", ())) or []
         if content["frame"] is None:

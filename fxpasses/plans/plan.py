@@ -12,10 +12,12 @@ import torch
 from fxpasses.plans._torch_frames import never_traced
 from fxpasses.plans._torch_optimizers import option_now
 from fxpasses.plans.exchanged import Exchanged, Place, PlaceKey, are_alone, key_of
+from fxpasses.plans.forward_alone import ForwardAlone
 from fxpasses.plans.given_numbers import GivenNumbers
 from fxpasses.plans.gradients import Gradients, have_none
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.named_attributes import number_now
+from fxpasses.plans.plan_files import SUFFIX
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of
 from fxpasses.plans.same_tensors import SamePlaces, SameTensors
@@ -50,6 +52,7 @@ class Plan(Checked):
     Attributes:
         file: where it is.
         frame: where it is more than a call of its graph, what runs all of it.
+        alone: where it has no backward graph with gradients on, what runs its graph.
         exchanges: the places of tensors of the model that may be others in each call, by their numbers.
         exchanged_there: all such places.
         asks_of_model: whether it depends on numbers or sizes that objects of the model hold: it can be asked whether it accepts these where it holds.
@@ -72,6 +75,7 @@ class Plan(Checked):
         self.file = file
         self.frame: Callable[..., Any] | None = None
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
+        self.alone: ForwardAlone | None = None
         self.is_tuned, self._has_failed = bool(content.get("files")), False
         if "run" in names:
             self._run = names["run"]
@@ -142,7 +146,11 @@ class Plan(Checked):
 
     def holds(self) -> bool:
         """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
-        if self._has_failed or not super().holds() or not self._gradients.hold():
+        return not self._has_failed and self.is_as_it_was()
+
+    def is_as_it_was(self) -> bool:
+        """The same, used or not."""
+        if not super().holds() or not self._gradients.hold():
             return False
         if self._exchanged is not None and not self._exchanged.hold():
             return False
@@ -228,7 +236,15 @@ class Plan(Checked):
         if self._result is None:
             assert self.frame is not None
             return self.frame(*args, **kwargs)
-        return self._result(self._run(self._inputs_of(arguments)), arguments)
+        inputs = self._inputs_of(arguments)
+        outputs = self._run(inputs) if self.alone is None else self.alone(inputs, args, kwargs)
+        return self._result(outputs, arguments)
+
+    def strike(self) -> None:
+        """Use it no more, here or in later processes, unless it is one that was taken along."""
+        if self.file is not None and self.file.suffix == SUFFIX:
+            self._has_failed = True
+            self.file.unlink(missing_ok=True)
 
     def _inputs_of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
         inputs: list[Any] = self._inputs.copy()

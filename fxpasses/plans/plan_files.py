@@ -19,6 +19,9 @@ from typing import Any
 from fxpasses.plans.errors import PlanFileError
 
 _FORMAT = b"fxpasses plan 1\n"
+SUFFIX = ".plan"
+_LAST = "without-backward-"
+"""Before the names of plans that are tried after all others: they sort behind the digits of hashes."""
 _MOST = 8
 """The most plans that are tried for one key."""
 
@@ -77,7 +80,9 @@ def write_sections(path: Path, sections: Mapping[str, bytes]) -> None:
     write_atomically(path, head + b"".join(sections.values()))
 
 
-def write_plan(folder: Path, plan: Mapping[str, Any], story: object, sections: Mapping[str, bytes]) -> Path:
+def write_plan(
+    folder: Path, plan: Mapping[str, Any], story: object, sections: Mapping[str, bytes], *, last: bool = False
+) -> Path:
     """Write a plan, under a name that says what is in it; returns where.
 
     Args:
@@ -85,15 +90,22 @@ def write_plan(folder: Path, plan: Mapping[str, Any], story: object, sections: M
         plan: what decides whether it is used, and how its graph is called.
         story: what was walked over, for errors that say what has changed.
         sections: the rest of the file.
+        last: whether it is tried after all others of its key.
 
     Raises:
         OSError: the disk refuses.
     """
     told = json.dumps(plan).encode(), zlib.compress(json.dumps(story).encode(), 1)
     every = {"plan": told[0], "story": told[1], **sections}
-    path = folder / f"{hashlib.sha256(''.join(map(hash_of, every.values())).encode()).hexdigest()[:32]}.plan"
+    digest = hashlib.sha256("".join(map(hash_of, every.values())).encode()).hexdigest()[:32]
+    path = folder / f"{_LAST * last}{digest}{SUFFIX}"
     write_sections(path, every)
     return path
+
+
+def comes_last(path: Path) -> bool:
+    """Whether a plan is tried after all others of its key: it has no backward pass."""
+    return path.name.startswith(_LAST)
 
 
 def write_refusal(folder: Path, reason: str, about: Mapping[str, Any]) -> None:
@@ -173,4 +185,4 @@ def write_kernel(directory: Path, data: bytes) -> Path:
 
 def candidates(folder: Path) -> list[Path]:
     """The plans that were written for a key, which differ in what is read besides the model; or why there is none."""
-    return sorted(folder.glob("*.plan"))[:_MOST] or sorted(folder.glob("*.none"))[:_MOST]
+    return sorted(folder.glob(f"*{SUFFIX}"))[:_MOST] or sorted(folder.glob("*.none"))[:_MOST]

@@ -21,10 +21,10 @@ from fxpasses.plans.armed import Armed
 from fxpasses.plans.between import stubs_named
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
-from fxpasses.plans.frames import PYTHON
+from fxpasses.plans.forward_alone import write_those_that_wait
 from fxpasses.plans.loaded import loaded
 from fxpasses.plans.plan import Plan
-from fxpasses.plans.plan_files import read_sections
+from fxpasses.plans.plan_files import comes_last, read_sections
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import are_named_still
 from fxpasses.plans.surroundings import surroundings
@@ -67,10 +67,12 @@ def save(
         raise OptionsError(
             "compiled", compiled, problem=f"it was loaded from {loaded_from!r}: copy that file"
         )
-    if not compiled.plan_files:
+    write_those_that_wait()
+    files = [file for file in compiled.plan_files if file.exists() or not comes_last(file)]
+    if not files:
         why = compiled.why_no_plan or "it was not called yet (for training, backward pass included)"
         raise OptionsError("compiled", compiled, problem=f"there is no plan to save: {why}")
-    plans = [read_sections(file) for file in compiled.plan_files]
+    plans = [read_sections(file) for file in files]
     contents = [json.loads(plan["plan"]) for plan in plans]
     made_by = contents[0]["about"]["surroundings"]
     if changed := {n for c in contents for n, _ in c["about"]["surroundings"].items() ^ made_by.items()}:
@@ -83,6 +85,12 @@ def save(
     kind = type(compiled.model) if not hasattr(compiled.model, "__qualname__") else compiled.model
     manifest = {"model": f"{kind.__module__}.{kind.__qualname__}", "made by": made_by, "plans": entries}
     write_archive(target, manifest, plans, private_key)
+    if any(comes_last(file) for file in files):
+        warnings.warn(
+            f"fxpasses.save: of calls with gradients on, {target.name} has the forward pass alone: no backward pass was run, "
+            "and gradients are computed in eager. Run one before, or call the model in torch.no_grad()",
+            stacklevel=2,
+        )
     if compiled.reasons_for_none:
         why = "; ".join(compiled.reasons_for_none)
         warnings.warn(f"fxpasses.save: calls that had no plan are not in {target.name}: {why}", stacklevel=2)
@@ -148,7 +156,7 @@ def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
         f"argument {name}": value for name, value in kwargs
     }
     return {
-        "kind": {"forward": "training", PYTHON: PYTHON}.get(content["kind"], "inference"),
+        "kind": {"inference": "inference", "forward": "training"}.get(content["kind"], content["kind"]),
         "arguments": {name: _readable(value) for name, value in described.items()},
         "state": about["state"],
         "options": {**about["options"], "dynamic": about["dynamic"], "fullgraph": about["fullgraph"]},

@@ -210,8 +210,23 @@ def versions(inputs: Sequence[Any]) -> list[int]:
     return [t._version for t in inputs if isinstance(t, torch.Tensor) and not t.is_inference()]
 
 
-def check_memory(inputs: Sequence[Any]) -> None:
-    """Where tensors are changed, which others see it is part of what was compiled: ask that it is none."""
+def check_changed(inputs: Sequence[Any], facts: Mapping[str, Any]) -> None:
+    """Where tensors are changed, which others see it is part of what was compiled: ask that it is none.
+
+    Args:
+        inputs: of the graph.
+        facts: of the compilation: see :func:`fxpasses.plans._torch_facts.runtime_facts`.
+
+    Raises:
+        NoPlan: there are such, or the graph does not take these inputs.
+    """
+    if not facts:
+        raise NoPlan("a graph that runs in eager")
+    infos: list[Any] = facts["metadata"].input_info
+    if len(inputs) != len(infos):
+        raise NoPlan("a graph whose inputs are rearranged")
+    if not any(info.mutates_data or info.mutates_metadata for info in infos):
+        return
     places = [t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor) and t.numel()]
     if len(set(places)) != len(places):
         raise NoPlan("changed tensors among tensors that share memory")

@@ -26,19 +26,21 @@ from fxpasses.plans.beside_compilation import beside_compilation
 from fxpasses.plans.between import Functions, Stub, names_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import numbers_of_exchanged
+from fxpasses.plans.forward_alone import FORWARD_ALONE
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
 from fxpasses.plans.given_numbers import names_of_numbers, numbers_among
 from fxpasses.plans.gradients import have_none
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
 from fxpasses.plans.reads import Read, read_of_attributes, reads_of_optimizers, walk_reads
+from fxpasses.plans.recorded_forward import RecordedForward, wait
 from fxpasses.plans.recorded_frames import RecordedFrames
-from fxpasses.plans.recorded_inputs import RecordedInputs, check_memory, versions
+from fxpasses.plans.recorded_inputs import RecordedInputs, check_changed, versions
 from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.replaced import functions_named_by, of_later_modules
-from fxpasses.plans.results import Layout
+from fxpasses.plans.results import layout_of
 from fxpasses.plans.runtime import load_library
-from fxpasses.plans.shards import RecordedShards, flat, is_sharded
+from fxpasses.plans.shards import RecordedShards, flat
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
 from fxpasses.plans.written_again import note_run
@@ -82,18 +84,17 @@ class Recording(Observer, Recorder):
         self._folder, self._abouts, self._about, self._done = folder, abouts, abouts[0], done
         self._hold, self._versions = hold, list[int]()
         self._held: Callable[..., Any] | None = None
-        self._graphs, self._facts = dict[str, Any](), dict[str, Any]()
-        self._trace, self._outputs = RecordedTrace(), list[Any]()
+        self._graphs, self._facts, self._outputs = dict[str, Any](), dict[str, Any](), list[Any]()
+        self._trace, self._forward = RecordedTrace(), RecordedForward()
         self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
         self._walk, self._frame_code = Walk(told=True, leaves_open=True), b""
         self._reads, self._later, self._content = list[Any](), list[Any](), dict[str, Any]()
         self._without_gradient, self._files = list[int](), dict[str, str]()
-        self._shards = RecordedShards()
+        self._shards, self._containers = RecordedShards(), containers_of(given)
         self._inputs, self._given = RecordedInputs(), numbers_among(*given)
         self._autocast = self.is_over = self._frame_was_seen = self._goes_on = self._finished = False
         self._number_of_outputs, self._refused, self._lasting = 0, "", True
-        self._containers = containers_of(given)
         self.file: Path | None = None
 
     @contextlib.contextmanager
@@ -193,7 +194,9 @@ class Recording(Observer, Recorder):
         self._inputs.guard(shape_env)
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
-        if kind == "backward":
+        if kind == "forward":
+            self._forward.look(gm)
+        elif kind == "backward":
             self._without_gradient = [i for i, value in enumerate(outputs_of(gm.graph)) if value is None]
 
     @beside_compilation
@@ -232,28 +235,29 @@ class Recording(Observer, Recorder):
             if self._finished:
                 note_run(self.file)
                 return compiled(*inputs)
+            if self.is_over:
+                if self._forward.has_run_alone():
+                    self.write_forward_alone()
+                return compiled(*inputs)
             self._calls += 1
             if self._calls == 1:
                 self._look([*lifted, *inputs])
             outputs = compiled(*inputs)
             if in_memory and versions(inputs) != self._versions:
                 self.refuse("changed tensors, and a program that cannot be written")
-            self._outputs, self._number_of_outputs = list(outputs), len(outputs)
-            self._note_shards()
+            self._outputs = list(outputs)
+            self._note_outputs()
             return outputs
 
         return run
 
     @beside_compilation
-    def _note_shards(self) -> None:
-        """What AOTAutograd knew before it took sharded tensors apart."""
-        if not self._shards and not any(map(is_sharded, self._outputs)):
-            return
-        if "forward" in self._graphs:
-            self._facts["metadata"] = self._shards.note(metadata_before_parts(self._outputs))
-        elif self._facts:
-            self._shards.note_results(self._outputs, self._facts["metadata"])
-            self._number_of_outputs = len(flat(self._outputs))
+    def _note_outputs(self) -> None:
+        """What the graph returned, and what AOTAutograd knew before it took sharded tensors apart."""
+        before = metadata_before_parts(self._outputs) if "forward" in self._graphs else None
+        self._number_of_outputs = self._shards.note_call(
+            self._outputs, self._facts, before, with_backward="forward" in self._graphs
+        )
 
     def finish(self, result: Any) -> None:
         """The call is over: write the plan, now or once its backward graph is there. Args: what it returned."""
@@ -266,10 +270,8 @@ class Recording(Observer, Recorder):
         """See what is handed to the graph in its first call."""
         self._versions = versions(inputs)
         self._look_at_trace()
-        parts = flat(inputs)
-        infos = self._input_infos(parts) if self._held is None else []
-        if any(info.mutates_data or info.mutates_metadata for info in infos):
-            check_memory(parts)
+        if self._held is None:
+            check_changed(flat(inputs), self._facts)
         self._inputs.look(inputs, self._walk, self._arguments)
         self._shards.look(inputs)
         self._content |= {"inputs": self._inputs.sources, "lifted": self._inputs.lifted}
@@ -311,14 +313,6 @@ class Recording(Observer, Recorder):
         self._content["read"] = ":".join(filter(None, digests))
         self._reads += reads
 
-    def _input_infos(self, inputs: Sequence[Any]) -> list[Any]:
-        if not self._facts:
-            raise NoPlan("a graph that runs in eager")
-        infos: list[Any] = self._facts["metadata"].input_info
-        if len(inputs) != len(infos):
-            raise NoPlan("a graph whose inputs are rearranged")
-        return infos
-
     @beside_compilation
     def _conclude(self, result: Any) -> None:
         if not self._compilations:
@@ -338,6 +332,20 @@ class Recording(Observer, Recorder):
         self._release_model()
         if "forward" not in self._graphs or "backward" in self._graphs:
             self._finish()
+        else:
+            wait(self)
+
+    @beside_compilation
+    def write_forward_alone(self) -> None:
+        """No backward pass has come so far: write a plan without."""
+        if self._finished or self.file is not None or self._held is not None:
+            return
+        try:
+            self.file = self._write(FORWARD_ALONE)
+        except (NoPlan, OSError) as error:
+            log.info("no plan without a backward pass: %s", error)
+        else:
+            self._done(self.file, "")
 
     def _conclude_without_graph(self) -> None:
         """All graphs are those of functions that ran in Python: the plan says which these are, and how the frame goes on, if it does."""
@@ -386,13 +394,7 @@ class Recording(Observer, Recorder):
         try:
             if self._frames.more or stubs:
                 raise NoPlan(self._frames.more or "another function runs in Python")
-            tensors = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
-            tensors |= {id(t): ["argument", i] for i, t in enumerate(self._arguments)}
-            layout = Layout(result, tensors | {id(t): ["output", i] for i, t in enumerate(self._outputs)})
-            if not self._containers.isdisjoint(map(id, layout.objects)):
-                raise NoPlan("a result that is an argument")
-            if any(map(walk.has_met, layout.objects)):
-                raise NoPlan("a result that is an object of the model")  # and not a copy of it
+            layout = layout_of(result, walk, self._arguments, self._outputs, self._containers)
             if not self._inputs.are_fixed and layout.has_number:
                 raise NoPlan("a number among the results of symbolic sizes")
             classes = [name for name in dict.fromkeys(layout.classes) if name not in self._reads]
@@ -440,7 +442,7 @@ class Recording(Observer, Recorder):
         self._arguments, self._objects, self._outputs = [], [], []
         self._trace.let_go()
 
-    def _write(self) -> Path | None:
+    def _write(self, kind: str = "") -> Path | None:
         if self._held is not None:
             if self._inputs.attributes or self._inputs.open:
                 raise NoPlan("a symbolic number, and a program that cannot be written")
@@ -450,7 +452,7 @@ class Recording(Observer, Recorder):
                 native.use(functools.partial(load_library, native.ENTRY, check, folder))
             self._hold(self._told({"changed": []}, None, False), self._frame_code, self._held)
             return None
-        kind = "forward" if "forward" in self._graphs else "inference"
+        kind = kind or ("forward" if "forward" in self._graphs else "inference")
         facts = plain_facts(
             self._facts["metadata"], self._without_gradient, self._shards, autocast=self._autocast
         )
@@ -458,26 +460,28 @@ class Recording(Observer, Recorder):
             raise NoPlan("a graph whose outputs are rearranged")
         facts |= {"fixed": self._inputs.are_fixed}
         module = Module(fixed=self._inputs.are_fixed, operators=self._trace.operators)
-        module.add("forward", self._graphs[kind])
+        if kind == FORWARD_ALONE:
+            self._forward.check(self._content, facts, *self._trace.operators, *self._inputs.open)
+        module.add("forward", self._graphs["inference" if kind == "inference" else "forward"])
         if kind == "forward":
             module.add("backward", self._graphs["backward"])
             self._inputs.fix_floats(self._given)
         asked = self._inputs.asked(module)
-        if kind == "forward" and self._inputs.options:
+        if kind != "inference" and self._inputs.options:
             raise NoPlan("options of an optimizer, and a backward pass")  # which may ask for their values
         code, kernels, externs, constants = module.sections()
         plan = self._told(facts, asked, self._inputs.any_sizes)
         plan |= {"kind": kind, "externs": externs, "constants": constants}
         sections = {"code": code} | ({"frame": self._frame_code} if self._frame_code else {})
         sections |= {f"kernel {name}": data for name, data in kernels.items()}
-        folder = self._folder(plan["about"])
-        check = native.build(_t.kernel_compiler(), folder.parent)
+        check = native.build(_t.kernel_compiler(), self._folder(plan["about"]).parent)
         if check is not None:
             sections["check"] = check
         return self._written(plan, sections)
 
     def _written(self, plan: dict[str, Any], sections: dict[str, bytes]) -> Path:
-        return write_plan(self._folder(plan["about"]), plan, self._walk.story, sections)
+        last = plan["kind"] == FORWARD_ALONE
+        return write_plan(self._folder(plan["about"]), plan, self._walk.story, sections, last=last)
 
     def _told(self, facts: dict[str, Any], asked: Any, any_sizes: bool) -> dict[str, Any]:
         """What decides whether a plan is used, and how its graph is called."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import collections
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hidden_state import hidden_state
+
+if TYPE_CHECKING:
+    from fxpasses.plans.walk import Walk
 
 _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "constant": lambda value: value,
@@ -28,6 +31,7 @@ class Layout:
             constant, an object that was met before, or a container or object: its base, its class, its items, its attributes.
         classes: module and names of each class that is not built in.
         objects: those that the caller could tell from copies.
+        tensors: those in the result, in the order of :func:`places_of_tensors`.
 
     Raises:
         NoPlan: the result holds something that cannot be made again.
@@ -39,6 +43,7 @@ class Layout:
         self.has_number = False
         self._tensors, self._numbers = tensors, dict[int, int]()
         self.objects: list[Any] = []
+        self.tensors: list[torch.Tensor] = []
         self.content = self._of(result)
 
     def _of(self, value: Any) -> list[Any]:
@@ -46,6 +51,7 @@ class Layout:
         if isinstance(value, torch.Tensor):
             if id(value) not in self._tensors:
                 raise NoPlan("a result that is no output of the graph")
+            self.tensors.append(value)
             return self._tensors[id(value)]
         if value is None or kind in (bool, int, float, str):
             self.has_number |= kind in (int, float)
@@ -79,6 +85,58 @@ class Layout:
             raise NoPlan(f"a result of class {kind.__qualname__}")
         self.classes.append(name)
         return list(name)
+
+
+def layout_of(
+    result: Any, walk: Walk, arguments: Sequence[torch.Tensor], outputs: Sequence[Any], containers: Set[int]
+) -> Layout:
+    """How a result is made of outputs of a graph, arguments and tensors of the model.
+
+    Args:
+        result: what the model returned.
+        walk: over the model.
+        arguments: the tensors among them.
+        outputs: those of the graph.
+        containers: among the arguments, by ``id``.
+
+    Raises:
+        NoPlan: it cannot be made of them, or is an object that others hold.
+    """
+    tensors = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
+    tensors |= {id(t): ["argument", i] for i, t in enumerate(arguments)}
+    layout = Layout(result, tensors | {id(t): ["output", i] for i, t in enumerate(outputs)})
+    if not containers.isdisjoint(map(id, layout.objects)):
+        raise NoPlan("a result that is an argument")
+    if any(map(walk.has_met, layout.objects)):
+        raise NoPlan("a result that is an object of the model")  # and not a copy of it
+    return layout
+
+
+class _Anywhere(dict[int, list[Any]]):
+    """Places of tensors where each has one."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: int) -> list[Any]:
+        return ["output", 0]
+
+
+def tensors_in(result: Any) -> list[torch.Tensor]:
+    """The tensors in what a model returned, in the order of :func:`places_of_tensors`."""
+    return Layout(result, _Anywhere()).tensors
+
+
+def places_of_tensors(layout: Any) -> Iterator[list[Any]]:
+    """Where the tensors of a result are. Args: the content of a :class:`Layout`."""
+    kind, _, *rest = layout
+    if kind in ("output", "argument", "model"):
+        yield layout
+    elif rest:
+        items, attributes = rest
+        keyed = items if issubclass(_BASES[kind], dict) else [(None, item) for item in items]
+        for _, item in (*keyed, *attributes):
+            yield from places_of_tensors(item)
 
 
 def _class_of(name: Sequence[str]) -> Any:

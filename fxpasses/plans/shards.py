@@ -228,6 +228,34 @@ class RecordedShards:
         """See which they are. Args: those of a call."""
         self.positions = [i for i, value in enumerate(inputs) if is_sharded(value)]
 
+    def note_call(
+        self,
+        outputs: Sequence[Any],
+        facts: dict[str, Any],
+        before: tuple[Any, Sequence[Any]] | None,
+        *,
+        with_backward: bool,
+    ) -> int:
+        """See what a call has returned; returns how many outputs the graph of parts has.
+
+        Args:
+            outputs: those of the call.
+            facts: of the compilation; its metadata is then that from before tensors were taken apart.
+            before: that metadata, and that of the gradients, where it is known.
+            with_backward: whether there is a backward graph.
+
+        Raises:
+            NoPlan: a plan cannot hand out or take what these graphs have of sharded tensors.
+        """
+        if not self and not any(map(is_sharded, outputs)):
+            return len(outputs)
+        if with_backward:
+            facts["metadata"] = self.note(before)
+        elif facts:
+            self.note_results(outputs, facts["metadata"])
+            return len(flat(outputs))
+        return len(outputs)
+
     def note(self, found: tuple[Any, Sequence[Any]] | None) -> Any:
         """See what AOTAutograd knows of a forward and a backward graph before it takes tensors apart; returns its metadata.
 

@@ -1,0 +1,68 @@
+"""Whether a call with gradients on can have a plan without a backward pass: see :mod:`fxpasses.plans.forward_alone`."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.graphs.aliasing import is_mutating, uses_rng
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.forward_alone import Waiting, waiting, write_those_that_wait
+
+_REASON = "a call with gradients on, and no backward pass"
+_RUNS = 3
+"""After so many further calls the next ones have a plan without a backward pass, in this process, too."""
+
+
+class RecordedForward:
+    """What is seen of a forward graph."""
+
+    def __init__(self) -> None:
+        self._runs, self._is_other_again = 0, False
+
+    def has_run_alone(self) -> bool:
+        """It runs again, and there was no backward pass: whether it is time to take it that none comes."""
+        self._runs += 1
+        return self._runs == _RUNS
+
+    def look(self, gm: fx.GraphModule) -> None:
+        """See whether a second run of the graph is another one: it draws random numbers, or writes to tensors."""
+        graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
+        self._is_other_again = any(uses_rng(n) or is_mutating(n) for graph in graphs for n in graph.nodes)
+
+    def check(self, content: Mapping[str, Any], facts: Mapping[str, Any], *others: str) -> None:
+        """Ask that the call can be made a second time, and that its results are outputs of its graph with memory of their own.
+
+        Args:
+            content: of the plan.
+            facts: of the compilation.
+            others: operators of other libraries, and numbers among its inputs.
+
+        Raises:
+            NoPlan: it cannot.
+        """
+        if self._is_other_again or others:
+            raise NoPlan(_REASON, "a second call may give other values")
+        for name in ("updated", "aliases", "changed", "changed_for_autograd", "sharded", "results"):
+            if facts[name]:
+                raise NoPlan(_REASON, f"the graph has {name}")
+        if "frame" in content or facts["autocast"]:
+            raise NoPlan(_REASON, "more than a graph, or autocast")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise NoPlan(_REASON, "one of many processes")
+
+
+def wait(recording: Waiting) -> None:
+    """Have a plan written at the end of the process if no backward pass comes."""
+    _at_exit()
+    waiting[id(recording)] = recording
+
+
+@functools.cache
+def _at_exit() -> None:
+    atexit.register(write_those_that_wait)

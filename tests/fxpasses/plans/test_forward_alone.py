@@ -1,0 +1,205 @@
+"""Plans of calls with gradients on whose backward pass did not run: of the forward pass alone."""
+
+import gc
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import fxpasses
+from fxpasses.plans.forward_alone import write_those_that_wait
+from fxpasses.plans.plan_files import comes_last
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x, scale=None):
+        hidden = self.norm(self.body(x).tanh() * (1 if scale is None else scale))
+        return {"hidden": hidden, "others": [self.head(hidden), (hidden.detach() * 2,)], "rows": len(x)}
+
+
+class Noisy(Heads):
+    def forward(self, x):
+        return nn.functional.dropout(self.body(x), training=True)
+
+
+class Counting(Heads):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen.add_(1)
+        return self.body(x)
+
+
+def made(kind=Heads):
+    torch.manual_seed(0)
+    return kind()
+
+
+def planned(model, cache):
+    """What a later process has: a model compiled anew, whose plans are there."""
+    gc.collect()
+    return fxpasses.compile(model, cache=cache)
+
+
+def forward_once(cache, kind=Heads, *, leaf=False):
+    compiled = fxpasses.compile(made(kind), cache=cache)
+    compiled(torch.randn(4, 8, requires_grad=leaf))
+    write_those_that_wait()
+    return [path.name for path in cache.glob("*/*.plan")]
+
+
+def gradients(out, inputs):
+    hidden, (logits, _) = out["hidden"], out["others"]
+    return torch.autograd.grad(logits.square().sum() + hidden.sum(), inputs)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    tmp_path.chmod(0o700)
+    fxpasses.reset_stats()
+    return tmp_path
+
+
+def test_it_is_used_where_no_gradient_is_asked_for(cache):
+    (name,) = forward_once(cache)
+    assert comes_last(cache / name)
+    graphs = fxpasses.stats().graphs
+    model, x = made(), torch.randn(4, 8)
+    compiled = planned(model, cache)
+    for _ in range(2):
+        assert_close(compiled(x), model(x))
+    stats = fxpasses.stats()
+    assert (stats.plans_used, stats.plans_refused, stats.graphs) == (1, {}, graphs)
+    out = compiled(x)
+    assert out["hidden"].requires_grad
+    assert out["others"][0].requires_grad
+    assert not out["others"][1][0].requires_grad
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_gradients_are_those_of_a_second_call_and_the_next_one_is_compiled(cache, leaf):
+    forward_once(cache, leaf=leaf)
+    model = made()
+    compiled = planned(model, cache)
+    x = torch.randn(4, 8, requires_grad=leaf)
+    asked = [x, *model.parameters()] if leaf else list(model.parameters())
+    first, second = compiled(x), compiled(x)
+    expected = gradients(model(x), asked)
+    for out in (first, second):  # the plan is gone with the first one
+        assert_close(gradients(out, asked), expected)
+    assert not [p for p in cache.glob("*/*.plan") if comes_last(p)]
+    written = fxpasses.stats().plans_written
+    assert_close(gradients(compiled(x), asked), expected)
+    assert fxpasses.stats().plans_written == written + 1
+    again = planned(model, cache)
+    graphs = fxpasses.stats().graphs
+    assert_close(gradients(again(x), asked), expected)
+    assert fxpasses.stats().graphs == graphs
+
+
+def test_hooks_and_gradients_that_are_there_are_left_alone(cache):
+    forward_once(cache)
+    model, x = made(), torch.randn(4, 8)
+    compiled = planned(model, cache)
+    model.body.weight.grad = torch.ones(8, 8)
+    out = compiled(x)
+    out["others"][0].sum().backward()
+    expected = torch.autograd.grad(model(x)["others"][0].sum(), [model.body.weight])[0]
+    assert_close(model.body.weight.grad, expected + 1)
+
+
+def test_a_second_derivative(cache):
+    forward_once(cache)
+    model, x = made(), torch.randn(4, 8)
+    compiled = planned(model, cache)
+    for call in (compiled, model):
+        (first,) = torch.autograd.grad(
+            call(x)["others"][0].square().sum(), [model.body.weight], create_graph=True
+        )
+        (second,) = torch.autograd.grad(first.square().sum(), [model.body.weight])
+        if call is compiled:
+            found = first, second
+    assert_close(found, (first, second), rtol=1e-3, atol=1e-4)
+
+
+def test_a_change_between_forward_and_backward_pass_is_an_error(cache):
+    forward_once(cache)
+    model, x = made(), torch.randn(4, 8)
+    compiled = planned(model, cache)
+    out = compiled(x)
+    model.norm.eps = 0.5
+    with pytest.raises(RuntimeError, match="the model or what its code reads has changed"):
+        out["hidden"].sum().backward()
+    model.norm.eps = 1e-5
+    out = compiled(x)
+    with torch.no_grad():
+        model.body.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out["hidden"].sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [Noisy, Counting])
+def test_calls_that_differ_the_second_time_have_none(cache, kind):
+    assert forward_once(cache, kind) == []
+
+
+def test_nor_has_a_call_under_autocast(cache):
+    compiled = fxpasses.compile(made(), cache=cache)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(torch.randn(4, 8))
+    write_those_that_wait()
+    assert not list(cache.glob("*/*.plan"))
+
+
+def test_a_later_backward_pass_gives_a_plan_with_both(cache):
+    model, x = made(), torch.randn(4, 8)
+    compiled = fxpasses.compile(model, cache=cache)
+    out = compiled(x)
+    write_those_that_wait()
+    asked = list(model.parameters())
+    gradients(out, asked)
+    assert sorted(map(comes_last, cache.glob("*/*.plan"))) == [False, True]
+    graphs = fxpasses.stats().graphs
+    assert_close(gradients(planned(model, cache)(x), asked), gradients(model(x), asked))
+    assert fxpasses.stats().graphs == graphs
+
+
+def test_after_some_calls_the_same_process_uses_it_too(cache):
+    model = made()
+    compiled = fxpasses.compile(model, cache=cache)
+    for _ in range(6):
+        x = torch.randn(4, 8)
+        assert_close(compiled(x), model(x))
+    assert fxpasses.stats().plans_used == 1
+    asked = list(model.parameters())
+    for _ in range(3):
+        assert_close(gradients(compiled(x), asked), gradients(model(x), asked))
+
+
+def test_save_says_that_there_is_no_backward_pass(cache, tmp_path):
+    compiled = fxpasses.compile(made(), cache=cache)
+    compiled(torch.randn(4, 8))
+    with pytest.warns(UserWarning, match="has the forward pass alone"):
+        fxpasses.save(compiled, tmp_path / "model.fxp")
+    model, x = made(), torch.randn(4, 8)
+    loaded = fxpasses.load(tmp_path / "model.fxp", model, trust=True)
+    asked = list(model.parameters())
+    for _ in range(2):
+        assert_close(gradients(loaded(x), asked), gradients(model(x), asked))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = fxpasses.compile(model, cache=cache)
+        for _ in range(2):
+            gradients(again(x), asked)
+        fxpasses.save(again, tmp_path / "whole.fxp")
