@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +25,27 @@ class RecordedForward:
 
     def __init__(self) -> None:
         self._runs, self._is_other_again = 0, False
+        self._directory: Path | None = None
 
     def has_run_alone(self) -> bool:
         """It runs again, and there was no backward pass: whether it is time to take it that none comes."""
         self._runs += 1
         return self._runs == _RUNS
+
+    def wait(self, recording: Waiting, directory: Path) -> None:
+        """Have a plan written at the end of the process if no backward pass comes.
+
+        Args:
+            recording: what writes it.
+            directory: of plans. It is there from now on: one that is gone by then is not made again.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            return
+        self._directory = directory
+        _at_exit()
+        waiting[id(recording)] = recording
 
     def look(self, gm: fx.GraphModule) -> None:
         """See whether a second run of the graph is another one: it draws random numbers, or writes to tensors."""
@@ -46,6 +63,8 @@ class RecordedForward:
         Raises:
             NoPlan: it cannot.
         """
+        if self._directory is None or not self._directory.is_dir():
+            raise NoPlan(_REASON, "the directory is gone")
         if self._is_other_again or others:
             raise NoPlan(_REASON, "a second call may give other values")
         for name in ("updated", "aliases", "changed", "changed_for_autograd", "sharded", "results"):
@@ -55,12 +74,6 @@ class RecordedForward:
             raise NoPlan(_REASON, "more than a graph, or autocast")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise NoPlan(_REASON, "one of many processes")
-
-
-def wait(recording: Waiting) -> None:
-    """Have a plan written at the end of the process if no backward pass comes."""
-    _at_exit()
-    waiting[id(recording)] = recording
 
 
 @functools.cache

@@ -33,7 +33,7 @@ from fxpasses.plans.given_numbers import names_of_numbers, numbers_among
 from fxpasses.plans.gradients import have_none
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
 from fxpasses.plans.reads import Read, read_of_attributes, reads_of_optimizers, walk_reads
-from fxpasses.plans.recorded_forward import RecordedForward, wait
+from fxpasses.plans.recorded_forward import RecordedForward
 from fxpasses.plans.recorded_frames import RecordedFrames
 from fxpasses.plans.recorded_inputs import RecordedInputs, check_changed, versions
 from fxpasses.plans.recorded_trace import RecordedTrace
@@ -333,7 +333,7 @@ class Recording(Observer, Recorder):
         if "forward" not in self._graphs or "backward" in self._graphs:
             self._finish()
         else:
-            wait(self)
+            self._forward.wait(self, self._folder(self._about).parent)
 
     @beside_compilation
     def write_forward_alone(self) -> None:

@@ -1,6 +1,7 @@
 """Plans of calls with gradients on whose backward pass did not run: of the forward pass alone."""
 
 import gc
+import shutil
 import warnings
 
 import pytest
@@ -107,6 +108,7 @@ def test_gradients_are_those_of_a_second_call_and_the_next_one_is_compiled(cache
     assert fxpasses.stats().graphs == graphs
 
 
+@pytest.mark.slow
 def test_hooks_and_gradients_that_are_there_are_left_alone(cache):
     forward_once(cache)
     model, x = made(), torch.randn(4, 8)
@@ -118,6 +120,7 @@ def test_hooks_and_gradients_that_are_there_are_left_alone(cache):
     assert_close(model.body.weight.grad, expected + 1)
 
 
+@pytest.mark.slow
 def test_a_second_derivative(cache):
     forward_once(cache)
     model, x = made(), torch.randn(4, 8)
@@ -132,6 +135,7 @@ def test_a_second_derivative(cache):
     assert_close(found, (first, second), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_change_between_forward_and_backward_pass_is_an_error(cache):
     forward_once(cache)
     model, x = made(), torch.randn(4, 8)
@@ -149,11 +153,13 @@ def test_a_change_between_forward_and_backward_pass_is_an_error(cache):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Noisy, Counting])
 def test_calls_that_differ_the_second_time_have_none(cache, kind):
     assert forward_once(cache, kind) == []
 
 
+@pytest.mark.slow
 def test_nor_has_a_call_under_autocast(cache):
     compiled = fxpasses.compile(made(), cache=cache)
     with torch.autocast("cpu", torch.bfloat16):
@@ -162,6 +168,7 @@ def test_nor_has_a_call_under_autocast(cache):
     assert not list(cache.glob("*/*.plan"))
 
 
+@pytest.mark.slow
 def test_a_later_backward_pass_gives_a_plan_with_both(cache):
     model, x = made(), torch.randn(4, 8)
     compiled = fxpasses.compile(model, cache=cache)
@@ -175,6 +182,7 @@ def test_a_later_backward_pass_gives_a_plan_with_both(cache):
     assert fxpasses.stats().graphs == graphs
 
 
+@pytest.mark.slow
 def test_after_some_calls_the_same_process_uses_it_too(cache):
     model = made()
     compiled = fxpasses.compile(model, cache=cache)
@@ -187,6 +195,7 @@ def test_after_some_calls_the_same_process_uses_it_too(cache):
         assert_close(gradients(compiled(x), asked), gradients(model(x), asked))
 
 
+@pytest.mark.slow
 def test_save_says_that_there_is_no_backward_pass(cache, tmp_path):
     compiled = fxpasses.compile(made(), cache=cache)
     compiled(torch.randn(4, 8))
@@ -203,3 +212,12 @@ def test_save_says_that_there_is_no_backward_pass(cache, tmp_path):
         for _ in range(2):
             gradients(again(x), asked)
         fxpasses.save(again, tmp_path / "whole.fxp")
+
+
+@pytest.mark.slow
+def test_a_directory_that_is_gone_is_not_made_again(cache):
+    folder = cache / "plans"
+    fxpasses.compile(made(), cache=folder)(torch.randn(4, 8))
+    shutil.rmtree(folder)
+    write_those_that_wait()
+    assert not folder.exists()
