@@ -1,28 +1,28 @@
 """Graphs, passes and compilers between eager PyTorch and Inductor.
 
 * ``torch.compile(model, backend="fxpasses", options={...})``: the backend (see :class:`Options`)
-* :func:`compile`: the same, and in a later process without compiling
-* :func:`tune`: the passes and options with which a model is fastest, found by measuring
-* :func:`save`, :func:`load`: what it compiled, in one file
+* :func:`compile`: the same backend, except that a later process reuses its results without compiling
+* :func:`tune`: measure which passes and options make a model fastest
+* :func:`save`, :func:`load`: write compiled results to one file, and read them back
 * :func:`capture`: the forward and backward graphs of a function or module
-* :class:`PassManager`, :class:`Pass`, :class:`Contract`, :func:`graph_pass`: rewriting them
-* :func:`pattern_pass`, :func:`replace_pattern`: rewriting them by pattern
+* :class:`PassManager`, :class:`Pass`, :class:`Contract`, :func:`graph_pass`: rewrite graphs with passes
+* :func:`pattern_pass`, :func:`replace_pattern`: rewrite graphs by pattern
 * :func:`stats`: what the backend did
 """
 
 from typing import TYPE_CHECKING
 
-from fxpasses import _companions  # noqa: F401  (before anything that imports what it checks)
+from fxpasses import _companions  # noqa: F401  (must run before anything imports the packages it checks)
 
 # isort: split
-from fxpasses.ranks import here  # noqa: F401  (ranks may ask before this one compiles)
+from fxpasses.ranks import here  # noqa: F401  (other ranks may query this one before it compiles)
 
 # isort: split
 from fake.seam.lazy import lazy_names
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # and when somebody asks for one of them: this needs no torch
+if TYPE_CHECKING:  # otherwise imported on first access, so that this package needs no torch
     from fxpasses.checking.bisection import bisect_script
     from fxpasses.checking.model import check
     from fxpasses.compiling.history import Compilation, Miss, compilations, explain_miss, reset_compilations

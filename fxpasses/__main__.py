@@ -1,4 +1,4 @@
-"""``python -m fxpasses``: the command ``fxpasses``."""
+"""``python -m fxpasses``: run the ``fxpasses`` command."""
 
 import sys
 

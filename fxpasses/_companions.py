@@ -1,6 +1,6 @@
-"""Imported first: ``fake`` and ``compiled_autograd`` have to be the packages that come with this one.
+"""Check that ``fake`` and ``compiled_autograd`` are the packages that ship with this one. Imported first.
 
-Their names are ordinary words, and Python looks beside the user's script before it looks among what is installed.
+Their names are ordinary words, and Python searches the user's script directory before installed packages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["check_companions"]
 
 
 def check_companions() -> None:
-    """Find out what ``import fake`` and ``import compiled_autograd`` give, without importing either.
+    """Check what ``import fake`` and ``import compiled_autograd`` would load, without importing either.
 
     Raises:
-        ShadowedPackageError: when it is a file of somebody else.
+        ShadowedPackageError: if either name resolves to a file that is not ours.
     """
     for name in ("compiled_autograd", "fake"):
         ours = Path(__file__).resolve().parent.parent / name / "__init__.py"
@@ -31,4 +31,4 @@ def check_companions() -> None:
 
 check_companions()
 
-import fake.seam.missing  # noqa: E402, F401  (before the first file of this package that uses private names)
+import fake.seam.missing  # noqa: E402, F401  (must precede the first module here that uses private names)

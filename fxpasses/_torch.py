@@ -1,7 +1,7 @@
 """Every private torch name that ``fxpasses`` relies on, and every difference between torch versions.
 
-Nothing else in the package imports from a ``torch._*`` module, so that a new torch release is work on
-this file alone. Known to fit torch 2.11 and 2.13.
+No other module of the package imports from ``torch._*``, so a new torch release means work on this
+file alone. Known to work with torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -87,19 +87,19 @@ _AOT_PARAMETERS = inspect.signature(aot_module_simplified).parameters
 
 
 def is_control_flow(error: BaseException) -> bool:
-    """Whether torch raised ``error`` to restart its own tracing: such an exception must pass unwrapped."""
+    """Whether torch raised ``error`` to restart its own tracing. Such errors must propagate unwrapped."""
     return isinstance(error, TensorifyScalarRestartAnalysis)
 
 
 def unwrapped(error: Exception, frame: FrameType | None) -> Exception:
-    """The same error as one that Dynamo lets through, where it wraps what a backend raises into ``BackendCompilerFailed``.
+    """Convert an error to one that Dynamo re-raises as it is, not wrapped in ``BackendCompilerFailed``.
 
     Args:
         error: an error about what the user wrote.
-        frame: the first frame that its traceback shows.
+        frame: the first frame to show in its traceback.
     """
     kind = type(error)
-    text = str(error)  # without what Dynamo adds: how to report a bug of its own
+    text = str(error)  # drops what Dynamo appends: instructions for reporting a Dynamo bug
     made: Any = type(
         kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__, "__str__": lambda self: text}
     )
@@ -113,26 +113,27 @@ _names = itertools.count()
 
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under a name of its own.
+    """Give the function's code object a unique name, and return the function.
 
-    Dynamo remembers by file, line and name with which sizes code was compiled, and makes those that change symbolic. A wrapper
-    that is made again for each program would make the second one's symbolic.
+    Dynamo records by file, line and name which sizes it compiled for, and makes sizes that change symbolic.
+    If a
+    wrapper were re-created for each program under one name, the second program's sizes would become symbolic.
     """
     function.__code__ = function.__code__.replace(co_name=f"call_{next(_names)}")
     return function
 
 
 def reset_code(function: Callable[..., Any]) -> None:
-    """Forget everything that Dynamo has compiled for ``function``'s own code object."""
+    """Discard everything that Dynamo compiled for ``function``'s own code object."""
     _reset_code(function.__code__)
 
 
 @contextlib.contextmanager
 def compile_context(example_inputs: Sequence[Any]) -> Iterator[None]:
-    """The surroundings that ``torch._inductor.compile_fx`` sets up around AOTAutograd.
+    """Enter the contexts that ``torch._inductor.compile_fx`` sets up around AOTAutograd.
 
-    A fake mode for Inductor's lowering, a tracing context, and AOTAutograd's settings for graphs that
-    Inductor is going to compile.
+    These are a fake mode for Inductor's lowering, a tracing context, and AOTAutograd's settings for graphs
+    that Inductor will compile.
     """
     fake_mode = detect_fake_mode(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     context = TracingContext.try_get() or TracingContext(fake_mode)
@@ -154,13 +155,13 @@ def compile_context(example_inputs: Sequence[Any]) -> Iterator[None]:
 
 
 def wrapper_arguments() -> dict[str, Any]:
-    """Arguments of Inductor's inner compiler for the wrapper (Python, C++, ...) that its settings ask for."""
+    """Arguments that tell Inductor's inner compiler which wrapper (C++, FX) its settings ask for."""
     asked = {name: bool(getattr(inductor_config, name, False)) for name in ("cpp_wrapper", "fx_wrapper")}
     return asked if any(asked.values()) else {}
 
 
 def freezes_parameters() -> bool:
-    """Whether Inductor's settings ask to make parameters constants of an inference graph."""
+    """Whether Inductor's settings ask to turn the parameters of an inference graph into constants."""
     return bool(inductor_config.freezing) and not torch.is_grad_enabled()
 
 
@@ -180,15 +181,15 @@ def compile_frozen(
 
 
 def new_compiler_extra(gm: fx.GraphModule) -> Any:
-    """State shared by one graph's forward and backward in Inductor (CUDA graphs, graph id)."""
+    """Create the Inductor state that one graph's forward and backward share (CUDA graphs, graph id)."""
     takes_graph = "gm" in inspect.signature(create_compiler_config_extra).parameters
     return create_compiler_config_extra(gm if takes_graph else inductor_config)  # type: ignore[arg-type]
 
 
 def aot_extra_arguments(extra: Any) -> dict[str, Any]:
-    """Arguments of ``aot_module_simplified`` that have other names in other versions of torch.
+    """Arguments of ``aot_module_simplified`` whose names differ between torch versions.
 
-    Where AOTAutograd does not take Inductor's passes on the Dynamo graph (before 2.13), they do not run.
+    Before 2.13, AOTAutograd does not take Inductor's passes on the Dynamo graph, and they do not run.
     """
     if "compiler_config_extra" in _AOT_PARAMETERS:
         return {"compiler_config_extra": extra, "pre_grad_passes": run_pre_grad_passes}
@@ -196,24 +197,24 @@ def aot_extra_arguments(extra: Any) -> dict[str, Any]:
 
 
 def serializable(compiler: Callable[..., Any]) -> Any:
-    """Mark ``compiler`` as one whose results AOTAutograd's cache may store."""
+    """Mark ``compiler`` as one whose results may be stored in AOTAutograd's cache."""
     return SerializableAOTDispatchCompiler(OutputCode, compiler)
 
 
 def overloads(operator: Any) -> list[OpOverload]:
-    """The overloads that an operator stands for: itself, or all of a packet."""
+    """The overloads that an operator stands for: the operator itself, or every overload of a packet."""
     if isinstance(operator, OpOverload):
         return [operator]
     return [getattr(operator, name) for name in operator.overloads()]
 
 
 def is_composite(operator: OpOverload) -> bool:
-    """Whether an operator consists of others by its definition: no graph of AOTAutograd's has it."""
+    """Whether an operator is ``CompositeImplicitAutograd``: no AOTAutograd graph contains such operators."""
     return has_kernel(operator.name(), "CompositeImplicitAutograd")
 
 
 def shape_env_of(values: Sequence[Any]) -> Any:
-    """The shape environment of the first symbolic size among ``values`` and their sizes, or ``None``."""
+    """The shape environment of the first symbolic integer among ``values`` and their sizes, or ``None``."""
     for value in values:
         for size in (value, *value.shape) if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
@@ -223,13 +224,13 @@ def shape_env_of(values: Sequence[Any]) -> Any:
 
 @contextlib.contextmanager
 def data_dependent_sizes(values: Sequence[Any]) -> Iterator[None]:
-    """A block in which operators whose results have sizes that depend on data are traced with new symbols, as with ``fullgraph=True``.
+    """Trace operators whose output sizes depend on data with new symbols, as ``fullgraph=True`` does.
 
-    Dynamo leaves such operators of a *forward* pass to eager, as it can break the graph there; the gradient of ``v`` in
-    ``x[mask] = v`` appears when it is too late for that.
+    In a *forward* pass, Dynamo leaves such operators to eager by breaking the graph. The gradient of ``v`` in
+    ``x[mask] = v`` appears too late for a graph break.
 
     Args:
-        values: the inputs of the graph; without fake tensors that have a shape environment nothing changes.
+        values: the graph's inputs. Without a fake tensor that has a shape environment, nothing changes.
     """
     mode = detect_fake_mode(values)
     shape_env = None if mode is None else mode.shape_env
@@ -252,9 +253,10 @@ _WAITED_FOR = LEDGER.thread_patch(
 
 
 def gradients_of_results() -> contextlib.AbstractContextManager[None]:
-    """A block in which the tensor that AOTAutograd traces for the result of a collective requires gradients if the result does.
+    """Make the tensor that AOTAutograd traces for a collective's result require gradients if the result does.
 
-    Without it torch drops such gradients without a word (2.13 to 2.15): autograd knows the result, not the tensor inside of it.
+    Without this, torch silently drops such gradients (2.13 to 2.15): autograd tracks the result, not the
+    tensor that it wraps.
     """
 
     def waited_for(result: AsyncCollectiveTensor) -> torch.Tensor:
@@ -262,16 +264,16 @@ def gradients_of_results() -> contextlib.AbstractContextManager[None]:
         if not result.requires_grad or tensor.requires_grad:
             return tensor
         with torch.enable_grad():
-            return tensor.detach().requires_grad_().clone()  # no leaf, as the result is none
+            return tensor.detach().requires_grad_().clone()  # not a leaf, as the result is not one
 
     return LEDGER.using((_WAITED_FOR, waited_for))
 
 
 def filter_lowerings(allowed: Callable[[str], bool]) -> contextlib.AbstractContextManager[None]:
-    """Let Inductor call the operators of nodes that are not ``allowed`` as they are, instead of lowering them.
+    """Have Inductor call the operators of nodes that are not ``allowed`` instead of lowering them.
 
     Args:
-        allowed: is asked once for each call of the graph, in order, with the call as text.
+        allowed: called once for each call in the graph, in order, with the call as text.
     """
 
     def disabled(backend: str, subsystem: str, debug_info: Callable[[], str] | None = None) -> bool:
@@ -288,7 +290,7 @@ _LOWERINGS = LEDGER.thread_patch(
 
 
 def lowering_of(target: Any) -> Callable[..., Any] | None:
-    """The function that was registered with Inductor to lower an operator, or ``None``."""
+    """The function that is registered with Inductor to lower an operator, or ``None``."""
     from torch._inductor.lowering import lowerings
 
     found = lowerings.get(target)
@@ -296,7 +298,7 @@ def lowering_of(target: Any) -> Callable[..., Any] | None:
 
 
 def decompositions_of(target: OpOverload) -> dict[Any, Any] | None:
-    """torch's decomposition of an operator, with those of what it decomposes to; ``None`` where it has none."""
+    """Torch's decomposition of an operator plus the core decompositions, or ``None`` if it has none."""
     if target not in decomposition_table:
         return None
     return {**_core_decompositions(), target: decomposition_table[target]}
@@ -315,21 +317,25 @@ def trace_calls(
     functional: bool = False,
     as_captured: bool = False,
 ) -> fx.GraphModule:
-    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call.
+    """Trace the operators that ``function`` calls on fake inputs, whatever modes or autocast surround it.
 
     Args:
-        function: takes tensors, and returns a tuple.
+        function: takes tensors and returns a tuple.
         inputs: the fake tensors.
-        decompositions: of operators that are not to be in the graph.
-        guards: whether what the function decides on symbolic sizes is recorded as a guard.
-        functional: whether writes to tensors that the function has made become calls without writes, as in graphs that AOTAutograd captures.
-        as_captured: whether operators are taken apart as there: ``dropout`` to ``native_dropout``, not to calls of ``bernoulli``.
+        decompositions: for operators that must not appear in the graph.
+        guards: whether decisions of the function that depend on symbolic sizes are recorded as guards.
+        functional: whether mutations of tensors that the function created become functional calls, as in
+            graphs that
+            AOTAutograd captures.
+        as_captured: whether operators are decomposed as in such graphs: ``dropout`` becomes
+            ``native_dropout``, not
+            calls of ``bernoulli``.
 
     Returns:
         The graph.
 
     Raises:
-        Exception: what the function raises.
+        Exception: whatever the function raises.
     """
     function = dispatch_functionalize(function) if functional else function
     with disable_current_modes(), torch.no_grad(), DisableAutocast(), tracing(None):
@@ -346,18 +352,18 @@ def trace_calls(
 
 @contextlib.contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Surroundings in which tensors are real, no mode sees a call and a new fake mode may be made, in the middle of a compilation."""
+    """Leave the modes of a compilation: tensors are real, no mode sees calls, a new fake mode may be made."""
     with disable_current_modes(), without_function_modes(), tracing(None):
         yield
 
 
 def compile_threads() -> int:
-    """Number of kernels that Inductor compiles at the same time."""
+    """Number of kernels that Inductor compiles in parallel."""
     return get_compile_threads()
 
 
 def cpp_compiler() -> tuple[str, str]:
-    """The C++ compiler that Inductor uses, and why there is none."""
+    """The C++ compiler that Inductor uses or ``""``, and the reason if there is none."""
     try:
         return get_cpp_compiler(), ""
     except RuntimeError as error:  # InvalidCxxCompiler
@@ -365,12 +371,12 @@ def cpp_compiler() -> tuple[str, str]:
 
 
 def compile_cache_directory() -> str:
-    """The directory in which Inductor keeps compiled code."""
+    """The directory where Inductor stores compiled code."""
     return cache_dir()
 
 
 def compile_caches() -> dict[str, bool]:
-    """The caches of compiled graphs on disk that torch's settings leave on."""
+    """Which on-disk caches of compiled graphs torch's settings leave enabled."""
     wanted = not inductor_config.force_disable_caches
     return {
         "Inductor's": wanted and bool(inductor_config.fx_graph_cache),
@@ -380,9 +386,11 @@ def compile_caches() -> dict[str, bool]:
 
 @contextlib.contextmanager
 def of_segment() -> Iterator[list[Any]]:
-    """Compile a segment of a graph in place of the whole: gives the list that Inductor fills with its outputs' strides.
+    """Compile a segment of a graph. Yields the list that Inductor fills with the strides of its outputs.
 
-    Inputs that AOTAutograd lets a backward graph overwrite are named by their positions in the whole graph: none here.
+    AOTAutograd names the inputs that a backward graph may overwrite by their positions in the whole graph, so
+    a
+    segment gets none.
     """
     context = TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)

@@ -1,7 +1,7 @@
 """The backend: ``torch.compile(model, backend="fxpasses", options={...})``.
 
-This module is imported whenever a model is compiled, also if an earlier process has left a plan of it: Inductor, the passes and what checks them come
-with the first graph.
+This module is imported whenever a model is compiled, even if an earlier process left a plan for it. Inductor,
+the passes and their checks are imported with the first graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fxpasses.dynamo._torch_registry import forget_cudagraphs, repeatable_regist
 from fxpasses.plans import entry
 from fxpasses.ranks.here import HERE
 
-__all__ = ["PATCHES", "fxpasses"]  # noqa: F822 - __getattr__ has it
+__all__ = ["PATCHES", "fxpasses"]  # noqa: F822 - provided by __getattr__
 
 
 def _fxpasses(
@@ -29,7 +29,7 @@ def _fxpasses(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph. Dynamo calls this; it finds it by the name ``"fxpasses"``. Args: those of :func:`compile_frame`."""
+    """Compile one Dynamo graph. Dynamo finds this as ``"fxpasses"``. Args: those of :func:`compile_frame`."""
     from fxpasses.compile_frame import compile_frame  # which imports Inductor
 
     return compile_frame(gm, example_inputs, mode=mode, options=options)
@@ -42,7 +42,7 @@ def _planned_buckets(gm: fx.GraphModule, keywords: Mapping[str, Any]) -> Any:
 
 
 def _reset() -> None:
-    """What ``torch._dynamo.reset()`` calls on a backend."""
+    """The hook that ``torch._dynamo.reset()`` calls on a backend."""
     forget_cudagraphs()
     HERE.forget()
 
@@ -56,16 +56,16 @@ PATCHES = LEDGER.add(
     cut_buckets(_fxpasses, _planned_buckets),
     *repeatable_registration("fxpasses", _fxpasses),
 )
-"""What torch has to know before it calls the backend for the first time."""
+"""The patches that torch needs before it calls the backend for the first time."""
 
 
 def __getattr__(name: str) -> Any:
-    """``fxpasses.backend.fxpasses``, by which ``torch.compile`` finds the backend: whoever takes it is about to compile."""
+    """Provide ``fxpasses.backend.fxpasses``, which ``torch.compile`` looks up right before it compiles."""
     if name != "fxpasses":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     LEDGER.keep(*PATCHES)
     if not LEDGER.is_in_force(PATCHES[0]):
-        from fxpasses import compile_frame  # noqa: F401 - the names of torch that it misses are told, too
+        from fxpasses import compile_frame  # noqa: F401 - its missing torch names are in the warning, too
 
         dynamo.warn_of_torch(torch.__version__)
     if (

@@ -1,4 +1,4 @@
-"""Compile one graph of Dynamo's: what the backend does when it is called."""
+"""Compile one Dynamo graph: what the backend does when Dynamo calls it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def compile_frame(
 
     Args:
         gm: Dynamo's graph.
-        example_inputs: its inputs, as fake tensors, real tensors and symbolic sizes.
-        mode: what ``torch.compile`` was given as ``mode``.
-        options: what it was given as ``options``: see :class:`fxpasses.Options`.
+            example_inputs: its inputs, as fake tensors, real tensors and symbolic sizes.
+            mode: the ``mode`` argument of ``torch.compile``.
+            options: the ``options`` argument of ``torch.compile``: see :class:`fxpasses.Options`.
 
     Raises:
-        OptionsError: for a wrong option.
-        ContractError: for passes that cannot be put into one pipeline.
-        StageError: when a stage fails; names stage, pass, node and source line.
+            OptionsError: if an option is wrong.
+            ContractError: if the passes cannot be put into one pipeline.
+            StageError: if a stage fails. Names the stage, pass, node and source line.
     """
     try:
         parsed = Options.parse(options, mode)
@@ -79,13 +79,13 @@ def compile_frame(
         from fxpasses.tuning.tuned_graph import (
             Session,
             tuned_graph,
-        )  # what measures and checks, which others need not import
+        )  # imports measuring and checking, which other compilations do not need
 
         one = given if isinstance(given, Session) else None
         return tuned_graph(gm, example_inputs, parsed, one, functools.partial(_compile, limits=None))
     compiled = _compile(gm, example_inputs, parsed, limits)
     if parsed.compiled_autograd:
-        # A captured backward pass calls each region's backward operator already.
+        # A captured backward pass already calls each region's backward operator.
         settings = {**(options or {}), "compiled_autograd": False, "regions": "off"}
 
         def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def compile_frame(
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], parsed: Options, limits: Limits | None
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph with options that are settled, with all that checks, reports and records it."""
+    """Compile one Dynamo graph with settled options, together with its checks, reports and recording."""
     made = describe_compilation(gm, example_inputs, parsed)
     traced = gm.graph
     cached = _FromCache()
@@ -118,7 +118,7 @@ def _compile(
     if recording is not None:
         observers.append(recording.observer())
         named = (*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False))
-        lifted = [tensor for _, tensor in named]  # in the order in which AOTAutograd makes them inputs
+        lifted = [tensor for _, tensor in named]  # in AOTAutograd's order of lifted inputs
     lowered = None
     if limits is not None and limits.check and limits.stage == "inductor":
         lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
@@ -163,7 +163,7 @@ def _rank_check(
         return None
     if distributed.get_world_size() < 2:
         return None
-    from fxpasses.distributed import Agreement  # half a second that a program of one process need not spend
+    from fxpasses.distributed import Agreement  # costs half a second, which a single process need not pay
 
     compile_id = _torch.CompileContext.current_compile_id()
     frame = "a graph" if compile_id is None else f"frame {compile_id.frame_id}"
@@ -172,7 +172,7 @@ def _rank_check(
 
 
 def limited_options(options: Options, limits: Limits) -> Options:
-    """The options of a compilation that ends where ``limits`` say."""
+    """The options for a compilation that stops at the stage given by ``limits``."""
     manager = PassManager(options.passes)
     passes = limits.allowed_passes(
         list(dict.fromkeys(p for kind in GRAPH_KINDS for p in manager.order(kind)))

@@ -13,16 +13,16 @@ from fake.notebook import as_html
 __all__ = ["EAGER_FILE", "Fallback", "Isolated", "Stats", "reset_stats", "stats"]
 
 EAGER_FILE = "eager.jsonl"
-"""In the directory of a report: the functions that Dynamo left in eager, one a line."""
+"""File in a report's directory: the functions that Dynamo left in eager, one per line."""
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """One graph, or one half of it, that runs in eager because a stage failed.
+    """One graph, or its forward or backward half, that runs in eager because a stage failed.
 
     Attributes:
         stage: the stage that failed.
-        reason: the error's message.
+        reason: the error message.
         location: the node and the user's line, as text, or "".
     """
 
@@ -33,16 +33,16 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Isolated:
-    """A call that Inductor cannot lower, and that runs in eager between compiled parts (``on_failure="isolate"``).
+    """A call that Inductor cannot lower, run in eager between compiled parts (``on_failure="isolate"``).
 
     Attributes:
-        graph: the kind of graph it is in: forward, backward or inference.
-        node: its name there.
+        graph: the kind of graph that contains it: forward, backward or inference.
+        node: its name in that graph.
         target: the operator.
         source: the user's line, or "".
         module: the path of the module that ran it, or "".
-        reason: what Inductor raised, in one line.
-        repro: a file that shows it with torch alone, or "".
+        reason: Inductor's error, in one line.
+        repro: a file that reproduces the error with torch alone, or "".
     """
 
     graph: str
@@ -60,29 +60,34 @@ class Stats:
 
     Attributes:
         graphs: Dynamo graphs handed to the backend.
-        recompiles: those of them that replace an earlier compilation of the same code.
-        copied_calls: calls of modules whose trace by Dynamo was copied from another module of the same class.
-        cache_hits: graphs that came whole from AOTAutograd's cache, without running a pass.
-        joint: joint graphs partitioned.
+            recompiles: how many of these graphs replace an earlier compilation of the same code.
+            copied_calls: module calls whose Dynamo trace was copied from another module of the same class.
+            cache_hits: graphs taken whole from AOTAutograd's cache, without running a pass.
+            joint: joint graphs partitioned.
         forward: forward graphs compiled.
         backward: backward graphs compiled.
         inference: graphs without gradients compiled.
-        regions: regions compiled: repeated layers, each kind once in a graph.
-        region_calls: calls of regions in the graphs compiled.
-        region_reports: for each graph, the last hundred of them: a :class:`fxpasses.RegionReport`.
-        fallbacks: what runs in eager instead, and why.
-        isolated: single calls that do, because Inductor cannot lower them.
-        fixed_sizes: graphs that Inductor cannot lower with symbolic sizes, and that are compiled for those of each call.
-        tuned: graphs that were tuned (see :func:`fxpasses.tune`).
-        tuned_reused: graphs for which an earlier tuning was used.
-        plans_used: plans of earlier processes that were loaded instead of compiling (see :func:`fxpasses.compile`).
-        plans_written: plans written for later processes.
-        plans_refused: why there is no plan of a compilation, and how often.
-        seconds: time spent in each stage, in seconds: ``regions`` (looking for them, and putting calls in their place),
-            ``tracing`` (AOTAutograd), ``passes``, ``checks`` (after each pass), ``partition``, and ``inductor``. What a
-            stage spends in another one counts there only: together they are ``total``.
-        pass_changes: for each pass, how many graphs it changed.
-        pass_runs: for each pass, on how many graphs it ran; 0 for a pass of the user's that no graph so far was for.
+            regions: regions compiled. A region is a repeated layer; each kind is compiled once per graph.
+            region_calls: calls of regions in the compiled graphs.
+            region_reports: one :class:`fxpasses.RegionReport` per graph, for the last hundred graphs.
+            fallbacks: what runs in eager instead, and why.
+            isolated: single calls that run in eager because Inductor cannot lower them.
+            fixed_sizes: graphs that Inductor cannot lower with symbolic sizes, compiled for the sizes of each
+                call instead.
+            tuned: graphs that were tuned (see :func:`fxpasses.tune`).
+            tuned_reused: graphs that reused an earlier tuning.
+            plans_used: plans of earlier processes that were loaded instead of compiling (see
+                :func:`fxpasses.compile`).
+            plans_written: plans written for later processes.
+            plans_refused: for each reason why a compilation has no plan, how often it occurred.
+            seconds: seconds spent in each stage: ``regions`` (finding them and replacing them by calls),
+                ``tracing``
+                (AOTAutograd), ``passes``, ``checks`` (after each pass), ``partition``, and ``inductor``. Time
+                in a
+                nested stage counts for the nested stage only. The stages add up to ``total``.
+            pass_changes: for each pass, how many graphs it changed.
+            pass_runs: for each pass, how many graphs it ran on; 0 for a user's pass that no graph so far was
+                for.
     """
 
     graphs: int = 0
@@ -110,7 +115,7 @@ class Stats:
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """The passes that never changed anything, those that never ran included."""
+        """The passes that never changed anything, including those that never ran."""
         return tuple(name for name in self.pass_runs if name not in self.pass_changes)
 
     def _repr_html_(self) -> str:
@@ -140,7 +145,7 @@ def _in_a_cell(value: object) -> object:
 
 
 class _Counters:
-    """The one owner of the process-wide counters."""
+    """The only owner of the process-wide counters."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -154,7 +159,7 @@ class _Counters:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """The time of this block, without that of such blocks inside, belongs to a stage."""
+        """Attribute the time of this block, without that of nested ``timed`` blocks, to a stage."""
         around = getattr(self._running, "inner", None)
         self._running.inner = 0.0
         start = time.perf_counter()
@@ -168,12 +173,12 @@ class _Counters:
             self._running.inner = None if around is None else around + taken
 
     def move_seconds(self, stage: str, seconds: float, from_stage: str = "") -> None:
-        """Count time for one stage and take it from another.
+        """Add time to one stage, and optionally subtract it from another.
 
         Args:
-            stage: gets the time.
+            stage: receives the time.
             seconds: how much.
-            from_stage: loses it; none by default.
+            from_stage: loses the time; none by default.
         """
         with self._lock:
             spent = dict(self._stats.seconds)
@@ -195,14 +200,14 @@ class _Counters:
             self._stats = replace(self._stats, plans_refused=_added(refused, reason, 1))
 
     def first_report(self, name: str) -> bool:
-        """Whether a pass has never changed anything, and nobody has said so yet."""
+        """Whether a pass never changed anything and nobody reported it yet. Marks it as reported."""
         with self._lock:
             first = name not in self._reported and name not in self._stats.pass_changes
             self._reported.add(name)
             return first
 
     def first_without_graph(self, name: str) -> bool:
-        """Whether a pass has never run, and nobody has said so yet."""
+        """Whether a pass never ran and nobody reported it yet. Marks it as reported."""
         with self._lock:
             runs = self._stats.pass_runs
             first = name not in runs
@@ -219,12 +224,12 @@ class _Counters:
             self._stats = replace(self._stats, isolated=(*self._stats.isolated, isolated))
 
     def add_region_report(self, report: object, regions: int, calls: int) -> None:
-        """Count the regions of a graph and keep its report; the last hundred are kept.
+        """Count the regions of a graph and store its report. Only the last hundred reports are stored.
 
         Args:
             report: a :class:`fxpasses.RegionReport`.
-            regions: how many regions were compiled.
-            calls: how many calls of them the graph has.
+                regions: the number of regions compiled.
+                calls: the number of region calls in the graph.
         """
         with self._lock:
             now = self._stats
@@ -254,7 +259,7 @@ counters = _Counters()
 
 
 def stats() -> Stats:
-    """The counters of the backend's work in this process so far.
+    """Return a snapshot of the backend's counters in this process.
 
     >>> from fxpasses import reset_stats, stats
     >>> reset_stats()
@@ -265,5 +270,5 @@ def stats() -> Stats:
 
 
 def reset_stats() -> None:
-    """Set all counters back to zero."""
+    """Reset all counters to zero."""
     counters.reset()

@@ -1,4 +1,4 @@
-"""The errors of fxpasses. Each has fields for what went wrong and a message that says what to do."""
+"""The errors of fxpasses. Each has fields that say what went wrong and a message that says what to do."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = [
 
 
 class FxPassesError(Exception):
-    """Base class of every error that fxpasses raises on purpose."""
+    """Base class of all errors that fxpasses raises on purpose."""
 
 
 class UnknownTorchWarning(UserWarning):
-    """The installed torch is not a release that was ported to: what rests on its private functions is off."""
+    """The installed torch is not a supported release. Features that rely on its private functions are off."""
 
 
 class OptionsError(FxPassesError, ValueError):
     """An option is unknown, has the wrong type, or has a value out of range.
 
     Attributes:
-        option: the name as the user wrote it.
-        given: the value that was given.
-        expected: what would have been accepted, in words.
-        valid: the names of all valid options or values, for a name or word that is none of them.
+            option: its name as the user wrote it.
+            given: the value that was given.
+            expected: a description of the accepted values.
+            valid: all valid options or values, if an unknown name or word was given.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class OptionsError(FxPassesError, ValueError):
 
     @classmethod
     def for_choice(cls, option: str, given: object, valid: Iterable[str]) -> OptionsError:
-        """Make the error for a word that is none of the valid ones; it says which of them is nearest.
+        """Create the error for a word that is not among the valid ones. The message suggests the nearest one.
 
         Args:
-            option: name of the option.
+            option: the option's name.
             given: its value.
-            valid: the words that it may be.
+            valid: the accepted words.
 
         >>> print(OptionsError.for_choice("check", "value", ["structure", "values", "off"]))
         option 'check': expected one of 'structure', 'values', 'off', got 'value'; did you mean 'values'?
@@ -78,12 +78,12 @@ class OptionsError(FxPassesError, ValueError):
 
 
 class ShadowedPackageError(FxPassesError, ImportError):
-    """Another module is imported instead of one of the packages that come with fxpasses.
+    """A module of the same name is imported instead of a package that ships with fxpasses.
 
     Attributes:
-        package: the name of ours.
+        package: the name of our package.
         found: the file that is imported instead.
-        ours: the directory of ours.
+        ours: the directory of our package.
     """
 
     def __init__(self, package: str, found: str, ours: str) -> None:
@@ -98,11 +98,11 @@ class ShadowedPackageError(FxPassesError, ImportError):
 
 
 class RankMismatchError(FxPassesError, RuntimeError):
-    """The ranks of a job compiled graphs whose collectives do not fit together; raised before one of them runs.
+    """The ranks of a job compiled graphs whose collectives do not match. Raised before any of them runs.
 
     Attributes:
-        ranks: the two ranks that differ, or the one that did not come; none where the job's store is gone.
-        factor: the first factor of the compilation in which they differ, ``""`` if there is none or nobody could be asked.
+        ranks: the two ranks that differ, or the one that did not answer; empty if the job's store is gone.
+        factor: the first compilation factor that differs, ``""`` if there is none or no rank could be asked.
         values: its value on each of the two ranks.
     """
 
@@ -114,10 +114,10 @@ class RankMismatchError(FxPassesError, RuntimeError):
 
 
 class ShardingError(FxPassesError, ValueError):
-    """A model cannot be sharded as asked; nothing was changed.
+    """A model cannot be sharded as requested. Nothing was changed.
 
     Attributes:
-        parameter: its name, or ``""`` where it is not one parameter that is the matter.
+        parameter: its name, or ``""`` if the problem is not about a single parameter.
     """
 
     def __init__(self, parameter: str, problem: str) -> None:
@@ -126,22 +126,23 @@ class ShardingError(FxPassesError, ValueError):
 
 
 class SimulationError(FxPassesError, ValueError):
-    """A step cannot be simulated: a value of the cluster, a mesh, or a collective of which nothing is known; named."""
+    """A step cannot be simulated. Names the cluster value, mesh or unknown collective at fault."""
 
 
 class ReportError(FxPassesError, ValueError):
-    """There is no report to make a page of: nothing was recorded, or in a version that is not read here."""
+    """No report page can be made: nothing was recorded, or it was recorded in an unsupported version."""
 
 
 class BisectError(FxPassesError):
-    """A script cannot be searched: it does not exist, or fails before anything is compiled."""
+    """A script cannot be bisected: it does not exist, or it fails before anything is compiled."""
 
 
 class ContractError(FxPassesError, ValueError):
-    """A contract is not valid, or passes cannot be put into one pipeline.
+    """A contract is invalid, or passes cannot be put into one pipeline.
 
     Attributes:
-        passes: the names of the passes that are concerned: two for a conflict or a duplicate, all in order for a cycle.
+        passes: names of the passes involved: two for a conflict or a duplicate, all of them in order for a
+            cycle.
     """
 
     def __init__(self, problem: str, passes: Iterable[str] = ()) -> None:
@@ -150,10 +151,10 @@ class ContractError(FxPassesError, ValueError):
 
 
 class PatternError(FxPassesError, ValueError):
-    """The functions of a pattern cannot be traced, or do not fit each other.
+    """The functions of a pattern cannot be traced, or do not match each other.
 
     Attributes:
-        function: the name of the function that is at fault.
+        function: the name of the function at fault.
     """
 
     def __init__(self, function: str, problem: str) -> None:
@@ -162,13 +163,13 @@ class PatternError(FxPassesError, ValueError):
 
 
 def _shown(value: object) -> str:
-    from fake.error_text import short_repr  # not before it is known that this is our `fake`
+    from fake.error_text import short_repr  # only once it is known that this is our `fake`
 
     return short_repr(value)
 
 
 def did_you_mean(given: object, valid: Iterable[str]) -> str:
-    """The end of a sentence about a wrong word: which valid one is nearest, where one is near.
+    """Return the end of an error message: a suggestion of the nearest valid word, or ``""`` if none is near.
 
     >>> did_you_mean("Inductr", ["inductor", "eager"]), did_you_mean(3, ["inductor"])
     ("; did you mean 'inductor'?", '')
@@ -183,12 +184,12 @@ def did_you_mean(given: object, valid: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
-    """Write a sentence for a name that does not exist: the nearest one first, then all of them.
+    """Write a sentence about an unknown name that suggests the nearest valid one and lists all of them.
 
     Args:
-        kind: the kind of thing that is named, such as ``"option"``.
+        kind: what is named, such as ``"option"``.
         given: the name.
-        valid: the names that exist. Where they are more than forty, the ten nearest are listed.
+        valid: the names that exist. If there are more than forty, only up to ten nearest ones are listed.
 
     >>> unknown_name("option", "memory_budgt", ["memory_budget", "passes"])
     "unknown option 'memory_budgt'; did you mean 'memory_budget'? Valid options: memory_budget, passes."
@@ -203,12 +204,12 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Location:
-    """The line of the user's program that a graph node comes from.
+    """The line of the user's program that produced a graph node.
 
     Attributes:
-        node: the node's name in its graph, or "" when no single node is to blame.
+        node: the node's name in its graph, or "" if no single node is at fault.
         target: what the node calls, as text.
-        source: ``file:line in function: code`` of the user's line, or "".
+        source: the user's line as ``file:line in function: code``, or "".
         module: the path of the ``nn.Module`` that ran it (``blocks.0.attn``), or "".
     """
 
@@ -261,7 +262,7 @@ class StageError(FxPassesError):
     instead = "To run this graph in eager instead, pass options={'on_failure': 'eager'}."
 
     def advise(self) -> None:
-        """Tell what ``torch.compile`` can be asked to do instead; for an error that leaves it."""
+        """Append the options that ``torch.compile`` offers instead. Called on errors that reach the user."""
         self._add(self.instead)
 
     def _add(self, line: str) -> None:
@@ -270,18 +271,18 @@ class StageError(FxPassesError):
 
 
 class CaptureError(StageError):
-    """Forward and backward could not be captured as functional ATen graphs."""
+    """The forward and backward passes could not be captured as functional ATen graphs."""
 
     stage = "capture"
 
 
 class PassError(StageError):
-    """A pass raised, or left a graph that is wrong.
+    """A pass raised an exception or left an invalid graph.
 
     Attributes:
-        repro: with ``options={"check": "values"}``, a file that shows the fault on a small graph, or "".
+        repro: with ``options={"check": "values"}``, a file that reproduces the fault on a small graph, or "".
         repro_calls: the number of operator calls in that graph.
-        lines: for a pass that raised, ``file:line in function: code`` of the pass and what it calls, the innermost last.
+        lines: if the pass raised, its frames as ``file:line in function: code``, innermost last.
     """
 
     stage = "pass"
@@ -291,24 +292,24 @@ class PassError(StageError):
     repro_calls = 0
 
     def add_lines(self, lines: Iterable[str]) -> None:
-        """Show where in the pass the exception was raised, in the message too."""
+        """Record where in the pass the exception was raised, and add it to the message."""
         self.lines = tuple(lines)
         if self.lines:
             self._add("\n    ".join(["raised in the pass:", *self.lines]))
 
     def add_repro(self, file: str, calls: int) -> None:
-        """Point to a repro file, in the message too."""
+        """Record a repro file, and add it to the message."""
         self.repro, self.repro_calls = file, calls
         shown = f"{file} shows it on a graph of {calls} call{'s' * (calls != 1)}."
         self._add(shown)
 
 
 class StructureError(PassError):
-    """A pass left a graph that is not about the same memory, effects, outputs or metadata as before.
+    """A pass changed the graph's aliasing, effects, outputs or metadata in a way that is not allowed.
 
     Attributes:
         problem: lint, inputs, metadata, outputs, aliasing, order, mutation or stale alias.
-        site: the index of the match site that is to blame, or ``None``.
+        site: the index of the match site at fault, or ``None``.
     """
 
     advice = "Correct the pass, or its contract; options={'passes': [...]} leaves it out."
@@ -331,9 +332,9 @@ class ValueMismatchError(PassError):
     """A pass changed what the graph computes (``options={"check": "values"}``).
 
     Attributes:
-        mismatches: which results differ, and how: :class:`fxpasses.checking.values.Mismatch`.
-        sites: the match sites at which the pass is wrong; empty for a pass that claims none.
-        partners: names of earlier passes without which this one is right: the fault lies between them.
+            mismatches: which results differ and how: :class:`fxpasses.checking.values.Mismatch`.
+            sites: the match sites where the pass is wrong; empty for a pass that claims none.
+            partners: earlier passes without which this pass is correct: the fault lies in their interaction.
     """
 
     stage = "check"
@@ -366,7 +367,7 @@ class PartitionError(StageError):
 
 
 class HandoverError(StageError):
-    """Inductor refused the graph or failed on it."""
+    """Inductor rejected the graph or failed to compile it."""
 
     stage = "inductor"
     advice = "options={'compiler': 'eager'} runs the same graphs without Inductor."
