@@ -1,6 +1,6 @@
-"""Capture: the functional ATen graphs, forward and backward, of whatever ``torch.compile`` takes.
+"""Capture the functional ATen graphs, forward and backward, of whatever ``torch.compile`` takes.
 
-The same stages as the backend's, with a compiler that records the graphs instead of compiling them.
+The stages are the backend's own. The compiler records the graphs instead of compiling them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from fxpasses.reports.text import annotated_code
 
 @dataclass(frozen=True)
 class SavedValue:
-    """A value that the forward graph hands to the backward graph.
+    """A value that the forward graph saves for the backward graph.
 
     Attributes:
         name: the node's name, the same in both graphs.
-        shape: its sizes (symbolic ones as they are), ``()`` for a number.
-        dtype: its type, or ``None`` for a symbolic number.
+        shape: its sizes (symbolic ones stay symbolic), ``()`` for a number.
+        dtype: its dtype, or ``None`` for a symbolic number.
         nbytes: its size in bytes, with hints for symbolic sizes; 0 for a number.
-        is_input: whether it is an input of the forward graph (a parameter, say), which takes no extra memory.
+        is_input: whether it is an input of the forward graph (such as a parameter), which takes no extra
+            memory.
         provenance: where it was computed.
     """
 
@@ -54,17 +55,19 @@ class Captured:
     """The graphs of one capture.
 
     Attributes:
-        joint: forward and backward in one graph, as traced, before any pass and before the partition:
-            ``joint(*inputs, *output_gradients)`` returns outputs, then input gradients (``None`` for inputs
-            that need none). ``None`` when no gradient is needed.
-        forward: the forward graph after passes and partition. Its outputs are the user's outputs (after
-            updated inputs, if any), then the saved values.
-        backward: the backward graph: saved values and output gradients to input gradients; ``None`` when
-            no gradient is needed.
-        saved: what passes from ``forward`` to ``backward``.
-        inputs: real inputs for ``forward``, in its order (parameters and buffers included).
-        num_outputs: how many of ``forward``'s outputs are not saved values.
-        partition: why each value was saved and what is computed again; ``None`` without a backward graph.
+            joint: forward and backward in one graph, as traced, before any pass and before the partition.
+                ``joint(*inputs, *output_gradients)`` returns outputs, then input gradients (``None`` for
+                inputs
+                that need none). ``None`` if no gradient is needed.
+            forward: the forward graph after passes and partition. Its outputs are the user's outputs (after
+                updated inputs, if any), then the saved values.
+            backward: the backward graph. It maps saved values and output gradients to input gradients.
+                ``None``
+                if no gradient is needed.
+            saved: the values that ``forward`` saves for ``backward``.
+            inputs: real inputs for ``forward``, in its order, including parameters and buffers.
+            num_outputs: how many of ``forward``'s outputs are not saved values.
+            partition: why each value was saved and what is recomputed; ``None`` without a backward graph.
     """
 
     joint: fx.GraphModule | None
@@ -77,7 +80,7 @@ class Captured:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes kept alive for the backward pass, without those of the forward graph's inputs."""
+        """Bytes kept alive for the backward pass, excluding inputs of the forward graph."""
         return sum(value.nbytes for value in self.saved if not value.is_input)
 
     def _repr_html_(self) -> str:
@@ -107,23 +110,26 @@ def capture(
 ) -> Captured:
     """Capture the forward and backward graphs of a function or module, without running it.
 
-    Takes whatever ``torch.compile(fullgraph=True)`` takes. Parameters and buffers become inputs.
+    Accepts whatever ``torch.compile(fullgraph=True)`` accepts. Parameters and buffers become inputs.
 
     Args:
         fn_or_module: what to capture.
         *example_inputs: its positional arguments.
-        dynamic: as for ``torch.compile``: ``True`` makes sizes symbolic, ``False`` never does.
+            dynamic: as for ``torch.compile``: ``True`` makes sizes symbolic, ``False`` never makes them
+                symbolic.
         passes: passes to run on the graphs, as in :class:`~fxpasses.Options`; none by default.
         memory_budget: see :class:`~fxpasses.Options`.
-        decompose: whether to decompose operators as is done for Inductor: the graphs are then those that passes see under
-            ``torch.compile``. ``False`` keeps ATen's operators (``aten.gelu``), which no pass meets there.
-        observers: are told of the graphs, and what is done to them (``fxpasses.reports.files.GraphFiles(directory)`` writes a report's).
+            decompose: whether to decompose operators as for Inductor, which gives the graphs that passes see
+                under
+                ``torch.compile``. ``False`` keeps ATen operators (``aten.gelu``) that passes never see there.
+            observers: notified of the graphs and of what is done to them. For example,
+                ``fxpasses.reports.files.GraphFiles(directory)`` writes the files of a report.
         **example_kwargs: its keyword arguments.
 
     Raises:
-        OptionsError: for a wrong ``passes`` or ``memory_budget``.
-        CaptureError: when Dynamo breaks the graph, or AOTAutograd fails.
-        PassError: when a pass fails.
+            OptionsError: if ``passes`` or ``memory_budget`` is wrong.
+            CaptureError: if Dynamo breaks the graph, or AOTAutograd fails.
+            PassError: if a pass fails.
 
     >>> import torch, fxpasses
     >>> x = torch.ones(3, requires_grad=True)
@@ -147,7 +153,8 @@ def capture(
             observer.dynamo(gm, options)
         return compile_graph(gm, inputs, options, hooks)
 
-    # A wrapper of our own keeps what Dynamo caches apart from the user's own compilations, and from other captures.
+    # A wrapper of our own keeps Dynamo's cache entries apart from the user's compilations and from other
+    # captures.
     @_torch.with_own_code
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn_or_module(*args, **kwargs)
@@ -157,7 +164,7 @@ def capture(
         compiled(*example_inputs, **example_kwargs)
     except _Captured as done:
         if recorder.backward_graph is not None:
-            for observer in hooks.observers:  # no backward pass came to its compiler
+            for observer in hooks.observers:  # the backward graph never reached its compiler
                 observer.graph("backward", recorder.backward_graph)
         return recorder.result(done.inputs)
     except StageError:
@@ -175,7 +182,7 @@ def capture(
 
 
 class _Captured(BaseException):
-    """Raised in place of running the forward graph; carries its inputs. Not an error."""
+    """Raised instead of running the forward graph; carries its inputs. Not an error."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self.inputs = tuple(inputs)
@@ -189,7 +196,7 @@ class _CopyJoint(Observer):
 
 
 class _Recorder(EagerCompiler):
-    """Keeps the graphs; its "compiled" callables report their inputs instead of running."""
+    """Stores the graphs. Its "compiled" callables report their inputs instead of running."""
 
     def __init__(self, options: Options, decompose: bool) -> None:
         super().__init__(options, decompose)
@@ -208,7 +215,7 @@ class _Recorder(EagerCompiler):
     def forward(
         self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
     ) -> Callable[..., Any]:
-        """Keep the graph; running the result reports its inputs. Args: those of :meth:`fxpasses.compiling.graph_compilers.Compiler.forward`."""
+        """Store the graph; running the result reports its inputs. Args: as for :meth:`.Compiler.forward`."""
         self.forward_graph = gm
 
         def report(inputs: list[Any]) -> None:

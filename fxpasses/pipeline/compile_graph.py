@@ -1,4 +1,4 @@
-"""The compilation of one graph of Dynamo's, from the first line to the last.
+"""Compile one Dynamo graph, from the first line to the last.
 
 ::
 
@@ -7,8 +7,9 @@
                                                                  └─ backward graph ─ passes ── compiler
         AOTAutograd ── inference graph ── passes ── compiler                           (no gradients needed)
 
-A whole graph, a region and a capture differ in the compiler: Inductor or the graph itself; one that keeps what becomes the
-region's operators; one that keeps the graphs.
+A whole graph, a region and a capture differ only in the compiler. For a whole graph it is Inductor, or the
+graph
+itself runs. For a region it keeps what becomes the region's operators. For a capture it keeps the graphs.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ from fxpasses.regional import (
 def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, hooks: Hooks | None = None
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's, or of a region, into a callable with its calling convention.
+    """Compile a graph of Dynamo or of a region into a callable with the graph's calling convention.
 
     Args:
         gm: the graph.
         example_inputs: its inputs: fake tensors, real tensors and symbolic sizes.
-        options: of the compilation.
+        options: the options of the compilation.
         hooks: who else sees the graphs, and who turns them into callables.
 
     Raises:
-        StageError: naming the stage, the pass, the node and the user's line (with ``on_failure="raise"``).
+        StageError: with ``on_failure="raise"``. Names the stage, the pass, the node and the user's line.
     """
     hooks = hooks or Hooks()
     stages = Stages(options, hooks)
@@ -71,7 +72,7 @@ def compile_graph(
     with contextlib.nullcontext() if hooks.of_region else floats_of_one_graph():
         overlap = False
         if not hooks.of_region:
-            # A guard that no other process could be given.
+            # This guard cannot be handed to another process.
             if not _torch_inductor.saves_compiled_code():
                 overlap = guard_overlaps(gm.graph, changed_memory(gm.graph.nodes))
             settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
@@ -97,7 +98,7 @@ def compile_graph(
             return stages.lower(gm, "forward", lambda: compiler.forward(gm, inputs, inference=False))
 
         def compile_backward(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            # Also as late as in the first backward pass.
+            # May run as late as the first backward pass.
             with _torch.data_dependent_sizes(inputs):
                 return stages.lower_backward(gm, inputs, lambda: compiler.backward(gm, inputs))
 
@@ -118,17 +119,17 @@ def compile_graph(
                     **compiler.aot_arguments(),
                 )(gm, example_inputs)
 
-        # Graphs that call regions or fall into segments are stitched as they are lowered: see the compiler.
+        # Graphs that call regions or are cut into segments are stitched during lowering: see the compiler.
         compiled = stages.run(trace, gm, dynamo_graph)
     return hold_regions(compiled, regions)
 
 
 def new_compiler(options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiler:
-    """Make the compiler that the options name, for one graph.
+    """Create the compiler that the options name, for one graph.
 
     Args:
-        options: of the compilation.
-        gm: the graph, which calls its regions.
+        options: the options of the compilation.
+        gm: the graph, with its regions already replaced by calls.
         example_inputs: its inputs.
     """
     if options.compiler == "inductor":
@@ -137,37 +138,37 @@ def new_compiler(options: Options, gm: fx.GraphModule, example_inputs: Sequence[
 
 
 def unpartitioned_compiler(options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiler:
-    """Make a compiler that runs graphs as AOTAutograd captured them. Args: those of :func:`new_compiler`."""
+    """Create a compiler that runs graphs as AOTAutograd captured them. Args: as for :func:`new_compiler`."""
     return UnpartitionedCompiler(options, decompose=True)
 
 
 def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) -> CompiledRegion:
-    """Compile the graph of a region like any other, and give what its operators call.
+    """Compile the graph of a region like any other graph, and return what the region's operators call.
 
     Args:
         region_graph: the graph.
-        options: of the compilation of the graph around it.
-        around: that graph's hooks.
+        options: the options of the enclosing graph's compilation.
+        around: the enclosing graph's hooks.
 
     Raises:
-        RegionRefused: when AOTAutograd shows that it is no function of tensors to fresh tensors.
-        StageError: when a stage fails.
+        RegionRefused: if AOTAutograd shows that it is not a function from tensors to fresh tensors.
+        StageError: if a stage fails.
     """
     start = time.perf_counter()
     observers = [observer.of_region(region_graph.gm) for observer in around.observers]
     check = next((c for c in (observer.region_check(options) for observer in observers) if c), None)
     own = dataclasses.replace(
         options.of_region(region_graph.gm),
-        # The graph around the regions is what a CUDA graph captures.
+        # A CUDA graph captures the enclosing graph.
         inductor={**options.inductor_patches(), "triton.cudagraphs": False},
         mode=None,
-        # There the cost model alone decides.
+        # Inside of a region, the cost model alone decides.
         regions="auto" if isinstance(options.regions, tuple) else options.regions,
     )
     compilers: list[RegionCompiler] = []
 
     def compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiler:
-        """Returns the compiler of a region. Args: options, the graph and its inputs."""
+        """Return the compiler of a region. Args: options, the graph and its inputs."""
         compilers.append(RegionCompiler(new_compiler(options, gm, inputs), region_graph, options, check))
         return compilers[-1]
 
@@ -191,15 +192,15 @@ def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) 
 
 
 def _trace_gathers(region_graph: RegionGraph, options: Options) -> CompiledRegion:
-    """Trace what gathers the parameters of a layer: a region whose graphs take the place of its calls.
+    """Trace the code that gathers a layer's parameters, as a region whose graphs are inlined at its calls.
 
     Args:
         region_graph: the graph.
-        options: of the compilation of the graph around it.
+        options: the options of the enclosing graph's compilation.
 
     Raises:
-        RegionRefused: when it cannot be put in their place.
-        StageError: when it cannot be traced.
+        RegionRefused: if its graphs cannot be inlined.
+        StageError: if it cannot be traced.
     """
     own = dataclasses.replace(options, passes=(), compiler="eager", regions="off", on_failure="raise")
     kept = KeptGraphs(own, decompose=True)

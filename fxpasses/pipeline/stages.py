@@ -1,4 +1,4 @@
-"""The stages of a compilation, one method each, with the same observers, checks, times and errors around all of them."""
+"""The stages of a compilation, one method each. All share the same observers, checks, timers and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 _DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    # Of sizes that depend on data, which this library traces further than other backends.
+    # About data-dependent sizes, which this library traces further than other backends do.
     GuardOnDataDependentSymNode,
     PendingUnbackedSymbolNotFound,
 )
@@ -54,19 +54,23 @@ _DATA_DEPENDENT = (
 
 @dataclass(frozen=True)
 class Hooks:
-    """What others have to do with a compilation.
+    """Who else takes part in a compilation.
 
     Attributes:
-        compiler: makes what turns graphs into callables, of options, graph and inputs; the one that the options name by default.
+        compiler: creates the compiler from options, graph and inputs; by default the one that the options
+            name.
         observers: see each graph at the end of its stage.
         values: compares the graphs before and after each rewrite when they first run.
-        lowered: looks at the compiler's work.
+        lowered: checks the compiler's work.
         ranks: compares collectives with those of other processes.
-        decides: what is saved for the backward pass: of a joint graph and names, other names; for regions as well.
-        of_region: whether the graph is a region's: whoever compiles the graph around it deals with failures.
-        counts: false for a subgraph of a graph that is counted already.
-        advises: whether errors reach somebody who gave options to ``torch.compile``.
-        regions: those of one model that are compiled already, by their calls: new ones are added.
+        decides: maps a joint graph and the names to save for the backward pass to the names to save instead.
+            Applies
+            to regions as well.
+        of_region: whether the graph belongs to a region. The enclosing graph's compilation then handles
+            failures.
+        counts: false for a subgraph of a graph that is already counted.
+        advises: whether errors reach a user who passed options to ``torch.compile``.
+        regions: the model's regions that are already compiled, by their calls. New ones are added.
     """
 
     compiler: Callable[[Options, fx.GraphModule, Sequence[Any]], Compiler] | None = None
@@ -82,7 +86,7 @@ class Hooks:
 
 
 class Stages:
-    """The stages for one graph: :func:`~fxpasses.pipeline.compile_graph.compile_graph` puts them in order."""
+    """The stages for one graph. :func:`~fxpasses.pipeline.compile_graph.compile_graph` puts them in order."""
 
     def __init__(self, options: Options, hooks: Hooks) -> None:
         self._options = options
@@ -97,17 +101,19 @@ class Stages:
         self._unmatched = Unmatched(options.asked_for())
         self._inputs: list[str] = []
         self._ran = False
-        """Whether any stage has run; AOTAutograd may take the whole from its cache."""
+        """Whether any stage has run. AOTAutograd may take the whole result from its cache instead."""
 
     @contextmanager
     def tracing(self, gm: fx.GraphModule, cached: bool = True) -> Iterator[None]:
-        """A block in which AOTAutograd traces ``gm``, timed and accelerated.
+        """Time and accelerate the block in which AOTAutograd traces ``gm``.
 
-        A report is of what went through all stages, not of a cache. Args: the graph, and whether AOTAutograd's cache may be asked at all.
+        With a report, AOTAutograd's cache is off, because a report shows what went through all stages. Args:
+        the graph,
+        and whether that cache may be used at all.
         """
-        if self._hooks.observers or self._values:  # who tells the user of them
+        if self._hooks.observers or self._values:  # only these show input names to the user
             self._inputs = described_inputs(gm)
-        # What is saved whole for other processes is what would be in the cache.
+        # Code that torch saves for other processes is saved as entries of this cache.
         whole = (
             _torch.functorch_config.patch(enable_autograd_cache=False)
             if (self._options.report or not cached) and not _torch_inductor.saves_compiled_code()
@@ -119,15 +125,15 @@ class Stages:
     def run(
         self, trace: Callable[[], Callable[..., Any]], gm: fx.GraphModule, original: fx.GraphModule
     ) -> Callable[..., Any]:
-        """Run all stages; with ``on_failure="eager"`` the graph itself takes the place of what fails or turns out wrong.
+        """Run all stages. Unless ``on_failure="raise"``, a graph that fails or turns out wrong runs in eager.
 
         Args:
             trace: compiles the graph.
             gm: the graph.
-            original: the graph that runs instead.
+            original: the graph that runs in eager instead.
 
         Raises:
-            StageError: when a stage fails, and failures are to be raised.
+            StageError: if a stage fails and failures are to be raised.
         """
         try:
             compiled = trace()
@@ -154,7 +160,7 @@ class Stages:
         return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
 
     def traced(self, joint: fx.GraphModule, outputs: int) -> None:
-        """The joint graph is traced. Args: the graph, and how many of its first outputs are the forward graph's."""
+        """Process the traced joint graph. Args: the graph, and how many outputs are the forward graph's."""
         self._ran = True
         mark_fresh_outputs(joint.graph, outputs)
         counters.count("joint")
@@ -166,7 +172,7 @@ class Stages:
         """Run the passes for one kind of graph.
 
         Raises:
-            PassError: when one fails.
+            PassError: if a pass fails.
         """
         self._unmatched.before(gm, kind)
         with _timed("passes"):
@@ -198,15 +204,15 @@ class Stages:
         return forward, backward
 
     def lower(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
-        """Run the passes of a graph and compile it.
+        """Run the passes on a graph and compile it.
 
         Args:
             gm: a forward, backward or inference graph.
-            kind: which of these.
-            compile: compiles it; may change it.
+            kind: which of the three it is.
+            compile: compiles the graph; may change it.
 
         Raises:
-            StageError: when a stage fails, and failures are to be raised.
+            StageError: if a stage fails and failures are to be raised.
         """
         counters.count(kind)
         if kind == "inference":
@@ -214,7 +220,7 @@ class Stages:
             annotate(gm, self._inputs)
             mark_fresh_outputs(gm.graph)
         use_returned_arguments(gm)
-        # A failing pass, or Inductor, may leave the graph half rewritten: eager then runs the graph as it was.
+        # A failing pass, or Inductor, may leave the graph half rewritten, so eager gets a copy made before.
         kept = self._to_eager or (kind == "backward" and _may_depend_on_data(gm.graph))
         eager = with_inductor_rng(copy_graph(gm, constants=True)) if kept else gm
         try:
@@ -232,13 +238,14 @@ class Stages:
     def lower_backward(
         self, gm: fx.GraphModule, inputs: Sequence[Any], compile: Callable[[], Callable[..., Any]]
     ) -> Any:
-        """The same for a backward graph. Args: the graph, its inputs, and what compiles it."""
+        """Like :meth:`lower`, for a backward graph. Args: the graph, its inputs, and what compiles it."""
         if any(isinstance(value, BackwardState) for value in inputs):
             counters.count("backward")
-            # It runs as part of a captured pass, which compiles it, or is called from there: Inductor cannot call its hooks.
+            # It runs inside a captured backward pass, which compiles it or calls it. Inductor cannot call its
+            # hooks.
             return as_output_code(_torch.make_boxed_func(with_inductor_rng(gm).forward), "it calls hooks")
-        # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated
-        # any more and other threads compile.
+        # AOTAutograd may call this as late as the first backward pass, when acceleration is off again and
+        # other threads may be compiling.
         with compiling(), accelerated(self._options.accelerate):
             compiled = self.lower(gm, "backward", compile)
         if self._hooks.counts:
@@ -246,7 +253,7 @@ class Stages:
         return compiled
 
     def _handed_over(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
-        """The graph, compiled, with the checks of its first calls around it."""
+        """Compile the graph, and wrap the result in the checks of its first calls."""
         lowered, ranks = self._hooks.lowered, self._hooks.ranks
         handed_over = copy_graph(gm) if lowered is not None else gm
         gate = ranks.compiling(kind, gm) if ranks is not None else nullcontext(_unchanged)
@@ -265,18 +272,19 @@ class Stages:
         return compiled if self._values is None else self._watched(kind, compiled)
 
     def _watched(self, kind: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled graph with its first calls checked by value."""
+        """Wrap the compiled graph so that its first calls are checked by value."""
 
         def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
             return self._eager_instead(error, before.forward)
 
         assert self._values is not None
-        # A wrong forward graph leaves the whole to eager (see _eager_if_wrong); for a wrong backward graph it is
-        # too late for that: the graph before the wrong pass runs instead.
+        # A wrong forward graph sends the whole graph to eager (see _eager_if_wrong). For a wrong backward
+        # graph
+        # it is too late for that, so the graph from before the wrong pass runs instead.
         return self._values.watch(kind, compiled, graph_before if kind == "backward" else None)
 
     def _with_partition_repro(self, compiled: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
-        """``compiled``; when the value check finds the partition wrong, its error points to a small program."""
+        """Wrap ``compiled`` so that an error of the value check about the partition has a repro program."""
         values = self._values
         if values is None:
             return compiled
@@ -294,7 +302,7 @@ class Stages:
         return run
 
     def _eager_if_wrong(self, compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
-        """``compiled``, until the value check finds it wrong: eager from then on (``on_failure="eager"``)."""
+        """Run ``compiled`` until the value check finds it wrong, then eager, unless failures are raised."""
         if self._values is None or not self._to_eager:
             return compiled
         running = compiled
@@ -325,7 +333,7 @@ class Stages:
     def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
         for observer in (
             () if self._hooks.of_region else self._hooks.observers
-        ):  # a region that fails may be refused only
+        ):  # a failing region may merely be refused
             observer.failed(error)
         if not self._to_eager and not self._depends_on_data(error):
             if self._hooks.advises:
@@ -336,12 +344,14 @@ class Stages:
         return eager
 
     def _depends_on_data(self, error: StageError) -> bool:
-        """Whether a graph cannot be compiled as its gradients read values: ``.item()`` in a custom operator's backward formula, ``x[rows, mask] = v``.
+        """Whether a graph cannot be compiled because its gradients read values.
 
-        With other backends Dynamo leaves such a graph to eager. A backward graph can be lowered long after the forward graph ran.
+        Examples are ``.item()`` in a custom operator's backward formula, and ``x[rows, mask] = v``. With
+        other backends,
+        Dynamo leaves such a graph to eager. A backward graph may be lowered long after the forward graph ran.
         """
         late = isinstance(error, HandoverError) and error.graph == "backward"
-        cause = getattr(error.__cause__, "inner_exception", error.__cause__)  # in Inductor's own error
+        cause = getattr(error.__cause__, "inner_exception", error.__cause__)  # wrapped by Inductor
         return (
             isinstance(cause, _DATA_DEPENDENT)
             and (late or isinstance(error, CaptureError))
@@ -360,13 +370,13 @@ class Stages:
 
 @contextmanager
 def _timed(stage: str) -> Iterator[None]:
-    """The time of this block belongs to a stage: in our counters, in ``torch.profiler``, and where ``TORCH_TRACE`` writes."""
+    """Attribute this block's time to a stage, in our counters, ``torch.profiler`` and ``TORCH_TRACE``."""
     with counters.timed(stage), dynamo_timed(f"fxpasses.{stage}", log_pt2_compile_event=True):
         yield
 
 
 def _may_depend_on_data(graph: fx.Graph) -> bool:
-    """Whether the sizes of a result, or a number, may depend on the values of a tensor: see :meth:`Stages._depends_on_data`."""
+    """Whether sizes of results, or a number, may depend on data: see :meth:`Stages._depends_on_data`."""
     kinds = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     return any(not kinds.isdisjoint(getattr(node.target, "tags", ())) for node in graph.nodes)
 
