@@ -116,8 +116,8 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give the function's code object a unique name, and return the function.
 
     Dynamo records by file, line and name which sizes it compiled for, and makes sizes that change symbolic.
-    If a
-    wrapper were re-created for each program under one name, the second program's sizes would become symbolic.
+    If a wrapper were re-created for each program under one name, the second program's sizes would become
+    symbolic.
     """
     function.__code__ = function.__code__.replace(co_name=f"call_{next(_names)}")
     return function
@@ -317,7 +317,7 @@ def trace_calls(
     functional: bool = False,
     as_captured: bool = False,
 ) -> fx.GraphModule:
-    """Trace the operators that ``function`` calls on fake inputs, whatever modes or autocast surround it.
+    """Trace what ``function`` calls on fake inputs, whatever modes, gradients or autocast surround it.
 
     Args:
         function: takes tensors and returns a tuple.
@@ -325,11 +325,9 @@ def trace_calls(
         decompositions: for operators that must not appear in the graph.
         guards: whether decisions of the function that depend on symbolic sizes are recorded as guards.
         functional: whether mutations of tensors that the function created become functional calls, as in
-            graphs that
-            AOTAutograd captures.
+            graphs that AOTAutograd captures.
         as_captured: whether operators are decomposed as in such graphs: ``dropout`` becomes
-            ``native_dropout``, not
-            calls of ``bernoulli``.
+            ``native_dropout``, not calls of ``bernoulli``.
 
     Returns:
         The graph.
@@ -389,8 +387,7 @@ def of_segment() -> Iterator[list[Any]]:
     """Compile a segment of a graph. Yields the list that Inductor fills with the strides of its outputs.
 
     AOTAutograd names the inputs that a backward graph may overwrite by their positions in the whole graph, so
-    a
-    segment gets none.
+    a segment gets none.
     """
     context = TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)

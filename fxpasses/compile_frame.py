@@ -47,14 +47,14 @@ def compile_frame(
 
     Args:
         gm: Dynamo's graph.
-            example_inputs: its inputs, as fake tensors, real tensors and symbolic sizes.
-            mode: the ``mode`` argument of ``torch.compile``.
-            options: the ``options`` argument of ``torch.compile``: see :class:`fxpasses.Options`.
+        example_inputs: its inputs, as fake tensors, real tensors and symbolic sizes.
+        mode: the ``mode`` argument of ``torch.compile``.
+        options: the ``options`` argument of ``torch.compile``: see :class:`fxpasses.Options`.
 
     Raises:
-            OptionsError: if an option is wrong.
-            ContractError: if the passes cannot be put into one pipeline.
-            StageError: if a stage fails. Names the stage, pass, node and source line.
+        OptionsError: if an option is wrong.
+        ContractError: if the passes cannot be put into one pipeline.
+        StageError: if a stage fails. Names the stage, pass, node and source line.
     """
     try:
         parsed = Options.parse(options, mode)

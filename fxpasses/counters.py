@@ -60,34 +60,32 @@ class Stats:
 
     Attributes:
         graphs: Dynamo graphs handed to the backend.
-            recompiles: how many of these graphs replace an earlier compilation of the same code.
-            copied_calls: module calls whose Dynamo trace was copied from another module of the same class.
-            cache_hits: graphs taken whole from AOTAutograd's cache, without running a pass.
-            joint: joint graphs partitioned.
+        recompiles: how many of these graphs replace an earlier compilation of the same code.
+        copied_calls: module calls whose Dynamo trace was copied from another module of the same class.
+        cache_hits: graphs taken whole from AOTAutograd's cache, without running a pass.
+        joint: joint graphs partitioned.
         forward: forward graphs compiled.
         backward: backward graphs compiled.
         inference: graphs without gradients compiled.
-            regions: regions compiled. A region is a repeated layer; each kind is compiled once per graph.
-            region_calls: calls of regions in the compiled graphs.
-            region_reports: one :class:`fxpasses.RegionReport` per graph, for the last hundred graphs.
-            fallbacks: what runs in eager instead, and why.
-            isolated: single calls that run in eager because Inductor cannot lower them.
-            fixed_sizes: graphs that Inductor cannot lower with symbolic sizes, compiled for the sizes of each
-                call instead.
-            tuned: graphs that were tuned (see :func:`fxpasses.tune`).
-            tuned_reused: graphs that reused an earlier tuning.
-            plans_used: plans of earlier processes that were loaded instead of compiling (see
-                :func:`fxpasses.compile`).
-            plans_written: plans written for later processes.
-            plans_refused: for each reason why a compilation has no plan, how often it occurred.
-            seconds: seconds spent in each stage: ``regions`` (finding them and replacing them by calls),
-                ``tracing``
-                (AOTAutograd), ``passes``, ``checks`` (after each pass), ``partition``, and ``inductor``. Time
-                in a
-                nested stage counts for the nested stage only. The stages add up to ``total``.
-            pass_changes: for each pass, how many graphs it changed.
-            pass_runs: for each pass, how many graphs it ran on; 0 for a user's pass that no graph so far was
-                for.
+        regions: regions compiled. A region is a repeated layer; each kind is compiled once per graph.
+        region_calls: calls of regions in the compiled graphs.
+        region_reports: one :class:`fxpasses.RegionReport` per graph, for the last hundred graphs.
+        fallbacks: what runs in eager instead, and why.
+        isolated: single calls that run in eager because Inductor cannot lower them.
+        fixed_sizes: graphs that Inductor cannot lower with symbolic sizes, compiled for the sizes of each
+            call instead.
+        tuned: graphs that were tuned (see :func:`fxpasses.tune`).
+        tuned_reused: graphs that reused an earlier tuning.
+        plans_used: plans of earlier processes that were loaded instead of compiling (see
+            :func:`fxpasses.compile`).
+        plans_written: plans written for later processes.
+        plans_refused: for each reason why a compilation has no plan, how often it occurred.
+        seconds: seconds spent in each stage: ``regions`` (finding them and replacing them by calls),
+            ``tracing`` (AOTAutograd), ``passes``, ``checks`` (after each pass), ``partition``, and
+            ``inductor``. Time in a nested stage counts for the nested stage only. The stages add up to
+            ``total``.
+        pass_changes: for each pass, how many graphs it changed.
+        pass_runs: for each pass, how many graphs it ran on; 0 for a user's pass that no graph so far was for.
     """
 
     graphs: int = 0
@@ -228,8 +226,8 @@ class _Counters:
 
         Args:
             report: a :class:`fxpasses.RegionReport`.
-                regions: the number of regions compiled.
-                calls: the number of region calls in the graph.
+            regions: the number of regions compiled.
+            calls: the number of region calls in the graph.
         """
         with self._lock:
             now = self._stats

@@ -40,10 +40,10 @@ class OptionsError(FxPassesError, ValueError):
     """An option is unknown, has the wrong type, or has a value out of range.
 
     Attributes:
-            option: its name as the user wrote it.
-            given: the value that was given.
-            expected: a description of the accepted values.
-            valid: all valid options or values, if an unknown name or word was given.
+        option: its name as the user wrote it.
+        given: the value that was given.
+        expected: a description of the accepted values.
+        valid: all valid options or values, if an unknown name or word was given.
     """
 
     def __init__(
@@ -332,9 +332,9 @@ class ValueMismatchError(PassError):
     """A pass changed what the graph computes (``options={"check": "values"}``).
 
     Attributes:
-            mismatches: which results differ and how: :class:`fxpasses.checking.values.Mismatch`.
-            sites: the match sites where the pass is wrong; empty for a pass that claims none.
-            partners: earlier passes without which this pass is correct: the fault lies in their interaction.
+        mismatches: which results differ and how: :class:`fxpasses.checking.values.Mismatch`.
+        sites: the match sites where the pass is wrong; empty for a pass that claims none.
+        partners: earlier passes without which this pass is correct: the fault lies in their interaction.
     """
 
     stage = "check"

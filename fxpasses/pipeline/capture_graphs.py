@@ -55,19 +55,17 @@ class Captured:
     """The graphs of one capture.
 
     Attributes:
-            joint: forward and backward in one graph, as traced, before any pass and before the partition.
-                ``joint(*inputs, *output_gradients)`` returns outputs, then input gradients (``None`` for
-                inputs
-                that need none). ``None`` if no gradient is needed.
-            forward: the forward graph after passes and partition. Its outputs are the user's outputs (after
-                updated inputs, if any), then the saved values.
-            backward: the backward graph. It maps saved values and output gradients to input gradients.
-                ``None``
-                if no gradient is needed.
-            saved: the values that ``forward`` saves for ``backward``.
-            inputs: real inputs for ``forward``, in its order, including parameters and buffers.
-            num_outputs: how many of ``forward``'s outputs are not saved values.
-            partition: why each value was saved and what is recomputed; ``None`` without a backward graph.
+        joint: forward and backward in one graph, as traced, before any pass and before the partition.
+            ``joint(*inputs, *output_gradients)`` returns outputs, then input gradients (``None`` for inputs
+            that need none). ``None`` if no gradient is needed.
+        forward: the forward graph after passes and partition. Its outputs are the user's outputs (after
+            updated inputs, if any), then the saved values.
+        backward: the backward graph. It maps saved values and output gradients to input gradients. ``None``
+            if no gradient is needed.
+        saved: the values that ``forward`` saves for ``backward``.
+        inputs: real inputs for ``forward``, in its order, including parameters and buffers.
+        num_outputs: how many of ``forward``'s outputs are not saved values.
+        partition: why each value was saved and what is recomputed; ``None`` without a backward graph.
     """
 
     joint: fx.GraphModule | None
@@ -115,21 +113,20 @@ def capture(
     Args:
         fn_or_module: what to capture.
         *example_inputs: its positional arguments.
-            dynamic: as for ``torch.compile``: ``True`` makes sizes symbolic, ``False`` never makes them
-                symbolic.
+        dynamic: as for ``torch.compile``: ``True`` makes sizes symbolic, ``False`` never makes them symbolic.
         passes: passes to run on the graphs, as in :class:`~fxpasses.Options`; none by default.
         memory_budget: see :class:`~fxpasses.Options`.
-            decompose: whether to decompose operators as for Inductor, which gives the graphs that passes see
-                under
-                ``torch.compile``. ``False`` keeps ATen operators (``aten.gelu``) that passes never see there.
-            observers: notified of the graphs and of what is done to them. For example,
-                ``fxpasses.reports.files.GraphFiles(directory)`` writes the files of a report.
+        decompose: whether to decompose operators as for Inductor, which gives the graphs that passes see
+            under ``torch.compile``. ``False`` keeps ATen operators (``aten.gelu``) that passes never see
+            there.
+        observers: notified of the graphs and of what is done to them. For example,
+            ``fxpasses.reports.files.GraphFiles(directory)`` writes the files of a report.
         **example_kwargs: its keyword arguments.
 
     Raises:
-            OptionsError: if ``passes`` or ``memory_budget`` is wrong.
-            CaptureError: if Dynamo breaks the graph, or AOTAutograd fails.
-            PassError: if a pass fails.
+        OptionsError: if ``passes`` or ``memory_budget`` is wrong.
+        CaptureError: if Dynamo breaks the graph, or AOTAutograd fails.
+        PassError: if a pass fails.
 
     >>> import torch, fxpasses
     >>> x = torch.ones(3, requires_grad=True)

@@ -8,8 +8,8 @@
         AOTAutograd ── inference graph ── passes ── compiler                           (no gradients needed)
 
 A whole graph, a region and a capture differ only in the compiler. For a whole graph it is Inductor, or the
-graph
-itself runs. For a region it keeps what becomes the region's operators. For a capture it keeps the graphs.
+graph itself runs. For a region it keeps what becomes the region's operators. For a capture it keeps the
+graphs.
 """
 
 from __future__ import annotations

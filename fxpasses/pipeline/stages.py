@@ -64,8 +64,7 @@ class Hooks:
         lowered: checks the compiler's work.
         ranks: compares collectives with those of other processes.
         decides: maps a joint graph and the names to save for the backward pass to the names to save instead.
-            Applies
-            to regions as well.
+            Applies to regions as well.
         of_region: whether the graph belongs to a region. The enclosing graph's compilation then handles
             failures.
         counts: false for a subgraph of a graph that is already counted.
@@ -108,8 +107,7 @@ class Stages:
         """Time and accelerate the block in which AOTAutograd traces ``gm``.
 
         With a report, AOTAutograd's cache is off, because a report shows what went through all stages. Args:
-        the graph,
-        and whether that cache may be used at all.
+        the graph, and whether that cache may be used at all.
         """
         if self._hooks.observers or self._values:  # only these show input names to the user
             self._inputs = described_inputs(gm)
@@ -279,8 +277,7 @@ class Stages:
 
         assert self._values is not None
         # A wrong forward graph sends the whole graph to eager (see _eager_if_wrong). For a wrong backward
-        # graph
-        # it is too late for that, so the graph from before the wrong pass runs instead.
+        # graph it is too late for that, so the graph from before the wrong pass runs instead.
         return self._values.watch(kind, compiled, graph_before if kind == "backward" else None)
 
     def _with_partition_repro(self, compiled: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
@@ -347,8 +344,8 @@ class Stages:
         """Whether a graph cannot be compiled because its gradients read values.
 
         Examples are ``.item()`` in a custom operator's backward formula, and ``x[rows, mask] = v``. With
-        other backends,
-        Dynamo leaves such a graph to eager. A backward graph may be lowered long after the forward graph ran.
+        other backends, Dynamo leaves such a graph to eager. A backward graph may be lowered long after the
+        forward graph ran.
         """
         late = isinstance(error, HandoverError) and error.graph == "backward"
         cause = getattr(error.__cause__, "inner_exception", error.__cause__)  # wrapped by Inductor
