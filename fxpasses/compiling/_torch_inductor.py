@@ -1,4 +1,4 @@
-"""Private torch names around what Inductor returns: how it is saved, its C++ kernels, what failed in it, and its random operators."""
+"""Private torch names about Inductor's results: saving them, C++ kernels, failures, and random operators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fxpasses.graphs.onednn import onednn_matmul, onednn_pixelwise, onednn_pixel
 
 
 def origins_of(error: BaseException) -> list[str]:
-    """Names of the graph's nodes that Inductor was generating code for when it raised, innermost frame first."""
+    """Names of the nodes that Inductor was generating code for when it raised, innermost frame first."""
     names: dict[str, None] = {}
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for value in list(frame.f_locals.values()):
@@ -43,12 +43,12 @@ def origins_of(error: BaseException) -> list[str]:
 
 
 def saves_compiled_code() -> bool:
-    """Whether AOTAutograd saves compiled graphs themselves, and asks for each as an ``OutputCode``."""
+    """Whether AOTAutograd saves compiled graphs themselves, and so requires each to be an ``OutputCode``."""
     return should_bundle_autograd_cache()
 
 
 def loaded_code(code: OutputCode, graph_kwargs: Any) -> OutputCode:
-    """Compiled code that was read from a disk, ready to be called."""
+    """Make compiled code that was read from disk ready to call."""
     with of_segment():
         loadable = BundledOutputCodeLoadable(code)
         return loadable.post_compile(loadable.load([]), graph_kwargs)
@@ -60,7 +60,7 @@ INDUCTOR_RANDINT = torch.ops.prims.inductor_randint.default
 
 
 def inductor_repro(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """A program that gives a graph to Inductor with inputs like these, in the form in which torch writes its own."""
+    """Write a program that passes a graph and inputs like these to Inductor, in torch's own repro format."""
     with inductor_config.patch(custom_partitioner_fn=None):
         text = generate_compiler_repro_string(gm, inputs)
     text = re.sub(r"(?m)^os\.environ\['TORCHINDUCTOR_CACHE_DIR'\] = .*\n", "", text)
@@ -84,9 +84,9 @@ _CODEGEN = LEDGER.thread_patch(
 
 
 def rewritten_code(rewrite: Callable[[str], str]) -> AbstractContextManager[None]:
-    """Let a function see and change the Python code that Inductor generates in this thread.
+    """Let a function see and rewrite the Python code that Inductor generates in this thread.
 
-    It must keep the number of lines.
+    The function must preserve the number of lines.
     """
 
     def codegen(self: GraphLowering) -> Any:
@@ -103,20 +103,20 @@ CPP_ENTRY = CppPythonBindingsCodeCache.entry_function
 
 
 def load_cpp(source: str, submit: Callable[..., Any] | None) -> Callable[[], Any]:
-    """Compile a Python module in C++ as Inductor compiles a kernel: its flags, its precompiled header, its cache.
+    """Compile a Python module in C++ as Inductor compiles a kernel: same flags, precompiled header and cache.
 
     Args:
         source: the module.
-        submit: starts the compiler in another thread; ``None`` to run it when the module is asked for.
+        submit: starts the compiler in another thread. With ``None``, it runs when the module is requested.
 
     Returns:
-        What gives the module, and waits for the compiler.
+        A function that waits for the compiler and returns the module.
     """
     return CppPythonBindingsCodeCache.load_async(source, "cpu", submit_fn=submit, extra_flags=kernel_flags())
 
 
 def load_cpp_kernel(argtypes: list[str], source: str, submit: Callable[..., Any] | None) -> Any:
-    """One C++ kernel, compiled and bound by Inductor, or what ``AsyncCompile.wait`` takes for it. Args: see :func:`load_cpp`."""
+    """Compile and bind a C++ kernel: itself, or a future for ``AsyncCompile``. Args: see :func:`load_cpp`."""
     load = CppPythonBindingsCodeCache.load_pybinding_async(
         argtypes, source, submit_fn=submit, extra_flags=kernel_flags()
     )
@@ -124,16 +124,16 @@ def load_cpp_kernel(argtypes: list[str], source: str, submit: Callable[..., Any]
 
 
 def kernel_flags() -> tuple[str, ...]:
-    """Flags for C++ kernels beside Inductor's own.
+    """Compiler flags for C++ kernels, in addition to Inductor's own.
 
-    GCC (seen in 12.2) lets local arrays share memory that are in use at the same time, as a tile that is still to be
-    transposed and what is gathered for its next row: gradients through a scan came out wrong.
+    GCC (seen in 12.2) lets local arrays that are live at the same time share memory, such as a tile that is
+    still to be transposed and the values gathered for its next row. Gradients through a scan came out wrong.
     """
     return ("-fstack-reuse=none",) if is_gcc() else ()
 
 
 def cache_for_code() -> contextlib.AbstractContextManager[Any]:
-    """The directory of compiled code: with caches disabled, a new one for this block, as Inductor has for each graph."""
+    """Enter the code cache directory. With caches off, this block gets its own, as each Inductor graph does."""
     return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
 
 
@@ -143,7 +143,7 @@ for _operator in (onednn_matmul, onednn_pixelwise, onednn_pixelwise_weight):
 
 @register_lowering(onednn_matmul, type_promotion_kind=None)
 def _lower_onednn_matmul(a: Any, b: Any, bias: Any) -> Any:
-    """Inductor's own call of oneDNN, which it makes for frozen weights only, and copies what is not contiguous for: the kernel takes strides."""
+    """Inductor's oneDNN call for frozen weights, without copies of strided matrices: it takes strides."""
     rows, columns = a.get_size()[0], b.get_size()[1]
     inputs = [LinearUnary.realize_input(value) for value in (a, permute(b, [1, 0]))]
     constants: list[Any] = ["none", [-1], ""]
@@ -158,7 +158,7 @@ def _lower_onednn_matmul(a: Any, b: Any, bias: Any) -> Any:
 
 
 def _pixels(x: Any) -> Any:
-    """The pixels of an image as rows: laid out channels last, as Inductor lays out what convolutions take and give."""
+    """The pixels of an image as rows, in channels-last layout as Inductor lays out convolutions."""
     n, channels, h, w = x.get_size()
     return view(permute(ExternKernel.require_channels_last(x), [0, 2, 3, 1]), [n * h * w, channels])
 
@@ -174,7 +174,7 @@ def _lower_onednn_pixelwise(x: Any, weight: Any, bias: Any, like: Any) -> Any:
 @register_lowering(onednn_pixelwise_weight, type_promotion_kind=None)
 def _lower_onednn_pixelwise_weight(grad: Any, x: Any) -> Any:
     out, channels = grad.get_size()[1], x.get_size()[1]
-    if out > channels:  # the kernel takes up to twice as long for many short rows
+    if out > channels:  # many short rows take the kernel up to twice as long
         product = permute(_lower_onednn_matmul(permute(_pixels(x), [1, 0]), _pixels(grad), None), [1, 0])
     else:
         product = _lower_onednn_matmul(permute(_pixels(grad), [1, 0]), _pixels(x), None)

@@ -1,4 +1,4 @@
-"""The factors that decided each compilation, compared with earlier ones: why a cache did not help."""
+"""The factors that decided each compilation, compared with earlier ones to explain cache misses."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.identity import Identity
 
 _KEPT = 64
-"""Number of compilations that are remembered."""
+"""How many compilations are remembered."""
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """Everything that decides what one Dynamo graph is compiled to.
+    """Everything that determines the compilation result of one Dynamo graph.
 
     Attributes:
-        graph: the calls of the Dynamo graph, one a line.
-        factors: versions, settings, options and inputs, by name; in the order in which they are looked at.
+        graph: the calls of the Dynamo graph, one per line.
+        factors: versions, settings, options and inputs, by name, in the order in which they are compared.
         passes: the identity of each pass, in order.
-        from_cache: whether it came whole from AOTAutograd's cache.
+        from_cache: whether the whole result came from AOTAutograd's cache.
     """
 
     graph: str
@@ -41,12 +41,12 @@ class Compilation:
     from_cache: bool = False
 
     def to_json(self) -> str:
-        """The record as JSON, for a comparison with another process."""
+        """Serialize the record to JSON, to compare it with another process."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Compilation:
-        """Read the text of :meth:`to_json`."""
+        """Parse the output of :meth:`to_json`."""
         data = json.loads(text)
         passes = tuple(Identity(p["name"], p["factors"], tuple(p["unknown"])) for p in data["passes"])
         return cls(data["graph"], data["factors"], passes, data["from_cache"])
@@ -54,11 +54,11 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Difference:
-    """One factor that two compilations do not share.
+    """One factor in which two compilations differ.
 
     Attributes:
         factor: its name.
-        first: its value in the first one, "" where it is missing.
+        first: its value in the first compilation, "" if it is missing there.
         second: its value in the second one.
     """
 
@@ -77,8 +77,9 @@ class Miss:
     """Why two compilations do not share a cache entry.
 
     Attributes:
-        differences: every factor that differs, the most general first: a version explains what a graph does not.
-        uncached: what kept them from being cached at all.
+        differences: all factors that differ, the most general first: a version explains what a graph does
+            not.
+        uncached: the reasons why they could not be cached at all.
     """
 
     differences: tuple[Difference, ...]
@@ -86,7 +87,7 @@ class Miss:
 
     @property
     def factor(self) -> str | None:
-        """The factor to blame: the only one, or the first of several; ``None`` when there is none."""
+        """The factor to blame: the first one that differs, or ``None`` if none does."""
         return self.differences[0].factor if self.differences else None
 
     def _repr_html_(self) -> str:
@@ -105,14 +106,14 @@ class Miss:
 
 
 def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str | os.PathLike[str]) -> Miss:
-    """Name the differences between two compilations, because of which the second could not load the first one's result.
+    """List the differences that kept the second compilation from loading the first one's result.
 
     Args:
-        a: a record of :func:`compilations`, or a file with what its ``to_json`` gave.
+        a: a record of :func:`compilations`, or a file with the output of its ``to_json``.
         b: the other one.
 
     Raises:
-        OptionsError: one of them is something else; names which.
+        OptionsError: if one of them is something else. Names which.
 
     >>> import torch, fxpasses
     >>> def f(x): return x.sin()
@@ -132,10 +133,10 @@ def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str |
     inputs = [d for name, d in differences.items() if " of input " in name]
     settings = [d for name, d in differences.items() if " of input " not in name]
     graph = _graph_differences(first.graph, second.graph)
-    if "training mode" in differences or "dynamic sizes" in differences:  # what follows from it is not told
+    if "training mode" in differences or "dynamic sizes" in differences:  # what follows is not listed
         inputs = [d for d in inputs if d.first and d.second and not _became_symbolic(d)]
         graph = []
-    if not (inputs or graph):  # Dynamo's settings act through these alone
+    if not (inputs or graph):  # Dynamo's settings matter only through these
         settings = [d for d in settings if not d.factor.startswith("dynamo setting")]
     found = [*settings, *_pass_differences(first.passes, second.passes), *_together(inputs), *graph]
     uncached = {
@@ -147,13 +148,13 @@ def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str |
 
 
 def _became_symbolic(difference: Difference) -> bool:
-    """Whether a shape has a symbol on one side only."""
+    """Whether a shape is symbolic on exactly one side."""
     symbolic = [any(c.isalpha() for c in text) for text in (difference.first, difference.second)]
     return difference.factor.startswith("shape") and symbolic[0] != symbolic[1]
 
 
 def _together(inputs: Sequence[Difference]) -> list[Difference]:
-    """One difference for inputs that differ in the same property in the same way."""
+    """Merge the differences of inputs that differ in the same property in the same way."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for difference in inputs:
         kind, _, name = difference.factor.partition(" of input ")
@@ -170,17 +171,17 @@ def describe_compilation(gm: fx.GraphModule, inputs: Sequence[Any], options: Opt
     Args:
         gm: the Dynamo graph.
         inputs: its example inputs: fake tensors and symbolic sizes.
-        options: of the compilation, passes included.
+        options: the options of the compilation, including passes.
 
     Returns:
-        The graph as text, the factors that decide besides it, and the identities of the passes.
+        The graph as text, the other deciding factors, and the identities of the passes.
     """
     passes = tuple(item.identify() for item in options.passes)
     return Compilation(graph_text(gm), compile_factors(gm, inputs, options), passes)
 
 
 class _Recent:
-    """The one owner of the remembered compilations."""
+    """The only owner of the remembered compilations."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -191,7 +192,7 @@ class _Recent:
             self._records.append((made, frame))
 
     def of_frame(self, frame: int | None) -> Compilation | None:
-        """The last compilation of the code to which Dynamo gave that number."""
+        """The last compilation of the code that has this Dynamo frame number."""
         with self._lock:
             return next((made for made, other in reversed(self._records) if other == frame), None)
 

@@ -1,8 +1,8 @@
-"""Random numbers of a graph that was made for Inductor, where it runs in eager.
+"""Eager runs of graphs that contain Inductor's random operators.
 
-Inductor replaces random operators by its own, which draw from a seed: the backward graph draws again from the seed that the
-forward graph drew from. Their eager kernels ignore the seed. So each such call is compiled by Inductor alone: it gives what
-it gives anywhere else.
+Inductor replaces random operators by its own, which draw from a seed. The backward graph draws again from the
+seed that the forward graph used. Their eager kernels ignore the seed. So Inductor compiles each such call
+alone, which returns the same numbers as in a compiled graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxpasses.graphs.rewriting import copy_graph
 
 
 def with_inductor_rng(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph with its draws from seeds compiled; the same graph where it has none."""
+    """Return the graph with its draws from seeds compiled; the same graph if it has none."""
     if not any(node.target in _REPLACED for node in gm.graph.nodes):
         return gm
     module = copy_graph(gm)
@@ -33,12 +33,12 @@ def with_inductor_rng(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def inductor_random(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """``inductor_random`` as compiled code computes it."""
+    """``inductor_random`` with the results of compiled code."""
     return _call(_torch_inductor.INDUCTOR_RANDOM, args, kwargs)
 
 
 def inductor_randint(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """``inductor_randint`` as compiled code computes it."""
+    """``inductor_randint`` with the results of compiled code."""
     return _call(_torch_inductor.INDUCTOR_RANDINT, args, kwargs)
 
 

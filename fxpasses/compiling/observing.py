@@ -1,4 +1,4 @@
-"""Observers of a compilation: the protocols through which stages call checks and reports, which they do not import."""
+"""Protocols through which stages call checks and reports without importing them."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ from fxpasses.pass_manager.runs import PassRun
 
 @dataclass
 class Observer:
-    """Sees each graph at the end of its stage. Base class of reports and of the recorder of ``capture``."""
+    """Sees each graph at the end of its stage. Base class of reports and of ``capture``'s recorder."""
 
     runs: list[PassRun] = field(default_factory=list)
 
     def dynamo(self, gm: fx.GraphModule, options: Options, earlier: Miss | None = None) -> None:
-        """Dynamo's graph, before anything is done with it.
+        """Called with Dynamo's graph, before anything is done with it.
 
         Args:
             gm: the graph.
-            options: of the compilation.
+            options: the options of the compilation.
             earlier: what differs from the last compilation of the same code, if there was one.
         """
 
     def joint(self, gm: fx.GraphModule) -> None:
-        """The joint graph as AOTAutograd traced it, before any pass. Copy it to keep it."""
+        """Called with the joint graph as AOTAutograd traced it, before any pass. Copy it to keep it."""
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
-        """A joint, forward, backward or inference graph after its passes."""
+        """Called with a joint, forward, backward or inference graph after its passes."""
 
     def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
-        """What the compiler made of the graph of that kind."""
+        """Called with the compiler's result for the graph of that kind."""
 
     def lowered(self, kind: str, parts: Sequence[Any]) -> None:
-        """What Inductor made of it: one compiled graph, or one for each segment between calls of regions."""
+        """Called with Inductor's results for it: one compiled graph, or one per segment between regions."""
 
     def failed(self, error: StageError) -> None:
-        """A stage failed: what it was given runs in eager, or, with ``on_failure="raise"``, the error is raised."""
+        """Called when a stage failed: its graph runs in eager, or ``on_failure="raise"`` raises the error."""
 
     def done(self) -> None:
-        """All is compiled but a backward graph, which may follow when it is first needed."""
+        """Called when all is compiled, except a backward graph that may follow when first needed."""
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
-        """The shape environment of Dynamo's graph, once all stages have installed their guards."""
+        """Called with the shape environment of Dynamo's graph, once all stages installed their guards."""
 
     def taken_from_cache(self) -> None:
-        """The graph came whole from AOTAutograd's cache: no stage has run."""
+        """Called when the whole graph came from AOTAutograd's cache, so that no stage ran."""
 
     def calls_regions(self, before: fx.GraphModule, after: fx.GraphModule) -> None:
-        """The graph of which repeated subgraphs became regions, and the one that calls these."""
+        """Called with the graph whose repeated subgraphs became regions, and the graph that calls them."""
 
     def verdicts(self, found: Mapping[tuple[str, str], str]) -> None:
-        """What the value check says so far, by kind of graph and name of the pass."""
+        """Called with the value check's verdicts so far, by kind of graph and pass name."""
 
     def regions(self, report: object) -> None:
-        """The repeated subgraphs of the Dynamo graph, and which of them became regions."""
+        """Called with the repeated subgraphs of the Dynamo graph, and which of them became regions."""
 
     def of_region(self, gm: fx.GraphModule) -> Observer:
-        """The observer of the compilation of one region of this graph. Args: the region's Dynamo graph."""
+        """Return the observer for compiling one region of this graph. Args: the region's Dynamo graph."""
         return Observer()
 
     def region_check(self, options: Options) -> RegionCheck | None:
-        """The check of the graphs of one region, compiled with ``options``, before and after each pass."""
+        """Return the check that compares one region's graphs before and after each pass, if there is one."""
         return None
 
 
@@ -80,36 +80,37 @@ class RewriteCheck(Check):
     """Compares the graphs before and after each rewrite when the compiled function first runs.
 
     Attributes:
-        observers: are told the verdicts.
+        observers: receive the verdicts.
     """
 
     observers: Sequence[Observer] = ()
 
     def to_be_partitioned(self, joint: fx.GraphModule) -> None:
-        """Remember the joint graph that the partition is given."""
+        """Remember the joint graph that is about to be partitioned."""
         raise NotImplementedError
 
     def partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-        """Remember the pair that the partition made."""
+        """Remember the forward and backward graphs that the partition produced."""
         raise NotImplementedError
 
     def watch(
         self, kind: str, compiled: Callable[..., Any], instead: Callable[[StageError, Any], Any] | None
     ) -> Callable[..., Any]:
-        """``compiled``, with its first calls checked before they run.
+        """Wrap ``compiled`` so that its first calls are checked before they run.
 
         Args:
             kind: the kind of graph that was compiled.
             compiled: the compiled callable; takes one list of inputs.
-            instead: called with the error and the graph before the wrong pass; returns what to run, or raises.
+            instead: called with the error and the graph from before the wrong pass; returns what to run, or
+                raises.
         """
         raise NotImplementedError
 
     def explain(self, error: PassError) -> None:
-        """Add a repro file to the error of a pass that raised, or left a graph that is not well formed."""
+        """Add a repro file to the error of a pass that raised or left an ill-formed graph."""
 
     def explain_partition(self, error: ValueMismatchError, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Add a repro file to the error of a wrong partition.
+        """Add a repro file to the error about a wrong partition.
 
         Args:
             error: the error.
@@ -119,47 +120,47 @@ class RewriteCheck(Check):
 
 
 class RegionCheck(RewriteCheck):
-    """The same for a region: its graphs are compared on the first calls of any of its copies."""
+    """The same for a region, whose graphs are compared on the first calls of any of its copies."""
 
     def watch_backward(self, compiled: Callable[..., Any], gradients: Sequence[Any]) -> Callable[..., Any]:
-        """A compiled backward graph with its first calls checked.
+        """Wrap a compiled backward graph so that its first calls are checked.
 
         Args:
-            compiled: takes a list of sizes, saved tensors, gradients.
-            gradients: how gradients are made of what it returns: what runs in its place returns the same.
+            compiled: takes a list of sizes, saved tensors and gradients.
+            gradients: how to build gradients from its results. A replacement returns the same.
         """
         raise NotImplementedError
 
     def exact_run(self, gm: fx.GraphModule) -> Any:
-        """A callable that runs a copy of a graph of the region in float64."""
+        """Return a callable that runs a copy of one of the region's graphs in float64."""
         raise NotImplementedError
 
 
 class LoweringCheck(Protocol):
-    """Compares each compiled graph with the graph run operator by operator."""
+    """Compares each compiled graph with an operator-by-operator run of the graph."""
 
     def watch(self, gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """``compiled``, compared with ``gm`` when it is first called (with one list of inputs)."""
+        """Wrap ``compiled`` so that its first call (with one list of inputs) is compared with ``gm``."""
 
     def failed(self, gm: fx.GraphModule, error: BaseException) -> None:
-        """The compiler raised on ``gm``."""
+        """Called when the compiler raised on ``gm``."""
 
 
 class RankCheck(Protocol):
-    """Compares the collectives of each compiled graph between the ranks of a job, before it runs for the first time."""
+    """Compares the collectives of each compiled graph across the ranks of a job, before its first run."""
 
     def saved(self, joint: fx.GraphModule, names: list[str]) -> list[str]:
-        """What the rank that decides saves of a joint graph, of which this one would save ``names``."""
+        """What the deciding rank saves of a joint graph. On its own, this rank would save ``names``."""
 
     def compiling(self, kind: str, gm: fx.GraphModule) -> AbstractContextManager[Callable[[Any], Any]]:
-        """Within, ``gm`` is compiled; gives the function that puts the comparison before what came out."""
+        """Context for compiling ``gm``. Yields a function that puts the comparison before the result."""
 
 
 class Recorder(Protocol):
     """Records the compilations of one call of a compiled function."""
 
     def observer(self) -> Observer:
-        """The observer of the graph that Dynamo hands over now."""
+        """Return the observer of the graph that Dynamo is handing over."""
 
     def watched(
         self,
@@ -169,33 +170,33 @@ class Recorder(Protocol):
         *,
         in_memory: bool = False,
     ) -> Callable[..., Any]:
-        """What the backend returns for that graph, with its calls recorded.
+        """Wrap the backend's result for that graph so that its calls are recorded.
 
         Args:
-            compiled: what it returns.
+            compiled: the result.
             lifted: the tensors that the graph has as attributes.
-            graph: Dynamo's.
+            graph: Dynamo's graph.
             in_memory: whether it cannot be written to a file.
         """
 
     def instead_of(self, code: CodeType) -> CodeType | None:
-        """The code that frames of a function are to run from now on, which Dynamo is about to compile, or None: it compiles."""
+        """The code that a function's frames run from now on, or None to let Dynamo compile ``code``."""
 
     def depends_on(self, file: Path | None) -> None:
-        """What is recorded holds as long as this file is as it is; without one, it is not to be used again."""
+        """Make the record valid only while this file is unchanged. With None, never use it again."""
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 
 def recorder() -> Recorder | None:
-    """The recorder of the block around this, if any."""
+    """The recorder of the enclosing block, if any."""
     return _recorder.get()
 
 
 @contextmanager
 def recorded_by(recorder: Recorder | None) -> Iterator[None]:
-    """What is compiled in this block is recorded, or with None is not."""
+    """Record what is compiled in this block, or with None, record nothing."""
     token = _recorder.set(recorder)
     try:
         yield

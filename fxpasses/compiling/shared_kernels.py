@@ -1,10 +1,10 @@
-"""C++ kernels of one graph in one translation unit.
+"""Compile the C++ kernels of one graph in one translation unit.
 
-Inductor gives every fused CPU kernel a source file and a run of the C++ compiler of its own. Most of such a run
-(0.4 s of 0.5 s) is the same for each: reading the precompiled header, instantiating its templates, linking. The code
-that Inductor generates for our graphs imports :class:`AsyncCompile` from here instead, which collects the kernels
-until the generated module waits for them, and compiles them together. What runs is the same code, compiled with the same
-flags by the same function of torch's, and cached in the same place.
+Inductor gives every fused CPU kernel its own source file and its own run of the C++ compiler. Most of such a
+run (0.4 s of 0.5 s) is the same every time: reading the precompiled header, instantiating its templates,
+linking. The code that Inductor generates for our graphs imports :class:`AsyncCompile` from here instead. It
+collects the kernels until the generated module waits for them, and compiles them together. What runs is the
+same code, compiled with the same flags by the same torch function and cached in the same place.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fxpasses.compiling import _torch_inductor
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 _DEFINITION = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
 _SPLIT = 40_000
-"""Characters of kernels above which a second compiler process, where there is a core for it, saves more than it costs."""
+"""Number of kernel characters above which a second compiler process pays off, if a core is free for it."""
 _MOST = 64
-"""The most kernels in one unit."""
+"""Maximum number of kernels per unit."""
 
 _BINDING = """
 #include <Python.h>
@@ -76,8 +76,9 @@ PyMODINIT_FUNC PyInit_ENTRY(void) {
     return module;
 }
 """
-"""Python bindings of a unit's kernels, without templates: those would cost a tenth of a second. The address is that of
-the function with which Inductor's own bindings read a tensor's memory; torch sets the variable when it loads a unit."""
+"""Python bindings for a unit's kernels, without templates, which would cost a tenth of a second. Inductor's
+own bindings read a tensor's memory by a function. Torch sets the variable to its address when it loads a
+unit."""
 
 _FUNCTION = """static PyObject* call_{number}(PyObject*, PyObject* const* values, Py_ssize_t count) {{
     try {{
@@ -94,35 +95,35 @@ _METHOD = """    {{"kernel_{number}", reinterpret_cast<PyCFunction>(reinterpret_
 _READ = {"float": "floating", "double": "floating", "uintptr_t": "address"} | dict.fromkeys(
     ("int64_t", "int32_t", "int", "long", "bool"), "integer"
 )
-"""The C++ function that reads an argument, by its type."""
+"""For each argument type, the C++ function that reads it."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that is still to be compiled: what generated code holds until it waits."""
+    """A kernel that is not compiled yet. Generated code holds it until it waits."""
 
     argtypes: list[str]
     source: str
 
 
 _Slot = tuple[dict[str, Any], str, Kernel]
-"""A generated module's names, one of them, and the kernel that it is to stand for."""
+"""The globals of a generated module, one of their names, and the kernel that the name will stand for."""
 
 
 class AsyncCompile(_torch.AsyncCompile):
-    """Inductor's compiler of kernels, with the C++ kernels of one generated module compiled together."""
+    """Inductor's kernel compiler, but the C++ kernels of one generated module are compiled together."""
 
     def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
-        """A C++ kernel: a placeholder until :meth:`wait`, or what torch gives for one that has to stay on its own."""
+        """Return a placeholder for :meth:`wait` to fill, or torch's kernel if it must be compiled alone."""
         if not is_lone_function(source_code) or None in map(_argument, argtypes, range(len(argtypes))):
             submit = self.submit if _torch.compile_threads() > 1 else None
             return _torch_inductor.load_cpp_kernel(argtypes, source_code, submit)
         return Kernel(argtypes, source_code)
 
     def wait(self, scope: dict[str, Any]) -> None:
-        """Compile the kernels that are still to be compiled, and put them in the slots of their placeholders.
+        """Compile the pending kernels, and replace their placeholders.
 
-        Inside of :func:`one_unit` that is left to its end.
+        Inside of :func:`one_unit`, that happens at the end of its block.
         """
         kernels = {name: value for name, value in scope.items() if isinstance(value, Kernel)}
         slots = [(scope, name, kernel) for name, kernel in kernels.items()]
@@ -139,9 +140,9 @@ _open = threading.local()
 
 @contextlib.contextmanager
 def one_unit() -> Iterator[None]:
-    """Compile the C++ kernels of all graphs that are compiled in this thread inside of the block together, at its end.
+    """Compile the C++ kernels of all graphs that this thread compiles in the block together, at its end.
 
-    None of the graphs may run before. A block inside of another one is a unit of its own.
+    None of the graphs may run earlier. A nested block is a unit of its own.
     """
     outer = getattr(_open, "slots", None)
     slots: list[_Slot] = []
@@ -155,7 +156,7 @@ def one_unit() -> Iterator[None]:
 
 
 def _fill(slots: Sequence[_Slot]) -> None:
-    """Compile the kernels of some slots, and put them there."""
+    """Compile the kernels of some slots, and store them there."""
     threads = _torch.compile_threads()
     if len(slots) == 1:
         ((scope, name, kernel),) = slots
@@ -171,7 +172,7 @@ def _fill(slots: Sequence[_Slot]) -> None:
 
 
 def is_lone_function(source: str) -> bool:
-    """Whether a kernel's source is Inductor's header and one function, so that others may stand beside it.
+    """Whether a kernel's source is Inductor's header plus one function, so that it can share a unit.
 
     >>> is_lone_function('#include <torch/csrc/inductor/cpp_prefix.h>\\nextern "C" void kernel(float* x) { x[0] = 1; }')
     True
@@ -185,7 +186,7 @@ def is_lone_function(source: str) -> bool:
 
 
 def _closes_at_end(body: str) -> bool:
-    """Whether the first brace of a text is closed by its last character and not before."""
+    """Whether the first brace of a text is closed by its last character and not earlier."""
     depth = 0
     for brace in re.finditer(r"[{}]", body):
         depth += 1 if brace.group() == "{" else -1
@@ -195,7 +196,7 @@ def _closes_at_end(body: str) -> bool:
 
 
 def _argument(argtype: str, number: int) -> str | None:
-    """C++ that reads an argument of a type, or ``None`` for a type that is not known here."""
+    """C++ code that reads an argument of a type, or ``None`` for an unknown type."""
     plain = argtype.replace("const ", "").strip()
     if plain.endswith("*"):
         return f"static_cast<{plain}>(data_pointer(values[{number}]))"
@@ -205,7 +206,7 @@ def _argument(argtype: str, number: int) -> str | None:
 
 
 def shared_source(kernels: Sequence[Kernel]) -> str:
-    """One translation unit of some kernels, a Python module with the functions ``kernel_0``, ``kernel_1``, ..."""
+    """Write some kernels as one translation unit: a Python module with ``kernel_0``, ``kernel_1``, ..."""
     bodies, functions, methods = [], [], []
     for number, kernel in enumerate(kernels):
         body = kernel.source.replace(_HEADER, "", 1).strip()
@@ -219,7 +220,7 @@ def shared_source(kernels: Sequence[Kernel]) -> str:
 
 
 def _units(slots: Sequence[_Slot], threads: int) -> list[list[_Slot]]:
-    """The slots, divided into units: one for each thread that is worth it, of about equal size."""
+    """Divide the slots into units of about equal size: one for each thread that pays off."""
     size = sum(len(kernel.source) for _, _, kernel in slots)
     number = max(min(threads, 1 + size // _SPLIT), -(-len(slots) // _MOST))
     units: list[list[_Slot]] = []
@@ -233,7 +234,7 @@ def _units(slots: Sequence[_Slot], threads: int) -> list[list[_Slot]]:
 
 
 def use_shared_units(code: str) -> str:
-    """Generated code that takes its compiler of kernels from here.
+    """Make generated code import its kernel compiler from this module.
 
     >>> use_shared_units("from torch._inductor.async_compile import AsyncCompile")
     'from fxpasses.compiling.shared_kernels import AsyncCompile'
