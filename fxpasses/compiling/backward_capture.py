@@ -1,4 +1,4 @@
-"""The option ``compiled_autograd``: capture the backward passes that go through a compiled graph."""
+"""The ``compiled_autograd`` option: capture the backward passes that go through a compiled graph."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 def with_captured_backward(
     compiled: Callable[..., Any], backend: Backend, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
-    """``compiled``, whose backward passes are captured from its first call with gradients on.
+    """Capture the backward passes of ``compiled``, starting with its first call with gradients enabled.
 
-    The class of the autograd node that a compiled graph leaves is new with each compilation, and known only
-    once it has run.
+    The class of a compiled graph's autograd node is new with each compilation, and known only after the graph
+    has run.
 
     Args:
-        compiled: what AOTAutograd returned for one graph.
-        backend: who compiles the captured backward graphs.
-        example_inputs: the graph's inputs; symbolic sizes among them are symbolic in the backward graph too.
+        compiled: AOTAutograd's result for one graph.
+        backend: compiles the captured backward graphs.
+        example_inputs: the graph's inputs. Sizes that are symbolic here are symbolic in the backward graph,
+            too.
     """
     dynamic = any(map(_is_symbolic, example_inputs))
     known = False
@@ -47,7 +48,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _node_class(outputs: Any) -> type | None:
-    """The class of the Python autograd node that computed the outputs, or the node that they are views of."""
+    """The class of the Python autograd node that computed the outputs or their view base."""
     for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
         node = getattr(output, "grad_fn", None)
         while node is not None:

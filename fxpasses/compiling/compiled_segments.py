@@ -1,9 +1,10 @@
-"""A graph around calls that are compiled already: what lies between them is compiled, and one function runs it all.
+"""Compile a graph around calls that are already compiled, and run all of it with one function.
 
-Inductor spends tens of milliseconds on each call of an operator that it does not know, and on each of its results. In a
-deep model with regions nearly the whole graph consists of such calls. So they are taken out: what is left is cut into
-*segments*, as few as the order of things allows (before a stack of layers, and after it), each of which Inductor
-compiles like a graph of its own. A generated function calls segments and regions in turn.
+Inductor spends tens of milliseconds on each call of an operator that it does not know, and on each of its
+results. In a deep model with regions, nearly the whole graph consists of such calls. So these calls are taken
+out. The rest is cut into *segments*, as few as ordering allows (before a stack of layers, and after it).
+Inductor compiles each segment like a graph of its own. A generated function calls segments and regions in
+turn.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import value_of
 
 MOST_SEGMENTS = 4
-"""The most segments that are worth it: each is compiled on its own, and nothing is fused across them."""
+"""Maximum number of segments that pay off: each is compiled on its own, and nothing is fused across them."""
 MOST_BETWEEN_MESSAGES = 16
-"""The most segments where messages travel while they run."""
+"""Maximum number of segments if messages travel while they run."""
 
 COPY = torch.ops.aten.copy_.default
-"""The operators with which a functional graph writes to its inputs, at its end."""
+"""The operator with which a functional graph writes to its inputs, at its end."""
 
 Direct = Callable[[fx.Node], Callable[..., Any] | None]
-"""For a node that is compiled already, what runs it: it takes the node's lists of arguments, and may empty them."""
+"""Maps an already compiled node to its callable, which takes the node's argument lists and may empty them."""
 
 
 @dataclass
@@ -40,8 +41,8 @@ class Segment:
 
     Attributes:
         nodes: the calls, in order.
-        inputs: the values that they take from elsewhere, in the order in which the compiled segment takes them.
-        outputs: what others take from them.
+        inputs: the values that they read from elsewhere, in the order of the compiled segment's inputs.
+        outputs: the values that others read from them.
     """
 
     nodes: list[fx.Node] = field(default_factory=list)
@@ -55,9 +56,10 @@ class Cut:
 
     Attributes:
         gm: the graph.
-        steps: segments and nodes of direct calls, in an order in which they can run.
-        direct: what runs each of those nodes.
-        in_place: of these, collectives and what packs their messages: functions of the values that the node needs, in order.
+        steps: segments and nodes of direct calls, in a valid order of execution.
+        direct: the callable that runs each of those nodes.
+        in_place: the nodes among them that are collectives or pack their messages. Their callables take the
+            values that the node needs, in order.
     """
 
     gm: fx.GraphModule
@@ -72,15 +74,15 @@ class Cut:
 
 
 def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
-    """Take the calls that are compiled already out of a functional graph.
+    """Take the calls that are already compiled out of a functional graph.
 
-    A segment runs as soon as the direct calls that it needs have run; the final updates of inputs (``copy_``) run last,
-    when nobody reads the old values any more. Where messages travel while something is computed, collectives are taken out as well, and keep their places
-    (:mod:`.ordered`).
+    A segment runs as soon as the direct calls that it needs have run. The final updates of inputs (``copy_``)
+    run last, when no one reads the old values anymore. Where messages travel while something is computed,
+    collectives are taken out as well, and keep their places (:mod:`.ordered`).
 
     Returns:
-        ``None`` when there is no such call, or when the graph is better left as it is: it would fall into too many
-        segments, writes to memory in other ways, or has to call the RNG in eager's order.
+        ``None`` if there is no such call, or if the graph is better left alone: it would need too many
+        segments, writes to memory in other ways, or must call the RNG in eager's order.
     """
     running = {node: run for node in gm.graph.nodes if (run := direct(node)) is not None}
     in_place = called_in_place(gm.graph) if overlaps(gm.graph, running) else set()
@@ -111,14 +113,14 @@ def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
         return None
     steps: list[Segment | fx.Node] = []
     for segment, ready in zip(segments, calls, strict=True):
-        # One without outputs has nothing but updates of inputs, or nothing that is used.
+        # One without outputs only updates inputs, or computes nothing that is used.
         steps += [segment] if segment.outputs or any(n.target is COPY for n in segment.nodes) else []
         steps += ready
     return Cut(gm, steps, running, in_place)
 
 
 def _function_of(node: fx.Node) -> Callable[..., Any]:
-    """A call as a function of the values that it needs."""
+    """Turn a call into a function of the values that it needs."""
     needed = node.all_input_nodes
 
     def run(*values: Any) -> Any:
@@ -130,7 +132,7 @@ def _function_of(node: fx.Node) -> Callable[..., Any]:
 
 
 def _may_move(node: fx.Node) -> bool:
-    """Whether a call may run earlier or later than where it stands, as far as its arguments allow."""
+    """Whether a call may run earlier or later than its position, as far as its arguments allow."""
     if node.op in ("placeholder", "output"):
         return True
     if node.op == "get_attr":
@@ -147,7 +149,7 @@ def _may_move(node: fx.Node) -> bool:
 
 
 def _depths(graph: fx.Graph, running: Mapping[fx.Node, Callable[..., Any]]) -> dict[fx.Node, int]:
-    """For each call, how many segments have to run before its own."""
+    """For each call, how many segments must run before its own."""
     depth: dict[fx.Node, int] = {}
     last: list[fx.Node] = []
     for node in graph.nodes:
@@ -171,7 +173,7 @@ def _depths(graph: fx.Graph, running: Mapping[fx.Node, Callable[..., Any]]) -> d
 
 
 def _is_result(node: fx.Node, running: Mapping[fx.Node, Callable[..., Any]]) -> bool:
-    """Whether the node takes one result out of those of a direct call."""
+    """Whether the node extracts one result of a direct call."""
     return node.target is operator.getitem and node.args[0] in running
 
 
@@ -179,9 +181,9 @@ def connect_segment(segment: Segment, home: dict[fx.Node, Segment], symbols: Seq
     """Fill in the inputs and outputs of a segment.
 
     Args:
-        segment: whose ``inputs`` are set, and to whose ``outputs`` is added.
-        home: for each call, the segment that runs it.
-        symbols: the symbolic sizes of the graph, which come first among the inputs of every segment.
+        segment: its ``inputs`` are set, and its ``outputs`` are appended to.
+        home: maps each call to the segment that runs it.
+        symbols: the graph's symbolic sizes. They come first in every segment's inputs.
     """
     inputs: dict[fx.Node, None] = dict.fromkeys(symbols)
     for node in segment.nodes:
@@ -194,13 +196,13 @@ def connect_segment(segment: Segment, home: dict[fx.Node, Segment], symbols: Seq
 
 
 def _knows_symbols(segment: Segment, symbols: Sequence[fx.Node]) -> bool:
-    """Whether every symbol in a segment's sizes is given to it as a number."""
+    """Whether every symbol in a segment's sizes is passed to it as an integer."""
     known = set().union(*(_torch.free_symbols(value_of(n)) for n in symbols)) if symbols else set()
     return all(_torch.free_symbols(value_of(n)) <= known for n in [*segment.nodes, *segment.inputs])
 
 
 def segment_module(gm: fx.GraphModule, segment: Segment) -> fx.GraphModule:
-    """A segment as a graph of its own, with names of its own: in a deeper model, its text is the same."""
+    """Build a segment's own graph, with names of its own, so that its text is the same in a deeper model."""
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     for number, node in enumerate(segment.inputs):
@@ -224,12 +226,12 @@ def segment_module(gm: fx.GraphModule, segment: Segment) -> fx.GraphModule:
 
 
 def name_in_whole(node: fx.Node) -> str:
-    """The name of a segment's node in the graph that the segment was cut from; of any other node its own."""
+    """The name that a segment's node has in the graph it was cut from; for any other node, its own name."""
     return str(node.meta.get("name_in_whole", node.name))
 
 
 def restrided(value: Any, strides: Sequence[int] | None) -> Any:
-    """A fake value with the strides that the compiled segment gives it, where they are known and others."""
+    """Give a fake value the strides that the compiled segment returns, if they are known and differ."""
     if strides is None or not isinstance(value, torch.Tensor):
         return value
     traced = value.stride()
@@ -239,17 +241,17 @@ def restrided(value: Any, strides: Sequence[int] | None) -> Any:
 
 
 def changed_strides(found: Cut, values: Mapping[fx.Node, Any]) -> dict[fx.Node, tuple[int, ...]]:
-    """The values that direct calls would read in other strides than those that they were traced, and compiled, for.
+    """Find the values that direct calls would read with strides other than those traced and compiled.
 
-    A segment that is given values in another layout (Inductor chose it for what the forward graph saves) gives results in
-    that layout, too.
+    A segment whose inputs have another layout (Inductor chose it for what the forward graph saves) returns
+    results in that layout, too.
 
     Args:
         found: the graph, cut.
-        values: fake values with the strides that there are, where they are known.
+        values: fake values with their actual strides, where these are known.
 
     Returns:
-        The strides that were traced.
+        The traced strides of these values.
     """
     read = {node for step in found.steps if isinstance(step, fx.Node) for node in step.all_input_nodes}
     changed = {}
@@ -264,7 +266,7 @@ def changed_strides(found: Cut, values: Mapping[fx.Node, Any]) -> dict[fx.Node, 
 
 
 def fitted(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A tensor with these strides: the same one, or a copy."""
+    """Return the tensor with these strides: the same tensor, or a copy."""
     if value.stride() == strides:
         return value
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
@@ -275,12 +277,12 @@ def stitch_segments(
     compiled: Sequence[Callable[..., Any]],
     changed: Mapping[fx.Node, tuple[int, ...]] = MappingProxyType({}),
 ) -> Callable[[list[Any]], Any]:
-    """One function with the graph's calling convention: a list of inputs, which it empties, to a tuple of outputs.
+    """Build one function with the graph's calling convention: a list of inputs, which it empties, to a tuple.
 
     Args:
         found: the graph, cut.
-        compiled: its segments, each with that same convention.
-        changed: values that direct calls get as copies with these strides.
+        compiled: its segments, each with the same convention.
+        changed: values that direct calls receive as copies with these strides.
     """
     graph = found.gm.graph
     placeholders = graph.find_nodes(op="placeholder")
@@ -294,7 +296,7 @@ def stitch_segments(
         read = step.inputs if isinstance(step, Segment) else step.all_input_nodes
         for node in read:
             left[node] -= 1
-        # Whoever is called holds the only reference to what nobody else needs, and can free it early.
+        # The callee holds the only reference to what no one else needs, and can free it early.
         done = _forget([node for node in dict.fromkeys(read) if not left[node]])
         run = f"run_{number}"
         if isinstance(step, Segment):
@@ -311,13 +313,13 @@ def stitch_segments(
             lines += [*done, f"results = {run}({', '.join(f'given_{i}' for i in range(len(lists)))})"]
             lines += [f"{_name(user)} = results[{user.args[1]}]" for user in step.users if left.get(user)]
             lines += ["del results"]
-    values: Any = output.args[0]  # none in a graph that only changes its inputs
+    values: Any = output.args[0]  # empty in a graph that only updates its inputs
     lines += [f"return ({_text(values)}{',' if values else ''})"]
     return load_stitched("def call(inputs):\n" + "".join(f"    {line}\n" for line in lines), known)
 
 
 def load_stitched(source: str, parts: Mapping[str, Callable[..., Any]]) -> Callable[[list[Any]], Any]:
-    """The function of this source, in which the names of ``parts`` stand for these; it has both as attributes."""
+    """Load the function from its source, with ``parts`` as globals. The function keeps both as attributes."""
     known: dict[str, Any] = {"fitted": fitted, **parts}
     exec(compile(source, "<stitched graph>", "exec"), known)
     call = known["call"]
@@ -327,7 +329,7 @@ def load_stitched(source: str, parts: Mapping[str, Callable[..., Any]]) -> Calla
 
 
 def _uses(found: Cut, output: fx.Node) -> dict[fx.Node, int]:
-    """The number of steps that read each value; the output counts as a step that never comes."""
+    """The number of steps that read each value. The output counts as a step that never runs."""
     left: dict[fx.Node, int] = {}
     for step in found.steps:
         for node in step.inputs if isinstance(step, Segment) else step.all_input_nodes:

@@ -1,4 +1,4 @@
-"""What outside of a process decides a compilation: environment variables, and the source of these packages. Imports no torch."""
+"""What determines a compilation from outside: environment variables and our source. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _READ = (
 
 _WITHOUT_EFFECT = (
     "TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG",  # messages
-    "FXPASSES_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "TORCHINDUCTOR_COMPILE_THREADS",  # where, and how many at once
-    "FXPASSES_SILENT_AFTER",  # how long ranks are waited for
+    "FXPASSES_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "TORCHINDUCTOR_COMPILE_THREADS",  # where, how many at once
+    "FXPASSES_SILENT_AFTER",  # a timeout
     "TORCHELASTIC_",  # a launcher gives each process its own
 )  # fmt: skip
-"""Those among them that make no difference to what is compiled."""
+"""Prefixes of variables among them that do not affect what is compiled."""
 
 
 def deciding_variables() -> dict[str, str]:
-    """The environment variables that compilers and kernels read, and their values, by factor of a compilation."""
+    """The environment variables that compilers and kernels read, with their values, by compilation factor."""
     return {
         f"environment variable {name}": value
         for name, value in sorted(os.environ.items())
@@ -32,7 +32,7 @@ def deciding_variables() -> dict[str, str]:
 
 @functools.cache
 def own_source() -> str:
-    """Hash of the source of the three packages: a new version of us never runs what an old one compiled."""
+    """Hash of the source of the three packages, so that a new version never runs what an old one compiled."""
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parents[2]
     for package in ("compiled_autograd", "fake", "fxpasses"):

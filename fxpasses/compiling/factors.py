@@ -1,4 +1,4 @@
-"""The factors that decide one compilation, as text by name: versions, settings, options, inputs, the most general first."""
+"""The factors that determine a compilation, as text by name, most general first."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fxpasses.compiling.options import Options
 
 
 def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, str]:
-    """Describe everything that decides a compilation besides the calls of its graph and the passes, before any stage has run.
+    """Describe what determines a compilation besides its graph's calls and the passes, before any stage runs.
 
     Args:
         gm: the Dynamo graph.
         inputs: its example inputs: fake tensors and symbolic sizes.
-        options: of the compilation.
+        options: the options of the compilation.
 
     Returns:
-        Text by the name of the factor, the most general first: versions, environment variables, settings, options, inputs.
+        Text by factor name, most general first: versions, environment variables, settings, options, inputs.
     """
     return {
         **compile_surroundings(),
@@ -40,9 +40,10 @@ def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options)
 
 
 def graph_text(gm: fx.GraphModule) -> str:
-    """The calls of a graph, one a line, those of the graphs that it calls included.
+    """The calls of a graph, one per line, including those of the graphs that it calls.
 
-    Inputs that are device meshes have no line: each is named after what was read first, a hook or a parameter, which says nothing more.
+    Inputs that are device meshes have no line: their names depend on what was read first, a hook or a
+    parameter, and carry no information.
     """
     lines = []
     for node in gm.graph.nodes:
@@ -82,7 +83,7 @@ def _settings(options: Options) -> dict[str, str]:
         ("functorch", functorch_config, {}),
     ):
         values = {**config.get_config_copy(), **patches}  # type: ignore[attr-defined]
-        # An address reads otherwise in every process.
+        # An address differs from process to process.
         told = {key: value for key, value in values.items() if " at 0x" not in repr(value)}
         found |= {f"{name} setting {key}": _setting(value) for key, value in told.items()}
     for field in dataclasses.fields(options):
@@ -92,7 +93,7 @@ def _settings(options: Options) -> dict[str, str]:
 
 
 def _inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, str]:
-    """``"shape of input x"`` and so on: each property of each input is a factor of its own."""
+    """Map ``"shape of input x"`` and so on to text. Each property of each input is a factor of its own."""
     found: dict[str, str] = {}
     names = input_names(gm)
     if len(set(names)) < len(inputs):
@@ -105,12 +106,12 @@ def _inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, str]:
 
 
 def input_names(gm: fx.GraphModule) -> list[str]:
-    """The inputs of a Dynamo graph as the user calls them, in order."""
+    """The user's names for the inputs of a Dynamo graph, in order."""
     return [_input_name(str(node.target)) for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def _input_name(target: str) -> str:
-    """``block.weight`` for ``L_block_parameters_weight_``, as Dynamo calls it."""
+    """Turn Dynamo's ``L_block_parameters_weight_`` into ``block.weight``."""
     name = target.removeprefix("L_").rstrip("_")
     for part in ("modules", "parameters", "buffers"):
         name = name.replace(f"_{part}_", ".")
@@ -119,7 +120,7 @@ def _input_name(target: str) -> str:
 
 def _properties(value: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(value, torch.Tensor):
-        # The text of any other object may be long, or read tensors whose memory is freed (parameters of FSDP2).
+        # The text of other objects may be long, or read tensors whose memory is freed (FSDP2 parameters).
         yield "value", str(value) if isinstance(value, _PLAIN) else type(value).__qualname__
         return
     yield "dtype", str(value.dtype)
@@ -152,7 +153,7 @@ _PLAIN = (
 
 
 def _training_mode(gm: fx.GraphModule) -> str:
-    """Whether calls that behave otherwise in training (dropout, batch norm) are told that it is."""
+    """The mode given to calls that behave differently in training (dropout, batch norm)."""
     modes = set()
     for node in gm.graph.nodes:
         position = _position_of_training(node.target) if node.op == "call_function" else None
@@ -166,15 +167,15 @@ def _training_mode(gm: fx.GraphModule) -> str:
 def _position_of_training(target: Callable[..., Any]) -> int | None:
     try:
         names = list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # built-in functions do not say
+    except (TypeError, ValueError):  # built-in functions have no signature
         return None
     return names.index("training") if "training" in names else None
 
 
 def qualified(target: Any) -> str:
-    """The name of a function with its module, the same in every process."""
+    """The name of a function with its module, identical in every process."""
     module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
-    if not name or module.startswith("torch._ops."):  # of operators, the name of a pybind11 class
+    if not name or module.startswith("torch._ops."):  # for operators, this names a pybind11 class
         return str(target)
     return f"{module}.{name}"
 
@@ -184,5 +185,5 @@ def _autocast(device: str) -> str:
 
 
 def _setting(value: Any) -> str:
-    """The text of a setting; a set has another order in each process."""
+    """The text of a setting. Sets are sorted, because their order differs from process to process."""
     return repr(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value)

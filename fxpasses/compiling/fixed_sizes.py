@@ -1,7 +1,7 @@
-"""A graph that Inductor cannot lower with symbolic sizes: compiled for the sizes of each call.
+"""Compile a graph that Inductor cannot lower with symbolic sizes for the sizes of each call.
 
-Whoever calls the compiled graph has guards on what its symbols may be; within them, each new combination of sizes is compiled
-when it is first met, up to a limit, behind which the graph runs operator by operator.
+The caller of the compiled graph has guards on its symbols. Within them, each new combination of sizes is
+compiled when it first occurs, up to a limit. Beyond the limit, the graph runs operator by operator.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fxpasses.compiling.saved_code import EagerCode
 log = logging.getLogger(__name__)
 
 MOST_SIZES = 8
-"""For how many combinations of sizes one graph is compiled."""
+"""Maximum number of size combinations that one graph is compiled for."""
 
 Run = Callable[[list[Any]], Any]
 
 
 class FixedSizes:
-    """The graph as a callable of a list of inputs.
+    """The graph as a callable that takes a list of inputs.
 
     Args:
         gm: the graph, with symbolic sizes.
-        compile: compiles it for inputs like these, whose sizes are numbers.
-        inputs: for which it is compiled at once.
+        compile: compiles it for inputs like these, whose sizes are integers.
+        inputs: the inputs that it is compiled for at once.
 
     Raises:
         Exception: what Inductor raises with fixed sizes, too.
@@ -68,7 +68,7 @@ class FixedSizes:
             return self._eager
         try:
             run = self._compile(inputs)
-        except Exception as error:  # noqa: BLE001  (eager computes the same, whatever Inductor cannot do)
+        except Exception as error:  # noqa: BLE001  (eager computes the same)
             log.warning("running in eager for these sizes: %s: %s", type(error).__name__, error)
             run = self._eager
         self._compiled[key] = run
@@ -82,7 +82,7 @@ def _key(inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def with_hints(inputs: Sequence[Any]) -> list[Any] | None:
-    """Fake inputs with numbers as sizes: those that were traced; ``None`` where one depends on data."""
+    """Fake inputs with the traced sizes as integers, or ``None`` if a size depends on data."""
     mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
 
     def number(size: Any) -> int:
@@ -106,7 +106,7 @@ def with_hints(inputs: Sequence[Any]) -> list[Any] | None:
 
 
 def fixed_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
-    """The graph for inputs of these sizes, and fake inputs for it."""
+    """Retrace the graph for inputs of these sizes. Returns it and fake inputs for it."""
     mode = _torch.detect_fake_mode(inputs) or _torch.FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [
         mode.from_tensor(v.detach(), static_shapes=True)

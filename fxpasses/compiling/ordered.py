@@ -1,8 +1,10 @@
-"""Messages that travel while something is computed keep their places: a graph is cut into segments where they start and end.
+"""Cut a graph into segments where overlapped messages start and end, so that they keep their places.
 
-Inductor keeps collectives in order, but not what is computed between them: it fuses calls that stand far apart, so that all results are waited for before the
-first matmul, and sums start after the last. So in a graph in which something expensive stands between a collective and its ``wait_tensor``,
-collectives, with the views and copies that pack and unpack their messages, are called directly, and segments between them end where they stand.
+Inductor keeps collectives in order, but not the computation between them. It fuses calls that stand far
+apart, so that all results are waited for before the first matmul, and sums start after the last. So if
+something expensive stands between a collective and its ``wait_tensor``, collectives and the views and copies
+that pack and unpack their messages are called directly. The segments between them end where these calls
+stand.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _COPIES = {aten.cat.default, aten.clone.default, aten.constant_pad_nd.default, a
 
 
 def overlaps(graph: fx.Graph, direct: Collection[fx.Node]) -> bool:
-    """Whether something expensive, or a call that is compiled already, stands between a collective and the wait for it."""
+    """Whether an expensive or already compiled call stands between a collective and its wait."""
     travelling: set[fx.Node] = set()
     for node in graph.nodes:
         if node.target is _WAIT:
@@ -39,7 +41,7 @@ def overlaps(graph: fx.Graph, direct: Collection[fx.Node]) -> bool:
 
 
 def called_in_place(graph: fx.Graph) -> set[fx.Node]:
-    """Collectives, and what packs and unpacks their messages: as cheap in eager as compiled."""
+    """Collectives, and the calls that pack and unpack their messages: as cheap in eager as compiled."""
     found = {node for node in graph.nodes if _communicates(node)}
     for nodes, ends in ((graph.nodes, "all_input_nodes"), (reversed(graph.nodes), "users")):
         for node in nodes:
@@ -51,7 +53,9 @@ def called_in_place(graph: fx.Graph) -> set[fx.Node]:
 
 
 def depths_in_order(graph: fx.Graph, running: Collection[fx.Node]) -> dict[fx.Node, int]:
-    """For each call, how many segments run before it, if direct calls keep their order, and stay behind what is expensive before them.
+    """For each call, how many segments run before it, if direct calls keep their order.
+
+    A direct call that communicates stays behind the expensive calls before it.
 
     Args:
         graph: the graph.
@@ -77,7 +81,7 @@ def depths_in_order(graph: fx.Graph, running: Collection[fx.Node]) -> dict[fx.No
                 depth[node] = max(depth[node], floor)
                 expensive = max(expensive, depth[node])
     deepest = max((d + (n in running) for n, d in depth.items()), default=0)
-    # What writes to inputs comes last, when nobody reads the old values any more.
+    # Writes to inputs come last, when no one reads the old values anymore.
     return depth | {n: deepest for n in graph.nodes if n.op == "call_function" and is_mutating(n)}
 
 

@@ -1,7 +1,8 @@
-"""Compiled graphs in the form in which torch saves them (``caching_precompile``, ``bundled_autograd_cache``).
+"""Compiled graphs in the form that torch saves (``caching_precompile``, ``bundled_autograd_cache``).
 
-AOTAutograd then asks every compiled graph to be an ``OutputCode``. Inductor's are; here are ours: a graph that runs operator by
-operator, parts that a generated function calls in turn, and what cannot be saved, which says why.
+AOTAutograd then requires every compiled graph to be an ``OutputCode``. Inductor's graphs already are. This
+module has the others: a graph that runs operator by operator, parts that a generated function calls in turn,
+and code that cannot be saved, with the reason.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def _no_metadata(key: str) -> bool:
 
 
 class EagerCode(_torch_inductor.RegionalOutputCode):
-    """A graph that runs operator by operator, called like a compiled one: with a list of inputs, which it empties."""
+    """A graph that runs operator by operator. Called like a compiled one: it empties a list of inputs."""
 
     def __init__(self, gm: fx.GraphModule, traced: Sequence[Any] = ()) -> None:
-        """``traced`` are its outputs as they were traced, if somebody relies on their strides."""
+        """``traced`` are its outputs as traced, if a caller relies on their strides."""
         super().__init__(gm, ops_filter=None, node_metadata_key_filter=_no_metadata)  # type: ignore[arg-type]
         self._strides = [_known_strides(value) for value in traced]
 
@@ -53,7 +54,7 @@ def _known_strides(value: Any) -> tuple[int, ...] | None:
 
 
 class StitchedCode(_torch_inductor.OutputCode):
-    """Parts of a graph, each an ``OutputCode``, and the function that calls them in turn."""
+    """The parts of a graph, each an ``OutputCode``, and the function that calls them in turn."""
 
     def __init__(self, source: str, parts: Mapping[str, _torch_inductor.OutputCode]) -> None:
         super().__init__()
@@ -72,10 +73,10 @@ class StitchedCode(_torch_inductor.OutputCode):
         self._call = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Load the parts and write the function that calls them; called by AOTAutograd after a cache hit, too.
+        """Load the parts and the function that calls them. AOTAutograd calls this after a cache hit, too.
 
         Args:
-            example_inputs: not used: each part knows its own.
+            example_inputs: not used: each part has its own.
             constants: not used: each part has its own.
             graph_kwargs: torch's arguments for loading a part.
         """
@@ -86,11 +87,11 @@ class StitchedCode(_torch_inductor.OutputCode):
             self._call = load_stitched(self.source, self.parts)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
-        """The parts have their own."""
+        """Nothing to do: the parts have their own bundles."""
 
 
 class UnsavedCode(_torch_inductor.OutputCode):
-    """A compiled graph that can be run, but not saved."""
+    """A compiled graph that can run but cannot be saved."""
 
     def __init__(self, call: Callable[..., Any], reason: str) -> None:
         super().__init__()
@@ -105,18 +106,18 @@ class UnsavedCode(_torch_inductor.OutputCode):
         raise _torch_inductor.BypassAOTAutogradCache(f"fxpasses: {self._reason}")
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Nothing is left to do: this code never was on a disk. Args: those of :meth:`StitchedCode.post_compile`."""
+        """Nothing to do: this code was never on disk. Args: those of :meth:`StitchedCode.post_compile`."""
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
-        """It is not saved, and nor are its kernels."""
+        """Nothing to do: neither the code nor its kernels are saved."""
 
 
 def unsaved(compiled: Any, reason: str) -> Any:
-    """Inductor's compiled graph, of which AOTAutograd's cache keeps no entry; ``reason`` says why."""
+    """Keep Inductor's compiled graph out of AOTAutograd's cache; ``reason`` says why."""
     if _torch_inductor.saves_compiled_code():
         return UnsavedCode(compiled, reason)
 
-    # An entry refers to code by a key that Inductor's has and a function has not.
+    # A cache entry refers to code by a key, which Inductor's code has and a function does not have.
     def run(inputs: list[Any]) -> Any:
         return compiled(inputs)
 
@@ -126,12 +127,12 @@ def unsaved(compiled: Any, reason: str) -> Any:
 
 
 def before_unsaved(compiled: Any) -> Any:
-    """What :func:`unsaved` was given, where this is what it made."""
+    """Undo :func:`unsaved` if ``compiled`` is its result."""
     return getattr(compiled, "compiled", compiled)
 
 
 def as_output_code(compiled: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """A compiled graph as AOTAutograd wants it where it saves them; ``reason`` says why this one cannot be."""
+    """Make a graph an ``OutputCode`` if AOTAutograd saves graphs; ``reason`` is why this one is not saved."""
     if not _torch_inductor.saves_compiled_code() or isinstance(compiled, _torch_inductor.OutputCode):
         return compiled
     return UnsavedCode(compiled, reason)

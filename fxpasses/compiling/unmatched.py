@@ -1,7 +1,8 @@
-"""Passes that found nothing to change, or no graph to run on: most often they look for operators that graphs do not have.
+"""Report passes that found nothing to change, or no graph to run on.
 
-Passes run behind the decompositions of Inductor: ``aten.gelu`` is ``erf`` and products by then, and ``aten.linear`` never was
-in a graph. What a pass looks for is read off its code. A model without gradients has no joint graph.
+Most often such a pass looks for operators that are not in its graphs. Passes run after Inductor's
+decompositions: ``aten.gelu`` is ``erf`` and products by then, and ``aten.linear`` never was in a graph. What
+a pass looks for is read from its code. A model without gradients has no joint graph.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _INFERENCE = (
 
 @dataclass
 class Unmatched:
-    """The passes that changed nothing in any graph of one Dynamo graph.
+    """The passes that changed no graph of one Dynamo graph.
 
     Attributes:
         passes: the passes.
@@ -54,16 +55,16 @@ class Unmatched:
             for item in (given.passes if isinstance(given, Fixpoint) else (given,))
             if item.name not in usual
         ]
-        """Those that have run on no graph yet."""
+        """Passes that have not run on any graph yet."""
         self._looked_at = [
             item
             for item in self._waiting
-            # A pattern says whether it expects a match.
+            # A pattern states itself whether it expects a match.
             if not isinstance(item, PatternPass) and not never_rewrites(item)
         ]
 
     def before(self, gm: fx.GraphModule, kind: str) -> None:
-        """Note what a graph has, before passes run on it."""
+        """Record what a graph contains, before passes run on it."""
         if not self._looked_at and not self._waiting:
             return
         targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
@@ -71,7 +72,7 @@ class Unmatched:
         self._targets.update(targets)
 
     def after(self, runs: Iterable[PassRun], kind: str) -> None:
-        """Note what passes did."""
+        """Record what the passes did."""
         for run in runs:
             counters.count_pass(run.name, changed=run.changed)
             self._waiting = [item for item in self._waiting if item.name != run.name]
@@ -81,7 +82,7 @@ class Unmatched:
                 self._ran.setdefault(run.name, {})[kind] = None
 
     def tell(self) -> None:
-        """Say it once of each pass that has never changed anything and has seen every graph that it takes."""
+        """Warn once about each pass that never changed anything and has seen every graph that it takes."""
         self._tell_of_waiting()
         for item in self._looked_at:
             kinds = self._ran.get(item.name, {})
@@ -113,7 +114,7 @@ class Unmatched:
 
 def _why(item: Pass, targets: Collection[Any]) -> str:
     if type(item).__module__.startswith("fxpasses.passes"):
-        return ""  # it knows what is decomposed
+        return ""  # our own passes know what is decomposed
     table = decompositions()
     gone = [
         str(operator)
@@ -127,7 +128,7 @@ def _why(item: Pass, targets: Collection[Any]) -> str:
 
 
 def never_rewrites(item: Pass) -> bool:
-    """Whether the code of a pass cannot say that it changed anything: all it ever returns is ``False``."""
+    """Whether a pass can never report a change: its code returns nothing but ``False``."""
     function = _code_of(item)
     if function is None:
         return False
@@ -148,7 +149,7 @@ def _code_of(item: Pass) -> FunctionType | None:
 
 
 def mentioned_operators(item: Pass) -> list[Any]:
-    """The operators that the code of a pass names, that of the functions of its own module which it calls included.
+    """The operators named in a pass's code, including the functions of its own module that it calls.
 
     >>> import torch
     >>> from fxpasses import graph_pass
@@ -188,7 +189,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _values_named(function: FunctionType) -> Iterator[Any]:
-    """The objects behind chains of attributes in a function's code, such as ``torch.ops.aten.gelu.default``."""
+    """The objects behind attribute chains in a function's code, such as ``torch.ops.aten.gelu.default``."""
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     known: dict[str, Any] = dict(function.__globals__)
     for name, cell in closed.items():
@@ -222,7 +223,7 @@ def _chains(code: CodeType, known: dict[str, Any]) -> Iterator[Any]:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """The attribute, where reading it runs no code but torch's look-up of operators."""
+    """The attribute, if reading it runs no code except torch's operator lookup."""
     if isinstance(value, _torch.OpOverloadPacket) or inspect.ismodule(value):
         return getattr(value, name, _NOTHING)
     return inspect.getattr_static(value, name, _NOTHING) if isinstance(value, type) else _NOTHING
