@@ -1,1 +1,1 @@
-"""Building blocks of a compilation: options, observers, compilers of partitioned graphs, and history."""
+"""What a compilation is made of: options, observers, compilers of the partitioned graphs, and its history."""

@@ -1,4 +1,4 @@
-"""Compilers of partitioned graphs: Inductor, or the graph itself."""
+"""Compilers of partitioned graphs: Inductor, or eager runs of the graph itself."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _parts: ContextVar[list[LoweredPart] | None] = ContextVar("inductor_parts", defa
 
 
 class LoweredPart(NamedTuple):
-    """What Inductor made of a graph, or of a segment of one.
+    """Inductor's result for a graph, or for a segment of one.
 
     Attributes:
-        compiled: what it returned.
-        names: for each node that it was given, the name in the whole graph.
-        from_cache: whether its cache had it.
+        compiled: the result.
+        names: maps each of its nodes to the node's name in the whole graph.
+        from_cache: whether it came from Inductor's cache.
     """
 
     compiled: Any
@@ -67,7 +67,7 @@ class LoweredPart(NamedTuple):
 
 @contextlib.contextmanager
 def lowered_parts() -> Iterator[list[LoweredPart]]:
-    """Gives a list to which Inductor's compiled graphs are added, those of segments included."""
+    """Yields a list that collects Inductor's compiled graphs, including those of segments."""
     found: list[LoweredPart] = []
     before = _parts.set(found)
     try:
@@ -78,10 +78,10 @@ def lowered_parts() -> Iterator[list[LoweredPart]]:
 
 @dataclass(frozen=True)
 class Partitioner(_torch.CustomPartitionerFn):
-    """Our partition function in the form in which Inductor takes one.
+    """Our partition function in the form that Inductor accepts.
 
-    Inductor and AOTAutograd both make ``uuid()`` part of their cache keys: it stands for everything of ours
-    that decides what is compiled: our source, the passes and the options.
+    Inductor and AOTAutograd both include ``uuid()`` in their cache keys. It stands for everything of ours
+    that affects the result: our source, the passes and the options.
     """
 
     memory_budget: float | None
@@ -94,7 +94,7 @@ class Partitioner(_torch.CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         if (
             self.whose == "torch" and "decides" not in kwargs
-        ):  # which tuning may have chosen, where ranks have to agree
+        ):  # tuning may choose this even if ranks must agree
             budget = {} if self.memory_budget is None else {"activation_memory_budget": self.memory_budget}
             with _torch.functorch_config.patch(budget):
                 return min_cut_rematerialization_partition(
@@ -107,12 +107,12 @@ class Partitioner(_torch.CustomPartitionerFn):
 
 
 def partitioner_of(options: Options, digest: str | None) -> Partitioner:
-    """The partitioner that the options ask for. Args: these, and a hash of all that is ours in the compilation."""
+    """The partitioner that the options name. Args: the options, and a hash of our part of the compilation."""
     return Partitioner(options.memory_budget, digest, bool(options.report), options.partition)
 
 
 class _KeepOutputsFresh(_torch.CustomGraphPass):
-    """:func:`keep_outputs_fresh` as the last of Inductor's passes, which drops copies: nothing else of ours decides what it does."""
+    """Runs :func:`keep_outputs_fresh` after Inductor's passes, which drop copies. No other option of ours affects it."""
 
     def __call__(self, graph: fx.Graph) -> None:
         keep_outputs_fresh(graph)
@@ -122,13 +122,13 @@ class _KeepOutputsFresh(_torch.CustomGraphPass):
 
 
 class Compiler(Protocol):
-    """Who turns the partitioned graphs into callables (which take one list of inputs)."""
+    """Turns the partitioned graphs into callables, which take one list of inputs."""
 
     def settings(self) -> Any:
-        """A context manager that is entered while AOTAutograd runs: settings of torch."""
+        """A context manager with torch settings, entered while AOTAutograd runs."""
 
     def aot_arguments(self) -> dict[str, Any]:
-        """Arguments for AOTAutograd: decompositions and the like."""
+        """Arguments for AOTAutograd, such as decompositions."""
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
@@ -136,7 +136,7 @@ class Compiler(Protocol):
         """Split the joint graph."""
 
     def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
-        """Whether the partition leaves random operators as they are, so that graphs can be compared across it."""
+        """Whether the partition preserves random operators, so that graphs can be compared across it."""
 
     def forward(
         self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
@@ -144,10 +144,11 @@ class Compiler(Protocol):
         """Compile a forward or inference graph.
 
         Args:
-            gm: a functional graph of ATen calls, whose outputs are those of the model and, for a forward graph, the saved values.
+            gm: a functional graph of ATen calls. Its outputs are those of the model and, for a forward graph,
+                the saved values.
             inputs: the fake tensors and symbolic sizes that it was traced with.
             inference: whether there is no backward graph.
-            visible: how many of the first outputs keep the strides that they were traced with; the model's outputs by default.
+            visible: how many of the first outputs keep their traced strides; by default the model's outputs.
 
         Returns:
             A callable that takes one list of inputs, which it may empty, and returns the outputs in order.
@@ -158,13 +159,13 @@ class Compiler(Protocol):
 
 
 class InductorCompiler:
-    """Compile with Inductor's own entry points, one state per Dynamo graph.
+    """Compiles with Inductor's own entry points, one state per Dynamo graph.
 
     Args:
-        options: of the compilation.
+        options: the options of the compilation.
         gm: the graph.
         example_inputs: its inputs.
-        compiled_callable: returns the callable for a call that is compiled already, and ``None`` for others.
+        compiled_callable: returns the callable of an already compiled call, and ``None`` for other calls.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class InductorCompiler:
         self._outputs = _torch.get_num_model_outputs(gm)
         self._compiled_callable = compiled_callable
         self._isolates = options.repro_directory() if options.on_failure == "isolate" else None
-        """The directory of repro files for calls that Inductor cannot lower, if these are to run in eager."""
+        """The directory for repro files of calls that Inductor cannot lower, if these are to run in eager."""
         self._repros: dict[tuple[str, str], str] = {}
         self._dynamo_graph = gm
         with self._patched():
@@ -191,7 +192,7 @@ class InductorCompiler:
             self._wrapper = _torch.wrapper_arguments()
 
     def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
-        """Inductor's inner compiler under our settings: backward graphs are compiled when nothing is patched any more."""
+        """Inductor's inner compiler, under our settings: a late backward graph finds nothing patched."""
         keep_outputs_fresh(gm.graph)
         found = (
             None
@@ -207,8 +208,8 @@ class InductorCompiler:
     def _lower_or_isolate(
         self, gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any], repros: Path
     ) -> Callable[[list[Any]], Any]:
-        """The graph, compiled, or where Inductor fails what of it can be, with the rest in eager."""
-        kept, late = copy_graph(gm), False  # Inductor rewrites what it is given
+        """Compile the graph. If Inductor fails, compile what it can, and run the rest in eager."""
+        kept, late = copy_graph(gm), False  # Inductor rewrites its input
 
         def generated() -> None:
             nonlocal late
@@ -229,7 +230,7 @@ class InductorCompiler:
     def _for_sizes(
         self, gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any], error: Exception
     ) -> Callable[[list[Any]], Any]:
-        """A graph with symbolic sizes on which Inductor fails, compiled for the sizes of each call."""
+        """Compile a graph with symbolic sizes on which Inductor fails, for the sizes of each call."""
         how = {**how, "cudagraphs": _torch.BoxedBool(False)}
 
         def compile(given: Sequence[Any]) -> Callable[[list[Any]], Any]:
@@ -252,7 +253,7 @@ class InductorCompiler:
     def _lower(
         self, gm: fx.GraphModule, inputs: Sequence[Any], how: Mapping[str, Any], generated: Callable[[], None]
     ) -> Any:
-        """A graph through Inductor; ``generated`` is called when there is code that is still to be compiled."""
+        """Lower a graph with Inductor; ``generated`` is called when there is code, not compiled yet."""
 
         def rewrite(code: str) -> str:
             generated()
@@ -279,18 +280,19 @@ class InductorCompiler:
                 from_cache = _torch.dynamo_counters["inductor"]["fxgraph_cache_hit"] > hits
                 parts.append(LoweredPart(compiled, names, from_cache))
             if called:
-                # It finds them by name: they have to live as long as it does, which nothing that comes from a cache would see to.
+                # Its code finds them by name, so they must live as long as it does. A cache hit would not
+                # ensure that.
                 compiled.called = called  # type: ignore[attr-defined]
                 return unsaved(compiled, "it calls regions of this process by name")
             return compiled
 
     def _around(self, found: Cut, inputs: Sequence[Any], how: dict[str, Any]) -> Callable[[list[Any]], Any]:
-        """Compile a graph with calls that are compiled already: only the segments between them are left to Inductor."""
+        """Compile a graph around already compiled calls. Inductor gets only the segments between them."""
         placeholders = found.gm.graph.find_nodes(op="placeholder")
         values = dict(zip(placeholders, inputs, strict=True))
         static = {placeholders[i] for i in how.get("static_input_idxs") or ()}
         compiled = []
-        # What cannot be compiled is looked for in each segment: none may wait for the others.
+        # With isolation, each segment is searched for calls that fail, so none may wait for the others.
         with one_unit() if self._isolates is None else contextlib.nullcontext():
             for segment in found.segments:
                 given = [values[node] if node in values else node.meta["val"] for node in segment.inputs]
@@ -309,7 +311,8 @@ class InductorCompiler:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        # Whoever compiles the backward graph later keeps this object, and may not keep the first call's tensors.
+        # Whoever compiles the backward graph later keeps this object, which must not keep the first call's
+        # tensors.
         example_inputs, self._example_inputs = self._example_inputs, ()
         with self._patched(), _torch.compile_context(example_inputs):
             yield
@@ -320,18 +323,18 @@ class InductorCompiler:
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Inductor's passes on the joint graph (attention patterns and the like), then our partition."""
+        """Run Inductor's passes on the joint graph (attention patterns and the like), then our partition."""
         with self._patched():
             return _torch.inductor_partition_fn(joint, joint_inputs, **aot)
 
     def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
-        """Inductor's passes on the joint graph put its own generator in the place of torch's."""
+        """False with random operators: Inductor's joint passes replace torch's generator by its own."""
         return not any(is_random(node) for node in joint.graph.nodes)
 
     def forward(
         self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
     ) -> Callable[..., Any]:
-        """Compile a graph with Inductor, its parameters frozen where that is asked for. Args: those of :meth:`Compiler.forward`."""
+        """Compile with Inductor, freezing parameters if asked to. Args: as for :meth:`Compiler.forward`."""
         with self._patched():
             if inference and _torch.freezes_parameters():
                 return _torch.compile_frozen(
@@ -355,11 +358,12 @@ class InductorCompiler:
 
 
 def _keep_strides(gm: fx.GraphModule, calls: Collection[fx.Node]) -> None:
-    """Have Inductor return what calls of compiled code take and give with the strides that were traced.
+    """Make Inductor preserve the traced strides of what calls of compiled code read and return.
 
-    It returns values that only the backward pass sees in the layout that its own convolutions like best: a copy, and one
-    that the compiled code behind the backward call was not compiled for. With symbolic sizes that holds for all that it returns:
-    it reports other strides as numbers only, which segments of the backward graph cannot be compiled for.
+    Inductor returns values that only the backward pass sees in the layout that its own convolutions prefer.
+    That is a copy, and one that the code behind the backward call was not compiled for. With symbolic sizes,
+    all outputs keep their strides: Inductor reports other strides as integers only, and segments of the
+    backward graph cannot be compiled for these.
     """
     (output,) = gm.graph.find_nodes(op="output")
     visible = output.meta.get("user_visible_output_idxs")
@@ -376,12 +380,12 @@ def _keep_strides(gm: fx.GraphModule, calls: Collection[fx.Node]) -> None:
 
 
 class EagerCompiler:
-    """Run the partitioned graphs operator by operator: every stage but Inductor.
+    """Runs the partitioned graphs operator by operator: every stage except Inductor.
 
     Args:
-        options: of which those of the partition, and ``report``, are used.
+        options: only the partition options and ``report`` are used.
         decompose: whether AOTAutograd decomposes operators as it does for Inductor.
-        compiled_callable: returns the callable for a call that is compiled already, and ``None`` for others.
+        compiled_callable: returns the callable of an already compiled call, and ``None`` for other calls.
     """
 
     def __init__(
@@ -424,7 +428,7 @@ class EagerCompiler:
 
 
 class UnpartitionedCompiler(EagerCompiler):
-    """Runs the graphs as AOTAutograd captured them, cut by torch's default partition: every stage but ours."""
+    """Runs the graphs as AOTAutograd captured them, with torch's default partition: no stage of ours."""
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
@@ -446,11 +450,12 @@ _SCATTERS = {
 
 
 def scatters_into_new_memory(gm: fx.GraphModule) -> bool:
-    """Whether a value that the graph has just made, such as zeros, is scattered into.
+    """Whether the graph scatters into a value that it has just created, such as zeros.
 
-    Inductor (seen in torch 2.13) writes into such memory in place. When it then fuses what fills the memory with what
-    reads the result and orders the kernels for peak memory, the reader can run before the scatter: gradients
-    through ``interpolate`` and a convolution came out wrong. Without that ordering they are right.
+    Inductor (seen in torch 2.13) writes into such memory in place. If it then fuses the call that fills the
+    memory with the call that reads the result, and orders the kernels for peak memory, the reader can run
+    before the scatter: gradients through ``interpolate`` and a convolution came out wrong. Without that
+    ordering they are right.
     """
     return any(
         node.target in _SCATTERS and isinstance(node.args[0], fx.Node) and node.args[0].op == "call_function"
@@ -459,9 +464,9 @@ def scatters_into_new_memory(gm: fx.GraphModule) -> bool:
 
 
 def cache_identity(options: Options) -> str | None:
-    """Hash of all that is ours in a compilation; ``None`` when graphs are not to be cached."""
+    """Hash of everything of ours that affects a compilation, or ``None`` if graphs must not be cached."""
     if options.check == "values":
-        return None  # what comes from a cache never ran through a pass that could be checked
+        return None  # a cached graph ran through no pass that could be checked
     identities = [(item.name, item.identity()) for item in options.passes]
     if any(identity is None for _, identity in identities):
         return None

@@ -1,4 +1,4 @@
-"""When Inductor fails on a graph, the calls that it cannot lower run in eager, between parts that it compiles.
+"""Isolate the calls that Inductor cannot lower: they run in eager, between parts that Inductor compiles.
 
 ::
 
@@ -6,8 +6,8 @@
       └ which call? ── the shortest part from the front on which it still raises, shortened from its other end
     what is before ── compiled      the call ── eager      what is behind ── compiled, or searched in its turn
 
-Parts are cut in the order of the graph and handed over in the layouts that were traced, so that nothing depends on what the
-compiler makes of the others. Updates of inputs come last, in eager, in their order.
+Parts are cut in graph order and exchange values in the traced layouts, so that nothing depends on what the
+compiler makes of the other parts. Updates of inputs come last, in eager, in their order.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ from fxpasses.graphs.rewriting import value_of
 log = logging.getLogger(__name__)
 
 _SECONDS = 120.0
-"""Seconds for which parts of one graph are tried; the rest then runs in eager as one part."""
+"""Seconds to spend on trying parts of one graph. After that, the rest runs in eager as one part."""
 _REPROS = 3
-"""The most repro files for one model's graphs."""
+"""Maximum number of repro files for one model's graphs."""
 
 Unit = tuple[fx.Node, ...]
-"""A call, and what takes its results apart: these never lie in different parts."""
+"""A call and the nodes that extract its results. They are never split across parts."""
 
 Lower = Callable[..., Callable[[list[Any]], Any]]
-"""Compiles a graph for its inputs, with Inductor's arguments; ``generated`` is told when there is code."""
+"""Compiles a graph for its inputs, with Inductor's arguments; ``generated`` is called once there is code."""
 
 
 class NotIsolated(Exception):
-    """The graph cannot be cut: says why."""
+    """The graph cannot be cut. The message says why."""
 
 
 class _Generated(BaseException):
-    """Raised where Inductor has generated code, to end a trial that asks for no more. Not an error."""
+    """Raised once Inductor has generated code, to end a trial that needs nothing more. Not an error."""
 
 
 @dataclass
 class _Part:
-    """Calls that run together: compiled, or in eager (``None``)."""
+    """Calls that run together: compiled, or in eager if ``compiled`` is ``None``."""
 
     units: list[Unit]
     compiled: Callable[[list[Any]], Any] | None = None
@@ -78,12 +78,12 @@ class Isolation:
     """The search in one graph.
 
     Attributes:
-        gm: the graph as it was handed to Inductor.
+        gm: the graph as it was passed to Inductor.
         inputs: its inputs, as Inductor takes them.
         how: Inductor's further arguments.
         lower: compiles a graph.
         directory: where repro files go.
-        repros: those that there are, by operator and reason.
+        repros: the existing repro files, by operator and reason.
     """
 
     gm: fx.GraphModule
@@ -95,30 +95,30 @@ class Isolation:
     _found: list[Isolated] = field(default_factory=list)
     _trials: dict[Any, Exception | None] = field(default_factory=dict)
     _window: list[Unit] = field(default_factory=list)
-    """The smallest part that fails, where no call of it fails alone."""
+    """The smallest part that fails although none of its calls fails alone."""
     _spent: float = 0.0
     """Seconds spent on trials."""
     _late: bool = False
-    """Whether Inductor fails after it has generated code: a trial then has to compile that."""
+    """Whether Inductor fails after code generation. A trial then has to compile the code, too."""
     _generated: bool = False
-    """Whether it has generated code for the part that it was given last."""
+    """Whether Inductor generated code for the last part it was given."""
 
     @property
     def kind(self) -> str:
-        """The name of the graph."""
+        """The kind of the graph."""
         if self.how.get("is_backward"):
             return "backward"
         return "inference" if self.how.get("is_inference") else "forward"
 
     def compiled(self, error: Exception, *, late: bool) -> Callable[[list[Any]], Any]:
-        """The graph as a callable of a list of inputs, in which only what Inductor cannot lower runs in eager.
+        """Build a callable (list of inputs) in which only what Inductor cannot lower runs in eager.
 
         Args:
-            error: what it raised on the whole graph.
-            late: whether it had generated code by then.
+            error: Inductor's error on the whole graph.
+            late: whether Inductor had generated code by then.
 
         Raises:
-            NotIsolated: for a graph that cannot be cut.
+            NotIsolated: if the graph cannot be cut.
         """
         self._late = late
         placeholders = self.gm.graph.find_nodes(op="placeholder")
@@ -128,7 +128,7 @@ class Isolation:
         units, updates = _units(self.gm)
         self._symbols = _Symbols(self.gm)
         parts = _merged(self._parts(units, error))
-        if not self._found and updates:  # all else can be lowered without them
+        if not self._found and updates:  # everything else can be lowered without them
             self._note([tuple(updates)], error)
         if not any(part.compiled for part in parts):
             raise NotIsolated("nothing of it can be lowered")
@@ -150,12 +150,12 @@ class Isolation:
         return call
 
     def _in_eager(self, segment: Segment) -> EagerCode:
-        """A segment as it is; the compiled ones rely on the strides that were traced."""
+        """Run a segment in eager, with the traced strides that the compiled segments rely on."""
         module = with_inductor_rng(segment_module(self.gm, segment))
         return EagerCode(module, [value_of(node) for node in segment.outputs])
 
     def _parts(self, units: list[Unit], error: Exception | None) -> Iterator[_Part]:
-        """Divide calls into parts; ``error`` is the exception that Inductor raised on them, where it was asked."""
+        """Divide calls into parts; ``error`` is what Inductor raised on all of them, if it was tried."""
         again = True
         while units:
             known = next((u for u in units if self._is_known(u)), None) if error is None else None
@@ -170,7 +170,7 @@ class Isolation:
                     error, self._late = raised, self._generated
             culprit = known or self._culprit(units, error)
             if culprit == () and again:
-                error, again = None, False  # the part can be lowered: compile it
+                error, again = None, False  # the calls can be lowered: compile them
                 continue
             culprit = culprit or (units[-1] if culprit == () else None)
             if culprit is None:
@@ -185,15 +185,16 @@ class Isolation:
             units, error = units[index + 1 :], None
 
     def _is_known(self, unit: Unit) -> bool:
-        """Whether a call is like one that was found, and cannot be lowered alone either."""
+        """Whether a call resembles one that was found, and cannot be lowered alone either."""
         alike = any(found.target == str(unit[0].target) for found in self._found)
         return alike and self._spent < _SECONDS and self._raised([unit]) is not None
 
     def _culprit(self, units: list[Unit], error: Exception | None) -> Unit | None:
-        """The call to run in eager: one that fails alone, or else one without which the others do not fail.
+        """Find the call to run in eager: one that fails alone, or else one without which the others succeed.
 
         Returns:
-            The call; nothing, ``()``, when all of them can be lowered as a part; ``None`` when the search took too long.
+            The call; an empty tuple if all calls can be lowered as a part; ``None`` if the search took too
+            long.
         """
         name = failing_node(error, self.gm).node if error is not None else ""
         named = next((i for i, unit in enumerate(units) if any(n.name == name for n in unit)), None)
@@ -213,12 +214,12 @@ class Isolation:
         try:
             if not fails(0, len(units)):
                 return ()
-            low, high = 0, len(units)  # the first `high` fail, the first `low` do not
+            low, high = 0, len(units)  # the first `high` calls fail, the first `low` succeed
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (low, middle) if fails(0, middle) else (middle, high)
             end = high
-            low, high = 0, end  # from `low` they fail, from `high` they do not
+            low, high = 0, end  # calls from `low` on fail, calls from `high` on succeed
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (middle, high) if fails(middle, end) else (low, middle)
@@ -233,7 +234,7 @@ class Isolation:
             return None
 
     def _raised(self, units: list[Unit]) -> Exception | None:
-        """The exception that Inductor raises on some calls; ``None`` when it lowers them."""
+        """The exception that Inductor raises on some calls, or ``None`` if it lowers them."""
         key = (units[0], len(units), self._late)
         if key not in self._trials:
             start = time.perf_counter()
@@ -271,7 +272,7 @@ class Isolation:
     def _note(
         self, units: Sequence[Unit], error: Exception | None, shown: Sequence[Unit] | None = None
     ) -> None:
-        """Remember what runs in eager, and write a program of the calls that show why (``shown``)."""
+        """Record what runs in eager, and write a repro program of the calls that show why (``shown``)."""
         nodes = [node for unit in units for node in unit]
         location = locate(nodes[0])
         reason = _one_line(error)
@@ -294,7 +295,7 @@ class Isolation:
         module = segment_module(self.gm, segment)
         try:
             text = _torch_inductor.inductor_repro(module, given)
-        except Exception as error:  # noqa: BLE001  (torch's own writer; what it cannot write must not end a compilation)
+        except Exception as error:  # noqa: BLE001  (its failure must not end a compilation)
             log.warning("there is no repro file: %s: %s", type(error).__name__, error)
             return ""
         file = fresh_file(self.directory)
@@ -304,7 +305,7 @@ class Isolation:
         return str(file)
 
     def _tell(self, parts: int) -> None:
-        """Say once what runs in eager, and why."""
+        """Report once what runs in eager, and why."""
         said: dict[tuple[str, str], list[Isolated]] = {}
         for found in self._found:
             said.setdefault((found.target, found.reason), []).append(found)
@@ -326,7 +327,7 @@ def _one_line(error: BaseException | None) -> str:
 
 
 def fresh_file(directory: Path) -> Path:
-    """A file ``inductor_N/repro.py`` that does not exist yet."""
+    """Return a path ``inductor_N/repro.py`` that does not exist yet."""
     number = 0
     while True:
         folder = directory / f"inductor_{number}"
@@ -338,10 +339,10 @@ def fresh_file(directory: Path) -> Path:
 
 
 def _units(gm: fx.GraphModule) -> tuple[list[Unit], list[fx.Node]]:
-    """The graph's calls in order, and behind them the updates of its inputs with what looks at these afterwards.
+    """Split the graph into its calls in order, and the final input updates with the calls that follow them.
 
     Raises:
-        NotIsolated: when it writes to memory in other ways, or has values that no part can take.
+        NotIsolated: if it writes to memory in other ways, or has values that no part can take.
     """
     body: dict[fx.Node, list[fx.Node]] = {}
     updates: list[fx.Node] = []
@@ -368,7 +369,7 @@ def _units(gm: fx.GraphModule) -> tuple[list[Unit], list[fx.Node]]:
 
 
 class _Symbols:
-    """Who tells a part of a graph the values of its symbols."""
+    """Finds the values that tell a part of a graph its symbols."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self._index = {node: index for index, node in enumerate(gm.graph.nodes)}
@@ -376,7 +377,7 @@ class _Symbols:
         self._known: set[Any] = set()
         self._from: dict[Any, fx.Node] = {}
         self._made_by: dict[Any, fx.Node] = {}
-        """Whose value has a symbol first."""
+        """For each symbol, the first node whose value contains it."""
         for node in gm.graph.nodes:
             for symbol in self._needed([node]):
                 self._made_by.setdefault(symbol, node)
@@ -389,10 +390,10 @@ class _Symbols:
                     self._from.setdefault(symbol, node)
 
     def missing(self, segment: Segment) -> list[fx.Node]:
-        """Nodes that a part has to be given for its symbols, besides what it takes anyway.
+        """Nodes that a part needs as extra inputs to know its symbols.
 
         Raises:
-            NotIsolated: when nothing that comes before has a symbol's value.
+            NotIsolated: if no earlier value provides a symbol.
         """
         found: dict[fx.Node, None] = {}
         told = self._known.union(*(_plain_symbols(value_of(node)) for node in segment.inputs))
@@ -417,13 +418,13 @@ class _Symbols:
 
 
 def _plain_symbols(value: Any) -> set[Any]:
-    """The symbols that are the value itself, or one of its sizes: Inductor takes their values from there."""
+    """The symbols that are the value itself or one of its sizes. Inductor reads their values from there."""
     sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
     return {size.node.expr for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
 
 
 def _merged(parts: Iterator[_Part]) -> list[_Part]:
-    """The parts, with neighbours that run in eager as one."""
+    """The parts, with adjacent parts that run in eager merged."""
     merged: list[_Part] = []
     for part in parts:
         if merged and merged[-1].compiled is None and part.compiled is None:

@@ -32,43 +32,51 @@ Ranks = Literal["check", "agree", "off"]
 class Options:
     """Options of one ``torch.compile(..., backend="fxpasses")``.
 
-    Each field is a key of the ``options`` dictionary. Types and values are checked when one is made, names by :meth:`parse`.
+    Each field is a key of the ``options`` dictionary. The constructor checks types and values, :meth:`parse`
+    checks names.
 
     Attributes:
-        passes: the passes to run: :class:`~fxpasses.Pass` objects, or names of available passes with their options
-            (``"fold_constants{max_bytes=1024}"``); the word ``"default"`` stands for the default pipeline. ``[]``
-            runs none. ``"tuned"`` alone stands for what is measured best (see :func:`fxpasses.tune`). Those of surrounding :func:`fxpasses.use_passes` blocks are added. They run in this order
-            where their contracts allow it.
-        memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for
-            the backward pass may be saved. Less memory costs more recomputation. ``None`` takes torch's own
-            setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
-        partition: who decides what is saved for the backward pass: ``"fxpasses"``, or the partitioner of ``"torch"``, with torch's settings of it.
-        compiler: who compiles the partitioned graphs: ``"inductor"``, or ``"eager"`` to run them
-            operator by operator, which shows whether Inductor or an earlier stage is at fault.
+        passes: the passes to run: :class:`~fxpasses.Pass` objects, or names of available passes with their
+            options (``"fold_constants{max_bytes=1024}"``). ``"default"`` stands for the default pipeline, and
+            ``[]`` runs no passes. ``"tuned"`` alone stands for the passes measured best (see
+            :func:`fxpasses.tune`). Passes of enclosing :func:`fxpasses.use_passes` blocks are added. Passes
+            run in this order if their contracts allow it.
+        memory_budget: between 0.0 and 1.0: the fraction that may be saved for the backward pass of what an
+            unconstrained minimum cut would save. Less memory costs more recomputation. ``None`` uses torch's
+            own setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
+        partition: who decides what is saved for the backward pass: ``"fxpasses"``, or the partitioner of
+            ``"torch"`` with torch's settings for it.
+        compiler: who compiles the partitioned graphs: ``"inductor"``, or ``"eager"`` to run them operator by
+            operator, which shows whether Inductor or an earlier stage is at fault.
         inductor: Inductor's own options, with the names of ``torch._inductor.config``
             (``{"max_autotune": True, "triton.cudagraphs": True}``).
-        mode: a mode string of ``torch.compile`` (``"reduce-overhead"``, ``"max-autotune"``, ...); it
-            stands for the Inductor options that torch gives it, and ``inductor`` overrides single ones.
-        on_failure: ``"raise"`` an error that names the stage; or run the graph in ``"eager"`` and count it
-            in :func:`fxpasses.stats`; or ``"isolate"`` what Inductor cannot lower: only these calls run in eager, and
-            where another stage fails the whole graph does.
-        check: what is checked after each pass: the ``"structure"`` of the graph, also its ``"values"`` on the inputs of
-            the first calls and on others (see :mod:`fxpasses.checking`; slow), or nothing (``"off"``).
-        report: a directory for the captured graphs as readable files, and as data for ``fxpasses report``, or ``None``.
-        accelerate: whether the tracing of Dynamo and of AOTAutograd runs on ``fake``'s dispatch cache: the same graphs
-            and guards in less time. Without effect on a version of torch that ``fake`` does not know.
-        regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
-            more than they cost, ``"always"`` every repeated subgraph, a list of patterns the modules whose paths match one
-            (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.
-        compiled_autograd: whether the backward passes that go through what is compiled here are captured as
-            one graph each, hooks and gradient accumulation included, and compiled with the same options (see
-            :mod:`compiled_autograd`); those that cannot be captured run as they would without.
-        ranks: whether the processes of a job ``"check"``, before a compiled graph with collectives runs for the first time, that all of them
-            compiled the same collectives; a rank that differs, or does not come, is named (:class:`~fxpasses.errors.RankMismatchError`).
-            With ``"agree"``, the first of them decides besides what all of them save for the backward pass.
-        cache: where the first call looks for the plan of an earlier process, and leaves its own: a directory; ``"off"``; or ``"auto"``, which
-            is the directory in the environment variable ``FXPASSES_CACHE_DIR``, else a folder ``fxpasses`` in
-            ``TORCHINDUCTOR_CACHE_DIR``, else one in the directory for temporary files.
+        mode: a mode string of ``torch.compile`` (``"reduce-overhead"``, ``"max-autotune"``, ...). It stands
+            for the Inductor options that torch associates with it. ``inductor`` overrides individual ones.
+        on_failure: ``"raise"`` an error that names the stage, run the graph in ``"eager"`` and count it in
+            :func:`fxpasses.stats`, or ``"isolate"`` what Inductor cannot lower, so that only those calls run
+            in eager. If another stage fails, ``"isolate"`` runs the whole graph in eager.
+        check: what is checked after each pass: the ``"structure"`` of the graph, also its ``"values"`` on the
+            inputs of the first calls and on others (see :mod:`fxpasses.checking`; slow), or nothing
+            (``"off"``).
+        report: a directory for the captured graphs as readable files, and as data for ``fxpasses report``, or
+            ``None``.
+        accelerate: whether Dynamo's and AOTAutograd's tracing uses ``fake``'s dispatch cache: the same graphs
+            and guards in less time. Has no effect on a torch version that ``fake`` does not know.
+        regions: which repeated layers are compiled once and called wherever they occur: with ``"auto"``,
+            those that save more than they cost; with ``"always"``, every repeated subgraph; with a list of
+            patterns, the modules whose paths match one (``["blocks.*"]``); with ``"off"``, none. See
+            :func:`fxpasses.regions`.
+        compiled_autograd: whether backward passes that go through this compiled code are captured as one
+            graph each, including hooks and gradient accumulation, and compiled with the same options (see
+            :mod:`compiled_autograd`). Those that cannot be captured run as they would without this option.
+        ranks: whether the processes of a job ``"check"`` that all of them compiled the same collectives,
+            before a compiled graph with collectives first runs. A rank that differs or does not answer is
+            named (:class:`~fxpasses.errors.RankMismatchError`). With ``"agree"``, the first rank also decides
+            what all ranks save for the backward pass.
+        cache: where the first call looks for an earlier process's plan and stores its own: a directory,
+            ``"off"``, or ``"auto"``, which is the directory in the environment variable
+            ``FXPASSES_CACHE_DIR``, else a folder ``fxpasses`` in ``TORCHINDUCTOR_CACHE_DIR``, else one in the
+            directory for temporary files.
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5
@@ -95,20 +103,20 @@ class Options:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The valid keys, in the order in which they are documented."""
+        """The valid keys, in documentation order."""
         return [f.name for f in dataclasses.fields(cls)]
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
-        """Make ``Options`` of what ``torch.compile`` was given.
+        """Create ``Options`` from the arguments of ``torch.compile``.
 
         Args:
             options: the ``options`` argument of ``torch.compile``.
             mode: its ``mode`` argument.
 
         Raises:
-            OptionsError: for an unknown name (listing the valid ones and the nearest), a wrong type, a
-                value out of range, or two options that contradict each other.
+            OptionsError: if a name is unknown (lists the valid ones and the nearest), a type is wrong, a
+                value is out of range, or two options contradict each other.
         """
         if not isinstance(options, Mapping | None):
             raise OptionsError("options", options, "names of options with their values")
@@ -128,22 +136,22 @@ class Options:
         return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
 
     def of_region(self, gm: fx.GraphModule) -> Options:
-        """The options for the graph of a region, cut out of one that is compiled with these."""
+        """The options for the graph of a region that is cut out of a graph compiled with these options."""
         return self
 
     def asked_for(self) -> tuple[Pass, ...]:
-        """The passes of which the user hears where they change nothing."""
+        """The passes that are reported to the user if they change nothing."""
         return self.passes
 
     def repro_directory(self) -> Path:
-        """The directory of repro files."""
+        """The directory for repro files."""
         return Path(self.report or ".") / "fxpasses_repros"
 
     def inductor_patches(self) -> dict[str, Any]:
         """The settings of ``torch._inductor.config`` that these options stand for."""
         told = (
             {"trace.provenance_tracking_level": 1} if self.report else {}
-        )  # which kernel computes which node
+        )  # records which kernel computes which node
         return {**told, **(inductor_mode_options(self.mode) if self.mode else {}), **self.inductor}
 
 
@@ -166,14 +174,14 @@ def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
 
 
 def check_listed_passes(name: str, value: Any) -> tuple[Pass, ...]:
-    """The passes of a list of passes and their names.
+    """Resolve a list of passes and pass names to passes.
 
     Args:
-        name: of the argument, as the user wrote it.
-        value: of the argument.
+        name: the argument's name, as the user wrote it.
+        value: its value.
 
     Raises:
-        OptionsError: when it is none, or there is no pass of a name.
+        OptionsError: if it is not such a list, or names a pass that does not exist.
     """
     if isinstance(value, (str, Pass)) or not isinstance(value, Sequence):
         raise OptionsError(name, value, "a list of passes and pass names")
@@ -198,7 +206,7 @@ def _check_fraction(name: str, value: Any) -> float | None:
     if value is None:
         return None
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value <= 1:  # NaN is refused by the comparison
+    if not number or not 0 <= value <= 1:  # the comparison rejects NaN
         raise OptionsError(name, value, "a number from 0.0 to 1.0")
     return float(value)
 
@@ -215,7 +223,7 @@ def _check_choice(choices: tuple[str, ...]) -> Any:
 def _check_inductor(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise OptionsError(name, value, "a dictionary of Inductor options")
-    valid = _inductor_options() if value else {}  # which are not asked for: Inductor is not imported for that
+    valid = _inductor_options() if value else {}  # looked up only if needed, to avoid importing Inductor
     checked = {}
     for key, setting in value.items():
         key = str(key).replace("-", "_")
@@ -233,7 +241,7 @@ def _check_inductor(name: str, value: Any) -> dict[str, Any]:
 
 
 def _has_type_of(setting: Any, default: Any) -> bool:
-    """Whether a setting has the type of its default, where that says something."""
+    """Whether a setting has the type of its default, if that type is a plain one."""
     if type(default) not in (bool, int, float, str) or setting is None:
         return True
     return isinstance(setting, (type(default), int) if type(default) is float else type(default))
@@ -257,14 +265,14 @@ def _check_flag(name: str, value: Any) -> bool:
 
 
 def check_regions(name: str, value: Any) -> Any:
-    """A choice of regions as the search takes it: a word, or a tuple of patterns of module paths.
+    """Normalize a choice of regions for the search: a word, or a tuple of module path patterns.
 
     Args:
-        name: of the argument, as the user wrote it.
-        value: of the argument.
+        name: the argument's name, as the user wrote it.
+        value: its value.
 
     Raises:
-        OptionsError: when it is neither.
+        OptionsError: if it is neither.
     """
     words = ("auto", "off", "always")
     if isinstance(value, str) and value not in words:
@@ -291,7 +299,7 @@ def _check_directory(name: str, value: Any) -> str | None:
         raise OptionsError(name, value, "a directory name")
     try:
         Path(value).mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # a name with a null character is a ValueError
+    except (OSError, ValueError) as error:  # a null character in the name raises ValueError
         reason = getattr(error, "strerror", None) or error
         problem = f"option {name!r}: the directory {short_repr(os.fspath(value))} cannot be made: {reason}"
         raise OptionsError(name, value, problem=problem) from error
