@@ -1,8 +1,8 @@
-"""Aliasing and mutation: the values of a graph that may share memory, and the memory that it writes to.
+"""Aliasing and mutation: which values of a graph may share memory, and which memory the graph writes to.
 
-Read off the operator schemas: a result that is annotated as an alias of an argument (``Tensor(a)``) has
-the storage of that argument. Operators without such a schema (higher-order ones) count as aliasing all
-of their inputs.
+This is read from the operator schemas: a result that is annotated as an alias of an argument (``Tensor(a)``)
+has that argument's storage. Operators without such a schema (higher-order ones) count as aliasing all of
+their inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def uses_rng(node: fx.Node) -> bool:
-    """Whether the node really calls the RNG: attention and dropout with probability zero do not."""
+    """Whether the node actually calls the RNG. Attention and dropout with probability zero do not."""
     target = node.target
     if not isinstance(target, OpOverload) or not _of(target).is_random:
         return False
@@ -57,7 +57,7 @@ def uses_rng(node: fx.Node) -> bool:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether the node does something that no value shows: it prints, asserts, waits. Writes are not counted."""
+    """Whether the node has an effect that no value shows: it prints, asserts, waits. Excludes mutation."""
     target = node.target
     if isinstance(target, OpOverload):
         return has_effects(target) or (_of(target).returns_nothing and not _of(target).is_mutable)
@@ -65,7 +65,8 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def effect_of(node: fx.Node) -> Any:
-    """What a call does outside of its graph, in order with other such calls (``with_effects``); ``None`` for a check, which may be asked again."""
+    """The operator of a ``with_effects`` call; ``None`` for other calls and for checks, which may run
+    again."""
     if getattr(node.target, "__name__", "") != "with_effects":
         return None
     effect = node.args[1]
@@ -73,39 +74,39 @@ def effect_of(node: fx.Node) -> Any:
 
 
 def only_checks(target: Any) -> bool:
-    """Whether an operator of torch returns nothing, and refuses some of its arguments."""
+    """Whether an ATen operator returns nothing, and only rejects some of its arguments."""
     is_mute = isinstance(target, OpOverload) and target.namespace == "aten" and not target._schema.returns
     return is_mute and target is not aten._print.default
 
 
 def is_assertion(node: fx.Node) -> bool:
-    """Whether the node raises, or else does nothing (``aten._assert_async``, ``aten._assert_scalar``)."""
+    """Whether the node either raises or does nothing (``aten._assert_async``, ``aten._assert_scalar``)."""
     return isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::_assert_")
 
 
 def reads_metadata_alone(node: fx.Node) -> bool:
-    """Whether the node asks its arguments for sizes and types only, whatever their memory holds."""
+    """Whether the node reads only sizes and dtypes of its arguments, not their memory."""
     return node.target in _OF_METADATA
 
 
 def is_alias(node: fx.Node) -> bool:
-    """Whether the node's value may lie in the memory of one of its arguments."""
+    """Whether the node's value may share memory with one of its arguments."""
     return bool(aliased_arguments(node))
 
 
 class AliasInfo:
-    """Alias analysis of one graph, as it is at the time of the call.
+    """Alias analysis of one graph, as the graph is at the time of the call.
 
     Attributes:
         mutated: the roots (see :meth:`roots`) whose memory some node writes to.
-        output: the roots of what the graph returns.
+        output: the roots of the graph's outputs.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._roots: dict[fx.Node, frozenset[fx.Node] | None] = {}
-        """``None`` for a fresh value: most values are."""
+        """``None`` for a fresh value, which most values are."""
         self._items: dict[tuple[fx.Node, int], fx.Node] = {}
-        """Who takes a result out of a call first."""
+        """For each result of a call, the first node that extracts it."""
         self.mutated: set[fx.Node] = set()
         self.output: set[fx.Node] = set()
         for node in graph.nodes:
@@ -118,7 +119,7 @@ class AliasInfo:
                 self.mutated |= self.roots(value)
 
     def roots(self, node: fx.Node) -> frozenset[fx.Node]:
-        """The nodes in whose memory ``node``'s value may lie: itself when it is fresh."""
+        """The nodes whose memory ``node``'s value may share; the node itself if its value is fresh."""
         return self._roots[node] or frozenset([node])
 
     def written_by(self, node: fx.Node) -> frozenset[fx.Node]:
@@ -139,7 +140,7 @@ class AliasInfo:
 
 
 class _Aliasing:
-    """The facts of an operator's schema: read once, since reading it is slow."""
+    """The facts of an operator's schema, cached because reading a schema is slow."""
 
     def __init__(self, target: OpOverload) -> None:
         schema = target._schema
@@ -166,7 +167,7 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
     if isinstance(target, OpOverload):
         return _nodes_at(node, target, _of(target).aliased)
     if target is operator.getitem and isinstance(node.args[0], fx.Node):
-        # One of several results: each has memory of its own, unless the operator makes views.
+        # One of several results. Each has its own memory, unless the operator returns views.
         source = node.args[0]
         fresh = isinstance(source.target, OpOverload) and not _of(source.target).aliased
         return [] if fresh else [source]
@@ -174,7 +175,7 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
-    """The inputs of a node that have memory: all but the graphs that a higher-order operator calls."""
+    """The inputs of a node that have memory: all except the graphs that a higher-order operator calls."""
     return [
         n
         for n in node.all_input_nodes
@@ -188,7 +189,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _nodes_at(node: fx.Node, target: OpOverload, positions: tuple[int, ...]) -> list[fx.Node]:
-    """The nodes among the arguments at these positions of the schema."""
+    """The nodes among the arguments at these schema positions."""
     found: list[fx.Node] = []
     for position in positions:
         value: Any = (

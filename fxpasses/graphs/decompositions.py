@@ -1,4 +1,4 @@
-"""Which operators are taken apart before passes see them: as torch does for Inductor, and what Inductor itself gets wrong."""
+"""The operators decomposed before passes see them: torch's table for Inductor, plus fixes of our own."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ aten = torch.ops.aten
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """By operator, as AOTAutograd takes them."""
+    """The decomposition table, by operator, in AOTAutograd's format."""
     return {**select_decomp_table(), **_OURS}
 
 
 def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
-    """The gradient of an average pooling in a form that Inductor computes rightly.
+    """Decompose the gradient of an average pooling into a form that Inductor computes correctly.
 
-    Its lowering divides by the size of the kernel for windows that reach beyond the padding (``ceil_mode``), too, where the mean is of fewer
-    elements (wrong gradients, without a word), and does not take lists of one number for all dimensions; torch 2.13 to 2.15.
+    For windows that extend beyond the padding (``ceil_mode``), Inductor's lowering divides by the kernel
+    size, although the mean is over fewer elements, and silently returns wrong gradients. It also does not
+    accept lists of one number for all dimensions. Seen in torch 2.13 to 2.15.
     """
 
     def decomposed(
@@ -36,7 +37,8 @@ def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
         include_padding: bool,
         divisor: int | None,
     ) -> Any:
-        """Returns the gradient of the input, or ``NotImplemented`` where nothing is to mend. Args: those of ATen's ``avg_pool*d_backward``."""
+        """Return the input's gradient or ``NotImplemented``. Args: those of ATen's
+        ``avg_pool*d_backward``."""
         given = [kernel_size, stride or kernel_size, padding]
         kernel, step, pad = (list(one) * dims if len(one) == 1 else list(one) for one in given)
         ends = [size + p for size, p in zip(self.shape[-dims:], pad, strict=True)]
@@ -47,7 +49,7 @@ def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
             if dims == 3:
                 return _in_two_steps(grad, self, kernel, step, pad)
         elif [kernel, step, pad] == [list(kernel_size), list(stride), list(padding)]:
-            return NotImplemented  # nothing to mend
+            return NotImplemented  # nothing to fix
         return backward(grad, self, kernel, step, pad, ceil_mode, include_padding, divisor)
 
     return decomposed
@@ -56,13 +58,15 @@ def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
 def _in_two_steps(
     grad: torch.Tensor, self: torch.Tensor, kernel: list[int], step: list[int], pad: list[int]
 ) -> torch.Tensor:
-    """The gradient of sums over windows of three dimensions: over two, then over one. Inductor writes down each of 27 windows with all that is computed of it.
+    """The gradient of sums over 3-D windows, in two steps: over two dimensions, then over one.
+
+    In one step, Inductor generates code for each of 27 windows, with everything computed for it.
 
     Args:
         grad: the gradient of the sums.
-        self: what they are of.
-        kernel: the sizes of a window.
-        step: their distances.
+        self: the tensor that was summed.
+        kernel: the window sizes.
+        step: the strides.
         pad: the padding.
     """
     backward = aten.avg_pool2d_backward.default
@@ -70,7 +74,7 @@ def _in_two_steps(
     slices = grad.reshape(-1, *grad.shape[-2:])
     plane = self.new_zeros(()).expand(
         slices.shape[0], height, width
-    )  # of which nothing but the sizes is asked
+    )  # only a placeholder: its sizes are read, not its data
     slices = backward(slices, plane, kernel[1:], step[1:], pad[1:], True, True, 1)
     columns = slices.reshape(-1, grad.shape[-3], height * width)
     whole = self.new_zeros(()).expand(columns.shape[0], depth, height * width)
@@ -78,11 +82,11 @@ def _in_two_steps(
 
 
 def _sizes(windows: Sequence[tuple[Any, ...]], device: torch.device) -> torch.Tensor:
-    """How many elements each window takes, those of the padding included.
+    """The number of elements in each window, padding included.
 
     Args:
-        windows: for each dimension their number, size and distance, the padding, and where it ends.
-        device: of the result.
+        windows: per dimension: number of windows, size, stride, padding, and where the padded input ends.
+        device: the device of the result.
     """
     sizes = []
     for d, (n, k, s, p, end) in enumerate(windows):

@@ -1,8 +1,8 @@
-"""Outputs whose memory is nobody else's stay that, whatever Inductor's passes do with the calls that made them.
+"""Keep outputs that own their memory fresh, whatever Inductor's passes do with the calls that computed them.
 
-``x * 1`` is new memory, and whoever calls the graph may write to it. To the graph itself it is ``x``: Inductor drops the multiplication, and a
-write to the output then changes the input. The same holds for two copies of one value. (A pass of ours or of a user that does this is an
-error: see ``pass_manager.structure``.)
+``x * 1`` is new memory, and the graph's caller may write to it. Within the graph it equals ``x``: Inductor
+drops the multiplication, and a write to the output then changes the input. The same holds for two copies of
+one value. (A pass of ours or of a user that does this is an error: see ``pass_manager.structure``.)
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from fxpasses.graphs.rewriting import attribute_of, outputs_of
 aten = torch.ops.aten
 
 _META = "fresh_outputs"
-"""Where the output node says which of them they are."""
+"""Key of the output node's metadata that lists its fresh outputs."""
 
 
 def mark_fresh_outputs(graph: fx.Graph, count: int | None = None) -> None:
-    """Note on the output node which of its first ``count`` values (all by default) lie in memory that no input has, and which of them in the same."""
+    """Record which of the first ``count`` outputs (default: all) lie in no input's memory, and which share
+    theirs."""
     graph.output_node().meta[_META] = {
         i: base.name
         for i, base in enumerate(_bases(graph)[:count])
@@ -37,18 +38,18 @@ def mark_fresh_outputs(graph: fx.Graph, count: int | None = None) -> None:
             for source in node.all_input_nodes:
                 branch = attribute_of(source) if source.op == "get_attr" else None
                 if isinstance(branch, fx.GraphModule):
-                    # It returns nothing that it was given; a copy of that may be gone already.
+                    # A branch returns none of its inputs. A copy of an input may be gone already.
                     results = range(len(outputs_of(branch.graph)))
                     branch.graph.output_node().meta[_META] = {i: f"result {i}" for i in results}
 
 
 def hand_fresh_outputs_on(joint: fx.Graph, forward: fx.Graph) -> None:
-    """What was noted on a joint graph holds for the forward graph: its first outputs are the same."""
+    """Copy a joint graph's record to the forward graph, whose first outputs are the same."""
     forward.output_node().meta[_META] = joint.output_node().meta[_META]
 
 
 def keep_outputs_fresh(graph: fx.Graph) -> None:
-    """Copy outputs that were noted as fresh and have come to lie in the memory of an input, or of an output that they shared none with."""
+    """Copy outputs recorded as fresh that now share memory with an input, or with an output they did not."""
     output = graph.output_node()
     bases, outputs = _bases(graph), outputs_of(graph)
     taken = _in_memory_of_inputs(graph)
@@ -68,8 +69,10 @@ def keep_outputs_fresh(graph: fx.Graph) -> None:
 
 
 def _in_memory_of_inputs(graph: fx.Graph) -> set[fx.Node]:
-    """What a graph copies into an input at its end, and what that was made of: Inductor makes these writes in the memory of the input, one after
-    the other, and does not see that the graph returns a value in between."""
+    """The values that a graph finally copies into an input, and the values these are built from.
+
+    Inductor performs these writes in the input's memory, one after the other, and does not see that the graph
+    returns a value in between."""
     found: set[fx.Node] = set()
     left: list[Any] = [n.args[1] for n in graph.find_nodes(op="call_function", target=aten.copy_.default)]
     while left:
@@ -87,7 +90,7 @@ def _in_memory_of_inputs(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _moved(node: fx.Node, moved: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A view like this one, of what was moved."""
+    """Recreate a view on top of the moved value."""
     if node not in moved:
         _moved(aliased_arguments(node)[0], moved)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: moved.get(n, n))
@@ -96,7 +99,7 @@ def _moved(node: fx.Node, moved: dict[fx.Node, fx.Node]) -> fx.Node:
 
 
 def _call_behind(node: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
-    """A call in the place of another node, directly behind it: later, somebody may have written to what it reads."""
+    """Insert a call directly after another node. Later, someone may have written to what it reads."""
     graph, before = node.graph, node.next
     while before.op == "placeholder":
         before = before.next
@@ -109,7 +112,7 @@ def _call_behind(node: fx.Node, target: Any, args: Any, kwargs: Any = None) -> f
 
 
 def _bases(graph: fx.Graph) -> list[fx.Node | None]:
-    """For each output whose memory it has; ``None`` for one that is no tensor."""
+    """For each output, the value whose memory it has, or ``None`` if it is not a tensor."""
     return [
         _base(value)
         if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
@@ -119,7 +122,7 @@ def _bases(graph: fx.Graph) -> list[fx.Node | None]:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """The value that a chain of views begins with. What an operator without a schema returns counts as its own."""
+    """The value that a chain of views starts from. Results of operators without a schema count as fresh."""
     while True:
         source = node.args[0] if node.target is operator.getitem else node
         if not (isinstance(source, fx.Node) and isinstance(source.target, OpOverload)):

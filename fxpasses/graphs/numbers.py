@@ -1,4 +1,4 @@
-"""Numbers of types that torch stores, but has few kernels for."""
+"""Numbers of dtypes that torch stores but has few kernels for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDER = {
 
 
 def computable(value: Tensor) -> Tensor:
-    """The same numbers in a type that torch compares, sorts and adds up; the bits of unsigned integers of eight bytes as signed ones."""
+    """Convert to a dtype that torch can compare, sort and sum. ``uint64`` is reinterpreted as ``int64``."""
     if value.dtype is torch.uint64:
         return value.view(torch.int64)
     wider = _WIDER.get(value.dtype)
@@ -26,7 +26,7 @@ def computable(value: Tensor) -> Tensor:
 
 
 def became(first: float, second: float) -> str:
-    """Two numbers in words, with as many digits as tell them apart.
+    """Describe a change from one number to another, with enough digits to tell them apart.
 
     >>> became(0.5, 0.25), became(0.1, 0.1 + 1e-16), became(0.5, 0.5)
     ('0.5 became 0.25', '0.1 became 0.1000000000000001', '0.5 became 0.5')

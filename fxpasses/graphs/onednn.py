@@ -1,8 +1,10 @@
-"""Matmuls by oneDNN, whatever library torch itself takes for them: of matrices (``fxpasses::onednn_matmul``), and convolutions whose kernel is one
-pixel (``fxpasses::onednn_pixelwise``, and ``fxpasses::onednn_pixelwise_weight`` for the gradient of the weight).
+"""Matmuls by oneDNN, whatever library torch itself uses for them.
 
-torch's own builds for x86 take MKL for float32, with and without compilation. Which of the two is faster depends on the processor.
-oneDNN's kernel is the one that Inductor calls for the linear layers of frozen models; it reads weights and gradients of any strides, so training can have it, too.
+``fxpasses::onednn_matmul`` multiplies matrices. ``fxpasses::onednn_pixelwise`` is a convolution with a
+one-pixel kernel, and ``fxpasses::onednn_pixelwise_weight`` is the gradient of its weight. Torch's own x86
+builds use MKL for float32, with and without compilation. Which library is faster depends on the processor.
+The oneDNN kernel is the one that Inductor calls for the linear layers of frozen models. It reads weights and
+gradients of any strides, so it can be used in training, too.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ _library = torch.library.Library("fxpasses", "FRAGMENT")
 _library.define("onednn_matmul(Tensor a, Tensor b, Tensor? bias) -> Tensor")
 
 onednn_matmul = torch.ops.fxpasses.onednn_matmul.default
-"""``a @ b``, and ``bias`` added to each row: float32 matrices on the CPU."""
+"""``a @ b`` plus ``bias`` added to each row, for float32 matrices on the CPU."""
 
 
 def has_onednn() -> bool:
-    """Whether this torch was built with it, and may use it."""
+    """Whether this torch build has oneDNN and may use it."""
     return torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)  # type: ignore[attr-defined]
 
 
@@ -43,10 +45,10 @@ _library.define("onednn_pixelwise(Tensor x, Tensor weight, Tensor? bias, Tensor 
 _library.define("onednn_pixelwise_weight(Tensor grad, Tensor x) -> Tensor")
 
 onednn_pixelwise = torch.ops.fxpasses.onednn_pixelwise.default
-"""The convolution of ``x[n, c, h, w]`` with ``weight[o, c, 1, 1]``: a matmul of pixels. The result is laid out as ``like``, of which nothing is read."""
+"""Convolve ``x[n, c, h, w]`` with ``weight[o, c, 1, 1]`` by a matmul of pixels. Returns ``like``'s layout."""
 
 onednn_pixelwise_weight = torch.ops.fxpasses.onednn_pixelwise_weight.default
-"""The gradient of its weight, by that of its result and by ``x``."""
+"""The gradient of the weight, from the gradient of the result and ``x``."""
 
 
 def _pixels(x: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ _library.impl("onednn_pixelwise_weight", _pixelwise_weight_on_meta, "Meta")
 
 @register_flop_formula(torch.ops.fxpasses.onednn_matmul)
 def _flops(a: tuple[int, int], b: tuple[int, int], *more: Any, **named: Any) -> int:
-    """Of a matmul: without it whoever counts FLOPs takes the call for one that is free."""
+    """FLOPs of a matmul. Without this formula, FLOP counters treat the call as free."""
     return 2 * a[0] * a[1] * b[1]
 
 

@@ -1,8 +1,8 @@
 """The provenance of the nodes of a captured graph.
 
-AOTAutograd keeps, on every node, the stack trace of the user's line, the stack of ``nn.Module`` calls, and
-autograd's sequence number. A backward node has the sequence number of the forward operator whose
-gradient it computes: that is how the two are matched here.
+AOTAutograd stores, on every node, the stack trace of the user's line, the stack of ``nn.Module`` calls, and
+autograd's sequence number. A backward node has the sequence number of the forward operator whose gradient it
+computes, which is how the two are matched here.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _KEY = "fxpasses"
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _GRADIENT_SUM = "Gradient addition node"
-"""The text that AOTAutograd writes into the stack trace of a sum of gradients."""
+"""The text that AOTAutograd writes into the stack trace of a gradient accumulation."""
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?\n?(?P<code>.*)')
 
 _OF_MODULE = re.compile(r"\._(?:parameters|buffers)\[")
 _LONGEST_LINE = 300
-"""Characters of a line that are kept: it is repeated for each of its operators."""
+"""How many characters of a line are kept. The line is repeated for each of its operators."""
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The provenance of a node.
+    """Where a node comes from.
 
     Attributes:
         file: the user's source file, or "".
-        line: the line in it, 0 when unknown.
-        function: the function around that line, or "".
+        line: the line number in it, 0 if unknown.
+        function: the enclosing function, or "".
         code: the text of the line, or "".
-        module: path of the ``nn.Module`` (``blocks.0.attn``), "" for the root or outside of any.
+        module: path of the ``nn.Module`` (``blocks.0.attn``), "" for the root or outside of any module.
         module_type: the class of that module, or "".
         backward: whether the node computes gradients.
         forward_node: for a backward node, the name of the forward node that it differentiates, or "".
@@ -68,7 +68,7 @@ class Provenance:
 
 
 def described_inputs(gm: fx.GraphModule) -> list[str]:
-    """What the inputs of a graph of Dynamo are in the user's program (``layers.0.weight``), "" where that is not known."""
+    """The names of a Dynamo graph's inputs in the user's program (``layers.0.weight``), "" where unknown."""
     from fake.symbols.terms import text_of_source  # imports Dynamo
 
     found = []
@@ -81,13 +81,14 @@ def described_inputs(gm: fx.GraphModule) -> list[str]:
 
 
 def annotate(joint: fx.GraphModule, inputs: Sequence[str] = ()) -> None:
-    """Work out the provenance of every node of a joint graph, and keep it in ``meta["fxpasses"]``.
+    """Compute the provenance of every node of a joint graph, and store it in ``meta["fxpasses"]``.
 
-    It is copied along with the other metadata when the graph is partitioned and rewritten.
+    Partitioning and rewriting copy it along with the other metadata.
 
     Args:
-        joint: the graph, which AOTAutograd has traced.
-        inputs: what the inputs of the graph that it was given are: see :func:`described_inputs`. For messages, in ``meta["input"]``.
+        joint: the graph as traced by AOTAutograd.
+        inputs: the names of the original graph's inputs: see :func:`described_inputs`. Stored in
+            ``meta["input"]`` for messages.
     """
     for node in joint.graph.find_nodes(op="placeholder") if inputs else ():
         at = getattr(node.meta.get("desc"), "idx", None)
@@ -97,7 +98,7 @@ def annotate(joint: fx.GraphModule, inputs: Sequence[str] = ()) -> None:
     for node in joint.graph.nodes:
         sequence = node.meta.get("seq_nr")
         if node.op == "call_function" and sequence is not None and not is_backward(node):
-            # Operators without a gradient of their own carry the number of the one before them.
+            # An operator without a gradient of its own has the sequence number of the operator before it.
             first_of.setdefault(sequence, node)
     last_forward: fx.Node | None = None
     for node in joint.graph.nodes:
@@ -113,8 +114,8 @@ def annotate(joint: fx.GraphModule, inputs: Sequence[str] = ()) -> None:
                 last_forward = forward
         found = _of(node, backward, forward)
         if not found.file and not found.module:
-            # AOTAutograd's own calls, such as the final copy into an updated buffer, belong to what they work on. (Calls of a
-            # ``Sequential`` that is compiled as it is have no line, but a module.)
+            # AOTAutograd's own calls, such as the final copy into an updated buffer, get the provenance of
+            # their inputs. (Calls of a ``Sequential`` that is compiled directly have a module but no line.)
             sources = [n.meta[_KEY] for n in node.all_input_nodes if _KEY in n.meta]
             found = (
                 dataclasses.replace(sources[-1], backward=backward, forward_node=found.forward_node)
@@ -125,11 +126,11 @@ def annotate(joint: fx.GraphModule, inputs: Sequence[str] = ()) -> None:
 
 
 def _summed_for(addition: fx.Node, consumer: fx.Node | None) -> fx.Node | None:
-    """The value whose gradient ``addition`` sums up: one that ``consumer`` and some other node use.
+    """The value whose gradient ``addition`` accumulates: one that ``consumer`` and some other node use.
 
-    Autograd adds the gradients of a value that is used more than once as soon as they arrive; the node
-    carries the number of whatever ran before, so it is found through the graph: ``consumer`` is the
-    forward node of the gradient that arrived last.
+    Autograd adds the gradients of a value that is used more than once as soon as they arrive. The addition
+    has the sequence number of whatever ran before, so the value is found through the graph: ``consumer`` is
+    the forward node of the gradient that arrived last.
     """
     if consumer is None:
         return None
@@ -140,35 +141,35 @@ def _summed_for(addition: fx.Node, consumer: fx.Node | None) -> fx.Node | None:
 
 
 def _shape(node: fx.Node) -> list[str]:
-    """The sizes of a value as text: to compare symbols would add a guard to the compilation."""
+    """The sizes of a value as text, because comparing symbols would add a guard to the compilation."""
     return [str(size) for size in getattr(node.meta.get("val"), "shape", ())]
 
 
 def is_backward(node: fx.Node) -> bool:
-    """Whether AOTAutograd traced the node while autograd ran backwards."""
+    """Whether AOTAutograd traced the node during autograd's backward pass."""
     return node.meta.get("partitioner_tag") == "is_backward" or bool(
         node.meta.get("autograd_backward", False)
     )
 
 
 def provenance(node: fx.Node) -> Provenance:
-    """The provenance of a node: as annotated, or as far as the node's own metadata tells."""
+    """The provenance of a node: its annotation, or what the node's own metadata says."""
     return node.meta.get(_KEY) or _of(node, is_backward(node), None)
 
 
 def locate(node: fx.Node) -> Location:
-    """The node's line in the user's program, for an error message."""
+    """The node's line in the user's program, for error messages."""
     found = provenance(node)
     return Location(node.name, str(node.target), found.source, found.module)
 
 
 def failing_node(error: BaseException, gm: fx.GraphModule) -> Location:
-    """The node that was being worked on when ``error`` was raised.
+    """Find the node that was being processed when ``error`` was raised.
 
-    Looks through the frames of the traceback, innermost first, for a local variable that holds a node of
-    this graph (or of a copy of it: the name then decides). Works for ``fx.Interpreter``, AOTAutograd,
-    Inductor's lowering and passes alike. Where a gradient was being traced, frames that called the engine know nothing of it: the
-    operator that the error names is looked for instead.
+    Searches the frames of the traceback, innermost first, for a local variable that holds a node of this
+    graph (or of a copy of it: the name then decides). Works for ``fx.Interpreter``, AOTAutograd, Inductor's
+    lowering and passes alike. If a gradient was being traced, the frames that called the engine do not know
+    the node, so the operator that the error names is searched for instead.
     """
     names = {node.name: node for node in gm.graph.nodes}
     pending: list[BaseException | None] = [error]
@@ -187,7 +188,7 @@ def failing_node(error: BaseException, gm: fx.GraphModule) -> Location:
 
 
 def _named_node(text: str, gm: fx.GraphModule) -> Location:
-    """The first call of an operator of ATen that a text names."""
+    """The first call of an ATen operator that the text names."""
     named = set(re.findall(r"aten::(\w+)", text))
     for node in gm.graph.nodes:
         target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -226,7 +227,7 @@ def _shortened(line: str) -> str:
 def _user_frame(trace: str) -> dict[str, str] | None:
     frames = [match.groupdict() for match in _FRAME.finditer(trace)]
     frames = [frame for frame in frames if not frame["file"].startswith(_OWN_FILES)]
-    # The line in torch's Sequential says less than the user's line that called it.
+    # A line in torch's Sequential is less informative than the user's line that called it.
     users = [frame for frame in frames if not frame["file"].startswith(_TORCH_FILES)]
     return (users or frames)[-1] if frames else None
 

@@ -1,4 +1,4 @@
-"""Helpers for passes: new nodes that keep metadata and provenance, and the fake values of nodes."""
+"""Helpers for passes: create nodes that keep metadata and provenance, and read the fake values of nodes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from fake.seam.pytree import tree_leaves, tree_map
 from fake.wrong_arguments import ArgumentTypeError, check_type
 
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
-"""The metadata of a node that says where it comes from, and how it is to be treated."""
+"""The metadata keys of a node that say where it comes from and how to treat it."""
 
 _END = torch.iinfo(torch.int64).max
-"""The end of a slice without one."""
+"""The end of a slice that has no explicit end."""
 
 
 def value_of(node: fx.Node) -> Any:
-    """The fake value of a node (``meta["val"]``), or ``None`` where there is none."""
+    """The fake value of a node (``meta["val"]``), or ``None`` if it has none."""
     return node.meta.get("val")
 
 
 def nbytes_of(value: Any) -> int:
-    """The bytes of a tensor's elements, symbolic sizes at their hints; 0 for anything else, and for sizes that depend on data."""
+    """A tensor's size in bytes, by hints of symbolic sizes; 0 for other values and data-dependent sizes."""
     return size_hint(value.numel()) * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
@@ -53,12 +53,13 @@ def insert_call(
     *,
     like: fx.Node,
 ) -> fx.Node:
-    """Insert a call at the graph's insert point, with its fake value computed and ``like``'s provenance.
+    """Insert a call at the graph's insert point, compute its fake value, and copy ``like``'s provenance.
 
     Args:
         graph: the graph, with its insert point set (``graph.inserting_before``).
         target: the overload, or function of symbolic sizes, to call.
-        args: its arguments. Symbolic sizes among them (``list(value.shape)``) become the inputs of the graph that hold them.
+        args: its arguments. Symbolic sizes among them (``list(value.shape)``) become the graph inputs that
+            hold them.
         kwargs: its keyword arguments, likewise.
         like: the node whose stack trace, module and other provenance the new node gets.
 
@@ -66,10 +67,10 @@ def insert_call(
         The new node.
 
     Raises:
-        ValueError: for a symbolic size that no input holds.
-        ArgumentTypeError: ``graph`` is no graph, ``target`` cannot be called, ``args`` is no tuple, holds a tensor, or a node of another
-            graph, or ``like`` is no node.
-        RuntimeError: what the call itself raises on the fake values. Nothing was inserted then.
+        ValueError: if no input holds a symbolic size.
+        ArgumentTypeError: if ``graph`` is not a graph, ``target`` is not callable, ``args`` is not a tuple,
+            or holds a tensor or another graph's node, or ``like`` is not a node.
+        RuntimeError: whatever the call itself raises on the fake values. Nothing is inserted then.
     """
     check_type("insert_call", "graph", graph, fx.Graph, "a torch.fx.Graph, such as gm.graph")
     check_type("insert_call", "target", target, callable, "an overload such as torch.ops.aten.relu.default")
@@ -114,7 +115,7 @@ def _sizes_as_inputs(graph: fx.Graph, arguments: Any) -> Any:
 
 
 def compute_value(node: fx.Node, mode: Any) -> Any:
-    """The fake value of a call, from those of its arguments; adds no guard on symbolic sizes."""
+    """Compute a call's fake value from those of its arguments, without adding guards on symbolic sizes."""
     args: Any = map_arg(node.args, lambda n: _in_mode(value_of(n), mode))
     kwargs: Any = map_arg(node.kwargs, lambda n: _in_mode(value_of(n), mode))
     if node.target is operator.getitem:
@@ -131,7 +132,7 @@ def compute_value(node: fx.Node, mode: Any) -> Any:
 
 
 def _in_mode(value: Any, mode: Any) -> Any:
-    """A value of another fake mode (tracing real tensors makes one for each) as one of this mode."""
+    """Convert a value of another fake mode to this mode. Tracing real tensors makes one mode for each."""
     if isinstance(value, (list, tuple)):
         return type(value)(_in_mode(v, mode) for v in value)
     if not isinstance(value, FakeTensor) or value.fake_mode is mode:
@@ -141,7 +142,7 @@ def _in_mode(value: Any, mode: Any) -> Any:
 
 
 def attribute_of(node: fx.Node, gm: fx.GraphModule | None = None) -> Any:
-    """What a ``get_attr`` node reads from ``gm``, or else from the module that owns its graph; ``None`` if it is not there."""
+    """What a ``get_attr`` node reads from ``gm``, by default its graph's owner; ``None`` if missing."""
     value: Any = node.graph.owning_module if gm is None else gm
     for part in str(node.target).split("."):
         value = getattr(value, part, None)
@@ -149,31 +150,32 @@ def attribute_of(node: fx.Node, gm: fx.GraphModule | None = None) -> Any:
 
 
 def attributes_of(gm: fx.GraphModule) -> dict[str, Any]:
-    """What the ``get_attr`` nodes of a graph read, by the name of the attribute."""
+    """What the ``get_attr`` nodes of a graph read, by attribute name."""
     return {str(node.target): attribute_of(node, gm) for node in gm.graph.find_nodes(op="get_attr")}
 
 
 def outputs_of(graph: fx.Graph) -> list[Any]:
-    """The outputs of a graph, nodes and constants: one of a graph that returns no tuple."""
+    """The outputs of a graph, nodes and constants. A list of one if the graph does not return a tuple."""
     (output,) = graph.find_nodes(op="output")
     results: Any = output.args[0]
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def subgraphs(gm: fx.GraphModule) -> dict[str, fx.GraphModule]:
-    """The graphs that operators such as ``torch.cond`` are given, by the name of the attribute that holds each."""
+    """The graphs that are passed to operators such as ``torch.cond``, by attribute name."""
     return {name: value for name, value in attributes_of(gm).items() if isinstance(value, fx.GraphModule)}
 
 
 def copy_graph(
     gm: fx.GraphModule, *, constants: bool = False, like: fx.GraphModule | None = None
 ) -> fx.GraphModule:
-    """A copy that shares tensors and fake values with the original, but no nodes, those of subgraphs included.
+    """Copy a graph and its subgraphs. The copy shares tensors and fake values with it, but no nodes.
 
     Args:
         gm: the graph.
-        constants: whether the copy gets constants of its own, so that it stays as it is when somebody writes to those of the original.
-        like: an earlier such copy, whose constants are taken over where they have the same bits: that saves memory.
+        constants: whether the copy gets its own constants, so that writes to the original's do not affect it.
+        like: an earlier such copy. Its constants are reused where they have the same bits, which saves
+            memory.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
@@ -190,12 +192,12 @@ def copy_graph(
 
 
 def constants_of(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The tensors that the graph holds, by the name of the attribute."""
+    """The tensors that the graph holds, by attribute name."""
     return {name: value for name, value in attributes_of(gm).items() if isinstance(value, torch.Tensor)}
 
 
 def same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two constants have the same type, layout and bits."""
+    """Whether two constants have the same dtype, layout and bits."""
     if a is b:
         return True
     if (a.shape, a.dtype, a.device, a.layout) != (b.shape, b.dtype, b.device, b.layout):
@@ -210,7 +212,7 @@ _MOST_SUMMED = 2**24
 
 
 def checksum(value: torch.Tensor) -> int:
-    """A checksum of the memory of a tensor on the host; 0 for tensors of subclasses, on other devices, and of more than 16 MB."""
+    """A checksum of a host tensor's memory. 0 for tensor subclasses, other devices, and more than 16 MB."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return 0
     storage = value.untyped_storage()
@@ -225,7 +227,7 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def _own_constants(gm: fx.GraphModule, known: Mapping[str, torch.Tensor]) -> None:
-    """Replace the graph's constants by copies; constants that share memory still do."""
+    """Replace the graph's constants by copies. Constants that share memory still share it."""
     storages: dict[int, torch.UntypedStorage] = {}
     for name, value in constants_of(gm).items():
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
@@ -247,15 +249,15 @@ def _own_constants(gm: fx.GraphModule, known: Mapping[str, torch.Tensor]) -> Non
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:
-    """Let every user of ``old`` use ``new``, and erase ``old``."""
+    """Replace all uses of ``old`` by ``new``, and erase ``old``."""
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
 
 
 def remove_full_slices(graph: fx.Graph) -> None:
-    """Let users of ``x[:]`` use ``x``. Python's indexing makes no such call where sizes are numbers; where they are symbolic it does.
+    """Replace ``x[:]`` by ``x``. Python's indexing makes this call only for symbolic sizes, not integers.
 
-    One that is returned stays, as a view of its own.
+    A slice that the graph returns stays, as a view of its own.
     """
     returned = {node for output in graph.find_nodes(op="output") for node in output.all_input_nodes}
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
@@ -267,9 +269,10 @@ def remove_full_slices(graph: fx.Graph) -> None:
 
 
 def use_returned_arguments(gm: fx.GraphModule) -> None:
-    """Let users of what ``invoke_subgraph`` returns use its argument, where the subgraph returns that: what it saves for its backward pass often is one.
+    """Replace results of ``invoke_subgraph`` by the argument that the subgraph returns unchanged.
 
-    Inductor (2.15) takes such an argument for dead behind the call, and may put other values into its memory: gradients of
+    The values that it saves for its backward pass often are arguments. Inductor (2.15) considers such an
+    argument dead after the call and may put other values into its memory: gradients of
     ``torch.compiler.nested_compile_region`` were wrong.
 
     Args:
@@ -282,12 +285,13 @@ def use_returned_arguments(gm: fx.GraphModule) -> None:
         results = outputs_of(inner)
         for item in list(call.users):
             argument = given.get(results[item.args[1]]) if item.target is operator.getitem else None
-            if isinstance(argument, fx.Node):  # and no number
+            if isinstance(argument, fx.Node):  # not a number
                 replace(item, argument)
 
 
 def same_metadata(a: Any, b: Any) -> bool:
-    """Whether two fake values have the same shape, stride, dtype and device, known without a guard, and none is conjugated or negated lazily where the other is not."""
+    """Whether shape, stride, dtype, device, and lazy conjugation and negation are equal, known without a
+    guard."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
@@ -301,7 +305,7 @@ def same_metadata(a: Any, b: Any) -> bool:
 
 
 def same_size(x: Any, y: Any) -> bool:
-    """Whether two sizes are equal, known without a guard: symbolic ones if they are the same expression."""
+    """Whether two sizes are equal, known without a guard. Symbolic sizes must be the same expression."""
     if isinstance(x, int) and isinstance(y, int):
         return x == y
     return getattr(getattr(x, "node", None), "expr", x) == getattr(getattr(y, "node", None), "expr", y)

@@ -1,4 +1,4 @@
-"""Graphs of small values run on one thread: waiting for others takes longer than what these would do."""
+"""Run graphs of small values on one thread, where waiting for other threads costs more than they save."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from fake.seam.pytree import tree_leaves
 from fxpasses.graphs.rewriting import nbytes_of, value_of
 
 _LARGE = 1 << 15
-"""Torch splits no call, element by element, on fewer elements."""
+"""Torch does not split elementwise calls on fewer elements."""
 
 
 @contextmanager
 def few_threads(*graphs: fx.GraphModule) -> Iterator[None]:
-    """Surroundings in which torch's operators use one thread, if all values of these graphs are small: products of matrices in bfloat16 and float16 would wait for others.
+    """Run torch's operators on one thread in this block if all values of these graphs are small.
+
+    Matmuls in bfloat16 and float16 would otherwise wait for other threads.
 
     >>> import torch
     >>> from torch import fx
