@@ -65,8 +65,7 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def effect_of(node: fx.Node) -> Any:
-    """The operator of a ``with_effects`` call; ``None`` for other calls and for checks, which may run
-    again."""
+    """The operator of a ``with_effects`` call; ``None`` for other calls and for repeatable checks."""
     if getattr(node.target, "__name__", "") != "with_effects":
         return None
     effect = node.args[1]

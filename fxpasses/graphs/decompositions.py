@@ -37,8 +37,7 @@ def _avg_pool_backward(dims: int, backward: Any) -> Callable[..., Any]:
         include_padding: bool,
         divisor: int | None,
     ) -> Any:
-        """Return the input's gradient or ``NotImplemented``. Args: those of ATen's
-        ``avg_pool*d_backward``."""
+        """The input's gradient, or ``NotImplemented`` to keep the call. Args: as ``avg_pool*d_backward``."""
         given = [kernel_size, stride or kernel_size, padding]
         kernel, step, pad = (list(one) * dims if len(one) == 1 else list(one) for one in given)
         ends = [size + p for size, p in zip(self.shape[-dims:], pad, strict=True)]

@@ -26,8 +26,10 @@ _META = "fresh_outputs"
 
 
 def mark_fresh_outputs(graph: fx.Graph, count: int | None = None) -> None:
-    """Record which of the first ``count`` outputs (default: all) lie in no input's memory, and which share
-    theirs."""
+    """Record which of the first ``count`` outputs (all by default) are fresh, and which share memory.
+
+    An output is fresh if it shares no input's memory.
+    """
     graph.output_node().meta[_META] = {
         i: base.name
         for i, base in enumerate(_bases(graph)[:count])

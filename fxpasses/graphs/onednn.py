@@ -1,10 +1,11 @@
 """Matmuls by oneDNN, whatever library torch itself uses for them.
 
 ``fxpasses::onednn_matmul`` multiplies matrices. ``fxpasses::onednn_pixelwise`` is a convolution with a
-one-pixel kernel, and ``fxpasses::onednn_pixelwise_weight`` is the gradient of its weight. Torch's own x86
-builds use MKL for float32, with and without compilation. Which library is faster depends on the processor.
-The oneDNN kernel is the one that Inductor calls for the linear layers of frozen models. It reads weights and
-gradients of any strides, so it can be used in training, too.
+one-pixel kernel, and ``fxpasses::onednn_pixelwise_weight`` is the gradient of its weight.
+
+Torch's own x86 builds use MKL for float32, with and without compilation. Which library is faster depends on
+the processor. The oneDNN kernel is the one that Inductor calls for the linear layers of frozen models. It
+reads weights and gradients of any strides, so it can be used in training, too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _library.define("onednn_pixelwise(Tensor x, Tensor weight, Tensor? bias, Tensor 
 _library.define("onednn_pixelwise_weight(Tensor grad, Tensor x) -> Tensor")
 
 onednn_pixelwise = torch.ops.fxpasses.onednn_pixelwise.default
-"""Convolve ``x[n, c, h, w]`` with ``weight[o, c, 1, 1]`` by a matmul of pixels. Returns ``like``'s layout."""
+"""Convolves ``x[n, c, h, w]`` with ``weight[o, c, 1, 1]``: a matmul of pixels. The result has the layout of
+``like``, whose data is not read."""
 
 onednn_pixelwise_weight = torch.ops.fxpasses.onednn_pixelwise_weight.default
 """The gradient of the weight, from the gradient of the result and ``x``."""

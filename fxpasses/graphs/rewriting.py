@@ -290,8 +290,7 @@ def use_returned_arguments(gm: fx.GraphModule) -> None:
 
 
 def same_metadata(a: Any, b: Any) -> bool:
-    """Whether shape, stride, dtype, device, and lazy conjugation and negation are equal, known without a
-    guard."""
+    """Whether shape, stride, dtype, device and lazy conjugation or negation are equal, without a guard."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():

@@ -1,4 +1,4 @@
-"""The names that code reads, and the modules that it comes from: introspection for :mod:`fxpasses.pass_manager.identity`."""
+"""Introspection for :mod:`fxpasses.pass_manager.identity`: names that code reads, and where it is defined."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def constants(code: types.CodeType) -> Iterator[Any]:
-    """The constants of the code, without its docstring, which does not decide what it does."""
+    """The constants of the code, without its docstring, which does not affect what the code does."""
     documented = code.co_consts and isinstance(code.co_consts[0], str) and not _reads_constant(code, 0)
     yield from code.co_consts[1:] if documented else code.co_consts
 
@@ -30,7 +30,7 @@ def _reads_constant(code: types.CodeType, index: int) -> bool:
 
 @functools.cache
 def global_names(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that the code reads, those of the functions inside it included."""
+    """The global names that the code reads, including those of nested functions."""
     names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -63,11 +63,11 @@ _WRITING_METHODS = {
 
 
 def is_state(code: types.CodeType, name: str, value: Any) -> bool:
-    """Whether a closed-over variable is there to be written to: by assignment, or as a container that the code may fill.
+    """Whether a closed-over variable is state: the code assigns to it, or may fill it as a container.
 
     Args:
-        code: of the function that closes over it.
-        name: of the variable.
+        code: the code of the function that closes over it.
+        name: the variable's name.
         value: its value.
     """
     instructions = list(dis.get_instructions(code))
@@ -81,7 +81,7 @@ def is_state(code: types.CodeType, name: str, value: Any) -> bool:
 
 
 def generated_methods(kind: type) -> set[str]:
-    """Names of methods that ``dataclass`` writes: they follow from the fields."""
+    """Names of the methods that ``dataclass`` generates, which follow from the fields."""
     if "__dataclass_fields__" not in vars(kind):
         return set()
     functions = {n: inspect.unwrap(v) for n, v in vars(kind).items() if isinstance(v, types.FunctionType)}
@@ -89,13 +89,13 @@ def generated_methods(kind: type) -> set[str]:
 
 
 def slots(kind: type) -> tuple[str, ...]:
-    """The slots that a class itself declares."""
+    """The slots that the class itself declares."""
     declared = vars(kind).get("__slots__", ())
     return (declared,) if isinstance(declared, str) else tuple(declared)
 
 
 def module_of(value: Any) -> str:
-    """The module that defines a function, a class, or the class of anything else."""
+    """The module that defines a function or class, or the class of any other value."""
     if isinstance(value, (types.FunctionType, type)):
         return value.__module__ or ""
     return value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
@@ -113,7 +113,7 @@ _INSTALLED = tuple(
 
 @functools.cache
 def is_installed(top: str) -> bool:
-    """Whether a top-level module comes with Python or from an installed distribution: neither changes without its version."""
+    """Whether a top-level module ships with Python or a distribution: its version then identifies it."""
     if top in sys.stdlib_module_names or top in ("", "torch"):
         return top != "__main__"
     file = getattr(sys.modules.get(top), "__file__", None)
@@ -122,7 +122,7 @@ def is_installed(top: str) -> bool:
 
 @functools.cache
 def version_of(top: str) -> str:
-    """The version of a top-level module, as far as it says."""
+    """The version of a top-level module, or ``"unknown"``."""
     if top in sys.stdlib_module_names or not top:
         return sys.version
     module = sys.modules.get(top)

@@ -1,4 +1,4 @@
-"""Groups of passes that run again and again until none of them finds anything to do."""
+"""Groups of passes that run repeatedly until none of them changes anything."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class FixpointWarning(UserWarning):
 class Fixpoint(Pass):
     """Passes that run one after the other, round after round, until a round changes nothing.
 
-    A pass manager runs, checks and records each member by itself. In the order of a pipeline the group is one pass,
-    whose contract is that of its members together.
+    A pass manager runs, checks and records each member separately. In the order of a pipeline, the group is
+    one pass whose contract combines those of its members.
 
     Attributes:
         name: the group's name.
         passes: the members, in order.
-        limit: the largest number of rounds; a group that still changes something then is left with a warning.
+        limit: the maximum number of rounds. A group that still changes something then stops with a warning.
 
     Raises:
-        ContractError: for an empty group, or a limit below 1.
+        ContractError: if the group is empty or the limit is below 1.
     """
 
     name: str  # type: ignore[misc]
@@ -62,7 +62,7 @@ class Fixpoint(Pass):
         )
 
     def apply(self, gm: fx.GraphModule) -> bool:
-        """Run the group without a manager: unchecked."""
+        """Run the group without a manager, unchecked."""
         for number in range(self.limit):
             changed = [item.apply(gm) for item in self.passes]
             if not any(changed):
@@ -77,7 +77,7 @@ def fixpoint(*passes: Pass, limit: int = 10, name: str | None = None) -> Fixpoin
     """Make a group of passes that run until none of them changes anything.
 
     Raises:
-        ContractError: for an empty group, for an item that is no pass, and for a limit that is no positive integer.
+        ContractError: if the group is empty, an item is not a pass, or the limit is not a positive integer.
 
     >>> from fxpasses.passes import EliminateDeadCode, RemoveNoOps
     >>> str(fixpoint(RemoveNoOps(), EliminateDeadCode(), limit=4))

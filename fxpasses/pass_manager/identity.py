@@ -1,15 +1,16 @@
-"""The identity of a pass: everything that decides its result, as hashes for the compile caches.
+"""The identity of a pass: everything that determines its result, as hashes for the compile caches.
 
-:func:`identify` walks from an object to everything that its behaviour depends on: the compiled code of its methods and
-of those of its bases, the functions and classes that this code names, their defaults and closures, the global constants
-and the modules that it reads, and the values of its fields. Each is a *factor* with a label and a hash of its own, so that
-two identities can be compared and the one thing that changed can be named.
+:func:`identify` walks from an object to everything that its behavior depends on: the compiled code of its
+methods and of its bases' methods, the functions and classes that this code names, their defaults and
+closures, the global constants and modules that it reads, and the values of its fields. Each is a *factor*
+with its own label and hash, so that two identities can be compared and the one thing that changed can be
+named.
 
-The walk follows code of the user's own: it stops at torch, the standard library and whatever else is installed
-beside them, which count with their version, unless the pass itself is defined there.
+The walk follows the user's own code. It stops at torch, the standard library and other installed packages,
+which count with their version, unless the pass itself is defined there.
 
-What is hashed is the compiled code, not the text: it is what runs, even if the file has changed since it was
-imported, and it exists for passes typed into a prompt.
+The hash covers the compiled code, not the source text: that is what runs, even if the file has changed since
+it was imported, and it also exists for passes typed at a prompt.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ from fxpasses.pass_manager.code_objects import (
 
 @dataclass(frozen=True)
 class Identity:
-    """The factors that decide what an object does.
+    """The factors that determine what an object does.
 
     Attributes:
-        name: of the pass, function, class or object.
-        factors: a label (``"code mylib.helpers.fuse"``, ``"option threshold"``) and a hash for each factor.
-        unknown: labels of what could not be hashed; there is no digest then.
+        name: the name of the pass, function, class or object.
+        factors: maps each factor's label (``"code mylib.helpers.fuse"``, ``"option threshold"``) to its hash.
+        unknown: labels of what could not be hashed. If there are any, there is no digest.
     """
 
     name: str
@@ -66,13 +67,13 @@ class Identity:
 
     @property
     def digest(self) -> str | None:
-        """One hash of all factors, or ``None`` when one of them is unknown."""
+        """One hash of all factors, or ``None`` if one of them is unknown."""
         return None if self.unknown else _hash(repr(sorted(self.factors.items())))
 
     def differences(self, other: Identity) -> list[str]:
-        """The labels of the factors that are not the same in ``other``, in order.
+        """The labels of the factors that differ in ``other``, in order.
 
-        A module is left out when what differs in it is a factor of its own.
+        A module is omitted if what differs in it is a factor of its own.
         """
         labels = sorted({*self.factors, *other.factors})
         differing = [label for label in labels if self.factors.get(label) != other.factors.get(label)]
@@ -81,7 +82,7 @@ class Identity:
 
 
 def identify(item: Any) -> Identity:
-    """The identity of a pass (or of any function, class or object).
+    """Compute the identity of a pass (or of any function, class or object).
 
     >>> from fxpasses.passes import EliminateDeadCode
     >>> for label in identify(EliminateDeadCode()).factors:
@@ -101,7 +102,7 @@ def identify(item: Any) -> Identity:
                 int,
                 float,
                 str,
-            ):  # to be read by whoever asks why a cache missed
+            ):  # readable for cache miss explanations
                 walk.factors[f"option {option.name}"] = repr(value)
     else:
         walk.factor("object", item)
@@ -110,11 +111,11 @@ def identify(item: Any) -> Identity:
 
 
 class _Unknown(Exception):
-    """A value of which nothing can be said."""
+    """A value that cannot be hashed."""
 
 
 _STATE = (ContextVar, threading.Thread, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, type(threading.Lock()), type(threading.RLock()), threading.local)  # fmt: skip
-"""Objects that hold state, not constants: they count with their type."""
+"""Objects that hold state, not constants. Only their type counts."""
 
 _BY_REPR = (
     torch.dtype,
@@ -129,17 +130,17 @@ _BY_REPR = (
 )
 
 _FRAMEWORK = {"fxpasses.pass_manager.pass_base", "fxpasses.pass_manager.code_objects", __name__}
-"""Modules that every pass reaches through its base class, and that do not decide its result."""
+"""Modules that every pass reaches through its base class, and that do not affect its result."""
 
 _IGNORED = {
     "__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
     "__static_attributes__", "__orig_bases__", "__parameters__", "__annotate__", "__annotations_cache__", "__qualname__",
 }  # fmt: skip
-"""Attributes of classes that do not decide what they do."""
+"""Class attributes that do not affect what the class does."""
 
 
 class _Walk:
-    """One walk. Values are written as text; what has a name of its own becomes a factor, and its label stands for it."""
+    """One walk. Values become text; what has a name of its own becomes a factor, represented by its label."""
 
     def __init__(self, homes: frozenset[str]) -> None:
         self.homes = homes
@@ -148,14 +149,14 @@ class _Walk:
         self._labels: dict[int, str] = {}
         self._read: set[tuple[types.ModuleType, types.CodeType]] = set()
         self._kept: list[Any] = []
-        """The labelled objects, so that no other object gets the id of one."""
+        """Keeps the labeled objects alive, so that no other object gets the id of one."""
 
     def factor(self, label: str, value: Any) -> None:
-        """Make ``value`` a factor of its own."""
+        """Make ``value`` a separate factor."""
         self._write(label, self.text, value)
 
     def reference(self, value: Any) -> str:
-        """The label of a function, class or module, which becomes a factor when it is met first."""
+        """The label of a function, class or module, which becomes a factor the first time it is met."""
         if id(value) in self._labels:
             return self._labels[id(value)]
         module = value.__name__ if isinstance(value, types.ModuleType) else module_of(value)
@@ -214,7 +215,7 @@ class _Walk:
         return "\n".join(parts)
 
     def _named(self, label: str, value: Any) -> str:
-        """A global or closed-over value: a definition refers to itself, a constant becomes a factor."""
+        """A global or closed-over value: a definition is named by its label, a constant becomes a factor."""
         if isinstance(value, (type, types.ModuleType, types.FunctionType)) or _is_plain(value):
             return self.text(value)
         if label not in self.factors:
@@ -223,7 +224,7 @@ class _Walk:
         return label
 
     def _attributes(self, value: Any, code: types.CodeType) -> None:
-        """The attributes that ``code`` reads from a module of ours: ``helpers.fuse``."""
+        """Follow the attributes that ``code`` reads from a followed module, such as ``helpers.fuse``."""
         if isinstance(value, types.ModuleType) and self._is_followed(value.__name__):
             if (
                 value,
@@ -254,7 +255,7 @@ class _Walk:
         return repr((code.co_code.hex(), values, names, shape, code.co_exceptiontable.hex()))
 
     def text(self, value: Any) -> str:
-        """A value as text that is equal for equal values and differs for others. Raises ``_Unknown``."""
+        """Write a value as text that is equal for equal values and differs otherwise. Raises ``_Unknown``."""
         if value is None or (isinstance(value, (bool, int, str, bytes)) and not isinstance(value, enum.Enum)):
             return f"{type(value).__name__}:{value!r}"
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -326,25 +327,25 @@ _WRITERS: list[tuple[Any, _Writer]] = [
     (types.EllipsisType, lambda walk, v: "..."),
     (functools._lru_cache_wrapper, lambda walk, v: f"cached({walk.text(v.__wrapped__)})"),
 ]  # fmt: skip
-"""Writers of values by type; the first that fits decides."""
+"""Writers of values by type. The first match wins."""
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the value only names something: a built-in, an operator, a logger."""
+    """Whether the value is fully identified by its text: a built-in, an operator, a logger, state."""
     return isinstance(
         value, (OpOverload, OpOverloadPacket, types.BuiltinFunctionType, logging.Logger, *_STATE)
     )
 
 
 def _homes(item: Any) -> frozenset[str]:
-    """The top-level modules that the item belongs to: that of its class and those of the functions that it was given."""
+    """The top-level modules that the item belongs to: its class's and those of functions in its fields."""
     given = vars(item).values() if dataclasses.is_dataclass(item) and not isinstance(item, type) else ()
     owners = [item, *(value for value in given if isinstance(value, types.FunctionType))]
     return frozenset(top_level(module_of(owner)) for owner in owners)
 
 
 def _file_hash(module: types.ModuleType) -> str:
-    """The hash of a module's file; of Python source, without blanks and comments."""
+    """The hash of a module's file. For Python source, whitespace and comments do not count."""
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         raise _Unknown

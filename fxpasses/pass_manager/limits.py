@@ -1,7 +1,7 @@
-"""Limits of a compilation: the switches that a search for the guilty stage, pass, site or lowering turns.
+"""Limits of a compilation: the switches that a bisection for the wrong stage, pass, site or lowering turns.
 
-The environment variable ``FXPASSES_LIMITS`` holds them, as JSON, in the processes that ``fxpasses bisect``
-starts. Nobody else sets it.
+``fxpasses bisect`` starts processes that read them, as JSON, from the environment variable
+``FXPASSES_LIMITS``. Nothing else sets it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from fxpasses.pass_manager.sites import collect_sites
 
 VARIABLE = "FXPASSES_LIMITS"
 Stage = Literal["eager", "capture", "partition", "passes", "inductor"]
-"""``eager``: Dynamo's graph as it is. ``capture``: AOTAutograd's graphs, cut by torch's own partition. ``partition``: cut
-by ours. ``passes``: with passes, operator by operator. ``inductor``: everything, compiled as the options say."""
+"""``eager``: Dynamo's graph, unchanged. ``capture``: AOTAutograd's graphs, split by torch's partition.
+``partition``: split by ours. ``passes``: with passes, operator by operator. ``inductor``: everything,
+compiled as the options say."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,15 @@ class Limits:
 
     Attributes:
         stage: the last stage that runs.
-        passes: how many passes run, from the first; all of them when ``None``.
-        sites: at how many match sites the last of these passes may rewrite, over all graphs; a pass that claims none
-            counts one a graph.
-        lowerings: how many operators Inductor lowers itself, over all graphs; the others are called as they are.
-        check: whether each pass is checked by value; at stage ``inductor``, whether what Inductor makes of each graph is.
-        suspect: the node whose lowering is to blame, where that is known.
-        record: a file for the stages, passes and sites that were met.
+        passes: how many passes run, from the first; ``None`` for all of them.
+        sites: how many match sites the last of these passes may rewrite, over all graphs. A pass that claims
+            no sites counts one per graph.
+        lowerings: how many operators Inductor lowers itself, over all graphs. The others are called
+            unlowered.
+        check: whether each pass is checked by value; at stage ``inductor``, whether Inductor's result for
+            each graph is.
+        suspect: the node whose lowering is at fault, if known.
+        record: a file for the stages, passes and sites that the compilation met.
     """
 
     stage: Stage = "inductor"
@@ -52,16 +55,16 @@ class Limits:
     record: str | None = None
 
     def to_json(self) -> str:
-        """The limits that are not at their default, as text for the environment variable."""
+        """The limits that differ from their defaults, as text for the environment variable."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return json.dumps({k: v for k, v in values.items() if v != Limits.__dataclass_fields__[k].default})
 
     @classmethod
     def from_json(cls, text: str) -> Limits:
-        """Of the variable's text.
+        """Parse the variable's text.
 
         Raises:
-            ValueError: for text that :meth:`to_json` never wrote.
+            ValueError: if :meth:`to_json` cannot have written the text.
 
         >>> Limits.from_json('{"stage": "passes", "passes": 2}').passes
         2
@@ -74,7 +77,7 @@ class Limits:
         return limits
 
     def allowed_passes(self, passes: Sequence[Pass]) -> tuple[Pass, ...]:
-        """Those of ``passes`` (in the order in which they run) that may run; the last one limited to its sites."""
+        """Select the ``passes`` (in run order) that may run. The last one is limited to its sites."""
         progress.note("passes", [item.name for item in passes])
         if self.stage in ("eager", "capture", "partition"):
             return ()
@@ -86,7 +89,7 @@ class Limits:
 
 @dataclass
 class Record:
-    """The stages, passes and sites that a limited compilation met: written to the file as soon as they are known."""
+    """What a limited compilation met: stages, passes, sites. Written to the file as soon as it is known."""
 
     passes: list[str] = field(default_factory=list)
     sites: list[str] = field(default_factory=list)
@@ -96,14 +99,14 @@ class Record:
 
 
 class _Progress:
-    """The one owner of this process's record and counts."""
+    """The only owner of this process's record and counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._record = Record()
 
     def reset(self) -> None:
-        """Start counting anew."""
+        """Restart counting."""
         with self._lock:
             self._record = Record()
 
@@ -114,7 +117,7 @@ class _Progress:
             self._write()
 
     def count(self, name: str, what: str) -> int:
-        """Add to a list of the record; returns the position."""
+        """Append to a list of the record, and return the position."""
         with self._lock:
             found = getattr(self._record, name)
             found.append(what)
@@ -133,10 +136,10 @@ progress = _Progress()
 
 
 def in_force() -> Limits | None:
-    """The limits in the environment variable; ``None`` when it is not set.
+    """The limits in the environment variable, or ``None`` if it is not set.
 
     Raises:
-        ValueError: when it holds something else.
+        ValueError: if it holds something else.
     """
     text = os.environ.get(VARIABLE)
     return Limits.from_json(text) if text else None
@@ -144,7 +147,7 @@ def in_force() -> Limits | None:
 
 @contextmanager
 def limited_lowerings() -> Iterator[None]:
-    """Inside, Inductor lowers only as many operators as the limits in force allow."""
+    """Make Inductor lower only as many operators in this block as the limits in force allow."""
     limits = in_force()
     if limits is None or limits.stage != "inductor":
         yield
@@ -154,14 +157,14 @@ def limited_lowerings() -> Iterator[None]:
         position = progress.count("lowerings", node)
         return limits.lowerings is None or position < limits.lowerings
 
-    from fxpasses._torch import filter_lowerings  # Inductor, which listing passes does without
+    from fxpasses._torch import filter_lowerings  # imports Inductor, which listing passes does not need
 
     with filter_lowerings(allowed):
         yield
 
 
 def _limited(item: Pass, sites: int | None) -> Pass:
-    """The pass, rewriting at its first ``sites`` match sites only."""
+    """Restrict the pass to its first ``sites`` match sites."""
 
     def allowed(name: str) -> bool:
         position = progress.count("sites", name)

@@ -1,4 +1,4 @@
-"""Running passes over a graph: in the order of their contracts, timed, recorded, and checked after each change."""
+"""Run passes over a graph, in the order of their contracts. Each run is timed, recorded and checked."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from fxpasses.pass_manager.sites import Sites, collect_sites
 from fxpasses.pass_manager.structure import Facts, check_structure
 
 _PLACE = ("stack_trace", "nn_module_stack", "fxpasses")
-"""The metadata that say where a node comes from; the rest of its provenance says how it is to be treated."""
+"""Metadata that says where a node comes from. The rest of its provenance says how to treat it."""
 
 
 def inherit_provenance(before: Snapshot, after: Snapshot) -> None:
-    """Give new calls without provenance that of the call that they replace.
+    """Give each new call without provenance that of the call that it replaces.
 
-    A new call replaces the one that its user had as an argument before. New calls behind it have the same
-    provenance; others have that of their arguments, or else of their users.
+    A new call replaces the call that its user had as an argument before. New calls that feed it get the same
+    provenance. Others get that of their arguments, or else of their users.
     """
     new = [entry.node for entry in after.entries if entry.node not in before.by_node and _lacks(entry.node)]
     if not new:
@@ -78,7 +78,7 @@ def _take(node: fx.Node, other: fx.Node, keys: tuple[str, ...]) -> None:
 
 
 def _nodes(*arguments: Any) -> list[fx.Node]:
-    """The nodes among arguments, in their order, repeated ones too."""
+    """The nodes among arguments, in order, including repeated ones."""
     found: list[fx.Node] = []
     map_arg(arguments, found.append)
     return found
@@ -92,10 +92,11 @@ _MOST_LINES = 6
 
 
 def lines_of_pass(item: Pass, error: BaseException) -> list[str]:
-    """``file:line in function: code`` for the frames of the pass and what it calls, the innermost last.
+    """The frames of the pass and its callees as ``file:line in function: code``, innermost last.
 
-    Frames of torch and of what runs passes are left out, and the outermost ones where there are more than a few. Where the exception went
-    through none (an ``apply`` that takes other arguments), the line of the pass's definition is given.
+    Frames of torch and of the code that runs passes are omitted, as are middle frames if there are more than
+    a few. If the exception passed through no such frame (an ``apply`` with other arguments), returns the line
+    of the pass's definition.
     """
     found = [
         f"{frame.filename}:{frame.lineno} in {frame.name}" + (f": {frame.line}" if frame.line else "")
@@ -125,13 +126,13 @@ log = logging.getLogger(__name__)
 
 
 class PassManager:
-    """Passes, put into an order that their contracts allow, and run on each graph that they take.
+    """Orders passes as their contracts allow, and runs them on each graph that they take.
 
-    After each pass that changed something, the fake values below what it changed are brought up to date, and the structure
-    of the graph is compared with what it was (:mod:`fxpasses.pass_manager.structure`).
+    After each pass that changed something, fake values downstream of the change are updated, and the graph's
+    structure is compared with the one before (:mod:`fxpasses.pass_manager.structure`).
 
     Attributes:
-        passes: the passes as they were given.
+        passes: the passes as given.
         checks: further checks, called around each pass.
 
     >>> import torch
@@ -154,18 +155,18 @@ class PassManager:
         structure: bool = True,
         holds: Sequence[str] = (),
     ) -> None:
-        """Put the passes into order.
+        """Order the passes.
 
         Args:
-            passes: the passes; among those that may run in any order, the first comes first.
+            passes: the passes. Passes that may run in any order keep the given order.
             checks: checks to call around each pass, after the structure check.
             structure: whether to check the structure of the graph after each pass.
             holds: properties that passes may require and that hold from the start.
 
         Raises:
-            TypeError: when an item is not a :class:`Pass`.
-            ContractError: when a pass has no name, when two passes conflict, require each other, have the same name, or when a pass requires what
-                nothing provides.
+            TypeError: if an item is not a :class:`Pass`.
+            ContractError: if a pass has no name, two passes conflict, require each other or have the same
+                name, or a pass requires what nothing provides.
         """
         if isinstance(passes, str) or not isinstance(passes, Iterable):
             raise TypeError(f"PassManager: expected a list of Pass objects, got {passes!r}")
@@ -191,22 +192,22 @@ class PassManager:
         self._order = in_order(self.passes, holds)
 
     def order(self, kind: GraphKind) -> list[Pass]:
-        """The passes for one kind of graph in the order in which they run.
+        """The passes for one kind of graph, in run order.
 
         Raises:
-            ContractError: there is no such kind of graph.
+            ContractError: if there is no such kind of graph.
         """
         if kind not in self._order:
             raise ContractError(f"unknown kind of graph {kind!r}; choose from {', '.join(self._order)}")
         return list(self._order[kind])
 
     def run(self, gm: fx.GraphModule, kind: GraphKind) -> PassRuns:
-        """Run every pass that takes graphs of this kind on ``gm``, in place; returns a record of each run.
+        """Run every pass for graphs of this kind on ``gm``, in place. Returns a record of each run.
 
         Raises:
-            ContractError: there is no such kind of graph; nothing has run.
-            TypeError: ``gm`` is no GraphModule.
-            PassError: when a pass raises or leaves a graph that is wrong (:class:`~fxpasses.StructureError`): names
+            ContractError: if there is no such kind of graph. Nothing has run then.
+            TypeError: if ``gm`` is not a GraphModule.
+            PassError: if a pass raises or leaves an invalid graph (:class:`~fxpasses.StructureError`). Names
                 the pass, the match site, the node and the user's line. ``gm`` is then in an undefined state.
         """
         passes = self.order(kind)
@@ -224,7 +225,7 @@ class PassManager:
         return runs
 
     def identity(self) -> tuple[str, ...] | None:
-        """Hash of everything that decides the result, or ``None`` when one of the passes has none."""
+        """Hashes of everything that determines the result, or ``None`` if one of the passes has none."""
         identities = [item.identity() for item in self.passes]
         return None if None in identities else tuple(identities)  # type: ignore[arg-type]
 
@@ -249,9 +250,9 @@ def _run_group(group: Fixpoint, graph: _Graph) -> list[PassRun]:
 
 @dataclass
 class _Change:
-    """The changes of a pass to a graph: names of the nodes that are new, gone and modified, and the same of its subgraphs.
+    """A pass's changes to a graph and its subgraphs: the names of new, removed and modified nodes.
 
-    A node that holds a constant is modified when the constant is written to, or another one is put in its place.
+    A node that holds a constant is modified if the constant is written to or replaced.
     """
 
     after: Snapshot
@@ -263,7 +264,7 @@ class _Change:
 
     @property
     def really(self) -> bool:
-        """Whether there is any difference."""
+        """Whether anything changed."""
         return bool(self.added or self.removed or self.modified or self.reordered) or any(
             change.really for change in self.inner.values()
         )
@@ -277,9 +278,9 @@ class _Change:
 
 
 def _versions(gm: fx.GraphModule) -> dict[str, tuple[torch.Tensor, int, int]]:
-    """The tensors that the graph holds, each with the number of writes to it and a checksum of its data.
+    """The tensors that the graph holds, each with its version counter and a checksum of its data.
 
-    Inference tensors do not count writes, and those through ``.data`` or ``numpy()`` are counted nowhere.
+    Inference tensors do not count writes, and nothing counts writes through ``.data`` or ``numpy()``.
     """
     return {
         name: (t, -1 if t.is_inference() else t._version, checksum(t)) for name, t in constants_of(gm).items()
@@ -287,7 +288,7 @@ def _versions(gm: fx.GraphModule) -> dict[str, tuple[torch.Tensor, int, int]]:
 
 
 class _Graph:
-    """A graph while passes run on it, with the facts that are known between two of them."""
+    """A graph while passes run on it, with the facts known between two passes."""
 
     def __init__(
         self, gm: fx.GraphModule, kind: GraphKind, checks: tuple[Check, ...], structure: bool
@@ -297,10 +298,10 @@ class _Graph:
         self._facts: Facts | None = None
         self._constants = _versions(gm)
         self._inner = {name: _Graph(graph, kind, (), structure) for name, graph in subgraphs(gm).items()}
-        """The graphs that operators such as ``torch.cond`` are given."""
+        """The graphs that are passed to operators such as ``torch.cond``."""
 
     def run(self, item: Pass, round: int = 0) -> PassRun:
-        """Run one pass, bring the metadata up to date, and check the result."""
+        """Run one pass, update the metadata, and check the result."""
         before = self._snapshot
         checking = time.perf_counter()
         self._prepare()
@@ -341,14 +342,14 @@ class _Graph:
         return run
 
     def _prepare(self) -> None:
-        """Know all that the structure check compares with."""
+        """Compute the facts that the structure check compares with."""
         if self.structure and self._facts is None:
             self._facts = Facts(self.gm.graph, self._snapshot)
         for graph in self._inner.values():
             graph._prepare()
 
     def _change(self) -> _Change:
-        """The changes since the last snapshot, those of the subgraphs included."""
+        """The changes since the last snapshot, including those of the subgraphs."""
         before, after = self._snapshot, Snapshot(self.gm.graph)
         known, self._constants = self._constants, _versions(self.gm)
         if before.is_untouched(after):
@@ -372,7 +373,7 @@ class _Graph:
         return change
 
     def _settle(self, item: Pass, change: _Change, sites: Sites) -> None:
-        """Bring the metadata up to date, check the structure, and remember the graph as it is now."""
+        """Update the metadata, check the structure, and remember the graph's current state."""
         for name, inner in change.inner.items():
             if inner.really:
                 self._inner[name]._settle(item, inner, sites)
@@ -409,7 +410,7 @@ class _Graph:
         return changed, sites
 
     def _refresh(self, item: Pass, before: Snapshot, after: Snapshot) -> list[Difference]:
-        """Compute fake values again where calls, or values that the pass has set, are new."""
+        """Recompute fake values where calls, or values set by the pass, are new."""
         try:
             return refresh(self.gm, before.touched(after), before)
         except Exception as error:

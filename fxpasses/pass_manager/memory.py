@@ -1,8 +1,9 @@
-"""The writes that each node of a graph can see, and whether a rewritten graph reads memory at another time than before.
+"""Which writes each node of a graph can see, and whether a rewrite makes a node read memory at another time.
 
-Every write to memory makes a new *version* of it. A node *sees* a version when it reads it, or reads what was
-computed from it. After a rewrite a node that stays may see less (``x - x`` became zero), but not another version of the same
-memory than before: that is a read which has moved across a write, or a copy that was removed although it was needed.
+Every write to memory creates a new *version* of it. A node *sees* a version if it reads it, or reads a value
+computed from it. After a rewrite, a remaining node may see less (``x - x`` became zero), but not another
+version of the same memory. That would be a read that moved across a write, or a copy that was removed
+although it was needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fxpasses.graphs.aliasing import AliasInfo, is_alias, reads_metadata_alone
 from fxpasses.pass_manager.runs import Snapshot
 
 Version = tuple[fx.Node, fx.Node | None]
-"""The memory behind a root, after a write to it (``None``: as it was at first)."""
+"""The memory of a root after a write to it, or in its initial state if the write is ``None``."""
 
 
 class Memory:
@@ -24,8 +25,8 @@ class Memory:
 
     Attributes:
         seen: for each node that reads, the versions that it sees.
-        final: for each root that is written to, the versions that are left in it at the end.
-        writes: for each root that is written to, the writes, in order.
+        final: for each root that is written to, the versions left in it at the end.
+        writes: for each root that is written to, its writes, in order.
         position: the index of each node in the graph.
     """
 
@@ -54,7 +55,8 @@ class Memory:
             if node.op == "output":
                 break
             for root in written:
-                # A version stands for all that led to it: what was in this memory before is not listed again.
+                # A version stands for all that led to it, so earlier contents of this memory are not listed
+                # again.
                 others = frozenset(v for v in seen | contents[root] if v[0] is not root)
                 contents[root] = others | {(root, node)}
             if node in aliases.roots(node):
@@ -70,11 +72,11 @@ def stale_read(
     Args:
         graph: the rewritten graph.
         snapshot: the graph before.
-        before: writes and reads of the graph before; ``None`` when it writes to nothing.
-        after: writes and reads of the rewritten graph; ``None`` when it writes to nothing.
+        before: writes and reads of the graph before; ``None`` if it has no writes.
+        after: writes and reads of the rewritten graph; ``None`` if it has no writes.
 
     Returns:
-        The node and the problem in words; ``None`` when there is none.
+        The node and a description of the problem, or ``None``.
     """
     known = snapshot.by_node
     same_write = _matching_writes(before, after)
@@ -105,7 +107,7 @@ def stale_read(
 
 
 def _matching_writes(before: Memory | None, after: Memory | None) -> dict[fx.Node, fx.Node]:
-    """For each write after the pass, the write before it that it is or stands for."""
+    """Map each write after the pass to the write before it that it is or replaces."""
     if before is None or after is None:
         return {}
     found: dict[fx.Node, fx.Node] = {}
@@ -119,7 +121,7 @@ def _matching_writes(before: Memory | None, after: Memory | None) -> dict[fx.Nod
 
 
 def _behind_new_calls(graph: fx.Graph, known: Container[fx.Node]) -> set[fx.Node]:
-    """The calls that depend on one that the pass has made."""
+    """The calls that are new or depend on a new call."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node not in known or any(value in found for value in node.all_input_nodes):
@@ -130,9 +132,9 @@ def _behind_new_calls(graph: fx.Graph, known: Container[fx.Node]) -> set[fx.Node
 def _moved(
     node: fx.Node, before: Memory, after: Memory, same_write: dict[fx.Node, fx.Node], on_new_calls: bool
 ) -> str | None:
-    """Whether ``node`` sees a version that it did not see."""
+    """Describe a version that ``node`` sees now and did not see before, if there is one."""
     if node.op != "output" and is_alias(node) and node not in same_write:
-        return None  # it reads nothing: those who use it do
+        return None  # a view reads nothing; its users do
     now, was = after.seen.get(node, frozenset()), before.seen.get(node, frozenset())
     return _unseen(now, was, before, same_write, on_new_calls)
 
@@ -144,10 +146,11 @@ def _unseen(
     same_write: dict[fx.Node, fx.Node],
     on_new_calls: bool = False,
 ) -> str | None:
-    """A version among ``now`` that was not among ``was``, in words.
+    """Describe a version among ``now`` that was not among ``was``.
 
-    With ``on_new_calls``, memory that it was independent of may be read besides: a rewrite that does several calls at once (one
-    concatenation for many reductions) makes each result depend on all of their inputs.
+    With ``on_new_calls``, the node may additionally read memory that it did not depend on before. A rewrite
+    that merges several calls (one concatenation for many reductions) makes each result depend on all of their
+    inputs.
     """
     known = {root for root, _ in was}
     translated = {(root, same_write.get(write) if write is not None else None) for root, write in now}
@@ -172,7 +175,7 @@ def _describe(root: fx.Node, write: fx.Node | None, was: list[fx.Node | None]) -
 def _newly_overwritten(
     node: fx.Node, old_args: Any, after: Memory, same_write: dict[fx.Node, fx.Node]
 ) -> str | None:
-    """Whether an argument that ``node`` had before is overwritten by a new write before ``node`` reads it."""
+    """Describe a new write to an argument that ``node`` had before, if it runs ahead of ``node``'s read."""
     kept: set[fx.Node] = set()
     fx.node.map_arg(old_args, lambda n: kept.add(n) or n)  # type: ignore[func-returns-value]
     for value in node.all_input_nodes:

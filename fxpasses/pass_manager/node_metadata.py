@@ -1,8 +1,8 @@
-"""Fake metadata that follows the graph: the values of changed nodes are computed again, with those below them.
+"""Fake metadata that follows the graph: recompute the values of changed nodes, and downstream of them.
 
-The method is that of Inductor's ``FakeTensorUpdater``: only nodes whose call changed are propagated, and their users only
-as far as values really become different. No guard is added to the symbolic sizes: a rewrite must not narrow what the graph
-may be called with.
+The method is that of Inductor's ``FakeTensorUpdater``: only nodes whose call changed are recomputed, and
+their users only as far as values actually change. No guard is added on symbolic sizes: a rewrite must not
+narrow what the graph may be called with.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from fxpasses.pass_manager.runs import Snapshot, same_argument
 
 @dataclass(frozen=True)
 class Difference:
-    """A node whose recorded value was not what its call gives.
+    """A node whose recorded value did not match the result of its call.
 
     Attributes:
         node: the node.
-        recorded: the value that it had.
-        computed: the value that it has now.
-        problem: what differs, in words.
-        follows: whether an input of the node became different too: the recorded value may have been right before.
+        recorded: its value so far.
+        computed: its value now.
+        problem: a description of what differs.
+        follows: whether an input of the node changed too, so that the recorded value may have been right
+            before.
     """
 
     node: fx.Node
@@ -51,19 +52,19 @@ class Difference:
 def refresh(
     gm: fx.GraphModule, changed: Collection[fx.Node], before: Snapshot | None = None
 ) -> list[Difference]:
-    """Compute the fake values of changed nodes, and of those below them where something became different.
+    """Recompute the fake values of changed nodes, and downstream of them as far as values change.
 
-    Nodes whose inputs have no values, calls of anything but operators, and operators whose result depends on data are left as they
-    are. A graph without fake values is left alone.
+    Skips nodes whose inputs have no values, calls of anything other than operators, operators with
+    data-dependent results, and graphs without fake values.
 
     Args:
         gm: the graph.
-        changed: the nodes to begin with.
-        before: the graph before the change: a node that only takes another argument of the same metadata than there is not
-            computed again, unless it is a view.
+        changed: the nodes to start from.
+        before: the graph before the change. A node whose new arguments have the same metadata as before is
+            not recomputed, unless it is a view.
 
     Returns:
-        The values that were recorded otherwise, in the order of the graph.
+        The values that differ from the recorded ones, in graph order.
     """
     mode = fake_mode_of(gm.graph)
     if mode is None or not changed:
@@ -87,7 +88,7 @@ def refresh(
                 differences[node] = Difference(node, recorded, computed, problem, follows)
                 node.meta["val"] = computed
             elif is_alias(node):
-                node.meta["val"] = computed  # the same metadata, in the memory of its new base
+                node.meta["val"] = computed  # same metadata, in its new base's memory
             else:
                 continue
             pending.update(node.users)
@@ -98,12 +99,12 @@ def metadata_difference(a: Any, b: Any, strides: bool = True) -> str | None:
     """Compare two fake values: shape, dtype, device, layout, and strides where they matter.
 
     Args:
-        a: a tensor, a number, or a list of such.
-        b: the value that took its place.
+        a: a tensor, a number, or a list of these.
+        b: the value that replaced it.
         strides: whether strides count.
 
     Returns:
-        The difference in words, or ``None``.
+        A description of the difference, or ``None``.
 
     >>> metadata_difference(torch.ones(2), torch.ones(2, dtype=torch.float64))
     'dtype torch.float32 became torch.float64'
@@ -139,7 +140,7 @@ def _tensor_difference(a: torch.Tensor, b: torch.Tensor, strides: bool) -> str |
 
 
 def _equal_sizes(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal as far as can be known: never adds a guard, and never calls equal sizes different."""
+    """Whether two sizes are equal as far as known. Never adds a guard, never calls equal sizes different."""
     if same_size(a, b):
         return True
     if isinstance(a, int) and isinstance(b, int):
@@ -157,7 +158,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _takes_the_like(node: fx.Node, before: Snapshot) -> bool:
-    """Whether the call is the same as before but for arguments of the same metadata, so that its result has the same."""
+    """Whether only arguments changed, to ones of equal metadata, so that the result's metadata is equal."""
     old = before.by_node.get(node)
     if old is None or old.target != node.target or old.value is not value_of(node) or is_alias(node):
         return False

@@ -1,4 +1,4 @@
-"""The order of passes: from their contracts where these say something, else as given."""
+"""The order of passes: as their contracts demand, otherwise as given."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fxpasses.pass_manager.pass_base import GraphKind, Pass
 
 
 def check_names(passes: Sequence[Pass]) -> None:
-    """Refuse two different passes of one name.
+    """Reject two different passes with the same name.
 
     Raises:
-        ContractError: naming both owners.
+        ContractError: names where both are defined.
     """
     owners: dict[str, object] = {}
     for item in passes:
@@ -28,16 +28,16 @@ def check_names(passes: Sequence[Pass]) -> None:
 
 
 def in_order(passes: Sequence[Pass], holds: Sequence[str] = ()) -> dict[GraphKind, list[Pass]]:
-    """The passes for each kind of graph, in order.
+    """Order the passes for each kind of graph.
 
     Forward and backward graphs start with what holds at the end of the joint graph.
 
     Args:
-        passes: all passes, in the order given.
+        passes: all passes, in the given order.
         holds: properties that hold before any pass has run.
 
     Raises:
-        ContractError: for conflicts, cycles and requirements that nothing meets, naming the passes.
+        ContractError: for conflicts, cycles and unmet requirements. Names the passes.
     """
     check_names(passes)
     plan: dict[GraphKind, list[Pass]] = {"joint": order_for("joint", passes, holds)}
@@ -49,11 +49,11 @@ def in_order(passes: Sequence[Pass], holds: Sequence[str] = ()) -> dict[GraphKin
 
 
 def order_for(kind: GraphKind, passes: Sequence[Pass], holds: Sequence[str] = ()) -> list[Pass]:
-    """Order the passes that take graphs of one kind: a topological sort, ties in the order given.
+    """Order the passes for one kind of graph: a topological sort that breaks ties by the given order.
 
     Args:
         kind: the kind of graph.
-        passes: in the order in which they were asked for.
+        passes: the passes, in the given order.
         holds: conditions that hold before the first pass runs.
 
     Raises:
@@ -142,7 +142,7 @@ def _check_cycles(constraints: networkx.DiGraph, chosen: Sequence[Pass]) -> None
 
 
 def _keep_valid(constraints: networkx.DiGraph, chosen: Sequence[Pass], position: int, needed: str) -> None:
-    """Keep what invalidates ``needed`` from running between its provider and the pass that requires it."""
+    """Keep passes that invalidate ``needed`` from running between its provider and who requires it."""
     providers = [
         i
         for i in constraints.predecessors(position)
@@ -151,7 +151,7 @@ def _keep_valid(constraints: networkx.DiGraph, chosen: Sequence[Pass], position:
     for other, item in enumerate(chosen):
         if other == position or not _invalidates(item, needed):
             continue
-        # Before the provider, or after the one who requires: as the order given would have it, if possible.
+        # Before the provider, or after the pass that requires it: if possible, as in the given order.
         before = [(other, provider) for provider in providers]
         after = [(position, other)]
         tries = [before, after] if before and other < before[0][1] else [after, before]
@@ -179,12 +179,12 @@ def _holding_after(ordered: Sequence[Pass], holds: Sequence[str]) -> set[str]:
 
 
 def _definition(item: Pass) -> object:
-    """The function or class that makes a pass what it is."""
+    """The function, pattern or class that defines a pass."""
     return getattr(item, "function", None) or getattr(item, "pattern", None) or type(item)
 
 
 def _place(owner: object) -> str:
-    """Module, name and line of a definition."""
+    """The module, name and line of a definition."""
     code = getattr(owner, "__code__", None)
     line = f":{code.co_firstlineno}" if code is not None else ""
     module, name = getattr(owner, "__module__", ""), getattr(owner, "__qualname__", repr(owner))

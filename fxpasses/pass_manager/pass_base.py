@@ -33,34 +33,34 @@ GraphKind = Literal["joint", "forward", "backward", "inference"]
 ``inference``: the only graph of a call that needs no gradients."""
 
 Numerics = Literal["bitwise", "tolerance", "none"]
-"""Results of the rewritten graph: the same bits, the same up to rounding, or something else on purpose."""
+"""Results of the rewritten graph: bitwise equal, equal up to rounding, or intentionally different."""
 
 Metadata = Literal["exact", "types", "outputs"]
-"""Metadata that stays as it was on every node that the pass keeps: shape, dtype, device and stride; all of these but the stride;
-or nothing (of what the graph returns all of them stay in any case)."""
+"""Metadata that stays the same on nodes that a pass keeps: shape, dtype, device and stride, all of these
+except stride, or nothing. The metadata of the graph's outputs stays the same in any case."""
 
 GRAPH_KINDS: tuple[GraphKind, ...] = get_args(GraphKind)
 
 
 @dataclass(frozen=True)
 class Contract:
-    """The promises of a pass, and the conditions that it relies on. The manager orders and checks passes by it.
+    """What a pass promises, and the conditions that it relies on. The manager orders and checks passes by it.
 
-    Names in ``requires`` and the like are names of passes, or of properties that passes establish (any word:
+    Names in ``requires`` and so on are names of passes, or of properties that passes establish (any word:
     ``"no_dead_code"``). A pass provides its own name.
 
     Attributes:
         graphs: the kinds of graph that the pass takes; ``"any"`` stands for all of them.
-        requires: conditions that have to hold before the pass runs.
-        provides: conditions that hold when it has run.
-        invalidates: conditions that no longer hold when it has run.
-        conflicts: passes and properties that may not be part of the same pipeline.
-        numerics: whether results stay the same bit by bit, up to rounding, or not at all.
-        metadata: how much of the metadata of the nodes that stay is left alone.
+        requires: conditions that must hold before the pass runs.
+        provides: conditions that hold after it has run.
+        invalidates: conditions that no longer hold after it has run.
+        conflicts: passes and properties that must not be in the same pipeline.
+        numerics: whether results stay bitwise equal, equal up to rounding, or neither.
+        metadata: how much of the metadata of remaining nodes stays unchanged.
 
     Raises:
-        ContractError: for a kind of graph, of numerics or of metadata that does not exist, for no graph at all, and for
-            names that are no text.
+        ContractError: if a kind of graph, numerics or metadata does not exist, if there is no graph at all,
+            or if a name is not a string.
 
     >>> Contract("joint", requires="eliminate_dead_code").requires
     frozenset({'eliminate_dead_code'})
@@ -102,17 +102,17 @@ class Contract:
 
 @dataclass(frozen=True)
 class Pass(abc.ABC):
-    """A rewrite of a graph. Subclasses are frozen dataclasses: their fields are the pass's options.
+    """A rewrite of a graph. Subclasses are frozen dataclasses, and their fields are the pass's options.
 
-    The docstring of a pass shows a graph before and after. ``apply`` changes the graph in place and
-    returns whether it changed anything. It must leave a graph that computes the same outputs, gradients
-    included, with the same aliasing between inputs and outputs.
+    The docstring of a pass shows a graph before and after. ``apply`` changes the graph in place and returns
+    whether it changed anything. The rewritten graph must compute the same outputs and gradients, with the
+    same aliasing between inputs and outputs.
 
-    A subclass has a ``name`` and a ``contract``; one whose contract says nothing but which graphs it takes may
-    have ``graphs`` instead.
+    A subclass has a ``name`` and a ``contract``. If the contract only says which graphs it takes, the
+    subclass may have ``graphs`` instead.
 
     Raises:
-        ContractError: when the contract of a subclass is something else.
+        ContractError: if the contract of a subclass is something else.
     """
 
     name: ClassVar[str]
@@ -123,22 +123,22 @@ class Pass(abc.ABC):
         super().__init_subclass__()
         own = cls.__dict__
         if isinstance(own.get("graphs"), property) or not own.keys() & {"graphs", "contract"}:
-            return  # it says so itself, or has both from its base
+            return  # computes graphs itself, or inherits both
         if "graphs" in own and "contract" not in own:
             cls.contract = Contract(graphs=cls.graphs)
         if isinstance(cls.contract, Contract):
             cls.graphs = cls.contract.graphs  # type: ignore[assignment]
-        elif isinstance(cls.contract, (property, dataclasses.Field)):  # each pass of the class has its own
+        elif isinstance(cls.contract, (property, dataclasses.Field)):  # each instance has its own
             cls.graphs = property(lambda self: self.contract.graphs)
         else:
             raise ContractError(f"{cls.__qualname__}.contract is {cls.contract!r}, not a fxpasses.Contract")
 
     @abc.abstractmethod
     def apply(self, gm: fx.GraphModule) -> bool:
-        """Rewrite ``gm`` in place; return whether anything changed."""
+        """Rewrite ``gm`` in place. Return whether anything changed."""
 
     def __str__(self) -> str:
-        """The pass as it is written on a command line: ``name{option=value}``, options at their default left out."""
+        """The pass in command line syntax: ``name{option=value}``, without options at their defaults."""
         options = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in option_fields(self)
@@ -147,20 +147,20 @@ class Pass(abc.ABC):
         return self.name + (f"{{{' '.join(options)}}}" if options else "")
 
     def identify(self) -> Identity:
-        """The factors that decide the result of this pass: see :mod:`fxpasses.pass_manager.identity`."""
+        """The factors that determine this pass's result: see :mod:`fxpasses.pass_manager.identity`."""
         return identify(self)
 
     def identity(self) -> str | None:
         """The hash of :meth:`identify`, for the compile caches.
 
-        ``None`` when something that decides the result has no value that can be hashed (an open file, say):
-        graphs are then compiled without caching.
+        ``None`` if something that determines the result cannot be hashed (such as an open file). Graphs are
+        then compiled without caching.
         """
         return self.identify().digest
 
 
 def option_fields(item: Pass | type[Pass]) -> list[dataclasses.Field[Any]]:
-    """The fields of a pass that are its options: all but its name and the function or pattern that it is made of."""
+    """The fields of a pass that are its options: all except its name and its function or pattern."""
     return [
         field
         for field in dataclasses.fields(item)
@@ -169,7 +169,7 @@ def option_fields(item: Pass | type[Pass]) -> list[dataclasses.Field[Any]]:
 
 
 def fits_hint(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type; yes, where that is more than a class, a union, a tuple or a choice."""
+    """Whether a value has an annotated type. True for hints beyond classes, unions, tuples and literals."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
@@ -197,18 +197,18 @@ _GIVEN = {"option": False}
 
 @dataclass(frozen=True, repr=False)
 class FunctionPass(Pass):
-    """A pass made of a function by :func:`graph_pass`. One with options is called to get it with others."""
+    """A pass made from a function by :func:`graph_pass`. Call it to get the same pass with other options."""
 
     name: str  # type: ignore[misc]
     contract: Contract = dataclasses.field(metadata=_GIVEN)  # type: ignore[misc]  # no default, unlike the class variable
     function: Callable[..., bool] = dataclasses.field(metadata=_GIVEN)
 
     def __call__(self, **options: Any) -> FunctionPass:
-        """The same pass with other options: ``drop_small(threshold=0.5)``.
+        """Return the same pass with other options: ``drop_small(threshold=0.5)``.
 
         Raises:
-            TypeError: the function has no such option.
-            OptionsError: the value is not of the type that the function says.
+            TypeError: if the function has no such option.
+            OptionsError: if the value does not have the annotated type.
         """
         valid = {field.name: field.type for field in option_fields(self)}
         for option, value in options.items():
@@ -235,14 +235,14 @@ def _name(function: Callable[..., bool]) -> str:
 
 
 def _with_options(function: Callable[..., bool]) -> type[FunctionPass]:
-    """The class of passes whose fields are the function's parameters with a default."""
+    """A pass class whose fields are the function's parameters that have a default."""
     try:
         hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # a type that is imported for type checkers only; an object that is called
+    except (NameError, TypeError):  # a type imported for type checkers only; a callable object
         hints = {}
     try:
         signature = inspect.signature(function)
-    except ValueError as error:  # what C defines, without a signature that can be read
+    except ValueError as error:  # a C function without a readable signature
         raise ContractError(
             f"graph_pass: what {function!r} takes cannot be told; wrap it: lambda gm: ..."
         ) from error
@@ -277,24 +277,24 @@ def graph_pass(
     numerics: Numerics = "tolerance",
     metadata: Metadata = "types",
 ) -> Any:
-    """Make a :class:`FunctionPass` of ``function(gm) -> bool`` (whether it changed something).
+    """Make a :class:`FunctionPass` from ``function(gm) -> bool`` (whether it changed something).
 
-    Further parameters with a default are the options of the pass: see the example.
+    Further parameters with a default are options of the pass: see the example.
 
     Args:
-        function: the rewrite; left out when used as a decorator with arguments.
-        name: the pass's name; the function's by default.
+        function: the rewrite; omitted when used as a decorator with arguments.
+        name: the pass's name; by default the function's.
         graphs: the kinds of graph that the function takes, or ``"any"``.
         requires: see :class:`Contract`, as for all that follow.
         provides: conditions that hold afterwards.
         invalidates: conditions that no longer hold afterwards.
-        conflicts: what may not be in the same pipeline.
+        conflicts: what must not be in the same pipeline.
         numerics: what happens to results.
-        metadata: what happens to the metadata of the nodes that stay.
+        metadata: what happens to the metadata of remaining nodes.
 
     Raises:
-        ContractError: for a kind of graph, of numerics or of metadata that does not exist, for a name that is no text, and
-            for what cannot be called with a graph alone. It is a ``ValueError``.
+        ContractError: if a kind of graph, numerics or metadata does not exist, a name is not a string, or
+            ``function`` cannot be called with only a graph. It is a ``ValueError``.
 
     >>> @graph_pass
     ... def drop_small(gm: fx.GraphModule, threshold: float = 0.1) -> bool:
@@ -315,32 +315,32 @@ def graph_pass(
 
 
 class Check:
-    """Looks at a graph before and after each pass, and raises when the pass was wrong. Base class of checks."""
+    """Base class of checks: examine a graph before and after each pass, and raise if the pass is wrong."""
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Any:
-        """Look at a graph before a pass runs on it.
+        """Examine a graph before a pass runs on it.
 
         Args:
             item: the pass.
-            gm: the graph; copy it to keep it, the pass rewrites it in place.
+            gm: the graph. Copy it to keep it: the pass rewrites it in place.
             kind: the kind of graph, such as ``"joint"``.
 
         Returns:
-            Anything: it is handed to :meth:`after` as ``remembered``.
+            Anything. It is passed to :meth:`after` as ``remembered``.
         """
 
     def after(
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
     ) -> None:
-        """Look at a graph that a pass has changed; it is well formed.
+        """Examine a graph that a pass has changed. The graph is well formed.
 
         Args:
             item: the pass.
             gm: the rewritten graph.
             kind: the kind of graph.
-            remembered: what :meth:`before` returned.
+            remembered: the return value of :meth:`before`.
             sites: the match sites that the pass claimed, in order.
 
         Raises:
-            PassError: the pass is wrong.
+            PassError: if the pass is wrong.
         """

@@ -1,7 +1,7 @@
 """The record of a pass: snapshots of the graph before and after it, compared.
 
-A snapshot holds the nodes' arguments as they were. Taking one costs a walk over the graph; texts and differences are
-worked out when somebody asks for them.
+A snapshot holds the nodes' arguments at one point in time. Taking one costs a walk over the graph. Texts and
+differences are computed on demand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fxpasses.pass_manager.sites import MatchSite
 
 
 class Entry(NamedTuple):
-    """One node as it was when the snapshot was taken."""
+    """One node at the time of the snapshot."""
 
     node: fx.Node
     name: str
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 class Snapshot:
-    """The nodes of a graph as they are now: unaffected by what happens to the graph later."""
+    """The current nodes of a graph, unaffected by later changes to the graph."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.entries = [Entry(n, n.name, n.target, n.args, n.kwargs, n.meta.get("val")) for n in graph.nodes]
@@ -55,14 +55,14 @@ class Snapshot:
         return frozenset(entry.name for entry in self.entries)
 
     def is_untouched(self, later: Snapshot) -> bool:
-        """Whether not even the objects that hold the arguments of a node are other ones than here."""
+        """Whether even the objects that hold each node's arguments are the same as here."""
         return len(self.entries) == len(later.entries) and all(
             a.node is b.node and a.args is b.args and a.kwargs is b.kwargs and a.target is b.target
             for a, b in zip(self.entries, later.entries, strict=True)
         )
 
     def changed(self, later: Snapshot) -> list[Entry]:
-        """The entries of ``later`` that are new or call something else, or on something else, than here."""
+        """The entries of ``later`` that are new, or whose target or arguments differ from here."""
         known = self.by_node
         found = []
         for entry in later.entries:
@@ -72,7 +72,7 @@ class Snapshot:
         return found
 
     def touched(self, later: Snapshot) -> set[fx.Node]:
-        """The nodes of ``later`` whose value may not be what their call gives: changed calls, and values that were set."""
+        """The nodes of ``later`` whose value may not match their call: call changed, or value was set."""
         known = self.by_node
         found = {entry.node for entry in self.changed(later)}
         return found | {
@@ -80,7 +80,7 @@ class Snapshot:
         }
 
     def text(self) -> str:
-        """The graph, one node a line: ``name: f32[2, 3] = operator(arguments)``."""
+        """The graph as text, one node per line: ``name: f32[2, 3] = operator(arguments)``."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -103,20 +103,20 @@ class PassRun:
     """The record of one pass on one graph.
 
     Attributes:
-        name: the pass.
+        name: the name of the pass.
         graph: the kind of graph.
         changed: whether it changed anything.
         seconds: how long the pass took.
-        check_seconds: how long it took to bring metadata up to date and to check the result.
-        nodes_before: number of nodes when it started.
-        nodes_after: number of nodes when it was done.
-        added: names of the nodes that are new.
-        removed: names of the nodes that are gone.
-        modified: names of the nodes that stay and call something else, or on something else.
+        check_seconds: how long it took to update metadata and check the result.
+        nodes_before: number of nodes before the pass.
+        nodes_after: number of nodes after the pass.
+        added: names of new nodes.
+        removed: names of removed nodes.
+        modified: names of remaining nodes whose target or arguments changed.
         sites: the match sites that the pass claimed (see :mod:`fxpasses.pass_manager.sites`).
-        round: which round of its fixpoint group this was, from 1; 0 outside of any.
-        options: the pass with its options as text.
-        contract: what the pass promises.
+        round: the round of its fixpoint group, from 1; 0 outside of a group.
+        options: the pass with its options, as text.
+        contract: the contract of the pass.
     """
 
     name: str
@@ -153,14 +153,14 @@ class PassRun:
 
     @property
     def diff(self) -> str:
-        """The difference as a unified diff with three lines of context; "" when there is none."""
+        """The difference as a unified diff with three lines of context; "" if there is none."""
         lines = difflib.unified_diff(
             self.before.splitlines(), self.after.splitlines(), "before", "after", lineterm=""
         )
         return "\n".join(lines)
 
     def to_dict(self, texts: bool = True) -> dict[str, Any]:
-        """The record as plain data, with the texts of the graphs or (quicker) without."""
+        """The record as plain data, with the texts of the graphs or (faster) without."""
         data: dict[str, Any] = {
             "name": self.name,
             "options": self.options,
@@ -222,7 +222,7 @@ class PassRun:
 
 
 class PassRuns(list[PassRun]):
-    """What :meth:`fxpasses.PassManager.run` returns: a list; a notebook shows it as a table, and the differences below."""
+    """The result of :meth:`fxpasses.PassManager.run`: a list that notebooks show as a table with diffs."""
 
     def _repr_html_(self) -> str:
         rows = [
@@ -248,12 +248,13 @@ def _same_call(a: Entry, b: Entry) -> bool:
 
 
 def same_argument(a: Any, b: Any, same: Callable[[Any, Any], bool] | None = None) -> bool:
-    """Compare two arguments of calls, without a guard on symbolic sizes.
+    """Compare two call arguments, without a guard on symbolic sizes.
 
     Args:
-        a: an argument: a node, a number, a text, or a list, tuple, slice or dict of such.
+        a: an argument: a node, a number, a string, or a list, tuple, slice or dict of these.
         b: the other one.
-        same: compares the elements of containers; this function by default. Two nodes are the same only if they are one object.
+        same: compares the elements of containers; by default this function. Two nodes are the same only if
+            they are one object.
     """
     if same is None:
         if a is b:
@@ -288,7 +289,7 @@ _SHORT = {
 
 
 def _describe(value: Any) -> str:
-    """``f32[2, 3]`` of a tensor, the expression of a symbolic number, "" of anything else."""
+    """``f32[2, 3]`` for a tensor, the expression for a symbolic number, "" for other values."""
     if isinstance(value, torch.Tensor):
         dtype = _SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
         return f"{dtype}[{', '.join(map(str, value.shape))}]"

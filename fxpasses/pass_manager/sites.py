@@ -1,13 +1,13 @@
-"""Match sites: the subgraphs that a pass rewrites, counted so that each can be named, and left out.
+"""Match sites: the subgraphs that a pass rewrites, numbered so that each can be named and skipped.
 
-A pass asks before it rewrites one::
+A pass claims a site before it rewrites it::
 
     if not claim(node):
         continue
 
-Outside of a pass manager the answer is always yes. The manager records what was claimed, and a search for a
-wrong rewrite runs the pass again with some of its sites refused. The order in which a pass claims its sites
-must depend on the graph alone.
+Outside of a pass manager, every claim succeeds. The manager records the claims. A search for a wrong rewrite
+runs the pass again with some of its sites refused. The order in which a pass claims its sites must depend
+on the graph alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MatchSite:
     """One subgraph that a pass wanted to rewrite.
 
     Attributes:
-        index: its position among the sites of this run of the pass, from 0.
+        index: its position among the sites of this run of the pass, starting at 0.
         location: the node and the user's source line.
         applied: whether the pass was allowed to rewrite it.
     """
@@ -49,10 +49,10 @@ class Sites:
     allowed: Callable[[int], bool]
     claimed: list[MatchSite] = field(default_factory=list)
     made_at: dict[fx.Node, int] = field(default_factory=dict)
-    """For nodes that were made since a site was claimed, the index of that site."""
+    """For each node created after a site was claimed, the index of that site."""
 
     def made(self, node: fx.Node) -> None:
-        """Note that ``node`` was made for the site that was claimed last."""
+        """Attribute ``node`` to the most recently claimed site."""
         if self.claimed:
             self.made_at[node] = self.claimed[-1].index
 
@@ -66,7 +66,7 @@ _current: ContextVar[Sites | None] = ContextVar("sites", default=None)
 
 
 def claim(node: fx.Node) -> bool:
-    """Whether the pass that is running may rewrite the match site that ``node`` stands for."""
+    """Whether the running pass may rewrite the match site that ``node`` identifies."""
     check_type("claim", "node", node, fx.Node, "a node of the graph that the pass rewrites")
     sites = _current.get()
     if sites is None:
@@ -79,7 +79,7 @@ def claim(node: fx.Node) -> bool:
 
 @contextmanager
 def collect_sites(allowed: Callable[[int], bool] = lambda index: True) -> Iterator[Sites]:
-    """Record the sites that are claimed inside, and refuse those whose index is not ``allowed``.
+    """Record the sites claimed in this block, and refuse those whose index is not ``allowed``.
 
     >>> from torch import fx
     >>> graph = fx.Graph()

@@ -1,4 +1,4 @@
-"""Passes written as text: ``fold_constants{max_bytes=1024 min_calls=2},eliminate_dead_code``, for options and command lines."""
+"""Parse passes written as text: ``fold_constants{max_bytes=1024 min_calls=2},eliminate_dead_code``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPTION = re.compile(
 
 
 def split_pipeline(text: str) -> list[str]:
-    """The passes of a comma-separated pipeline, each with its options.
+    """Split a comma-separated pipeline into its passes, each with its options.
 
     >>> split_pipeline("fold_constants{max_bytes=1024, min_calls=2},eliminate_dead_code")
     ['fold_constants{max_bytes=1024, min_calls=2}', 'eliminate_dead_code']
@@ -30,10 +30,10 @@ def split_pipeline(text: str) -> list[str]:
 
 
 def parse_pass(text: str, available: Mapping[str, PassFactory | Pass]) -> Pass:
-    """Make a pass of ``name{option=value}``; the values have the types of the pass's fields.
+    """Create a pass from ``name{option=value}``. Values get the types of the pass's fields.
 
-    A flag without a value is ``True``. Raises OptionsError for a text of another form, and for unknown passes and options,
-    naming the nearest.
+    A flag without a value is ``True``. Raises OptionsError, with the nearest name, for malformed text and for
+    unknown passes and options.
 
     >>> from fxpasses.passes import library
     >>> parse_pass("fold_constants{max_bytes=1024}", library())
@@ -59,10 +59,10 @@ def parse_pass(text: str, available: Mapping[str, PassFactory | Pass]) -> Pass:
 
 
 def _parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
-    """The values of ``option=value other=value`` by name, with the types that the dataclass ``kind`` gives them.
+    """Parse ``option=value other=value`` to values by name, with the types of the dataclass ``kind``.
 
     Raises:
-        OptionsError: for an unknown option, or a value of another type.
+        OptionsError: if an option is unknown, or a value has another type.
     """
     hints = typing.get_type_hints(kind)
     fields = [field.name for field in option_fields(kind)]
@@ -87,7 +87,7 @@ def _parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
 
 
 def _convert(text: str, hint: Any, where: str) -> Any:
-    """``text`` as a value of the type ``hint``."""
+    """Convert ``text`` to a value of type ``hint``."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

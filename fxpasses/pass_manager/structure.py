@@ -1,14 +1,14 @@
-"""The structure check: is a rewritten graph well formed, and still about the same memory, effects and metadata?
+"""The structure check: is a rewritten graph well formed, with the same memory, effects and metadata?
 
-Cheap enough to be always on: it runs nothing. What it knows about the graph before the pass (:class:`Facts`) is compared
-with the graph after it:
+It is cheap enough to be always on, because it runs nothing. It compares facts about the graph before the pass
+(:class:`Facts`) with the graph after it:
 
-* the graph is well formed, and new nodes have fake values that are what their calls give
-* the inputs are the same; what is returned has the same structure, shapes, strides, types, devices and aliasing
-* nodes that stay keep the metadata that the contract says they keep
-* effects and RNG calls are all there, in the same order, and no others but assertions
-* inputs that were written to still are, and no others
-* a value that was read before a write is not read after it, nor the other way round, through whatever alias
+* the graph is well formed, and new nodes have the fake values that their calls return
+* the inputs are the same; outputs have the same structure, shapes, strides, dtypes, devices and aliasing
+* remaining nodes keep the metadata that the contract promises
+* all effects and RNG calls are still there, in the same order; only assertions may be added
+* the same inputs are mutated, and no others
+* no read moves across a write to the same memory, in either direction, through any alias
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from fxpasses.pass_manager.sites import MatchSite
 
 
 class Facts:
-    """The facts of a graph that the structure check compares.
+    """The facts about a graph that the structure check compares.
 
     Attributes:
         snapshot: the nodes.
         effects: the nodes with effects, in order.
         rng_calls: the nodes that call the RNG, in order.
         writes: the nodes that write to an argument, in order.
-        written_inputs: names of the inputs and attributes that the graph writes to, each with the last write.
-        fake_constants: the nodes that read tensors which hold no data.
+        written_inputs: maps each input and attribute that the graph writes to, by name, to its last write.
+        fake_constants: the nodes that read tensors without data.
         memory: which writes each node can see, or ``None`` for a graph without writes.
     """
 
@@ -69,7 +69,7 @@ class Facts:
 
     @functools.cached_property
     def outputs(self) -> list[Any]:
-        """The outputs of the graph: nodes and constants, nesting left out."""
+        """The outputs of the graph, flattened: nodes and constants."""
         found: list[Any] = []
         fx.node.map_aggregate(self.snapshot.output, lambda a: found.append(a) or a)  # type: ignore[func-returns-value]
         return found
@@ -98,19 +98,19 @@ def check_structure(
     sites: tuple[MatchSite, ...] = (),
     made_at: Mapping[fx.Node, int] | None = None,
 ) -> Facts:
-    """Check a graph that ``item`` has changed; returns the facts about it.
+    """Check a graph that ``item`` has changed. Returns the facts about it.
 
     Args:
         item: the pass.
-        gm: the graph after the pass, with its metadata brought up to date.
+        gm: the graph after the pass, with updated metadata.
         kind: the kind of graph.
         before: the facts about the graph before the pass.
-        differences: the values that were recorded otherwise than computed when the metadata was brought up to date.
+        differences: the values whose recorded metadata turned out wrong in that update.
         sites: the match sites that the pass claimed.
-        made_at: for new nodes, the index of the site that they were made for.
+        made_at: for new nodes, the index of the site that they were created for.
 
     Raises:
-        StructureError: naming the pass, what is wrong, the node, the user's line and the match site.
+        StructureError: names the pass, the problem, the node, the user's line and the match site.
     """
     check = _Comparison(item, kind, before, sites, made_at or {})
     check.is_well_formed(gm)
@@ -130,12 +130,12 @@ def check_structure(
 
 
 _NEIGHBOURS = 64
-"""Number of nodes around a wrong one that are searched for the match site that it belongs to."""
+"""How many nodes around a wrong node are searched for the match site that it belongs to."""
 
 
 @dataclass
 class _Comparison:
-    """One run of the check: every method raises when something is wrong."""
+    """One run of the check. Every method raises if something is wrong."""
 
     item: Pass
     kind: GraphKind
@@ -156,14 +156,14 @@ class _Comparison:
             raise self._error("lint", reason, astray)
 
     def constants_hold_data(self, after: Facts) -> None:
-        """What a pass makes of tensors while graphs are traced is fake."""
+        """Reject new fake constants. A tensor that a pass creates during tracing is fake."""
         for node in after.fake_constants:
             if node.name not in {old.name for old in self.before.fake_constants}:
                 reason = f"its constant {node.target} is a fake tensor, which holds no data: tensors that a pass makes are traced, as the graph is"
                 raise self._error("metadata", reason, node)
 
     def values_are_true(self, gm: fx.GraphModule, differences: Sequence[Difference]) -> None:
-        """New nodes, and those whose value the pass has set, have the value that their call gives."""
+        """New nodes, and nodes whose value the pass has set, must have the value that their call returns."""
         known = self.before.snapshot.by_node
         for found in differences:
             old = known.get(found.node)
@@ -179,7 +179,7 @@ class _Comparison:
                     raise self._error("metadata", reason, node)
 
     def inputs_are_kept(self, after: Facts) -> None:
-        """The graph is called with the same values, in the same order."""
+        """The graph must take the same inputs, in the same order."""
         was, now = (
             [entry.name for entry in snapshot.entries if entry.node.op == "placeholder"]
             for snapshot in (self.before.snapshot, after.snapshot)
@@ -218,14 +218,14 @@ class _Comparison:
                 raise self._error("aliasing", reason, _more_telling(now[position], was[position]))
 
     def _is_moved(self, position: int, a: Any, b: Any, now: list[Any]) -> bool:
-        """Whether an output has been swapped with another one."""
+        """Whether an output was swapped with another one."""
         if a is b or not isinstance(a, fx.Node) or not isinstance(b, fx.Node) or a not in now:
             return False
         was = self.before.outputs
         return b in was and was.count(a) == now.count(a) and was.count(b) == now.count(b)
 
     def metadata_is_kept(self, after: Facts) -> None:
-        """Nodes that stay keep their metadata, as far as the contract says so."""
+        """Remaining nodes must keep the metadata that the contract promises."""
         promise = self.item.contract.metadata
         known = self.before.snapshot.by_node
         for entry in after.snapshot.entries:
@@ -246,16 +246,16 @@ class _Comparison:
                 raise self._error("metadata", reason, entry.node)
 
     def order_is_kept(self, one: str, many: str, was: list[fx.Node], now: list[fx.Node]) -> None:
-        """Compare calls whose order counts; a new one may stand for one that is gone if it is the same call.
+        """Compare calls whose order matters. A new call may replace a removed one if it is the same call.
 
         Args:
-            one: a call of the kind, in words.
-            many: the kind, in words.
+            one: one such call, in words.
+            many: several such calls, in words.
             was: the calls before, in order.
             now: the calls of the rewritten graph, in order.
 
         Raises:
-            StructureError: one is gone, new, or in another place.
+            StructureError: if a call was removed, added or moved.
         """
         if was == now:
             return
@@ -278,7 +278,7 @@ class _Comparison:
         raise self._error("order", f"the {many} are not the same as before", new)
 
     def without_more_assertions(self, now: list[fx.Node]) -> list[fx.Node]:
-        """The effects but for assertions beyond the number before: these do nothing as long as they hold, which is a question of values."""
+        """The effects without added assertions, which do nothing while they hold: a question of values."""
         was = self.before.effects
         more = Counter(str(n.target) for n in now) - Counter(
             self._call(self.before.snapshot, n)[0] for n in was
@@ -324,7 +324,7 @@ class _Comparison:
         )
 
     def _site_of(self, node: fx.Node) -> MatchSite | None:
-        """The site that a node belongs to: it was made for it, was claimed itself, or is the nearest to such a node."""
+        """The site that a node was created for or claimed as, or that of the nearest such node."""
         by_name = {site.location.node: site for site in self.sites if site.applied}
         pending, seen = [node], {node}
         while pending and len(seen) < _NEIGHBOURS:
@@ -354,7 +354,7 @@ def _describe(value: Any) -> str:
 
 
 def _sharing(position: int, memory: tuple[frozenset[str], frozenset[int]] | None) -> str:
-    """With whom an output shares memory, in words."""
+    """Describe what an output shares memory with."""
     if memory is None:
         return "was no tensor"
     inputs, outputs = memory
@@ -364,7 +364,7 @@ def _sharing(position: int, memory: tuple[frozenset[str], frozenset[int]] | None
 
 
 def _more_telling(new: Any, old: Any) -> Any:
-    """The node to name for an output: the one returned now, or the one before if only that has a line of the user's."""
+    """The node to name for an output: the current one, or the previous one if only that has a user's line."""
     if isinstance(old, fx.Node) and not (isinstance(new, fx.Node) and locate(new).source):
         return old
     return new
