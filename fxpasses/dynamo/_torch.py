@@ -1,6 +1,7 @@
-"""The private names of ``torch._dynamo`` that tracing for our backend relies on. Known to fit torch 2.11 and 2.13.
+"""Private names of ``torch._dynamo`` for tracing for our backend. Known to work with torch 2.11 and 2.13.
 
-Replay needs the descriptions of guards as plain comparisons that torch has had since 2.12; see :data:`CAN_REPLAY`.
+Replay needs torch's descriptions of guards as plain comparisons, which exist since 2.12; see
+:data:`CAN_REPLAY`.
 """
 
 from __future__ import annotations
@@ -69,36 +70,36 @@ CAN_REPLAY = (
     and hasattr(object_protocol, "generic_hash_impl")
     and all(hasattr(module, _SAME) for module in (builtin, object_protocol))
 )
-"""Whether this version of torch says of its guards how a value is compared with what it was, and asks in known places whether two
-objects are one."""
+"""Whether this torch describes how its guards compare a value, and checks object identity in known places."""
 
 
 _COMPUTED = getattr(lazy, "ComputedLazyConstantVariable", ())
-"""From torch 2.14 on: what is computed of numbers and texts that nothing has looked at yet."""
+"""Since torch 2.14: the result of computing with numbers and strings that nothing has looked at yet."""
 
 
 def untouched_source(variable: LazyVariableTracker) -> Any:
-    """Where a value comes from that nothing has looked at yet; ``None`` where something has, or where it comes from nowhere, being computed."""
-    is_computed = issubclass(type(variable), _COMPUTED)  # isinstance would look at it
+    """The source of a value that nothing has looked at yet. ``None`` for realized and for computed values."""
+    is_computed = issubclass(type(variable), _COMPUTED)  # isinstance would realize it
     return None if variable.is_realized() or is_computed else variable.original_source()
 
 
 Unsupported = torch._dynamo.exc.Unsupported
-"""What Dynamo raises for a frame that it leaves as it is."""
+"""Dynamo's exception for a frame that it leaves in eager."""
 
 
 def surround_compilations(
     around: Callable[[CodeType | None, Any, Mapping[str, Any]], AbstractContextManager[CodeType | None]],
 ) -> Patch:
-    """Have every compilation of a frame by Dynamo run inside of ``around(code, backend function, its keyword arguments)``;
-    the code is ``None`` where a frame that cannot be compiled is an error (``fullgraph=True``). Where the context gives a code,
-    frames of that function run it from now on, and nothing is compiled.
+    """Run every compilation of a frame by Dynamo inside of ``around(code, backend function, its keywords)``.
 
-    ``convert_frame._compile`` is what Dynamo's entry points call by its global name, once for each frame, with the
-    backend as ``compiler_fn``. Callbacks of ``torch._dynamo.callback`` are not told the backend, and
-    ``torch._dynamo.reset()`` forgets them.
+    The code is ``None`` if a frame that cannot be compiled is an error (``fullgraph=True``). If the context
+    yields code, frames of that function run it from now on, and nothing is compiled.
 
-    Returns: the entry of the ledger.
+    Dynamo's entry points call ``convert_frame._compile`` by its global name, once per frame, with the backend
+    as ``compiler_fn``. Callbacks of ``torch._dynamo.callback`` are not told the backend, and
+    ``torch._dynamo.reset()`` clears them.
+
+    Returns: the ledger's patch.
     """
 
     def surrounded(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +112,7 @@ def surround_compilations(
             with around(code, *backend_of(given["compiler_fn"])) as instead:
                 if instead is not None:
                     always: Any = GuardManagerWrapper()
-                    # What Dynamo reads where it says why a frame is compiled anew.
+                    # Dynamo reads these to explain a recompile.
                     always.global_scope, always.closure_vars = {"G": given["globals"]}, {}
                     orig_code_map[instead] = given["code"]
                     return wrap_guarded_code(GuardedCode(instead, always, given["compile_id"]))
@@ -139,7 +140,7 @@ def surround_compilations(
 
 
 def backend_of(given: Any) -> tuple[Any, Mapping[str, Any]]:
-    """The function behind the wrappers that ``torch.compile`` puts around a backend, and what it is called with."""
+    """Unwrap the backend function from ``torch.compile``'s wrappers. Returns it and its keyword arguments."""
     keywords: dict[str, Any] = {}
     while True:
         keywords = {**getattr(given, "kwargs", {}), **keywords}
@@ -155,17 +156,17 @@ def watch_tracing(
     mutated: Callable[[Any, Any, bool], None],
     identified: Callable[[Any], None],
 ) -> AbstractContextManager[None]:
-    """While this is open, Dynamo calls modules and mutates objects through us.
+    """Intercept Dynamo's module calls and mutations in this block.
 
     Dynamo holds its compile lock meanwhile, so no other thread traces.
 
     Args:
-        module_called: in the place of ``UnspecializedNNModuleVariable.call_function(self, tx, args, kwargs)``, which is
-            given first.
-        mutated: told of every mutation before it is made: Dynamo's graph, the object, and whether what is put there may be an object
-            that can be changed itself.
-        identified: told of an object when a trace depends on which one it is, for which Dynamo has no guard: a comparison by
-            ``is``, a lookup by hash.
+        module_called: replaces ``UnspecializedNNModuleVariable.call_function(self, tx, args, kwargs)``, which
+            is its first argument.
+        mutated: called before every mutation with Dynamo's graph, the object, and whether the stored value
+            may be a mutable object.
+        identified: called with an object when a trace depends on its identity, for which Dynamo has no guard:
+            an ``is`` comparison, a lookup by hash.
     """
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -186,7 +187,7 @@ def watch_tracing(
         return _COMPARES.torchs(left, right)
 
     def equals(left: Any, right: Any) -> Any:
-        """As ``compares``, for ``==``: values that are one are equal as well."""
+        """Like ``compares``, for ``==``: identical values are also equal."""
         return (_COMPARES.torchs if _is_opaque_value(left) else compares)(left, right)
 
     def hashes(tx: Any, key: Any) -> Any:
@@ -220,18 +221,18 @@ _CALLS, _MUTATIONS, _STORES, _COMPARES, _COMPARES_TOO, _HASHES = LEDGER.add(
 
 
 def _is_guarded_by_value(variable: Any) -> bool:
-    """Whether Dynamo guards what this is: numbers, strings and members of an enumeration by value, classes and functions by
+    """Whether Dynamo guards this value: numbers, strings and enum members by value, classes and functions by
     identity, tuples by their elements.
     """
     if isinstance(variable, TupleVariable):
         return all(map(_is_guarded_by_value, variable.items))
     if hasattr(type(variable), "set_items"):
-        return False  # and who asks a set for all its items asks for their order, which no plan can keep
+        return False  # iterating over a set depends on its order, which no plan can keep
     return isinstance(variable.get_real_python_backed_value(), _GUARDED_BY_VALUE)
 
 
 def _is_opaque_value(variable: Any) -> bool:
-    """Whether Dynamo guards by equality what this is: a placement of a DTensor, and other types that are registered as values."""
+    """Whether Dynamo guards this value by equality: DTensor placements, other types registered as values."""
     if isinstance(variable, LazyVariableTracker):
         variable = variable.realize()
     return isinstance(variable, UserDefinedObjectVariable) and is_opaque_constant_type(type(variable.value))
@@ -244,25 +245,25 @@ _GUARDED_BY_VALUE = (
 
 
 def is_older(variable: Any) -> bool:
-    """Whether an object that can be changed was there before the trace."""
+    """Whether a mutable object existed before the trace."""
     return type(variable.mutation_type).__name__.endswith("Existing")
 
 
 def is_reached(output: Any, changed: Any, variable: Any) -> bool:
-    """Whether an object can be reached from one of those that were changed."""
+    """Whether an object can be reached from one of the mutated objects."""
     found = []
     VariableTracker.visit(lambda v: found.append(v is variable), changed, side_effects=output.side_effects)
     return any(found)
 
 
 def plain_module(variable: Any) -> bool:
-    """Whether Dynamo traces into this module as into ordinary Python."""
+    """Whether Dynamo traces into this module like ordinary Python."""
     return type(variable) in (UnspecializedNNModuleVariable, UnspecializedBuiltinNNModuleVariable)
 
 
 def global_state(tx: Any) -> tuple[Any, ...] | None:
-    """Everything outside of its arguments that can change how a function is traced; None in the body of an operator
-    that takes functions, and while graphs are deduplicated or exported, where nothing is replayed."""
+    """Everything outside of its arguments that can affect how a function is traced. None in the body of a
+    higher-order operator, and while graphs are deduplicated or exported: nothing is replayed there."""
     output = tx.output
     if output.current_tracer.parent is not None or output.export or config.use_graph_deduplication:
         return None
@@ -285,7 +286,7 @@ def global_state(tx: Any) -> tuple[Any, ...] | None:
 
 
 def made_so_far(tx: Any) -> tuple[int, ...]:
-    """How much a trace has made beside nodes and guards: hooks, random numbers, attributes of the graph, sizes from data."""
+    """Counts of what a trace made besides nodes and guards: hooks, random calls, attributes, symbols."""
     output, env = tx.output, tx.output.shape_env
     return (
         len(output.side_effects.tensor_hooks),
@@ -300,22 +301,22 @@ def made_so_far(tx: Any) -> tuple[int, ...]:
 
 
 def readable_path(module: Any) -> str:
-    """The name that Dynamo gives a module in the ``nn_module_stack`` of nodes."""
+    """Dynamo's name for a module in the ``nn_module_stack`` of nodes."""
     return _CHILD.sub(r".\2", module.get_nn_module_stack_source().name)
 
 
 def has_new_attributes(tx: Any, variable: Any) -> bool:
-    """Whether the traced program has set attributes of an object."""
+    """Whether the traced program has set attributes on an object."""
     return bool(tx.output.side_effects.has_pending_mutation(variable))
 
 
 def read_in_order(tx: Any) -> set[Any]:
-    """Sources of the dictionaries that the program goes through in their order: Dynamo guards their items by place."""
+    """Sources of the dictionaries that the program iterates over: Dynamo guards their items by position."""
     return tx.output.guard_on_key_order  # type: ignore[no-any-return]
 
 
 def derives_from(source: Any, base: Any) -> bool:
-    """Whether what is at a source is reached through another one."""
+    """Whether the object at a source is reached through another source."""
     return is_from_source(source, base)
 
 
@@ -329,13 +330,13 @@ def is_from_class(source: Any, modules: Collection[Any]) -> bool:
 
 
 def comparison_of(guard: Guard) -> Any:
-    """How a value is compared for a guard (``get_metadata_fn(guard, value)``, ``eval_fn(value, metadata)``), or None."""
+    """A guard's comparison (``get_metadata_fn(guard, value)``, ``eval_fn(value, metadata)``), or None."""
     found = _COMPARISONS.get(guard.create_fn_name())
     return found if isinstance(found, guards.GuardCheckSpec) else None
 
 
 def build_variable(tx: Any, source: Any, value: Any) -> Any:
-    """What Dynamo makes of the value at a source: a graph input for a tensor, and guards."""
+    """Dynamo's variable for the value at a source. For a tensor, this creates a graph input and guards."""
     tracked = tx.output.tracked_fakes
     known = len(tracked)
     built = variable_builder.VariableBuilder(tx, source)(value)
@@ -344,10 +345,10 @@ def build_variable(tx: Any, source: Any, value: Any) -> Any:
 
 
 def _says_nothing_of_symbols(tracked: Any) -> bool:
-    """Whether the guard on symbolic sizes, which asks every tracked input where its symbols come from, learns nothing here.
+    """Whether the guard on symbolic sizes learns nothing here. It asks every tracked input for its symbols.
 
-    The numbers of such a tensor are compared by its own guard. (Of a subclass that is made of tensors, those are tracked as well; a
-    DTensor's own are part of its specification.)
+    The tensor's own guard compares its sizes, strides and offset. (For a wrapper subclass, the inner tensors
+    are tracked as well; a DTensor's own sizes are part of its specification.)
     """
     value, context = tracked.fake, tracked.symbolic_context
     if type(context) not in DESCRIBES_SIZES or not isinstance(value, torch.Tensor):
@@ -360,7 +361,7 @@ def _says_nothing_of_symbols(tracked: Any) -> bool:
 
 
 def is_asked_about(number: torch.SymFloat) -> bool:
-    """Whether something depends on the value of a symbolic number: it is a constant by now, or in a guard."""
+    """Whether anything depends on the value of a symbolic number: it is a constant by now, or in a guard."""
     node = number.node
     if not node.expr.is_Symbol:
         return True
@@ -368,15 +369,16 @@ def is_asked_about(number: torch.SymFloat) -> bool:
 
 
 def build_number(tx: Any, source: Any, value: Any) -> fx.Node | None:
-    """The node of a Python float that Dynamo keeps symbolic; None where it is a constant of the graph."""
+    """The node of a Python float that Dynamo keeps symbolic, or None if it is a constant of the graph."""
     variable = build_variable(tx, source, value).realize()
     return variable.as_proxy().node if isinstance(variable, SymNodeVariable) else None
 
 
 def guard_mesh(tx: Any, source: Any) -> bool:
-    """Have the graph used only while the device mesh at a source is equal to the one that is there now; whether that can be guarded.
+    """Guard that the device mesh at a source stays equal to the current one. Returns whether it can.
 
-    To the code, equal meshes are the same one. That they are one object would be a comparison in Python for each.
+    Equal meshes are the same mesh to the code. Guarding object identity would cost a Python comparison per
+    mesh.
     """
     if not hasattr(GuardBuilder, "OPAQUE_OBJ_GUARD_FN_MATCH"):
         return False
@@ -385,14 +387,14 @@ def guard_mesh(tx: Any, source: Any) -> bool:
 
 
 def guard_constant(tx: Any, source: Any) -> None:
-    """Have the graph used only while there is the number at a source that is there now."""
+    """Guard that the number at a source keeps its current value."""
     tx.output.guards.add(source.make_guard(GuardBuilder.CONSTANT_MATCH))
 
 
 @contextmanager
 def running_on_fakes(tx: Any) -> Iterator[Callable[[fx.Node], None]]:
-    """Gives a function that runs a new node of Dynamo's graph on the fake tensors of its inputs, and remembers the result in
-    it."""
+    """Yields a function that runs a new node of Dynamo's graph on the fake tensors of its inputs, and stores
+    the result in the node."""
 
     def run(node: fx.Node) -> None:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
@@ -415,10 +417,11 @@ def tensor_variable(tx: Any, node: fx.Node) -> Any:
 
 
 def without_function_metadata(gm: fx.GraphModule) -> AbstractContextManager[Any]:
-    """Have AOTAutograd trace a graph without the mode that notes which function of torch was called last.
+    """Make AOTAutograd trace a graph without the mode that records the last called torch function.
 
-    Only export's tracer reads these notes, and each attribute of a tensor that is read while the mode is on calls
-    back into Python. The mode also turns ``aten.size`` into its symbolic form: a graph that calls it needs the mode.
+    Only export's tracer reads these records, and each read of a tensor attribute under the mode calls back
+    into Python. The mode also turns ``aten.size`` into its symbolic form, so a graph that calls it keeps the
+    mode.
     """
     graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
     if any(node.target in _SIZES for graph in graphs for node in graph.nodes):

@@ -1,4 +1,4 @@
-"""DDPOptimizer of Dynamo: it cuts a model of ``DistributedDataParallel`` where a bucket of gradients is full. Private names of torch stand here."""
+"""Dynamo's DDPOptimizer, which cuts a DDP model where a bucket of gradients is full: private torch names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fake.seam.patches import LEDGER, Patch, When
 from fxpasses.dynamo._torch import backend_of
 
 Plan = Callable[[fx.GraphModule, Mapping[str, Any]], AbstractContextManager[Callable[[fx.Node], bool]]]
-"""Of a Dynamo graph and the backend's keyword arguments: within, its buckets are compiled; gives whether it may be cut before a node."""
+"""Takes a Dynamo graph and the backend's keyword arguments. Buckets are compiled within the context, which
+yields whether the graph may be cut before a node."""
 
 _HAS_OUTPUT = LEDGER.thread_patch(
     distributed,
@@ -25,9 +26,9 @@ _HAS_OUTPUT = LEDGER.thread_patch(
 
 
 def cut_buckets(backend: Callable[..., Any], plan: Plan) -> Patch:
-    """The entry of the ledger by which models of DDP that are compiled for ``backend`` are cut where ``plan`` allows it.
+    """The ledger's patch that cuts DDP models compiled for ``backend`` only where ``plan`` allows it.
 
-    A bucket that is full is filled on up to there. No effect on other backends.
+    A full bucket keeps growing until then. Other backends are not affected.
     """
 
     def planned(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +42,7 @@ def cut_buckets(backend: Callable[..., Any], plan: Plan) -> Patch:
                 def has_output(bucket: Any) -> bool:
                     if may_cut_before(bucket.nodes[-1]):
                         return bool(_HAS_OUTPUT.torchs(bucket))
-                    bucket.opcount_increased_to_capture_external_output = -1  # it is no lack of outputs
+                    bucket.opcount_increased_to_capture_external_output = -1  # no lack of outputs
                     return False
 
                 with LEDGER.using((_HAS_OUTPUT, has_output)):

@@ -1,8 +1,9 @@
-"""Graph inputs for parameters, made like the input of another parameter: private names of torch 2.13, as in ``_torch.py``.
+"""Make graph inputs for parameters like another one's. Private names of torch 2.13, as in ``_torch.py``.
 
-Dynamo asks some forty questions before it makes a graph input of a tensor: whether it is a view, sparse, nested, a subclass, marked
-as dynamic, on the storage of another input, and what a program may learn from its metadata. Each weight of a copied layer
-equals the one of the traced layer in all that decides the answers; so its input, its variable and its guard are made like those.
+Dynamo makes some forty checks before it turns a tensor into a graph input: whether it is a view, sparse,
+nested, a subclass, marked as dynamic, on the storage of another input, and what a program may learn from its
+metadata. Each weight of a copied layer gives the same answers as that of the traced layer, so its input,
+variable and guard are modeled on those.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from fake.seam.symbolic_shapes import AttrSource
 
 
 def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:
-    """Gives a function ``(source, value, input)`` for the call that Dynamo traces now: the variable of a parameter that is an
-    input of the graph from now on, made like another ``input``; None where it is no ordinary parameter or not like the other one.
+    """Return a function ``(source, value, input)`` for the call that Dynamo is tracing.
+
+    It makes a parameter an input of the graph, modeled on another ``input``, and returns its variable. It
+    returns None for anything but an ordinary parameter, and for one that differs from the other one.
     """
     output = tx.output
     effects, context, stack = output.side_effects, output.tracing_context, TracingContext.extract_stack()
@@ -66,7 +69,7 @@ def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:
         effects.track_object_existing(value, variable)
         guarded = source
         if is_dtensor(value):
-            # Its type and its specification are guarded like those of the other one, as all that was read from the module.
+            # Its type and specification are guarded like those of the other one, as with all module reads.
             guarded = AttrSource(source, "_local_tensor")
             note(guarded, local_of(value), symbolic.inner_contexts["_local_tensor"], local_of(fake))
         check = functools.partial(GuardBuilder.TENSOR_MATCH, value=TensorWeakRef(local_of(value)))
@@ -81,12 +84,12 @@ def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:
 
 
 def is_guarded(tx: Any, source: Any) -> bool:
-    """Whether the tensor at a source is an input of the graph, or the local tensor of one, and has its guard."""
+    """Whether the tensor at a source is a graph input, or the local tensor of one, and has its guard."""
     return source in tx.output.input_source_to_sizes_strides
 
 
 def _decide_alike(value: Any, other: Any) -> bool:
-    """Whether both are parameters that Dynamo asks the same of, and answers the same for."""
+    """Whether Dynamo makes the same decisions for both parameters."""
     if not is_dtensor(value):
         return type(value) is torch.nn.Parameter and value.dim() > 0 and _look_alike(value, other)
     local, others = local_of(value), local_of(other)
@@ -100,12 +103,12 @@ def _decide_alike(value: Any, other: Any) -> bool:
 
 
 def _look_alike(value: Any, other: Any, own: Set[str] = frozenset()) -> bool:
-    """Whether two tensors are of one type and have the same metadata.
+    """Whether two tensors have the same type and metadata.
 
     Args:
         value: a tensor that may not be an input yet.
-        other: one that is.
-        own: attributes that they may have besides.
+        other: a tensor that is an input.
+        own: attributes that either may have in addition.
     """
     return (
         type(value) is type(other)
@@ -130,7 +133,7 @@ def _marks(value: Any, own: Set[str]) -> dict[str, Any]:
 
 
 def _symbolic_like(symbolic: Any, source: Any) -> Any:
-    """How the sizes at a source are made symbolic where none is: as those of another tensor."""
+    """Copy a symbolic context for static sizes to another source."""
     inner = {
         name: _symbolic_like(context, AttrSource(source, name)) if context is not None else None
         for name, context in getattr(symbolic, "inner_contexts", {}).items()
@@ -140,14 +143,14 @@ def _symbolic_like(symbolic: Any, source: Any) -> Any:
 
 
 DESCRIBES_SIZES = (StatefulSymbolicContext, SubclassSymbolicContext)
-"""How the sizes of an input may have been made symbolic."""
+"""The kinds of context that describe which sizes of an input are symbolic."""
 
 _MARKS = {"_dynamo_static_input_type": "unguarded"}
-"""What Dynamo notes on a parameter that is an input of a graph."""
+"""Dynamo's marks on a parameter that is a graph input."""
 
 
 def _is_static(symbolic: Any) -> bool:
-    """Whether no size of a tensor was made symbolic, and nobody constrained one."""
+    """Whether no size of a tensor is symbolic or constrained."""
     return (
         type(symbolic) in DESCRIBES_SIZES
         and symbolic.view_base_context is None

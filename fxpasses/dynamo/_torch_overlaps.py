@@ -1,8 +1,8 @@
-"""A guard of Dynamo's on inputs that share memory with one that the graph writes to: private names of torch 2.13, as in ``_torch.py``.
+"""A Dynamo guard on inputs that alias a mutated input. Private names of torch 2.13, as in ``_torch.py``.
 
-AOTAutograd compiles for the sharing that it sees in the first call: inputs that overlap one that is changed become views of one base, at the
-offsets that they have. With static sizes, and for inputs that share nothing at first, no guard says so, and a later call whose inputs do overlap
-got values from before the write.
+AOTAutograd compiles for the aliasing that it sees in the first call: inputs that overlap a mutated input
+become views of one base, at their current offsets. With static sizes, and for inputs that share nothing at
+first, no guard says so. A later call with overlapping inputs then got values from before the write.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from fake.seam.guards import Guard, TracingContext
 
 
 def guard_overlaps(graph: fx.Graph, changed: Collection[int]) -> bool:
-    """Have Dynamo compile again for inputs that overlap otherwise.
+    """Make Dynamo recompile for inputs that overlap differently.
 
     Args:
-        graph: of Dynamo, which is compiled now.
-        changed: the storages that it writes to, by their address.
+        graph: the Dynamo graph being compiled.
+        changed: the addresses of the storages that it mutates.
 
     Returns:
-        Whether inputs overlap one that is written to: AOTAutograd's cache takes no notice of where they lie. With symbolic sizes: whether they may.
+        Whether inputs overlap a mutated input, or with symbolic sizes, whether they may. AOTAutograd's cache
+        does not take their positions into account.
     """
     context = TracingContext.try_get()
     if context is None or not changed:
@@ -44,7 +45,8 @@ def guard_overlaps(graph: fx.Graph, changed: Collection[int]) -> bool:
     if not written:
         return False
     overlaps = _overlaps([value for _, value in inputs], written)
-    # Looked at in each call: parameters that are only read are most of what a large model has, and seldom views of what a graph writes to.
+    # The guard runs in each call. Read-only parameters are most of a large model's inputs, and rarely views
+    # of mutated ones.
     others = {i for i, (_, value) in enumerate(inputs) if not isinstance(value, torch.nn.Parameter)}
     kept = sorted(written | others | {i for i, *_ in overlaps})
     if len(kept) > 1:
@@ -64,7 +66,7 @@ def _has_plain_memory(value: Any) -> bool:
 
 def _install(builder: Any, guard: Guard, sources: list[Any], written: set[int]) -> None:
     found = [builder.get(source) for source in sources]
-    # Numbers are inputs, too, which Dynamo makes tensors of in each call.
+    # Numbers are inputs, too: Dynamo converts them to tensors in each call.
     kept = [i for i, value in enumerate(found) if isinstance(value, torch.Tensor)]
     written = {at for at, i in enumerate(kept) if i in written}
     expected = _overlaps([found[i] for i in kept], written)
@@ -78,9 +80,9 @@ def _install(builder: Any, guard: Guard, sources: list[Any], written: set[int]) 
 
 
 def _overlaps(tensors: Sequence[torch.Tensor], written: set[int]) -> list[tuple[int, Any, Any]]:
-    """Which tensors overlap another where one of their storage is written to, and where they lie in it."""
+    """Which tensors overlap another one where one of their storage is mutated, with their positions in it."""
     storages = [_storage_address(tensor) for tensor in tensors]
-    if len(set(storages)) == len(storages):  # in nearly all calls
+    if len(set(storages)) == len(storages):  # true in nearly all calls
         return []
     groups: dict[int, list[int]] = {}
     for i, storage in enumerate(storages):

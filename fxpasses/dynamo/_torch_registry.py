@@ -1,4 +1,4 @@
-"""Private torch names of the registration of a backend, before anything is compiled: Inductor is not imported for it."""
+"""Private torch names for registering a backend before anything is compiled. Does not import Inductor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _register_backend(compiler_fn=None, name=None, tags=()):  # type: ignore[no-
 
 
 def registered_backend(compiler_fn: Any, name: str | None, tags: Sequence[str]) -> Any:
-    """``torch._dynamo.register_backend``, to which a repeated registration is none where it is allowed."""
+    """``torch._dynamo.register_backend`` that ignores a repeated registration if it is allowed."""
     if _repeatable.get(name or "") is not compiler_fn or compiler_fn is None:
         return _registered_once(compiler_fn, name, tags)
     with _registration:
@@ -44,15 +44,16 @@ def registered_backend(compiler_fn: Any, name: str | None, tags: Sequence[str]) 
 
 
 def repeatable_registration(name: str, backend: Callable[..., Any]) -> tuple[Patch, ...]:
-    """The entry of the ledger that lets threads which use a backend for the first time at once all register it.
+    """The ledger's patch that lets several threads that first use a backend at the same time register it.
 
-    ``torch.compile`` loads a backend by its entry point and registers it then, without a lock between the question whether
-    it is registered and the registration, which takes a repeated one for another backend of the same name. The threads hold
-    the function that registers before they load the backend: it is the function's code that is replaced.
+    ``torch.compile`` loads a backend by its entry point and then registers it. No lock spans the check
+    whether it is registered and the registration, which takes a repeated one for another backend of the same
+    name. The threads hold the registering function before they load the backend, so the patch replaces the
+    function's code.
 
     Args:
-        name: under which it is registered.
-        backend: what is registered.
+        name: the name that the backend is registered under.
+        backend: the backend.
     """
     _repeatable[name] = backend
     known, found = (list(inspect.signature(f).parameters) for f in (_register_backend, _registered_once))

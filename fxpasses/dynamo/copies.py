@@ -1,4 +1,4 @@
-"""A copy of a trace in Dynamo's graph: its nodes, with the inputs and the guards of another call."""
+"""Copy a trace in Dynamo's graph: its nodes, with the inputs and the guards of another call."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NUMBERED = re.compile(r"_\d+$")
 
 
 def copy_trace(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources) -> Any:
-    """Put a copy of a trace into the graph, with the guards of the new call.
+    """Insert a copy of a trace into the graph, with the guards of the new call.
 
     Args:
-        trace: of the earlier call.
+        trace: the trace of the earlier call.
         tx: Dynamo's instruction translator.
-        module: Dynamo's variable of the new call's module.
+        module: Dynamo's variable for the new call's module.
         leaves: the arguments of the new call.
         moved: maps sources of the traced call to those of the new one (from :func:`.traces.matched_sources`).
 
-    Returns: Dynamo's variable for the result; None where the call must be traced after all.
+    Returns: Dynamo's variable for the result, or None if the call must be traced after all.
     """
     plan = trace.plan
     form = template(trace.result, {})
@@ -55,8 +55,9 @@ def copy_trace(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: So
     for node, source in plan.numbers.items():
         moved_source = moved(source)
         if _torch.is_asked_about(node.meta["example_value"]):
-            # The number became a constant of the traced call when it was asked for. Here it is known to be one from the
-            # start: no input of the graph, and a plain comparison instead of a guard on a symbol.
+            # The number became a constant of the traced call when something asked for it. Here it is a
+            # constant from the start: not a graph input, and a plain comparison instead of a guard on a
+            # symbol.
             constants[node] = read(moved_source)
             _torch.guard_constant(tx, moved_source)
             continue
@@ -65,7 +66,7 @@ def copy_trace(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: So
             return None
         same[node] = built
     if len(set(same.values())) != len(same):
-        return None  # what were two tensors is one here
+        return None  # two tensors of the traced call are one tensor here
     if moved.table:
         _install(plan, tx, moved)
     paths = _paths(trace, tx, module)
@@ -87,7 +88,7 @@ def _install(plan: Plan, tx: Any, moved: Sources) -> None:
             if not _torch_inputs.is_guarded(tx, moved_source):
                 _torch.build_variable(
                     tx, moved_source, moved.read(moved_source)
-                )  # its guard names the tensor
+                )  # its guard refers to the tensor
         elif guard not in plan.of_classes:
             moved_source = moved(guard.originating_source)
             made = _torch.Guard(moved_source, guard.create_fn, user_stack=guard.user_stack)
@@ -119,7 +120,7 @@ def _copied(node: fx.Node, tx: Any, replaced: Mapping[fx.Node, Any], paths: _Pat
 
 @dataclass
 class _Paths:
-    """Module stacks of copied nodes: those of the new module where those of the traced one were."""
+    """Module stacks for copied nodes: the traced module's part is replaced by that of the new module."""
 
     outer: dict[str, Any]
     first: str

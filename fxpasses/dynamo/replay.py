@@ -1,15 +1,16 @@
-"""Calls of repeated modules are traced once or twice by Dynamo, and copied in its graph from then on.
+"""Copy Dynamo's traces of repeated modules: each is traced once or twice, then copied in the graph.
 
-Dynamo runs the Python of every layer of a model, instruction by instruction. What it finds depends on the metadata of
-the arguments, on the state of the process, and on what it read from the module: each such reading is a guard on a
-source, an expression like ``L['self'].layers[0].eps``. So when another module of the same class is called in the same way,
-its trace is the same if every guard under ``layers[0]`` holds for the same source under ``layers[1]``: then the nodes are
-copied with the inputs of the new call, and the guards are installed for the new sources, so that a later change there
-recompiles as it would have. (torch's ``nested_compile_region`` decides reuse in the same way, for functions that the user
-marks; it makes them operators and installs no guards for the copies.)
+Dynamo interprets the Python code of every layer of a model, instruction by instruction. What it finds depends
+on the metadata of the arguments, on the state of the process, and on what it read from the module. Each such
+read is a guard on a source, an expression like ``L['self'].layers[0].eps``. So if another module of the same
+class is called in the same way, its trace is the same if every guard under ``layers[0]`` holds for the same
+source under ``layers[1]``. The nodes are then copied with the new call's inputs, and the guards are installed
+for the new sources, so that a later change there recompiles as it would have. (torch's
+``nested_compile_region`` decides reuse in the same way, for functions that the user marks; it makes them
+operators and installs no guards for the copies.)
 
-A trace is trusted for copies only after what it predicted for another call was found equal to a full trace of that
-call. Everything this module does not know for sure is traced as ever.
+A trace is trusted for copies only after its prediction for another call matched a full trace of that call.
+Everything that this module does not know for certain is traced as usual.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Replay:
     """The traces of one compilation of a frame.
 
     Attributes:
-        copied: how many calls of modules were copied.
-        traced: how many calls of modules that could have been copied were traced.
+        copied: how many module calls were copied.
+        traced: how many module calls that could have been copied were traced.
     """
 
     copied: int = 0
@@ -46,17 +47,17 @@ class Replay:
     _output: Any = None
     _traces: dict[type, list[Trace]] = field(default_factory=dict)
     _changed: list[Any] = field(default_factory=list)
-    """Sources of objects that the traced program has changed so far; None for one without."""
+    """Sources of objects that the traced program has mutated so far; None for an object without a source."""
     _holders: list[Any] = field(default_factory=list)
-    """Dynamo's variables for those that may hold an object which the traced program made."""
+    """Dynamo's variables for the mutated objects that may hold an object created by the traced program."""
     _unguarded: int = 0
-    """How often something happened that no guard tells of: a change of such an object, a question which object one is."""
+    """How many events no guard covers: mutations of such an object, and checks of an object's identity."""
     _calls: list[Any] = field(default_factory=list)
-    """Sources of the modules that are being traced."""
+    """Sources of the modules being traced."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While this is open, Dynamo's tracing copies what it can."""
+        """Copy what can be copied while Dynamo traces in this block."""
         if not _torch.CAN_REPLAY:
             yield
             return
@@ -66,15 +67,15 @@ class Replay:
         log.debug("%d calls of modules traced, %d copied", self.traced, self.copied)
 
     def _begin(self, output: Any) -> None:
-        if output is not self._output:  # Dynamo began, or began again
+        if output is not self._output:  # Dynamo started or restarted
             self._output, self._traces, self._changed, self._holders = output, {}, [], []
             self.copied = self.traced = 0
 
     def _on_mutation(self, output: Any, item: Any, may_hold: bool) -> None:
         self._begin(output)
         if _torch.is_older(item):
-            # Traces until now read what was there before; later ones read what is there now, all of them the same. Only
-            # what is reached through the module of a call is another object for another module.
+            # Earlier traces read the old state of the object; later traces all read the new state. Only an
+            # object reached through a call's module is a different object for another module.
             self._changed.append(item.source)
             if may_hold and not any(item is holder for holder in self._holders):
                 self._holders.append(item)
@@ -84,7 +85,7 @@ class Replay:
             self._traces.clear()
 
     def _on_identity(self, variable: Any) -> None:
-        # An object that is not reached through the module of a call is the same one for another module.
+        # An object that is not reached through the call's module is the same object for another module.
         if variable.source and any(_torch.derives_from(variable.source, called) for called in self._calls):
             self._unguarded += 1
 
@@ -139,7 +140,7 @@ def _last(tx: Any) -> fx.Node:
 
 
 def _after(tx: Any, node: fx.Node) -> list[fx.Node]:
-    """The nodes after one, without the graph inputs that were inserted before it."""
+    """The nodes after one, without graph inputs that were inserted before it."""
     found = []
     node = node.next
     while node is not tx.output.graph._root:

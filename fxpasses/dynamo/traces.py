@@ -1,4 +1,4 @@
-"""Traces: everything that Dynamo's trace of one call of a module depends on, to tell whether another call has the same."""
+"""What Dynamo's trace of a module call depends on, to tell whether another call has the same trace."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Leaf:
 
     Attributes:
         like: what must be equal in another call.
-        node: its node in the graph, for tensors and symbolic numbers.
-        source: where Dynamo has a module from.
+        node: its graph node, for tensors and symbolic numbers.
+        source: Dynamo's source of a module.
         variable: Dynamo's variable.
     """
 
@@ -38,7 +38,7 @@ class Leaf:
 
 @dataclass
 class Trace:
-    """The trace of one call of a module: its arguments, the state of the process, the nodes and the result."""
+    """The trace of one module call: its arguments, the state of the process, the nodes and the result."""
 
     leaves: list[Leaf]
     state: tuple[Any, ...]
@@ -47,39 +47,39 @@ class Trace:
     confirmed: bool = False
     plan: Plan | None = None
     refused: bool = False
-    """Whether a copy can never be made."""
+    """Whether copies are impossible."""
 
 
 @dataclass
 class Plan:
-    """The guards under a trace's modules, and the tensors it read from them: what a copy needs."""
+    """What a copy needs: the guards under a trace's modules, and the tensors that it read from them."""
 
     guards: list[tuple[Any, Any, Any]]
-    """(guard, comparison, what was compared with)"""
+    """(guard, comparison, expected metadata)"""
     of_classes: set[Any]
-    """Those of them on what is read from a class: it is guarded already, and that the class is the same is another guard."""
+    """Guards on values read from a class: these are guarded already, and another guard checks the class."""
     same_objects: list[tuple[_torch.Guard, Any]]
     """(guard, the other source of the same object)"""
     captured: dict[fx.Node, Any]
     """Graph inputs that came from the modules, with their sources."""
     numbers: dict[fx.Node, Any]
-    """The calls that read a Python number from such an input, with the sources of the numbers."""
+    """The calls that read a Python number from such an input, with the numbers' sources."""
     in_order: list[Any]
-    """Sources of dictionaries whose order of keys counts: guards find the items there by index."""
+    """Sources of dictionaries whose key order matters, because guards find their items by index."""
     names: Mapping[Any, Set[str]]
-    """The attributes that the objects have of their own: Dynamo has no guard for a look into ``__dict__``."""
+    """The attribute names that objects have of their own. Dynamo has no guard for lookups in ``__dict__``."""
 
 
 _OF_CONSTANTS = ("CONSTANT_MATCH", "EQUALS_MATCH")
-"""Guards that compare a value with itself as it was."""
+"""Guards that compare a value with its earlier value."""
 
 
 class Unknown(Exception):
-    """Something about a call that is not known well enough to copy it."""
+    """Something about a call is not known well enough to copy it."""
 
 
 def leaves_of(tx: Any, arguments: list[Any], keywords: Mapping[str, Any]) -> Iterator[Leaf]:
-    """Take the arguments of a call apart.
+    """Flatten the arguments of a call.
 
     Args:
         tx: Dynamo's instruction translator.
@@ -90,7 +90,7 @@ def leaves_of(tx: Any, arguments: list[Any], keywords: Mapping[str, Any]) -> Ite
         One leaf for the signature, then one for each tensor, number, constant, tuple and module, in order.
 
     Raises:
-        Unknown: an argument is of another kind.
+        Unknown: if an argument is of another kind.
     """
     yield Leaf((len(arguments), tuple(keywords)))
     for variable in (*arguments, *keywords.values()):
@@ -128,7 +128,7 @@ def _leaf(tx: Any, variable: Any) -> Iterator[Leaf]:
 
 
 def _metadata(value: Any) -> tuple[Any, ...]:
-    """The metadata of a tensor that tracing can see, sizes as expressions so that comparing them makes no guard."""
+    """The tensor metadata that tracing can see, sizes as expressions: comparing these adds no guard."""
     if type(value) is torch.nn.Parameter or not isinstance(value, torch.Tensor):
         raise Unknown(f"a value of type {type(value).__name__}")
     if value.layout is not torch.strided or _torch.is_functorch_wrapped_tensor(value):
@@ -148,7 +148,7 @@ def _metadata(value: Any) -> tuple[Any, ...]:
 
 
 def _pattern(leaves: list[Leaf]) -> list[Any]:
-    """For each leaf the number of the first one that is the same object."""
+    """For each leaf, the number of the first leaf that is the same object."""
     seen: dict[Any, int] = {}
     return [
         seen.setdefault(item, len(seen)) if (item := leaf.node or leaf.source) is not None else None
@@ -159,17 +159,18 @@ def _pattern(leaves: list[Leaf]) -> list[Any]:
 def matched_sources(
     trace: Trace, tx: Any, leaves: list[Leaf], state: tuple[Any, ...], changed: Sequence[Any] = ()
 ) -> Sources | None:
-    """Compare a call with one that was traced.
+    """Compare a call with a traced call.
 
     Args:
         trace: the traced call.
         tx: Dynamo's instruction translator.
         leaves: the arguments of the new call, from :func:`leaves_of`.
         state: the state of the process and of Dynamo that a trace depends on.
-        changed: sources of objects that the traced program has changed so far.
+        changed: sources of objects that the traced program has mutated so far.
 
     Returns:
-        The sources of the new call for those of the traced one; ``None`` where it would be traced otherwise, or that is unknown.
+        The map from the traced call's sources to the new call's, or ``None`` if the new call's trace would
+        differ or is unknown.
     """
     if (
         trace.refused
@@ -192,7 +193,7 @@ def matched_sources(
 
 
 class Sources:
-    """Maps sources of a traced call to those of a new one: under the modules of the one instead of those of the other."""
+    """Maps sources of a traced call to those of a new call, by replacing the modules that they start from."""
 
     def __init__(self, trace: Trace, tx: Any, leaves: list[Leaf]) -> None:
         self.read = reader(tx)
@@ -219,7 +220,7 @@ class Sources:
         fields: dict[str, Any] = {} if moved is base else {"base": moved}
         for name in _fields_but_base(source.__class__):
             value = getattr(source, name)
-            # An index may be read from somewhere, too.
+            # An index may itself be read from a source.
             if hasattr(value, "guard_source") and self(value) is not value:
                 fields[name] = self(value)
         return dataclasses.replace(source, **fields) if fields else source
@@ -234,7 +235,7 @@ def _plan(trace: Trace, tx: Any) -> Plan:
     """Collect what a copy depends on.
 
     Raises:
-        Unknown: for a guard or node that cannot be carried over.
+        Unknown: if a guard or node cannot be transferred.
     """
     modules = [leaf.source for leaf in trace.leaves if leaf.source is not None]
     under: dict[Any, bool] = {}
@@ -309,7 +310,7 @@ def _plan(trace: Trace, tx: Any) -> Plan:
 
 
 def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
-    """Whether every guard of a trace holds for another call, and none reads what the traced program has changed."""
+    """Whether all guards of a trace hold for another call, and none reads what the program mutated."""
     if not moved.table:
         return True
     read = moved.read
@@ -320,7 +321,7 @@ def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
         if written and any(id(read(step)) in written for step in _way_to(moved_source)):
             return False
         if guard.create_fn_name() in _OF_CONSTANTS and type(value) is not type(expected):
-            return False  # a tensor has no answer to whether it is a number
+            return False  # a tensor gives no plain answer when compared with a number
         if not comparison.eval_fn(value, expected):
             log.debug("a call is traced: %s of %s differs", guard.create_fn_name(), guard.name)
             return False
@@ -328,24 +329,24 @@ def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
         return False
     if any(read(moved(g.originating_source)) is not read(moved(other)) for g, other in plan.same_objects):
         return False
-    # What the trace asked about a number has the same answers for the same number.
+    # For an equal number, everything that the trace asked about it has the same answer.
     return all(_constant(read(moved(source))) == _constant(read(source)) for source in plan.numbers.values())
 
 
 def _way_to(source: Any) -> Iterator[Any]:
-    """A source, and those that it is reached through."""
+    """A source and the sources that it is reached through."""
     while source is not None:
         yield source
         source = getattr(source, "base", None)
 
 
 def _constant(value: Any) -> tuple[Any, ...]:
-    """A constant by which calls are compared: 0.0 and -0.0 are equal, and make other graphs."""
+    """A constant to compare calls by, with its text: 0.0 and -0.0 are equal but give different graphs."""
     return type(value), value, repr(value)
 
 
 def reader(tx: Any) -> Callable[[Any], Any]:
-    """Values of sources, each step of the way looked up once; it raises :class:`Unknown` where there is nothing."""
+    """Return a function that reads sources, caching each step. It raises :class:`Unknown` on failure."""
     root = tx.output.root_tx
     scopes, cache = {"G": root.f_globals, "L": root.f_locals}, {}  # type: ignore[var-annotated]
 
@@ -354,7 +355,7 @@ def reader(tx: Any) -> Callable[[Any], Any]:
             return source.get_value(scopes, {}, cache)
         except (
             Exception
-        ) as error:  # a source runs code of the user's, a module's __getattr__ for one; some have no name
+        ) as error:  # a source may run user code, such as a module's __getattr__; some have no name
             raise Unknown(f"a {type(source).__name__} cannot be read: {describe_error(error)}") from error
 
     return read
@@ -405,7 +406,7 @@ def _placeholders(trace: Trace) -> dict[fx.Node, Any]:
 
 
 def _described(value: Any, renamed: Mapping[Any, Any]) -> Any:
-    """The metadata of the tensors in a value, and its symbolic numbers as expressions."""
+    """The metadata of the tensors in a value, with its symbolic numbers as expressions."""
 
     def described(element: Any) -> Any:
         if isinstance(element, torch.Tensor):
@@ -421,7 +422,7 @@ def _described(value: Any, renamed: Mapping[Any, Any]) -> Any:
 
 
 def template(variable: Any, same: Mapping[fx.Node, fx.Node | None]) -> Any:
-    """A result as tuples of nodes and constants, by which two results can be compared; None if it holds anything else."""
+    """A result as comparable tuples of nodes and constants, or None if it contains anything else."""
     if isinstance(variable, _torch.LazyVariableTracker):
         variable = variable.realize()
     if type(variable) is _torch.TensorVariable:

@@ -1,4 +1,4 @@
-"""Dynamo's tracing for this backend: on ``fake``'s dispatch cache, with calls of repeated modules copied."""
+"""Dynamo tracing for this backend: on ``fake``'s dispatch cache, with copied calls of repeated modules."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def accelerated(wanted: bool, captured: fx.GraphModule | None = None) -> Iterator[bool]:
-    """Tracing on ``fake``'s engine, if that is wanted and it knows this version of torch; gives whether it is on.
+    """Trace with ``fake``'s engine if wanted and if it knows this torch version. Yields whether it is on.
 
     Args:
-        captured: the Dynamo graph that AOTAutograd is about to trace, if it is.
+        wanted: whether the options ask for it.
+        captured: the Dynamo graph that AOTAutograd is about to trace, if any.
     """
     with ExitStack() as stack:
         if wanted:
@@ -47,7 +48,7 @@ def accelerated(wanted: bool, captured: fx.GraphModule | None = None) -> Iterato
 
 @functools.cache
 def warn_of_torch(found: str) -> None:
-    """Say once what an unknown release of torch means."""
+    """Warn once about the effects of an unknown torch release."""
     gone = missing_names()
     without = f" It has no {', '.join(gone)}: what needs that raises MissingTorchNameError." if gone else ""
     warnings.warn(
@@ -60,15 +61,16 @@ def warn_of_torch(found: str) -> None:
 
 
 def around_compilations(backend: Callable[..., Any]) -> Patch:
-    """The entry of the ledger by which what Dynamo compiles for ``backend`` is traced with acceleration and :class:`.Replay`,
-    unless its options say no. It has no effect on other backends.
+    """The ledger's patch that traces compilations for ``backend`` with acceleration and :class:`.Replay`.
+
+    Options can turn it off. It has no effect on other backends.
     """
 
     @contextmanager
     def around(
         code: CodeType | None, compiling: Any, keywords: Mapping[str, Any]
     ) -> Iterator[CodeType | None]:
-        """Surrounds a compilation; gives code to run instead, or None. Args: the code, the backend, and keywords of ``torch.compile``."""
+        """Wrap a compilation; yields code to run instead, or None. Args: code, backend, its keywords."""
         ours, options = compiling is backend, keywords.get("options")
         if ours and code is not None:
             from fxpasses.compiling.observing import recorder  # imports Inductor, which is needed now
@@ -78,7 +80,7 @@ def around_compilations(backend: Callable[..., Any]) -> Patch:
             if instead is not None:
                 yield instead
                 return
-        given = options if isinstance(options, Mapping) else {}  # they are not checked yet
+        given = options if isinstance(options, Mapping) else {}  # not validated yet
         with accelerated(ours and given.get("accelerate", True) is True) as on, ExitStack() as stack:
             if ours and given.get("compiled_autograd") is True:
                 stack.enter_context(capture_later())
@@ -95,13 +97,13 @@ def around_compilations(backend: Callable[..., Any]) -> Patch:
 
 
 def _count_eager(code: CodeType, error: Exception, options: Any) -> None:
-    """Count a function that Dynamo leaves as it is: it runs in eager, and so does all that it does itself. A report tells it, too."""
+    """Count a function that Dynamo leaves in eager (its callees may still be compiled), also in a report."""
     said, _, where = str(error).partition("\nfrom user code")
     found = [line for line in said.splitlines() if line and not line.startswith((" ", "*", "For more"))]
     reason = ", because of: ".join(reversed(found))
     lines = where.splitlines()
     own = [i + 1 for i, line in enumerate(lines[:-1]) if line.endswith(f", in {code.co_name}")]
-    if own:  # not what it calls: torch's wrappers of functions, say
+    if own:  # not in its callees, such as torch's function wrappers
         reason += f" (at {lines[own[-1]].strip()})"
     if "_fully_shard" in where:
         reason += "; fxpasses.distributed.shard(model) puts what the hooks of fully_shard do into the graph"
