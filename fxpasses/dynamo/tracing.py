@@ -31,7 +31,6 @@ def accelerated(wanted: bool, captured: fx.GraphModule | None = None) -> Iterato
     """Trace with ``fake``'s engine if wanted and if it knows this torch version. Yields whether it is on.
 
     Args:
-        wanted: whether the options ask for it.
         captured: the Dynamo graph that AOTAutograd is about to trace, if any.
     """
     with ExitStack() as stack:

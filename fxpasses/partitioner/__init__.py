@@ -1,7 +1,7 @@
 """Min-cut partitioner with recomputation: chooses the values that the forward pass saves for the backward pass.
 
-Read `partitioner` first; `classify` and `recomputation` say what may be done, `flow_graph`, `cut` and `budget` decide,
-`extract` builds the graphs and `partition_report` describes the result.
+Read `partitioner` first. `classify` and `recomputation` say what may be done, `flow_graph` and `budget`
+decide, `extract` builds the graphs, and `partition_report` describes the result.
 """
 
 from fxpasses.partitioner.custom_partitioner import MinCutPartitioner

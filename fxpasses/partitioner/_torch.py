@@ -1,7 +1,7 @@
-"""Every private name of torch that the partitioner relies on, and every difference between releases.
+"""Every private torch name that the partitioner uses, and every difference between releases.
 
-What is here is AOTAutograd's contract for a partition function: how it marks placeholders, which tags it puts on nodes,
-and which rewrites it expects of the two graphs. The decision what to save is not taken from torch.
+This file is AOTAutograd's contract for a partition function: how it marks placeholders, which tags it puts on
+nodes, and which rewrites of the two graphs it expects. The decision what to save is not taken from torch.
 """
 
 import inspect
@@ -58,7 +58,7 @@ from fake.seam.inductor import CustomPartitionerFn, config as inductor_config
 
 _ATEN: Any = torch.ops.aten
 flop_registry: Mapping[Any, Any] = ChainMap(
-    _flop_registry,  # users add to it
+    _flop_registry,  # users may extend it
     {
         getattr(_ATEN, f"_scaled_dot_product_{kernel}{half}"): _flop_registry[
             getattr(_ATEN, f"_scaled_dot_product_flash_attention{half}")
@@ -67,25 +67,26 @@ flop_registry: Mapping[Any, Any] = ChainMap(
         for half in ("", "_backward")
     },
 )
-"""Formulas of FLOPs by operator; torch 2.13 has none for two of its attention kernels, which take the arguments of the others."""
+"""FLOP formulas by operator. Torch 2.13 has none for two of its attention kernels, which take the arguments
+of the others."""
 
 UNBACKED_FALLBACK = 4096
-"""The hint of an unbacked size when bytes and FLOPs are estimated: torch's own choice."""
+"""The hint for an unbacked size when estimating bytes and FLOPs: torch's own choice."""
 
-# torch 2.12 renamed `size_hint` and taught it not to guard.
+# torch 2.12 renamed `size_hint` and made it stop guarding.
 _hint: Any = getattr(_symbolic_shapes, "optimization_hint", None) or getattr(
     _symbolic_shapes, "size_hint", None
 )
 
 
 def hint_of(size: int | torch.SymInt) -> int:
-    """A plain number for `size`, for estimates only: no guard is installed."""
+    """An integer for `size`, for estimates only: no guard is installed."""
     if isinstance(size, int):
         return size
     return int(_hint(size, fallback=UNBACKED_FALLBACK))
 
 
-# torch 2.12 gave opaque values a section of their own among the saved ones, and region-wise budgets.
+# torch 2.12 gave opaque values their own section among the saved values, and added per-region budgets.
 _opaque_predicate = getattr(_partitioners, "is_opaque_node", None)
 _budget_annotation = getattr(_partitioners, "_get_memory_budget_annotation", None)
 _quantizes_by_position = (
@@ -94,16 +95,17 @@ _quantizes_by_position = (
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Whether the node's value is neither a tensor nor a symbol but an opaque object (a process group, say)."""
+    """Whether the node's value is an opaque object (such as a process group), not a tensor or symbol."""
     if _opaque_predicate is not None:
         return bool(_opaque_predicate(node))
     return isinstance(node.meta.get("val"), FakeScriptObject | torch.ScriptObject)
 
 
 def overwritten_inputs(placeholders: list[fx.Node], output_descriptions: list[Any]) -> list[fx.Node]:
-    """Inputs that AOTAutograd's run-time wrapper overwrites with an output when the forward graph has run.
+    """Inputs that AOTAutograd's runtime wrapper overwrites with an output after the forward graph has run.
 
-    Read off the descriptors that AOTAutograd puts on inputs and outputs; a graph without them has none.
+    This is read from AOTAutograd's descriptors of inputs and outputs. A graph without them has no such
+    inputs.
     """
     overwritten = [
         _outer(_outer(description).mutated_input)
@@ -116,14 +118,14 @@ def overwritten_inputs(placeholders: list[fx.Node], output_descriptions: list[An
 
 
 def _outer(description: Any) -> Any:
-    """The description of the user's value; a tensor subclass's inner tensors are described as parts of it."""
+    """The description of the user's value. A tensor subclass's inner tensors are described as parts of it."""
     while description is not None and hasattr(description, "base"):
         description = description.base
     return description
 
 
 def outputs_of(joint: fx.GraphModule) -> tuple[list[Any], list[Any]]:
-    """The outputs of a joint graph, flat, and AOTAutograd's descriptor of each (None where it gave none)."""
+    """The flattened outputs of a joint graph, and AOTAutograd's descriptor of each (None if it has none)."""
     (output,) = joint.graph.find_nodes(op="output")
     values = pytree.arg_tree_leaves(*output.args)
     return values, pytree.arg_tree_leaves(output.meta.get("desc", [None] * len(values)))
@@ -137,22 +139,22 @@ def saved_value_description(position: int, without_version_check: bool) -> Any:
 
 
 def make_graph_module(joint: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
-    """A module with the attributes of `joint` that `graph` uses; its code is made when it is first called."""
+    """Make a module with the attributes of `joint` that `graph` uses. Its code is generated on first call."""
     return fx._lazy_graph_module._make_graph_module(joint, graph)
 
 
 def symbol_bindings(graph: fx.Graph) -> dict[Any, fx.Node]:
-    """The node that each symbol in the graph's sizes can be read from."""
+    """The node from which each symbol in the graph's sizes can be read."""
     return _symbolic_shapes.find_symbol_binding_fx_nodes(graph)
 
 
 def symbol_bound_by(node: fx.Node) -> Any:
-    """The symbol that the node's value is, if it is exactly one."""
+    """The symbol that the node's value is, if it is exactly one symbol."""
     return _symbolic_shapes.is_symbol_binding_fx_node(node)
 
 
 def symbols_in(value: Any) -> list[Any]:
-    """Symbols in the sizes and strides of a value, by name."""
+    """The symbols in a value's sizes and strides, sorted by name."""
     return sorted(_symbolic_shapes.free_symbols(value), key=lambda symbol: symbol.name)
 
 
@@ -163,7 +165,7 @@ def apply_user_rewrites(
     static_inputs: list[fx.Node],
     num_fwd_outputs: int,
 ) -> None:
-    """Apply torch's switches for chosen values: saving them quantized, moving them to the host."""
+    """Apply torch's switches for saved values: quantize them, or offload them to the host."""
     if inductor_config.post_grad_fusion_options.get("activation_quantization_aten_pass") is not None:
         extra = (num_fwd_outputs,) if _quantizes_by_position else ()
         _partitioners.enable_activation_quantization(
@@ -174,20 +176,21 @@ def apply_user_rewrites(
 
 
 def region_memory_budget(node: fx.Node) -> float | None:
-    """The budget that the user put on the region the node was traced in, if any."""
+    """The budget that the user set on the region in which the node was traced, if any."""
     return _budget_annotation(node) if _budget_annotation is not None else None
 
 
 def marked_memory_budget(graph: fx.Graph) -> float | None:
-    """The budget of torch's older marker, which one node carries for the whole graph."""
+    """The budget of torch's older marker: one node carries it for the whole graph."""
     budgets = (node.meta.get("memory_budget") for node in graph.nodes)
     return next((budget for budget in budgets if isinstance(budget, float)), None)
 
 
 def input_behind_backward_output(node: fx.Node) -> Any:
-    """For a forward output that only the backward pass computes: the input that it is a new state of.
+    """Return the input whose new state a forward output is, if only the backward pass computes that output.
 
-    A forward graph returns an input that the backward pass overwrites as it is then. None if there is no such input.
+    A forward graph returns an input that the backward pass overwrites in its state before that. None if there
+    is no such input.
     """
     if node.target is torch.ops.aten.copy_.default:
         return node.args[0]

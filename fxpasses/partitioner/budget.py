@@ -1,11 +1,11 @@
-"""From a memory budget to a cut: the fewest FLOPs recomputed along one fixed chain of cuts that stays within it.
+"""From a memory budget to a cut: the fewest recomputed FLOPs within it, along one fixed chain of cuts.
 
-Every component has a list of cuts, from no priced recomputation down to the fewest bytes. Each step of each list
-recomputes more and saves less. All steps of all components, the ones that free most bytes per FLOP first, make one
-chain of cuts of the whole graph; within a component that order is the order of its list (a convex hull), so that
-every prefix of the chain is a cut. A budget picks the shortest prefix that fits, and of its last step only as much as
-it needs (`cut.cut_within`). All these cuts are nested: a smaller budget recomputes a superset and saves no more bytes,
-whatever the model.
+Every component has a list of cuts, from no priced recomputation down to the fewest bytes. Each step of a list
+recomputes more and saves less. The steps of all components, ordered by bytes freed per FLOP (most first),
+form one chain of cuts of the whole graph. Within a component that order is the order of its list (a convex
+hull), so that every prefix of the chain is a cut. A budget selects the shortest prefix that fits, and only as
+much of its last step as it needs (`cut_within`). All these cuts are nested: a smaller budget recomputes a
+superset and saves no more bytes, whatever the model.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Cut:
 
     Attributes:
         backward: the vertices on the sink's side: values recomputed or needed in the backward pass.
-        weight: of the values that it saves, in the weights of `flow_graph.save_weights`.
+        weight: the weight of the values that it saves, as in `flow_graph.save_weights`.
         flops: the FLOPs of the priced operations that it recomputes.
     """
 
@@ -41,10 +41,10 @@ def cut_component(
     forward: Iterable[int] = (),
     backward: Iterable[int] = (),
 ) -> Cut:
-    """The minimum cut of `component` closest to the sink.
+    """Compute the minimum cut of `component` that is closest to the sink.
 
     Args:
-        price: weight of one recomputed FLOP; None: no priced operation is recomputed.
+        price: the weight of one recomputed FLOP. With None, no priced operation is recomputed.
         forward: vertices that must be on the source's side.
         backward: vertices that must be on the sink's side.
     """
@@ -60,11 +60,11 @@ def cut_component(
 
 
 def cuts_by_price(component: Component) -> list[Cut]:
-    """The cuts that are minimal at some price, from no recomputation at a price down to a price of zero.
+    """Compute the cuts that are minimal at some price, from no priced recomputation down to a price of zero.
 
-    Along the list weights fall, FLOPs grow, and the sink's sides are nested (Gallo, Grigoriadis and Tarjan 1989): a
-    cheaper FLOP never makes it worthwhile to save again what was recomputed. The prices at which the cut changes are
-    found by the secant method of Eisner and Severance (1976).
+    Along the list, weights fall, FLOPs grow, and the sink's sides are nested (Gallo, Grigoriadis and Tarjan
+    1989): a cheaper FLOP never makes it worthwhile to save again what was recomputed. The prices at which the
+    cut changes are found by the secant method of Eisner and Severance (1976).
     """
     first = cut_component(component)
     if not component.prices:
@@ -76,14 +76,15 @@ def cuts_by_price(component: Component) -> list[Cut]:
 
 
 def cut_within(component: Component, dear: Cut, cheap: Cut, price: Fraction, weight: int) -> Cut:
-    """A cut between two neighbours of `cuts_by_price` that weighs no more than `weight`, which `cheap` does not.
+    """Find a cut between two neighbors of `cuts_by_price` that weighs at most `weight`, as `cheap` does.
 
-    Vertices that change sides between the two are released one after the other, in graph order; with each, the
-    minimum cut at `price` grows, its FLOPs do not fall, and its weight plus price times FLOPs does not rise, so neither
-    does its weight. The first that fits is found by bisection: a larger allowance never gets a larger cut.
+    The vertices that change sides between the two are released one after the other, in graph order. With
+    each, the minimum cut at `price` grows, its FLOPs do not fall, and its weight plus price times FLOPs does
+    not rise, so its weight does not rise either. Bisection finds the first cut that fits: a larger allowance
+    never gets a larger cut.
 
     Args:
-        price: one at which `cheap` is the only minimum cut.
+        price: a price at which `cheap` is the only minimum cut.
     """
     changing = sorted(cheap.backward - dear.backward)
     fixed = [vertex for vertex in range(component.size) if vertex not in cheap.backward]
@@ -101,7 +102,7 @@ def cut_within(component: Component, dear: Cut, cheap: Cut, price: Fraction, wei
 
 
 def _between(component: Component, dear: Cut, cheap: Cut) -> list[Cut]:
-    """Cuts strictly between two, on the lower convex hull of weight over FLOPs."""
+    """The cuts strictly between two others, on the lower convex hull of weight over FLOPs."""
     price = Fraction(dear.weight - cheap.weight, cheap.flops - dear.flops)
     middle = cut_component(component, price)
     if middle.weight + price * middle.flops == dear.weight + price * dear.flops:
@@ -124,7 +125,7 @@ def _forward(vertex: int, backward: frozenset[int]) -> bool:
 
 
 def _sink_side(size: int, edges: list[tuple[int, int, int | None]]) -> frozenset[int]:
-    """Vertices that can still reach the sink once a maximum flow runs."""
+    """The vertices that can still reach the sink under a maximum flow."""
     if size == 1 and all(c is not None for _, _, c in edges):
         into = sum(c or 0 for t, _, c in edges if t == SOURCE)
         out = sum(c or 0 for _, h, c in edges if h == SINK)
@@ -153,10 +154,10 @@ class Chain:
     """The chain of cuts of a whole network.
 
     Attributes:
-        network: whose cuts they are.
+        network: the network.
         cuts: for each occurrence of the network, the cuts of its component.
-        steps: occurrences in the order in which they move on to their next cut.
-        weights: weight of the values that the undecided part saves after each number of steps.
+        steps: occurrences, in the order in which they move on to their next cut.
+        weights: the weight of the values that the undecided part saves after each number of steps.
     """
 
     network: Network
@@ -176,9 +177,9 @@ class Chain:
         return flops
 
     def sides_within(self, weight: int) -> bytearray:
-        """Sides of the first cut that saves no more than `weight`; of the last cut if none does.
+        """The sides of the first cut that saves at most `weight`, or of the last cut if none does.
 
-        The step that reaches it is taken only as far as it needs to be.
+        The step that reaches it is taken only as far as needed.
         """
         steps = self.steps_within(weight)
         cuts = self._cuts_after(steps)
@@ -207,7 +208,7 @@ class Chain:
         return [cuts[k] for cuts, k in zip(self.cuts, position, strict=True)]
 
     def steps_within(self, weight: int) -> int:
-        """The number of steps until no more than `weight` is saved; all of them if it never fits."""
+        """The number of steps until at most `weight` is saved, or all steps if it never fits."""
         for steps, reached in enumerate(self.weights):
             if reached <= weight:
                 return steps
@@ -215,7 +216,7 @@ class Chain:
 
 
 def cut_without_price(network: Network) -> bytearray:
-    """The minimum cut of a network in which nothing has a price."""
+    """The minimum cut of a network without priced operations."""
     known: dict[Component, Cut] = {}
     for occurrence in network.occurrences:
         if occurrence.component not in known:
@@ -224,9 +225,10 @@ def cut_without_price(network: Network) -> bytearray:
 
 
 def chain_of_cuts(network: Network) -> Chain:
-    """All cuts of `network`, ordered by bytes freed per FLOP; ties go to the earlier occurrence.
+    """Compute all cuts of `network`, ordered by bytes freed per FLOP. Ties go to the earlier occurrence.
 
-    Recomputing early parts first keeps the peak low: the backward pass reaches them last, when others are gone.
+    Recomputing early parts first keeps the peak low: the backward pass reaches them last, when other values
+    are gone.
     """
     known: dict[Component, list[Cut]] = {}
     for occurrence in network.occurrences:

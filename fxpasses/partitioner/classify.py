@@ -1,8 +1,9 @@
-"""The class of each node of a joint graph: which pass needs it, and where it may be computed.
+"""Classify the nodes of a joint graph: which pass needs each node, and where it may be computed.
 
-A joint graph computes a function and its gradients at once. Every node falls in one of three classes:
-*forward* (a forward output depends on it, or it has an effect that must happen then), *backward* (it depends on a
-tangent, so it cannot be saved), and *free* (neither: only gradients need it, and it may be computed in either pass).
+A joint graph computes a function and its gradients at once. Every node falls into one of three classes:
+*forward* (a forward output depends on it, or it has an effect that must happen then), *backward* (it depends
+on a tangent, so it cannot be saved), and *free* (only gradients need it, and it may be computed in either
+pass).
 """
 
 import dataclasses
@@ -20,17 +21,18 @@ from fxpasses.partitioner.errors import PartitionError
 def number_values(nodes: list[fx.Node], index: dict[fx.Node, int], outputs: list[Any]) -> list[int]:
     """Find the first node that computes the same value as each node.
 
-    Never taken for the same: calls of the RNG, of operators with an effect and of those that write to memory; calls on both
-    sides of a write are kept apart as well. Values that share storage with an output are kept apart too, as the caller may
-    tell them apart.
+    Some calls are never considered equal: RNG calls, operators with an effect, mutations, and calls on
+    different sides of a mutation. Values that share storage with an output are kept apart, too, because the
+    caller may tell them apart.
 
     Args:
-        nodes: all nodes but the output, in the order of the graph.
-        index: the position of each in ``nodes``.
-        outputs: the values that the graph returns, constants included.
+        nodes: all nodes except the output, in graph order.
+        index: the position of each node in ``nodes``.
+        outputs: the values that the graph returns, including constants.
 
     Returns:
-        For each node the position of the first one with its value: its own, if none came before.
+        For each node, the position of the first node with its value; its own position if there is no earlier
+        one.
     """
     first = list(range(len(nodes)))
     seen: dict[object, int] = {}
@@ -58,7 +60,7 @@ def number_values(nodes: list[fx.Node], index: dict[fx.Node, int], outputs: list
         key = (target, writes, _key(node.args, index, first), _key(node.kwargs, index, first))
         try:
             first[i] = seen.setdefault(key, i)
-        except TypeError:  # an argument without a hash, such as a symbolic number: not worth more
+        except TypeError:  # an unhashable argument, such as a symbolic number; not worth more effort
             continue
     return first
 
@@ -69,7 +71,7 @@ _UNINITIALIZED = frozenset(
 
 
 def _key(value: Any, index: dict[fx.Node, int], first: list[int]) -> object:
-    """`value` with nodes by the number of their value; types are kept, for 1, 1.0 and True are equal."""
+    """`value` with nodes replaced by their value's number. Keeps types, because 1, 1.0 and True are equal."""
     if isinstance(value, fx.Node):
         return ("node", first[index[value]])
     if isinstance(value, list | tuple):
@@ -84,7 +86,7 @@ def _key(value: Any, index: dict[fx.Node, int], first: list[int]) -> object:
 
 
 def _storage(node: fx.Node) -> int | None:
-    """An identity of the storage behind the node's value, None where it has none."""
+    """Identify the storage of the node's value; None if it has none."""
     value = node.meta.get("val")
     try:
         return storage_of(value) if isinstance(value, torch.Tensor) else None
@@ -94,21 +96,22 @@ def _storage(node: fx.Node) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class JointGraph:
-    """A joint graph by number: node ``i`` is ``nodes[i]``, in graph order, the output node left out.
+    """A joint graph by number: node ``i`` is ``nodes[i]``, in graph order, without the output node.
 
     Attributes:
-        nodes: all nodes but the output, in graph order.
-        index: number of each node; nodes that compute the same value have the number of the first.
+        nodes: all nodes except the output, in graph order.
+        index: the number of each node. Nodes that compute the same value have the number of the first one.
         inputs: for each live node, the numbers of the nodes that it reads, ascending.
         users: for each node, the numbers of the live nodes that read it, ascending.
-        live: whether an output depends on the node, or it has an effect; nodes that compute the value of an earlier one are not live.
-        in_forward: whether the forward pass must compute it whatever is saved.
+        live: whether the node has an effect or an output depends on it. Nodes that compute the value of an
+            earlier node are not live.
+        in_forward: whether the forward pass must compute it, whatever is saved.
         in_backward: whether it depends on something that only the backward pass has.
         wanted: numbers of the nodes that the backward graph returns although no tangent reaches them.
-        primals: the forward graph's inputs, tangents and seeds of random numbers excluded.
-        outputs: what the joint graph returns, ``None`` and constants included, the forward pass's first.
-        output_descriptions: AOTAutograd's descriptors of the outputs, None where it gave none.
-        num_forward_outputs: how many of the outputs are the forward pass's.
+        primals: the forward graph's inputs, without tangents and random-number seeds.
+        outputs: the joint graph's outputs, including ``None`` and constants, those of the forward pass first.
+        output_descriptions: AOTAutograd's descriptors of the outputs, None where it has none.
+        num_forward_outputs: how many of the outputs belong to the forward pass.
         static_inputs: numbers of the inputs that live as long as the model (parameters, buffers).
         mutated_inputs: numbers of the inputs that are overwritten in the forward pass or right after it.
     """
@@ -130,23 +133,24 @@ class JointGraph:
 
     @property
     def forward_outputs(self) -> list[Any]:
-        """The outputs of the forward pass to its caller."""
+        """The outputs that the forward pass returns to its caller."""
         return self.outputs[: self.num_forward_outputs]
 
     @property
     def has_backward(self) -> bool:
-        """Whether there is anything at all to compute in a backward pass."""
+        """Whether there is anything to compute in a backward pass."""
         return bool(self.wanted) or any(self.in_backward)
 
 
 def read_joint_graph(
     joint: fx.GraphModule, num_fwd_outputs: int, static_input_indices: list[int] | None
 ) -> JointGraph:
-    """Number the nodes of `joint` and classify them.
+    """Number and classify the nodes of `joint`.
 
     Args:
-        joint: AOTAutograd's joint module: placeholders named ``primals*``, ``tangents*`` and random-number seeds.
-        num_fwd_outputs: how many of its outputs belong to the forward pass; the rest are gradients.
+        joint: AOTAutograd's joint module, with placeholders ``primals*``, ``tangents*`` and random-number
+            seeds.
+        num_fwd_outputs: how many of its outputs belong to the forward pass. The rest are gradients.
         static_input_indices: positions among the primals of inputs that outlive the backward pass.
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
@@ -226,7 +230,7 @@ def read_joint_graph(
 
 
 def _computed_in_forward(node: fx.Node, index: dict[fx.Node, int], in_backward: bytearray) -> fx.Node:
-    """The value that the forward pass returns for an output: an input, if the output is its state after the backward pass."""
+    """The value that forward returns for an output: an input if the output is its state after backward."""
     while in_backward[index[node]] and node.op != "placeholder":
         behind = _torch.input_behind_backward_output(node)
         if not isinstance(behind, fx.Node):
@@ -237,7 +241,7 @@ def _computed_in_forward(node: fx.Node, index: dict[fx.Node, int], in_backward: 
 
 
 def _written_to(node: fx.Node, index: dict[fx.Node, int]) -> list[int]:
-    """Numbers of the nodes whose storage an operator's schema says `node` writes to."""
+    """Numbers of the nodes whose storage `node` writes to, according to its operator's schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []

@@ -14,7 +14,7 @@ from fxpasses.partitioner import _torch
 
 
 class CostModel:
-    """Bytes and FLOPs of the nodes of one joint graph, each worked out at most once."""
+    """Bytes and FLOPs of the nodes of one joint graph, each computed at most once."""
 
     def __init__(self) -> None:
         self._bytes: dict[fx.Node, int] = {}
@@ -32,8 +32,9 @@ class CostModel:
     def flops_of(self, node: fx.Node) -> int:
         """FLOPs of one run of the node.
 
-        Matmuls, convolutions and attention by the formulas of `torch.utils.flop_counter`; everything else one
-        operation per element read or written, whichever are more. Views, symbols and tuples taken apart are free.
+        Matmuls, convolutions and attention use the formulas of `torch.utils.flop_counter`. Everything else
+        counts one operation per element read or written, whichever is more. Views, symbols and tuple
+        extraction are free.
         """
         flops = self._flops.get(node)
         if flops is None:
@@ -42,11 +43,11 @@ class CostModel:
 
     @staticmethod
     def has_formula(node: fx.Node) -> bool:
-        """Whether FLOPs of a node are counted by a formula: it is a matmul, a convolution or attention."""
+        """Whether a formula counts the node's FLOPs: it is a matmul, a convolution or attention."""
         return isinstance(node.target, _torch.OpOverload) and _formula(node) is not None
 
     def work_of(self, node: fx.Node) -> tuple[int, int] | None:
-        """FLOPs, and bytes read and written, of a call; ``None`` for one that is free."""
+        """FLOPs of a call, and the bytes that it reads and writes; ``None`` for a free call."""
         computes = node.op == "call_function" and not is_view(node) and not is_getitem(node)
         if not computes or not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
             return None
@@ -76,7 +77,7 @@ def _formula(node: fx.Node) -> Any:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the operator returns a view of an argument by its schema (nothing is computed)."""
+    """Whether the operator returns a view of an argument by its schema, so that it computes nothing."""
     target = node.target
     if not isinstance(target, _torch.OpOverload):
         return False
@@ -90,7 +91,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether the node takes one value out of a tuple or list."""
+    """Whether the node extracts one value from a tuple or list."""
     return getattr(node.target, "__name__", None) == "getitem" and node.op == "call_function"
 
 
@@ -115,7 +116,7 @@ def _numel(tensor: torch.Tensor) -> int:
 
 
 def _stand_in(value: object) -> object:
-    """The stand-in for an argument of a FLOP formula: a tensor without data, of plain sizes."""
+    """Replace an argument of a FLOP formula: a tensor becomes one without data and with integer sizes."""
     if isinstance(value, fx.Node):
         value = value.meta.get("val")
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The partitioner as an object that Inductor takes: ``torch._inductor.config.custom_partitioner_fn``."""
+"""The partitioner in the form that Inductor accepts: ``torch._inductor.config.custom_partitioner_fn``."""
 
 import dataclasses
 import functools
@@ -14,14 +14,14 @@ from fxpasses.partitioner.partitioner import check_budget, partition
 
 @dataclasses.dataclass(frozen=True)
 class MinCutPartitioner(_torch.CustomPartitionerFn):
-    """`partition` with a fixed memory budget, and an identity for Inductor's caches.
+    """`partition` with a fixed memory budget, and a cache key for Inductor.
 
     >>> import torch
     >>> with torch._inductor.config.patch(custom_partitioner_fn=MinCutPartitioner(memory_budget=0.5)):
     ...     compiled = torch.compile(torch.nn.Linear(4, 4))
 
     Raises:
-        PartitionOptionError: the budget is not between 0 and 1.
+        PartitionOptionError: if the budget is not between 0 and 1.
     """
 
     memory_budget: float | None = 1.0
@@ -35,7 +35,7 @@ class MinCutPartitioner(_torch.CustomPartitionerFn):
         return partition(gm, joint_inputs, memory_budget=self.memory_budget, **kwargs)
 
     def uuid(self) -> tuple[str, float | None, bytes]:
-        """Cache key of the partition: this package's code and the budget."""
+        """The partition's cache key: this package's code and the budget."""
         return ("fxpasses.partition", self.memory_budget, _code_hash())
 
 

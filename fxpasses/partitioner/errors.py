@@ -4,12 +4,12 @@ __all__ = ["PartitionError", "PartitionOptionError"]
 
 
 class PartitionError(RuntimeError):
-    """A joint graph that cannot be split, as a value that one of the passes needs can be had neither way.
+    """A joint graph cannot be split: a value that a pass needs can be neither saved nor computed there.
 
     Attributes:
         node: name of the node.
         reason: why its value can be neither saved nor computed where it is needed.
-        source: the user's source line that made the node, if it is known.
+        source: the user's source line that created the node, if known.
     """
 
     def __init__(self, node: str, reason: str, source: str | None = None) -> None:
@@ -24,12 +24,12 @@ class PartitionError(RuntimeError):
 
 
 class PartitionOptionError(ValueError):
-    """An option of the partitioner with a value that it cannot have.
+    """An option of the partitioner has an invalid value.
 
     Attributes:
         option: its name.
-        value: of the option.
-        expected: the values that it may have.
+        value: its value.
+        expected: the accepted values.
     """
 
     def __init__(self, option: str, value: object, expected: str) -> None:

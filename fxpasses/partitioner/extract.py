@@ -1,8 +1,8 @@
-"""Writes the forward and backward modules, once the saved values are chosen.
+"""Write the forward and backward modules once the saved values are chosen.
 
-Both graphs are written once, straight from the joint graph: only what they need, each recomputed operation right
-before its first reader (so that its result does not outlive it by much), each value taken out of a tuple right after
-the tuple.
+Both graphs are written once, directly from the joint graph, with only what they need. Each recomputed
+operation comes right before its first reader, so that its result does not outlive it by much. Each value
+extracted from a tuple comes right after the tuple.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from fxpasses.partitioner.classify import JointGraph
 
 @dataclasses.dataclass(frozen=True)
 class _Saved:
-    """The values handed from forward to backward, in the sections of AOTAutograd's calling convention (numbers of nodes)."""
+    """Numbers of the values saved for backward, in the sections of AOTAutograd's calling convention."""
 
     tensors: list[int]
     tensors_without_version_check: list[int]
@@ -33,10 +33,10 @@ def extract(
     """Build both modules in AOTAutograd's calling convention.
 
     Forward: primals (and seeds) to the caller's outputs, saved tensors, saved opaque objects, saved symbols.
-    Backward: saved symbols, saved tensors, saved opaque objects, tangents, seeds, backward state to gradients.
+    Backward: saved symbols, tensors and opaque objects, tangents, seeds and backward state to gradients.
 
     Args:
-        saved: numbers of the nodes to save; those that the backward graph turns out not to read are left out.
+        saved: numbers of the nodes to save. Those that the backward graph does not read are omitted.
     """
     needed, read = _needed_in_backward(graph, frozenset(saved))
     sections = _in_sections(joint, graph, sorted(read), needed)
@@ -62,7 +62,7 @@ def extract(
 
 
 def _put_opaque_last(backward: fx.GraphModule) -> None:
-    """Move saved opaque objects behind the states of the RNG, which are saved tensors: torch adds those before the tangents."""
+    """Move saved opaque objects after the RNG states: saved tensors that torch adds before the tangents."""
     placeholders = backward.graph.find_nodes(op="placeholder")
     first_tangent = next(k for k, node in enumerate(placeholders) if _torch.is_tangent(node))
     for node in filter(_torch.is_opaque, placeholders[:first_tangent]):
@@ -71,7 +71,7 @@ def _put_opaque_last(backward: fx.GraphModule) -> None:
 
 
 def _needed_in_backward(graph: JointGraph, saved: frozenset[int]) -> tuple[bytearray, set[int]]:
-    """The nodes that the backward graph runs, and the saved ones that it reads."""
+    """The nodes that the backward graph runs, and the saved nodes that it reads."""
     needed = bytearray(len(graph.nodes))
     read: set[int] = set()
     wanted = [graph.index[n] for n in graph.outputs[graph.num_forward_outputs :] if isinstance(n, fx.Node)]
@@ -94,15 +94,15 @@ def _needed_in_backward(graph: JointGraph, saved: frozenset[int]) -> tuple[bytea
 def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int], needed: bytearray) -> _Saved:
     """Sort saved values into sections, and add the symbols that their sizes mention.
 
-    Symbols that are values of nodes come first: the backward graph's compiler binds sizes to them before it meets
-    an expression in them.
+    Symbols that are themselves values of nodes come first: the backward graph's compiler binds sizes to them
+    before it meets an expression that contains them.
 
     Args:
         joint: the joint graph.
-        graph: the same, numbered.
+        graph: the same graph, numbered.
         saved: the saved values.
-        needed: what the backward graph runs. What it makes of a size that depends on data (``nonzero`` in the gradient of
-            ``x[mask] = v``) may be known to have a size of the forward graph's.
+        needed: the nodes that the backward graph runs. A data-dependent size that it computes (``nonzero`` in
+            the gradient of ``x[mask] = v``) may be known to equal a size of the forward graph.
     """
     tensors: list[int] = []
     unchecked: list[int] = []
@@ -130,14 +130,15 @@ def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int], nee
             if symbol not in known:
                 known.add(symbol)
                 bound = graph.index[bindings[symbol]] if symbol in bindings else None
-                # What the backward graph makes of its own has its own symbols, but for those that forward knows.
+                # What the backward graph computes has symbols of its own, except those that the forward graph
+                # knows.
                 if bound is not None and not (needed[i] and (needed[bound] or graph.in_backward[bound])):
                     binding.append(bound)
     return _Saved(tensors, unchecked, opaque, [*dict.fromkeys(binding), *derived])
 
 
 class _Writer:
-    """Writes a graph from nodes of the joint graph, operands before what reads them."""
+    """Writes a graph from nodes of the joint graph, operands before their readers."""
 
     def __init__(self, graph: JointGraph, needed: bytearray) -> None:
         self.joint = graph
@@ -146,14 +147,14 @@ class _Writer:
         self._new: dict[int, fx.Node] = {}
 
     def placeholder(self, i: int, name: str | None = None) -> None:
-        """Make node `i` an input of the new graph, whatever it was in the joint graph."""
+        """Make node `i` an input of the new graph, whatever it is in the joint graph."""
         old = self.joint.nodes[i]
         new = self.graph.placeholder(name or old.name)
         new.meta = dict(old.meta)
         self._new[i] = new
 
     def copy(self, i: int) -> None:
-        """Write node `i`, if it is needed and not there yet, and everything that it needs before it."""
+        """Write node `i` if it is needed and not written yet, after everything that it needs."""
         pending = [i]
         while pending:
             current = pending[-1]
@@ -177,11 +178,11 @@ class _Writer:
                 self._write(user)
 
     def value(self, old: fx.Node) -> fx.Node:
-        """The new node for a node of the joint graph."""
+        """The new node that corresponds to a node of the joint graph."""
         return self._new[self.joint.index[old]]
 
     def renamed_copy(self, i: int) -> fx.Node:
-        """A copy of an input that is overwritten later; who reads the input in the backward pass reads the copy."""
+        """Copy an input that is overwritten later. Backward readers of the input read the copy."""
         original = self._new[i]
         name = _name_when_saved(self.joint, i)
         copied = self.graph.create_node("call_function", torch.ops.aten.clone.default, (original,), name=name)
@@ -190,7 +191,7 @@ class _Writer:
 
 
 def _name_when_saved(graph: JointGraph, i: int) -> str:
-    """A saved copy of an input that is overwritten has a name of its own."""
+    """The name of a saved node. A saved copy of an overwritten input gets its own name."""
     name = graph.nodes[i].name
     return f"{name}_before" if i in graph.mutated_inputs else name
 

@@ -1,17 +1,17 @@
-"""Turns a joint graph into a few small flow networks, whose cuts choose the saved values.
+"""Turn a joint graph into a few small flow networks whose cuts choose the saved values.
 
-The decision is a minimum cut, as in "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware"
-(He and Yu, MLSys 2023): node ``v`` becomes two vertices, ``v.in`` (is ``v`` computed in the backward pass?) and
-``v.out`` (is its value available there?), and
+The decision is a minimum cut, as in "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion
+Aware" (He and Yu, MLSys 2023). Node ``v`` becomes two vertices, ``v.in`` (is ``v`` computed in the backward
+pass?) and ``v.out`` (is its value available there?), with these edges:
 
 - ``v.in -> v.out`` costs the bytes of ``v``: cutting it saves the value;
-- ``source -> v.in`` costs what recomputing ``v`` costs (without bound for what must not run twice);
-- ``v.out -> u.in`` is without bound: who recomputes ``u`` needs its inputs;
-- ``v.out -> sink`` is without bound where the backward pass reads ``v``.
+- ``source -> v.in`` costs the recomputation of ``v`` (unbounded for what must not run twice);
+- ``v.out -> u.in`` is unbounded: recomputing ``u`` needs its inputs;
+- ``v.out -> sink`` is unbounded if the backward pass reads ``v``.
 
-Most of a real network is decided before any flow: what is forced onto one side is folded into the source or the sink,
-which cuts the rest into small independent components, and chains inside a component are merged. Repeated layers give
-components with equal numbers: they are solved once.
+Most of a real network is decided before any flow runs. What is forced onto one side is folded into the source
+or the sink, which cuts the rest into small independent components, and chains inside a component are merged.
+Repeated layers give components with equal numbers, which are solved once.
 """
 
 import dataclasses
@@ -29,19 +29,20 @@ from fxpasses.partitioner.recomputation import RecomputePolicy, Terms, Verdict
 SOURCE, SINK = -1, -2
 
 UNDECIDED, FORWARD, BACKWARD = 0, 1, 2
-"""The side of a vertex: with the source (forward pass only) or with the sink (needed in the backward pass)."""
+"""The side of a vertex: the source's (forward pass only) or the sink's (needed in the backward pass)."""
 
 Edge = tuple[int, int, int | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """An independent part of the flow network, in numbers of its own so that repeated parts compare equal.
+    """An independent part of the flow network, with its own numbering so that repeated parts compare equal.
 
     Attributes:
-        size: how many vertices it has, the terminals excluded.
-        edges: ``(tail, head, capacity)``, a capacity of None being without bound; terminals are SOURCE and SINK.
-        prices: ``(vertex, FLOPs)``: edges from the source whose capacity is the FLOPs times the price of one.
+        size: the number of its vertices, without the terminals.
+        edges: ``(tail, head, capacity)``. A capacity of None is unbounded. The terminals are SOURCE and SINK.
+        prices: ``(vertex, FLOPs)``: edges from the source whose capacity is the FLOPs times the price of one
+            FLOP.
     """
 
     size: int
@@ -67,9 +68,9 @@ class Network:
     """The sides that are decided, and the components whose cuts decide the rest.
 
     Attributes:
-        side: FORWARD, BACKWARD or UNDECIDED for ``node.in`` at ``2 * node`` and ``node.out`` at ``2 * node + 1``.
+        side: FORWARD, BACKWARD or UNDECIDED: ``node.in`` at ``2 * node``, ``node.out`` at ``2 * node + 1``.
         occurrences: the components of the undecided vertices, in graph order.
-        weights: what saving each node costs, None where it cannot be saved.
+        weights: the weight of saving each node, None if it cannot be saved.
     """
 
     side: bytearray
@@ -80,20 +81,20 @@ class Network:
 def save_weights(
     graph: JointGraph, cost: CostModel, terms: Sequence[Verdict], policy: RecomputePolicy
 ) -> tuple[list[int | None], int]:
-    """Weigh what saving each node costs.
+    """Weigh the cost of saving each node.
 
-    Bytes decide. Between equal bytes, values that are alive anyway (inputs, outputs of the forward pass) go before
-    others, others before views, and views before inputs that are overwritten (saving one takes a copy). The unit is
-    large enough that these differences never add up to a byte.
+    Bytes decide. At equal bytes, values that are alive anyway (inputs, outputs of the forward pass) are
+    preferred to others, others to views, and views to inputs that are overwritten (saving one takes a copy).
+    The unit is large enough that these differences never add up to a byte.
 
     Args:
         graph: the joint graph.
         cost: how many bytes a value has.
-        terms: for each node, on which terms the backward pass may compute it again.
+        terms: for each node, on which terms the backward pass may recompute it.
         policy: whether parameters count.
 
     Returns:
-        The weight of each node, ``None`` where it cannot be saved, and the weight of one byte.
+        The weight of each node, ``None`` if it cannot be saved, and the weight of one byte.
     """
     unit = 4 * len(graph.nodes) + 1
     alive = {graph.index[n] for n in graph.forward_outputs if isinstance(n, fx.Node)} | set(graph.primals)
@@ -113,7 +114,7 @@ def save_weights(
         elif (
             _torch.is_sym_node(node) and not isinstance(value, torch.SymInt) and terms[i].terms is Terms.FREE
         ):
-            weight = None  # a truth value or a fraction: worked out again from the sizes it depends on
+            weight = None  # a bool or a float: recomputed from the sizes that it depends on
         elif _torch.is_sym_node(node) or isinstance(value, _torch.BackwardState) or _torch.is_opaque(node):
             weight = 1
         elif not isinstance(value, torch.Tensor):
@@ -127,9 +128,9 @@ def save_weights(
             if view and terms[i].terms is Terms.FREE:
                 base = next(iter(graph.inputs[i]), None)
                 if base is None:
-                    weight = None  # of a constant of the graph, which both passes have
+                    weight = None  # a view of a graph constant, which both passes have
                 elif terms[base].terms is not Terms.ALWAYS and cost.bytes_of(graph.nodes[base]) <= size:
-                    weight = None  # saving what it is a view of is never worse
+                    weight = None  # saving its base is never worse
         weights.append(weight)
     return weights, unit
 
@@ -140,10 +141,10 @@ def build_network(
     """Decide what is forced, and split the rest into components.
 
     Args:
-        priced: whether operations with a price may be recomputed for it; if not, they are saved like the forbidden.
+        priced: whether priced operations may be recomputed. If not, they are saved like forbidden ones.
 
     Raises:
-        PartitionError: a value is needed in the backward pass that can be neither saved nor recomputed.
+        PartitionError: if the backward pass needs a value that can be neither saved nor recomputed.
     """
     side = _forced_sides(graph, terms, weights, priced)
     edges, prices, merged = _edges(graph, cost, terms, weights, side, priced)
@@ -194,7 +195,7 @@ def _edges(
     side: bytearray,
     priced: bool,
 ) -> tuple[list[Edge], list[tuple[int, int]], "_Merge"]:
-    """Edges between undecided vertices and the terminals, chains merged."""
+    """Edges between undecided vertices and the terminals, with chains merged."""
     merged = _Merge(2 * len(graph.nodes))
     edges: list[Edge] = []
     prices: list[tuple[int, int]] = []
@@ -220,7 +221,7 @@ def _edges(
     with_price = {vertex for vertex, _ in prices}
     for head, tails in into.items():
         if len(tails) == 1 and head not in with_price:
-            merged.join(tails[0], head)  # recomputed for free as soon as its operand is there
+            merged.join(tails[0], head)  # recomputed for free once its operand is available
         else:
             edges.extend((tail, head, None) for tail in tails)
     find = merged.find
@@ -258,7 +259,7 @@ def _split(
         if side[vertex] == UNDECIDED:
             root = merged.find(vertex)
             if root not in to_sink:
-                side[vertex] = FORWARD  # nothing in the backward pass asks for it
+                side[vertex] = FORWARD  # nothing in the backward pass needs it
             elif root not in from_source:
                 side[vertex] = BACKWARD  # costs nothing there
             else:
@@ -277,7 +278,7 @@ def _components(
         if tail >= 0 and head >= 0:
             together.join(tail, head)
     groups: dict[int, list[int]] = {}
-    for root in members:  # ascending: by the first vertex of each
+    for root in members:  # ascending by the first vertex of each
         groups.setdefault(together.find(root), []).append(root)
     number: dict[int, int] = {SOURCE: SOURCE, SINK: SINK}
     for roots in groups.values():
@@ -312,7 +313,7 @@ def _reachable(start: int, neighbours: dict[int, list[int]]) -> set[int]:
 
 
 class _Merge:
-    """Union-find over vertices; the lowest number of a set stands for it."""
+    """Union-find over vertices. The lowest number of a set represents it."""
 
     def __init__(self, count: int) -> None:
         self._parent = list(range(count))

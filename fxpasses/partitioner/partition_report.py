@@ -18,14 +18,16 @@ META_KEY = "fxpasses.partition"
 
 @dataclasses.dataclass(frozen=True)
 class SavedValue:
-    """A value that the forward graph hands to the backward graph.
+    """A value that the forward graph saves for the backward graph.
 
     Attributes:
-        name: its node, the same name in the joint, forward and backward graphs.
+        name: its node's name, the same in the joint, forward and backward graphs.
         bytes: its size, 0 for a symbol or an opaque object.
         source: the operator that computes it, or ``input``.
-        kind: ``activation``, ``input``, ``static input`` (lives as long as the model), ``symbol`` or ``opaque``.
-        reason: why it was not recomputed instead, ``smaller than what it is computed from`` if it was a choice.
+        kind: ``activation``, ``input``, ``static input`` (lives as long as the model), ``symbol`` or
+            ``opaque``.
+        reason: why it was not recomputed instead; ``smaller than what it is computed from`` if it was a
+            choice.
         stack_trace: the user's source lines, if known.
     """
 
@@ -39,7 +41,7 @@ class SavedValue:
 
 @dataclasses.dataclass(frozen=True)
 class RecomputedValue:
-    """An operation that runs in both passes; `flops` by the estimate of `fxpasses.partitioner.cost`."""
+    """An operation that runs in both passes. `flops` is the estimate of `fxpasses.partitioner.cost`."""
 
     name: str
     flops: int
@@ -52,16 +54,16 @@ class PartitionReport:
     """The decision of one call of `fxpasses.partitioner.partition`.
 
     Attributes:
-        memory_budget: the budget that was in force, between 0 and 1.
-        saved: every value saved, in the order of the joint graph.
-        recomputed: every operation run again, in the order of the joint graph.
-        saved_bytes: bytes of the saved values, inputs that outlive the backward pass left out.
+        memory_budget: the effective budget, between 0 and 1.
+        saved: every saved value, in joint graph order.
+        recomputed: every recomputed operation, in joint graph order.
+        saved_bytes: bytes of the saved values, without inputs that outlive the backward pass.
         bytes_at_full_budget: `saved_bytes` at a budget of 1.
-        bytes_at_zero_budget: `saved_bytes` at a budget of 0; only worked out for a budget below 1, else None.
+        bytes_at_zero_budget: `saved_bytes` at a budget of 0. Computed only for a budget below 1, else None.
         recomputed_flops: FLOPs of the recomputed operations.
         seconds: time that the partition took, by part (``total`` for all of it).
-        curve: saved bytes and the FLOPs of expensive operations that are recomputed for them, from a budget of 1 down to 0; only
-            where it was asked for.
+        curve: saved bytes and the FLOPs of expensive operations recomputed for them, from a budget of 1 down
+            to 0. Empty unless requested.
     """
 
     memory_budget: float
@@ -86,10 +88,10 @@ class PartitionReport:
         return self  # nothing in it changes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave everything behind when the report is pickled.
+        """Drop all contents when the report is pickled.
 
-        Inductor pickles a graph module, its ``meta`` included, to make a cache key. Seconds, size hints and source
-        lines in the key would keep equal graphs from being found again.
+        Inductor pickles a graph module, including its ``meta``, to compute a cache key. Seconds, size hints
+        and source lines in the key would prevent cache hits for equal graphs.
         """
         return (_left_behind, ())
 
@@ -132,18 +134,18 @@ def make_report(
     bytes_at_zero_budget: int | None,
     seconds: Mapping[str, float],
 ) -> PartitionReport:
-    """Read off the two modules which values are saved and which calls run twice.
+    """Derive from the two modules which values are saved and which calls run twice.
 
     Args:
         graph: the joint graph.
         cost: bytes and FLOPs of its nodes.
-        terms: for each node, on which terms it could be computed again.
-        forward: the forward module; its outputs from ``num_fwd_outputs`` on are the saved values.
+        terms: for each node, on which terms it could be recomputed.
+        forward: the forward module. Its outputs from ``num_fwd_outputs`` on are the saved values.
         backward: the backward module.
         num_fwd_outputs: how many outputs the forward pass returns to its caller.
-        memory_budget: the budget in force, from 0 to 1.
+        memory_budget: the effective budget, from 0 to 1.
         bytes_at_full_budget: bytes that a budget of 1 saves.
-        bytes_at_zero_budget: bytes that a budget of 0 saves; ``None`` where that was not worked out.
+        bytes_at_zero_budget: bytes that a budget of 0 saves, or ``None`` if that was not computed.
         seconds: time that each part of the partition took.
     """
     number = {node.name: i for i, node in enumerate(graph.nodes)}
@@ -187,7 +189,7 @@ def _saved_value(
         reason = "made by the partitioner: a random-number state, or an input before it is overwritten"
     else:
         while is_getitem(graph.nodes[i]) and graph.inputs[i]:
-            i = graph.inputs[i][0]  # the operation that made the tuple
+            i = graph.inputs[i][0]  # the operation that returned the tuple
         chosen = terms[i].terms not in (Terms.NEVER, Terms.PRICED)
         reason = "smaller than what it is computed from" if chosen else terms[i].reason
     source = "input" if node.op == "placeholder" else _operator_name(node)

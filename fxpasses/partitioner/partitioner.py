@@ -23,7 +23,7 @@ from fxpasses.partitioner.recomputation import RecomputePolicy, Verdict, recompu
 log = logging.getLogger(__name__)
 
 _CURVE_POINTS = 100
-"""Points of a curve that are kept, besides the last."""
+"""How many points of a curve are kept, besides the last one."""
 
 
 def partition(
@@ -37,36 +37,37 @@ def partition(
     decides: Callable[[fx.GraphModule, list[str]], list[str]] | None = None,
     **aot_kwargs: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split AOTAutograd's joint graph into a forward and a backward graph that together save the fewest bytes.
+    """Split AOTAutograd's joint graph into forward and backward graphs that together save the fewest bytes.
 
-    Give it (or a `functools.partial` of it) to AOTAutograd as ``partition_fn``. A value that the backward graph
-    needs is either saved, as an extra output of the forward graph, or recomputed. At a budget of 1 only cheap work is
-    recomputed; at 0 everything is that may run twice; between them, no more than ``zero + budget * (full - zero)``
-    bytes are saved, at the fewest FLOPs that a fixed chain of cuts offers. Saved bytes never fall, and recomputed FLOPs
-    never grow, when the budget grows.
+    Pass it (or a `functools.partial` of it) to AOTAutograd as ``partition_fn``. A value that the backward
+    graph needs is either saved, as an extra output of the forward graph, or recomputed. At a budget of 1,
+    only cheap work is recomputed. At 0, everything that may run twice is. Between them, at most
+    ``zero + budget * (full - zero)`` bytes are saved, at the fewest FLOPs that a fixed chain of cuts offers.
+    With a growing budget, saved bytes never fall and recomputed FLOPs never grow.
 
     Args:
-        joint: the joint graph; its nodes are tagged, nothing else is changed.
-        joint_inputs: its example inputs, not used.
+        joint: the joint graph. Its nodes are tagged; nothing else is changed.
+        joint_inputs: its example inputs; not used.
         num_fwd_outputs: how many of its outputs the forward pass returns to its caller.
-        static_lifetime_input_indices: positions among the inputs of parameters and others that outlive the backward
-            pass: saving them costs nothing.
-        memory_budget: 0 to 1. ``torch.autograd.graph.region_activation_memory_budget`` around the forward pass
-            overrides it. None reads ``torch._functorch.config.activation_memory_budget``.
-        curve: whether the report tells what other budgets would give.
-        decides: what is saved instead: of the joint graph, and the names of the nodes that the cut saves, those of another valid cut of it
-            (another rank's, say). Whether one is valid is not looked at.
-        **aot_kwargs: what else AOTAutograd and Inductor pass (``compiler``); not used.
+        static_lifetime_input_indices: positions among the inputs of parameters and others that outlive the
+            backward pass: saving them costs nothing.
+        memory_budget: 0 to 1. ``torch.autograd.graph.region_activation_memory_budget`` around the forward
+            pass overrides it. None reads ``torch._functorch.config.activation_memory_budget``.
+        curve: whether the report includes the results of other budgets.
+        decides: overrides what is saved: maps the joint graph and the names of the nodes that the cut saves
+            to the names of another valid cut of it (such as another rank's). Validity is not checked.
+        **aot_kwargs: further arguments of AOTAutograd and Inductor (``compiler``); not used.
 
     Returns:
-        The forward module (inputs: primals; outputs: the caller's, then saved tensors, opaque objects and symbols)
-        and the backward module (inputs: saved symbols, tensors, opaque objects, then tangents). The forward module's
-        ``meta["fxpasses.partition"]`` is a `PartitionReport`.
+        The forward module (inputs: primals; outputs: the caller's, then saved tensors, opaque objects and
+        symbols) and the backward module (inputs: saved symbols, tensors, opaque objects, then tangents). The
+        forward module's ``meta["fxpasses.partition"]`` is a `PartitionReport`.
 
     Raises:
-        PartitionOptionError: the budget is not between 0 and 1, or regions ask for different ones.
-        PartitionError: a value can be neither saved nor recomputed.
-        ArgumentTypeError: ``joint`` is no graph, ``num_fwd_outputs`` no number of outputs, or another argument is of a wrong type.
+        PartitionOptionError: if the budget is not between 0 and 1, or regions have different budgets.
+        PartitionError: if a value can be neither saved nor recomputed.
+        ArgumentTypeError: if ``joint`` is not a graph, ``num_fwd_outputs`` is not a number of outputs, or
+            another argument has a wrong type.
     """
     check_budget("memory_budget", memory_budget)
     check_flags("partition", curve=curve)
@@ -142,7 +143,7 @@ def check_budget(option: str, budget: float | None) -> None:
 
 
 def prepare(joint: fx.GraphModule) -> fx.GraphModule:
-    """Put AOTAutograd's own constraints on the nodes, as tags."""
+    """Tag the nodes with AOTAutograd's own constraints."""
     if _torch.has_recomputable_ops(joint):
         joint = _torch.cleanup_recompute_tags(joint, is_default_partition=False)
     if not _torch.functorch_config.unsafe_allow_optimization_of_collectives:
@@ -153,7 +154,7 @@ def prepare(joint: fx.GraphModule) -> fx.GraphModule:
 
 
 def _budget_in_force(joint: fx.GraphModule, graph: JointGraph, memory_budget: float | None) -> float:
-    """The budget of the user's region if there is one, else the given one, else torch's setting."""
+    """The budget of the user's region if there is one, else the given budget, else torch's setting."""
     budgets: set[float] = set()
     outside: list[str] = []
     for module in joint.modules():
@@ -192,7 +193,7 @@ def _budget_in_force(joint: fx.GraphModule, graph: JointGraph, memory_budget: fl
 def _decide(
     graph: JointGraph, cost: CostModel, terms: list[Verdict], policy: RecomputePolicy, budget: float
 ) -> tuple[bytearray, int, int | None]:
-    """Sides of all vertices, bytes saved at a budget of 1, and bytes saved at 0 if that had to be worked out."""
+    """The sides of all vertices, the bytes saved at a budget of 1, and those at 0 if they were computed."""
     weights, unit = save_weights(graph, cost, terms, policy)
 
     def saved_weight(side: bytearray) -> int:
@@ -231,7 +232,7 @@ def _is_saved(node: int, side: bytearray) -> bool:
 
 
 class _Clock:
-    """Seconds per part of the work."""
+    """Measures the seconds spent in each part of the work."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Recomputation by operator: which ones the backward pass may run again, and at what kind of price."""
+"""Which operators the backward pass may run again, and at what kind of price."""
 
 import dataclasses
 import enum
@@ -17,25 +17,25 @@ from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_view
 
 REDUCTION_RATIO = 4
-"""An operation whose output is this many times smaller than what it reads counts as a reduction."""
+"""An operation counts as a reduction if its output is this many times smaller than its inputs."""
 
 
 class Terms(enum.Enum):
-    """On what terms an operation may run again in the backward pass."""
+    """The terms on which an operation may run again in the backward pass."""
 
     FREE = "free"
-    """Always, at no price worth counting: views, symbols, cheap element-wise work that fuses into what reads it."""
+    """Always, at no price worth counting: views, symbols, cheap elementwise work that fuses into readers."""
     PRICED = "priced"
     """Only to meet a memory budget, at the price of its FLOPs."""
     NEVER = "never"
     """Never: running it twice would change the program."""
     ALWAYS = "always"
-    """The user put it in a checkpointed region: it is recomputed whatever it costs."""
+    """The user put it in a checkpointed region: it is recomputed at any cost."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """Terms for one node and why it got them."""
+    """The terms for one node, and why it got them."""
 
     terms: Terms
     reason: str
@@ -49,14 +49,14 @@ INPUT = Verdict(Terms.NEVER, "an input of the graph")
 
 @dataclasses.dataclass(frozen=True)
 class RecomputePolicy:
-    """The cheap operations whose results are saved all the same at a memory budget of 1.
+    """Which cheap operations have their results saved anyway at a memory budget of 1.
 
-    The defaults are torch's (`torch._functorch.config`), so that one switch of the user's turns both partitioners.
+    The defaults are torch's (`torch._functorch.config`), so that one switch controls both partitioners.
 
     Attributes:
-        save_reductions: save results much smaller than what they were computed from.
-        save_materialized: save what an operation of the backward pass reads from memory anyway (a matmul
-            does, an element-wise operation does not: it computes its operand on the fly).
+        save_reductions: save results that are much smaller than the inputs they are computed from.
+        save_materialized: save values that a backward operation reads from memory anyway. A matmul does; an
+            elementwise operation does not, because it computes its operand on the fly.
         allow_list: treat operations that are not known to be cheap as expensive.
         parameters_are_free: inputs that outlive the backward pass cost nothing to save.
     """
@@ -68,7 +68,7 @@ class RecomputePolicy:
 
     @classmethod
     def from_torch_config(cls) -> "RecomputePolicy":
-        """The policy that the switches in `torch._functorch.config` ask for."""
+        """The policy that the switches in `torch._functorch.config` select."""
         config = _torch.functorch_config
         aggressive = config.aggressive_recomputation
         return cls(
@@ -80,7 +80,7 @@ class RecomputePolicy:
 
 
 def recompute_verdicts(graph: JointGraph, cost: CostModel, policy: RecomputePolicy) -> list[Verdict]:
-    """Decide for each node on which terms the backward pass may compute it again.
+    """Decide for each node on which terms the backward pass may recompute it.
 
     Args:
         graph: the joint graph.
@@ -88,7 +88,7 @@ def recompute_verdicts(graph: JointGraph, cost: CostModel, policy: RecomputePoli
         policy: which cheap operations are worth saving.
 
     Returns:
-        A verdict for every node, in the order of the graph.
+        A verdict for every node, in graph order.
     """
     table = _operator_table()
     result = []
@@ -98,7 +98,7 @@ def recompute_verdicts(graph: JointGraph, cost: CostModel, policy: RecomputePoli
         elif _torch.must_recompute(node):
             verdict = Verdict(Terms.ALWAYS, "in a checkpointed region")
         elif node.op != "call_function" or not graph.in_forward[i]:
-            verdict = FREE  # a constant, or work that happens once wherever it is put
+            verdict = FREE  # a constant, or work that runs once in either pass
         else:
             verdict = _verdict(node, graph, cost, policy, table)
         result.append(verdict)
@@ -147,7 +147,7 @@ def _verdict(
 
 
 def _dropout_is_off(node: fx.Node) -> bool:
-    """Whether an attention kernel that can call the RNG is called with a dropout probability of zero."""
+    """Whether an attention kernel that may call the RNG has a dropout probability of zero."""
     schema = node.target._schema  # type: ignore[union-attr]
     for position, argument in enumerate(schema.arguments):
         if argument.name == "dropout_p":
@@ -157,7 +157,7 @@ def _dropout_is_off(node: fx.Node) -> bool:
 
 
 def _is_materialized_in_backward(i: int, graph: JointGraph, table: "_OperatorTable") -> bool:
-    """Whether an operation outside the forward pass reads the value, or a view of it, without fusing with it."""
+    """Whether a non-forward operation reads the value, or a view of it, without fusing with it."""
     stack, seen = [i], {i}
     while stack:
         current = stack.pop()
@@ -172,7 +172,7 @@ def _is_materialized_in_backward(i: int, graph: JointGraph, table: "_OperatorTab
 
 
 def _why_subgraphs_never(node: fx.Node, table: "_OperatorTable") -> str | None:
-    """Why a higher-order operator may not run twice, looking inside the graphs that it calls."""
+    """Why a higher-order operator may not run twice, considering the graphs that it calls; None if it may."""
     if _torch.is_with_effects(node):
         return "has an effect"
     for argument in node.all_input_nodes:
@@ -189,7 +189,7 @@ def _why_subgraphs_never(node: fx.Node, table: "_OperatorTable") -> str | None:
 
 
 class _OperatorTable:
-    """torch's lists of cheap, fusible and expensive operators, and what follows from an operator's schema and tags."""
+    """Torch's lists of cheap, fusible and expensive operators, and what operator schemas and tags imply."""
 
     def __init__(self) -> None:
         lists = _torch.get_default_op_list()
@@ -211,10 +211,10 @@ class _OperatorTable:
         return _packet(target) in self._views
 
     def fuses(self, producer: fx.Node, reader: fx.Node) -> bool:
-        """Whether Inductor computes `producer` inside the loop of `reader` instead of writing it to memory."""
+        """Whether Inductor computes `producer` inside `reader`'s loop instead of writing it to memory."""
         packet = _packet(reader.target)
         if packet is torch.ops.aten.cat:
-            return True  # a cat writes its operands straight into its output
+            return True  # a cat writes its operands directly into its output
         if reader.target in _FUNCTIONALIZED:
             return _is_cloned_by(producer, reader)
         if producer.target is operator.getitem and _comes_from_user_kernel(producer):
@@ -276,7 +276,7 @@ _FUNCTIONALIZED = frozenset(
 
 
 def _is_cloned_by(producer: fx.Node, reader: fx.Node) -> bool:
-    """Whether a functionalized kernel clones `producer` before it writes to it: the copy fuses with the producer."""
+    """Whether a functionalized kernel clones `producer` before writing to it: the copy fuses with it."""
     names: Any = reader.kwargs.get("tensors_to_clone")
     if names is not None:  # a Triton kernel
         arguments: Any = reader.kwargs["kwargs"]
