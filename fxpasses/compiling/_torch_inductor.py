@@ -133,7 +133,7 @@ def kernel_flags() -> tuple[str, ...]:
 
 
 def cache_for_code() -> contextlib.AbstractContextManager[Any]:
-    """Enter the code cache directory. With caches off, this block gets its own, as each Inductor graph does."""
+    """Enter the code cache directory. With caches off, this block gets its own, as Inductor graphs do."""
     return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
 
 

@@ -112,7 +112,7 @@ def partitioner_of(options: Options, digest: str | None) -> Partitioner:
 
 
 class _KeepOutputsFresh(_torch.CustomGraphPass):
-    """Runs :func:`keep_outputs_fresh` after Inductor's passes, which drop copies. No other option of ours affects it."""
+    """Runs :func:`keep_outputs_fresh` after Inductor's passes, which drop copies. Depends on nothing else."""
 
     def __call__(self, graph: fx.Graph) -> None:
         keep_outputs_fresh(graph)
