@@ -41,9 +41,9 @@ class Options:
             ``[]`` runs no passes. ``"tuned"`` alone stands for the passes measured best (see
             :func:`fxpasses.tune`). Passes of enclosing :func:`fxpasses.use_passes` blocks are added. Passes
             run in this order if their contracts allow it.
-        memory_budget: between 0.0 and 1.0: the fraction that may be saved for the backward pass of what an
-            unconstrained minimum cut would save. Less memory costs more recomputation. ``None`` uses torch's
-            own setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
+        memory_budget: between 0.0 and 1.0: how much may be saved for the backward pass, as a fraction of what
+            an unconstrained minimum cut would save. Less memory costs more recomputation. ``None`` uses
+            torch's own setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
         partition: who decides what is saved for the backward pass: ``"fxpasses"``, or the partitioner of
             ``"torch"`` with torch's settings for it.
         compiler: who compiles the partitioned graphs: ``"inductor"``, or ``"eager"`` to run them operator by

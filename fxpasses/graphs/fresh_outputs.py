@@ -51,7 +51,7 @@ def hand_fresh_outputs_on(joint: fx.Graph, forward: fx.Graph) -> None:
 
 
 def keep_outputs_fresh(graph: fx.Graph) -> None:
-    """Copy outputs recorded as fresh that now share memory with an input, or with an output they did not."""
+    """Copy fresh outputs that now share memory with an input, or newly share it with another output."""
     output = graph.output_node()
     bases, outputs = _bases(graph), outputs_of(graph)
     taken = _in_memory_of_inputs(graph)
