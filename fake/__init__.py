@@ -1,4 +1,4 @@
-"""What a tensor would be, without computing it.
+"""Fake tensors: run operators on shapes, dtypes and devices, without computing any values.
 
 >>> import torch
 >>> from fake import FakeTensorMode
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fake.seam import missing as _missing  # noqa: F401  (before the first file that uses private names)
 from fake.seam.lazy import lazy_names
 
-if TYPE_CHECKING:  # and when somebody asks for one of them
+if TYPE_CHECKING:  # the same imports happen lazily, on first access to a name
     from fake.acceleration import accelerate
     from fake.cache.calls import cache_custom_op
     from fake.errors import (

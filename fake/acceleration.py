@@ -1,9 +1,10 @@
-"""``accelerate()``: torch's own fake-tensor mode runs on this package's dispatch cache.
+"""``accelerate()``: run torch's own fake-tensor mode on this package's dispatch cache.
 
-``torch.compile`` makes torch's ``FakeTensorMode`` and ``FakeTensor``, in many places. While acceleration is on, their
-dispatch goes through handlers and recipes of this package; a miss runs torch's own dispatch, so that graphs and guards
-are the same as without. No function of torch is patched while it is off; what stays are class-level values of attributes
-that torch sets on each of its fake tensors, because tensors made meanwhile outlive it.
+``torch.compile`` creates torch's own ``FakeTensorMode`` and ``FakeTensor`` in many places. While acceleration
+is on, their dispatch goes through this package's handlers and recipes. A cache miss runs torch's own
+dispatch, so graphs and guards do not change. While acceleration is off, no function of torch is patched. The
+class-level defaults of attributes that torch sets on each fake tensor stay, because tensors made under
+acceleration outlive it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _RETIRED = "tensors of this mode were used while acceleration was off"
 
 
 class _Switch:
-    """Counts how often acceleration was asked for, and holds what has dispatched meanwhile."""
+    """Counts nested requests for acceleration, and holds the engine and the modes that used it meanwhile."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -71,7 +72,7 @@ class _Switch:
             self.depth -= 1
 
     def watch(self, mode: Any) -> None:
-        """Remember a mode that dispatches while acceleration is on, perhaps in another thread than the one that ends it."""
+        """Remember a mode that dispatches while acceleration is on; another thread may turn it off."""
         with self.lock:
             if self.depth:
                 self.modes.add(mode)
@@ -87,7 +88,7 @@ class _Switch:
                 "undo that first, then turn acceleration off"
             ) from None
         for mode in list(self.modes):
-            # From now on torch may change tensors behind the cache's back: never trust what they remember.
+            # From now on torch may mutate tensors behind the cache's back: never trust their cached metadata.
             mode.__dict__["_fake_retired"] = _RETIRED
         self.modes.clear()
 
@@ -133,8 +134,9 @@ def _set_data(self: Any, value: torch.Tensor) -> None:
 
 
 def _leave_values_on_the_class() -> Callable[[], None]:
-    """A recipe leaves these attributes out, and its tensors are read after acceleration is off: a backward pass that is
-    compiled later, guards, Inductor. So they stay."""
+    """Put the defaults of hidden attributes on torch's class, for good. Recipes do not set these attributes,
+    and their tensors are read after acceleration is off: by a backward pass compiled later, by guards and by
+    Inductor."""
     for name, value in HIDDEN_DEFAULTS.items():
         if name not in vars(fake_tensor.FakeTensor):
             setattr(fake_tensor.FakeTensor, name, value)
@@ -173,26 +175,27 @@ PATCHES: tuple[Entry, ...] = (
     *shortcuts.PATCHES,
     *OPERATORS,
 )
-"""All that acceleration puts into torch."""
+"""Every patch that acceleration applies to torch."""
 
 _SWITCH = _Switch()
 
 
 def engine() -> Engine:
-    """The dispatch cache for torch's own class of fake tensors."""
+    """Return the dispatch cache for torch's own class of fake tensors."""
     return _SWITCH.engine
 
 
 class accelerate(ContextDecorator):
     """Run torch's own tracing on this package's fake dispatch: same graphs, same guards, less time.
 
-    As a context manager or decorator it may be nested; ``accelerate.enable()`` and ``accelerate.disable()`` switch it
-    for the whole process. It is process-wide either way: all threads that trace meanwhile are accelerated. Inside the
-    context manager, which is meant for the time of a compilation, the garbage collector runs less often, too.
+    As a context manager or decorator it can be nested; ``accelerate.enable()`` and ``accelerate.disable()``
+    switch it for the whole process. It is process-wide either way: every thread that traces meanwhile is
+    accelerated. The context manager is meant to span one compilation; inside it, the garbage collector also
+    runs less often.
 
     Raises:
-        UnsupportedTorchVersionError: this release of torch is unknown (on entering).
-        AccelerateError: another tool replaced the same functions meanwhile (on leaving).
+        UnsupportedTorchVersionError: this release of torch is not supported (on entry).
+        AccelerateError: another tool replaced the same functions in the meantime (on exit).
 
     >>> import torch, fake
     >>> with fake.accelerate():
@@ -209,12 +212,12 @@ class accelerate(ContextDecorator):
         return self
 
     def __exit__(self, *_: object) -> None:
-        _SWITCH.off()  # if this raises, acceleration is still on, and so are rarer collections
+        _SWITCH.off()  # if this raises, acceleration stays on, and so do rarer collections
         LEDGER.leave(RARER_COLLECTIONS)
 
     @staticmethod
     def enable() -> None:
-        """Turn acceleration on for the process, until as many calls of :meth:`disable`."""
+        """Turn acceleration on for the process, until :meth:`disable` has been called as many times."""
         _SWITCH.on()
 
     @staticmethod
@@ -224,7 +227,7 @@ class accelerate(ContextDecorator):
 
     @staticmethod
     def is_enabled() -> bool:
-        """Whether torch's classes are patched now."""
+        """Return whether torch's classes are currently patched."""
         return _SWITCH.depth > 0
 
     @staticmethod

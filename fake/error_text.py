@@ -1,4 +1,5 @@
-"""What an exception or an object says of itself. Both may be a user's, and a text that cannot be had must not hide what went wrong."""
+"""Text of exceptions and reprs of objects. Both may be user-defined, so a raising ``__str__`` or ``__repr__``
+must not hide the error."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any
 
 
 def error_text(error: BaseException) -> str:
-    """The exception's own text; Python's words for it where ``__str__`` raises.
+    """Return the exception's own text, or Python's placeholder for it if ``__str__`` raises.
 
     >>> class Broken(Exception):
     ...     def __str__(self):
@@ -21,7 +22,7 @@ def error_text(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """The exception's type and text, as the last line of a traceback has them.
+    """Return the exception's type and text, as in the last line of a traceback.
 
     >>> describe_error(ValueError("too small")), describe_error(KeyError())
     ('ValueError: too small', 'KeyError')
@@ -31,7 +32,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The exception's type and the first line of its text.
+    """Return the exception's type and the first line of its text.
 
     >>> first_line(ValueError("too small\\nby far"))
     'ValueError: too small'
@@ -41,7 +42,7 @@ def first_line(error: BaseException) -> str:
 
 
 def safe_repr(value: Any) -> str:
-    """The object's ``repr``; its type and address where that raises.
+    """Return the object's ``repr``, or its type and address if that raises.
 
     >>> class Broken:
     ...     def __repr__(self):
@@ -56,7 +57,7 @@ def safe_repr(value: Any) -> str:
 
 
 def short_repr(value: Any, longest: int = 80) -> str:
-    """`safe_repr` on one line, cut where it is long: a value that is quoted in an error may be anything.
+    """Return `safe_repr` on one line, truncated if it is long: a value quoted in an error may be anything.
 
     >>> short_repr([1] * 1000, longest=10)
     '[1, 1, 1, ...'

@@ -1,4 +1,4 @@
-"""Errors of the fake-tensor engine. Those that torch's own code raises are torch's classes, named here."""
+"""Errors of the fake-tensor engine, and torch's own error classes under the same names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class FallbackNotAllowedError(UnsupportedOperatorException):
-    """Only its real kernel, run on zeros, could answer for an operator, and the mode does not allow that.
+    """Only running its real kernel on zeros could answer for an operator, and the mode does not allow that.
 
     Attributes:
         func: the operator.
@@ -55,7 +55,7 @@ class FallbackNotAllowedError(UnsupportedOperatorException):
 
 
 class NonFakeInputError(AssertionError):
-    """An operator in the mode was given a tensor that holds data.
+    """An operator in the mode received a tensor that holds data.
 
     Attributes:
         func: the operator.
@@ -72,7 +72,7 @@ class NonFakeInputError(AssertionError):
 
 
 class MixedFakeModesError(AssertionError):
-    """A fake tensor of one mode was given to an operator that runs in another mode.
+    """An operator that runs in one mode received a fake tensor of another mode.
 
     Attributes:
         func: the operator.
@@ -89,7 +89,7 @@ class MixedFakeModesError(AssertionError):
 
 
 class CacheCrossCheckError(RuntimeError):
-    """A result served from the dispatch cache differs from a fresh dispatch (cross-check mode).
+    """A result served from the dispatch cache differs from a fresh dispatch (in cross-check mode).
 
     Attributes:
         func: the operator.
@@ -105,12 +105,12 @@ class CacheCrossCheckError(RuntimeError):
 
 
 class UnsupportedTorchVersionError(RuntimeError):
-    """``accelerate()`` or ``using_shape_env()`` does not know this release of torch.
+    """``accelerate()`` or ``using_shape_env()`` does not support this release of torch.
 
     Attributes:
-        asked: what was asked for.
+        asked: the call that was refused.
         found: the installed version.
-        supported: the (major, minor) pairs that are known.
+        supported: the supported (major, minor) pairs.
     """
 
     def __init__(self, asked: str, found: str, supported: tuple[tuple[int, int], ...]) -> None:
@@ -127,15 +127,15 @@ class AccelerateError(RuntimeError):
 
 
 class ShapeEnvError(TypeError):
-    """No shape environment, or one of a kind that cannot be adopted."""
+    """There is no shape environment, or it is of a kind that cannot be adopted."""
 
 
 class ContractError(ValueError):
-    """A declaration about a size makes no sense.
+    """A declaration about a size is invalid.
 
     Attributes:
-        owner: what it was declared for.
-        field: the part that is wrong.
+        owner: what the declaration is for.
+        field: the part that is invalid.
     """
 
     def __init__(self, owner: str, field: str, problem: str) -> None:
@@ -144,7 +144,7 @@ class ContractError(ValueError):
 
 
 class ContractInputError(ValueError):
-    """An example input breaks its own contract.
+    """An example input violates its own contract.
 
     Attributes:
         dim: the contract.
@@ -164,13 +164,13 @@ class ContractInputError(ValueError):
 
 @dataclass(frozen=True)
 class Violation:
-    """One way in which a program serves less than its contract.
+    """One way in which a program supports fewer sizes than its contract allows.
 
     Attributes:
         dim: the contract.
         where: the size, such as ``x.size(0)``.
         forced: what the program forces, in the user's terms.
-        chain: what was asked, by which operator and on which line, first asked first; all of it together forces it.
+        chain: the questions asked, with operator and line, earliest first; together they force it.
     """
 
     dim: Any
@@ -184,10 +184,10 @@ class Violation:
 
 
 class ContractViolationError(ConstraintViolationError):
-    """A traced program does not serve all sizes that a contract allows.
+    """A traced program does not support all sizes that a contract allows.
 
     Attributes:
-        violations: each with the chain of reasons.
+        violations: the violations, each with its chain of reasons.
     """
 
     def __init__(self, violations: tuple[Violation, ...]) -> None:

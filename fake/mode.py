@@ -1,4 +1,4 @@
-"""``FakeTensorMode``: operators inside run on shapes, dtypes and devices alone."""
+"""``FakeTensorMode``: a mode in which operators run on shapes, dtypes and devices alone."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from fake.tensors.tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 from fake.wrong_arguments import check_type
 
 ENGINE = Engine(FakeTensor, dispatch_steps, is_own=True)
-"""The dispatch cache of the process, shared by all modes (their settings are part of the keys)."""
+"""The process's dispatch cache, shared by all modes (mode settings are part of the keys)."""
 
 _IN_FORCE = (*modules.PATCHES, *lazy_parameters.PATCHES)
-"""What is put into torch as long as a mode exists: its tensors are used outside of it, too, and hold it."""
+"""Patches in force while a mode exists: its tensors keep the mode alive, and are used outside of it, too."""
 
 _KEPT = (*composites.PATCHES, *SKIPPED_FRAMES)
-"""What stays from the first mode on: it takes as long to undo as ten modes to make, and hears of no real tensor."""
+"""Patches that stay from the first mode on: undoing them takes as long as making ten modes, and real tensors
+never reach them."""
 
 _CACHE_SETTINGS = frozenset(
     (
@@ -55,7 +56,7 @@ _HANDLER_SETTINGS = frozenset(("cache_enabled", "cache_crosscheck_enabled"))
 
 
 def cache_info() -> Any:
-    """Hits, misses, bypasses by reason and size of the process-wide dispatch cache."""
+    """Return the process-wide dispatch cache's hits, misses, bypasses by reason, and size."""
     return ENGINE.store.info()
 
 
@@ -65,7 +66,7 @@ def cache_clear() -> None:
 
 
 class _IncludesTorchsModes(type(TorchFakeTensorMode)):  # type: ignore[misc]
-    """A fake mode is one whoever wrote it: where this class is put in the place of torch's, torch's own modes pass, too."""
+    """Accepts any fake mode as an instance: where this class replaces torch's, torch's modes pass, too."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, TorchFakeTensorMode)
@@ -74,22 +75,23 @@ class _IncludesTorchsModes(type(TorchFakeTensorMode)):  # type: ignore[misc]
 class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     """A dispatch mode in which tensors have no data.
 
-    It derives from torch's class so that Dynamo, AOTAutograd, ``make_fx`` and export accept it; construction,
+    It derives from torch's class so that Dynamo, AOTAutograd, ``make_fx`` and export accept it. Construction,
     dispatch, cache and converter are this package's.
 
     Args:
-        allow_fallback_kernels: run an operator that has no meta kernel for real, on zeros. Off unless asked for
-            (torch's own mode does it by default); without, such an operator raises ``FallbackNotAllowedError``.
-        allow_non_fake_inputs: convert real tensors that operators meet, instead of refusing them.
-        shape_env: where symbolic sizes live; None for plain integers.
-        static_shapes: make ``from_tensor`` ignore ``shape_env``; by default if there is none.
+        allow_fallback_kernels: run an operator that has no meta kernel for real, on zeros. Off by default,
+            unlike in torch's own mode; such an operator then raises ``FallbackNotAllowedError``.
+        allow_non_fake_inputs: convert real tensors passed to operators instead of raising an error.
+        shape_env: the environment for symbolic sizes; None for plain integers.
+        static_shapes: make ``from_tensor`` ignore ``shape_env``; by default, True only if there is no
+            ``shape_env``.
         export: for ``torch.export``: scalar inputs get no symbolic ``item()``.
-        cache_custom_ops: cache operators that are not torch's own, keyed by their registered fake kernel; only right
-            if the kernels depend on nothing but their arguments.
+        cache_custom_ops: cache operators that are not torch's own, keyed by their registered fake kernel.
+            Correct only if the kernels depend on nothing but their arguments.
 
     Attributes:
-        cache_enabled: serve from the cache (False under real-tensor propagation).
-        cache_crosscheck_enabled: compare each hit with a fresh dispatch, and raise if they differ.
+        cache_enabled: serve results from the cache (False under real-tensor propagation).
+        cache_crosscheck_enabled: compare each cache hit with a fresh dispatch, and raise if they differ.
 
     >>> import torch
     >>> from fake import FakeTensorMode
@@ -103,7 +105,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     asks_rules = True
     cache_custom_ops = False
     cache = CacheView(ENGINE.store)  # type: ignore[assignment]
-    """The static entries of the dispatch cache of the process, to look at: from ``(operator, ...)`` keys to recipes."""
+    """Static entries of the process's dispatch cache, for inspection: ``(operator, ...)`` keys to recipes."""
     _cache_token: Any = None
     _handlers: Any
 
@@ -155,7 +157,8 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
             self._choose_handlers()
 
     def _choose_handlers(self) -> None:
-        """Where ``__torch_dispatch__`` looks: the engine's handlers, or a detour around or behind the cache."""
+        """Choose what ``__torch_dispatch__`` calls: the engine's handlers, or a detour around the cache or
+        a cross-check of it."""
         get = self.__dict__.get
         if not get("cache_enabled", True):
             handlers: Any = _Detour(ENGINE.uncached)
@@ -167,7 +170,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
 
     @property
     def in_kernel_invocation(self) -> bool:  # type: ignore[override]
-        """Whether this thread runs a meta kernel of the mode: fake tensors then say that they are on ``meta``."""
+        """Whether this thread runs a meta kernel of the mode: fake tensors then report ``meta``."""
         return getattr(self._thread, "in_kernel", False)
 
     @in_kernel_invocation.setter
@@ -176,7 +179,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
 
     @property
     def enter_stack(self) -> list[Any]:  # type: ignore[override]
-        """Per thread, the state to restore on leaving the mode."""
+        """The state to restore on exit from the mode, per thread."""
         try:
             return self._thread.entered
         except AttributeError:
@@ -211,21 +214,23 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         name: str | None = None,
         dims: Dims | None = None,
     ) -> Any:
-        """The fake tensor of a tensor with data.
+        """Convert a tensor with data to a fake tensor.
 
         Args:
-            static_shapes: whether all sizes are plain integers; by default as the mode says.
+            static_shapes: whether all sizes are plain integers; defaults to the mode's setting.
             source: how a compiled program reaches the tensor (Dynamo).
-            symbolic_context: torch's form of what is dynamic.
+            symbolic_context: which sizes are dynamic, in torch's form.
             trace: write the conversion to torch's structured log.
-            name: what guards and messages call the tensor.
+            name: the tensor's name in guards and messages.
             dims: for each dimension a :class:`fake.Dim` (a contract), ``"dynamic"``, ``"auto"`` (equal sizes share a
-                symbol), ``"unbacked"`` or ``"static"``; what is not mentioned is static. By default all are ``"auto"``.
+                symbol), ``"unbacked"`` or ``"static"``; dimensions not listed are static. By default all are
+                ``"auto"``.
 
         Raises:
-            ArgumentTypeError: the tensor is none, or another argument has a wrong type.
-            ContractError: wrong ``dims``, or sizes to be symbolic without an environment to keep them.
-            ContractInputError: the tensor itself breaks the contract.
+            ArgumentTypeError: ``tensor`` is not a tensor, or another argument has the wrong type.
+            ContractError: ``dims`` is invalid, or asks for symbolic sizes in a mode without a shape
+                environment.
+            ContractInputError: the tensor itself violates the contract.
         """
         check_type("from_tensor", "tensor", tensor, torch.Tensor, "a tensor")
         check_type("from_tensor", "name", name, (str, type(None)), "what messages call the tensor")
@@ -258,7 +263,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
 
     @contextmanager
     def one_level_deeper(self) -> Iterator[bool]:
-        """While a real dispatch runs in this thread; says whether none did before: the user called this operator."""
+        """Mark a real dispatch in this thread; yields whether it is the outermost: the user's own call."""
         was_outermost = getattr(self._thread, "is_outermost", True)
         self._thread.is_outermost = False
         try:
@@ -288,10 +293,10 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
             adopt(list(tensors))
 
     dispatch_outside = dispatch
-    """An operator on this mode's tensors while no fake mode is active."""
+    """Run an operator on this mode's tensors while no fake mode is active."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Modes, and with them fake tensors, are not pickled."""
+        """Refuse to pickle: neither modes nor fake tensors can be pickled."""
         raise TypeError(
             "a FakeTensorMode and its fake tensors cannot be pickled: they have no data. Save tensors without it under "
             "torch.serialization.skip_data(materialize_fake_tensors=True)"
@@ -304,7 +309,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     cache_clear = staticmethod(cache_clear)  # type: ignore[assignment]
 
     def _cache_key(self, *arguments: Any) -> Any:
-        """The key of a call, as ``(func, args, kwargs)`` or torch's ``(state, func, args, kwargs)``."""
+        """Return the key of a call: ``(func, args, kwargs)`` or torch's ``(state, func, args, kwargs)``."""
         func, args, kwargs = arguments[-3:]
         return plain_key(func, self, tuple(args), kwargs)
 
@@ -331,7 +336,7 @@ FakeTensorMode.__torch_dispatch__ = _torch_dispatch  # type: ignore[method-assig
 
 
 class _Detour:
-    """Looks like the engine's table of handlers, and gives the same one for every operator."""
+    """Stands in for the engine's table of handlers, and returns the same handler for every operator."""
 
     def __init__(self, handler: Any) -> None:
         self.handler = handler

@@ -1,4 +1,4 @@
-"""How results look in a notebook: a line or two, then a table. Everything is escaped: nothing from a user's code is markup."""
+"""HTML of results in a notebook: some text, then a table. Everything is escaped: user text is never markup."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 def as_html(
     text: str, head: Sequence[str] = (), rows: Iterable[Sequence[object]] = (), code: str = ""
 ) -> str:
-    """Make what ``_repr_html_`` returns.
+    """Build the HTML that ``_repr_html_`` returns.
 
     Args:
-        text: stands above the table; its lines stay lines.
-        head: the columns.
+        text: the text above the table; line breaks are kept.
+        head: the column headers.
         rows: the cells.
-        code: stands below the table, folded.
+        code: code below the table, collapsed.
 
     >>> as_html("a < b", ["x"], [[1]])
     '<p style="white-space: pre-wrap">a &lt; b</p><table><tr><th>x</th></tr><tr><td style="text-align: left">1</td></tr></table>'

@@ -1,4 +1,4 @@
-"""The switch for the dispatch cache on disk: off unless a directory is given, here or in ``FAKE_DISPATCH_CACHE``."""
+"""The on-disk dispatch cache: off unless a directory is given, by a call or in ``FAKE_DISPATCH_CACHE``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Entries = dict[tuple[str, str], dict[Any, Any]]
 
 
 class _Persistence:
-    """The one owner of the open disk cache."""
+    """Owns the open disk cache."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -29,7 +29,7 @@ class _Persistence:
         self.unsaved: Entries = {}
 
     def engines(self) -> dict[str, Any]:
-        """Engines by the name under which their entries are kept: they answer a few operators differently."""
+        """Engines by the name their entries are stored under: they answer a few operators differently."""
         return {"fake": mode.ENGINE, "torch": acceleration.engine()}
 
     def enable(self, directory: str | os.PathLike[str]) -> None:
@@ -55,7 +55,7 @@ class _Persistence:
                 for place, table in engine.take_new_entries(name).items():
                     add_entries(self.unsaved.setdefault(place, {}), table)
             path = self.disk.save(self.unsaved)
-            self.unsaved = {}  # if the disk refuses, they are tried again with the next save
+            self.unsaved = {}  # if the disk refuses, the next save retries them
             return path
 
     def save_at_exit(self) -> None:
@@ -69,31 +69,33 @@ _PERSISTENCE = _Persistence()
 
 
 def enable_disk_cache(directory: str | os.PathLike[str]) -> None:
-    """Serve dispatch results from a directory, and add this process's new ones to it at exit.
+    """Serve dispatch results from a directory, and add this process's new results to it at exit.
 
-    Entries hold for the same build of torch and the same sources of this package; others are left alone. Several
-    processes may use one directory at once. While a kernel of torch's own operators is replaced through
-    ``torch.library``, the disk is neither read nor written. The environment variable ``FAKE_DISPATCH_CACHE`` does the same at import.
+    Entries are valid for the same build of torch and the same sources of this package; other entries are left
+    alone. Several processes may share one directory. While a kernel of torch's own operators is replaced
+    through ``torch.library``, the disk is neither read nor written. Setting ``FAKE_DISPATCH_CACHE`` does the
+    same at import.
 
     Raises:
-        OSError: the directory cannot be made.
-        ArgumentTypeError: ``directory`` is no path.
+        OSError: the directory cannot be created.
+        ArgumentTypeError: ``directory`` is not a path.
     """
     check_type("enable_disk_cache", "directory", directory, is_path, "the path of a directory")
     _PERSISTENCE.enable(directory)
 
 
 def save_disk_cache() -> Path | None:
-    """Write the entries that are new since the last save; returns the file, or None if there was nothing to write.
+    """Write the entries that are new since the last save. Returns the file, or None if there were none.
 
     Raises:
-        OSError: the disk refuses; nothing is lost, the next save tries again. At exit that is a warning.
+        OSError: the file cannot be written. Nothing is lost: the next save retries. At exit this is only a
+            warning.
     """
     return _PERSISTENCE.save()
 
 
 def disable_disk_cache() -> None:
-    """Stop reading from and writing to the disk (what was read stays in memory)."""
+    """Stop reading from and writing to the disk (entries already read stay in memory)."""
     _PERSISTENCE.disable()
 
 

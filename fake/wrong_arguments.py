@@ -1,4 +1,5 @@
-"""Arguments of the wrong type: one error that names the call, the argument, what it got and what it takes, before anything happens."""
+"""Argument type checks: one error that names the call, the argument, its value and what is expected, before
+anything happens."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from fake.error_text import short_repr
 
 
 class ArgumentTypeError(TypeError):
-    """A function was given an argument of a type that it cannot use.
+    """A function received an argument of a type that it cannot use.
 
     Attributes:
         call: the function.
         argument: the parameter.
-        value: what it was given.
-        expected: what it takes.
+        value: the value passed.
+        expected: what the parameter accepts.
     """
 
     def __init__(self, call: str, argument: str, value: Any, expected: str) -> None:
@@ -36,17 +37,17 @@ def check_type(
     kinds: type | tuple[type, ...] | Callable[[Any], bool],
     expected: str,
 ) -> None:
-    """Raise unless a value is of one of some types, or does what a question asks for (``callable``).
+    """Raise unless a value is of one of the given types, or satisfies a predicate (such as ``callable``).
 
     Args:
         call: the function that was called.
         argument: its parameter.
-        value: what was given for it.
-        kinds: the types that it takes, or a question that its values answer with yes.
+        value: the value passed for it.
+        kinds: the accepted types, or a predicate that is true of accepted values.
         expected: what to pass instead, in words.
 
     Raises:
-        ArgumentTypeError: it is none of them.
+        ArgumentTypeError: the value is not accepted.
 
     >>> check_type("annotated_code", "gm", 3, (str,), "a graph")
     Traceback (most recent call last):
@@ -58,12 +59,13 @@ def check_type(
 
 
 def is_path(value: Any) -> bool:
-    """Whether a value may be the path of a file: an empty one would be the current directory, and no file system takes a null character."""
+    """Return whether a value can be a file path: an empty one would be the current directory, and no file
+    system allows a null character."""
     return isinstance(value, (str, os.PathLike)) and os.fspath(value) != "" and "\0" not in os.fsdecode(value)
 
 
 def are_words(value: Any, kinds: Any = Sequence) -> bool:
-    """Whether a value is a sequence (or one of ``kinds``) of text, and not text itself."""
+    """Return whether a value is a sequence (or one of ``kinds``) of strings, and not a string itself."""
     return (
         isinstance(value, kinds)
         and not isinstance(value, str)
@@ -72,12 +74,12 @@ def are_words(value: Any, kinds: Any = Sequence) -> bool:
 
 
 def check_flags(call: str, **flags: Any) -> None:
-    """Raise `ArgumentTypeError` unless each value is True or False: ``"no"`` would count as yes."""
+    """Raise `ArgumentTypeError` unless each value is True or False: ``"no"`` would be truthy."""
     for argument, value in flags.items():
         check_type(call, argument, value, bool, "True or False")
 
 
 def check_dynamic(call: str, dynamic: Any, **flags: Any) -> None:
-    """Raise `ArgumentTypeError` unless it is what ``torch.compile`` takes for ``dynamic``, and the others are True or False."""
+    """Raise `ArgumentTypeError` unless ``torch.compile`` accepts ``dynamic`` and each flag is a bool."""
     check_flags(call, **flags)
     check_type(call, "dynamic", dynamic, (bool, type(None)), "True, False or None")
