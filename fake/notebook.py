@@ -1,4 +1,4 @@
-"""HTML of results in a notebook: some text, then a table. Everything is escaped: user text is never markup."""
+"""HTML for notebooks: some text, then a table. Everything is escaped, so user text is never markup."""
 
 from __future__ import annotations
 

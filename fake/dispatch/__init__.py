@@ -1,1 +1,1 @@
-"""Dispatch on a cache miss: the list of steps."""
+"""Dispatch on a cache miss: a list of steps, tried in order."""

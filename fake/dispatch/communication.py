@@ -1,4 +1,4 @@
-"""Which operators speak with other processes."""
+"""Recognize operators that communicate with other processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ NAMESPACES = {
     "symm_mem",
 }
 _GROUPS = {"group_name", "process_group", "ranks"}
-"""Names of arguments that say with whom an operator speaks, in torch and in libraries that follow it."""
+"""Argument names that identify a process group, in torch and in libraries that follow its conventions."""
 
 
 @functools.cache
 def communicates(target: Any) -> bool:
-    """Whether an operator speaks with other processes: by its namespace, or because it is given a group of them.
+    """Return whether an operator communicates with other processes: by its namespace or a process group
+    argument.
 
-    In the graphs that Dynamo makes, functions of ``torch.distributed`` do, too.
+    In graphs captured by Dynamo, functions of ``torch.distributed`` communicate, too.
 
     >>> import torch
     >>> communicates(torch.ops._c10d_functional.all_reduce.default), communicates(torch.ops.aten.sin.default)

@@ -1,8 +1,8 @@
-"""Fake tensors whose value is known while tracing: how they arise, are computed with, and stop being known.
+"""Fake tensors whose value is known during tracing: how they arise, propagate and become unknown.
 
-``torch.tensor(3.)`` in the mode gives a fake tensor that carries its value, so that ``item()`` can answer. A value is
-kept while every write to it can be evaluated; the first write that cannot (``random_``) makes it and all its
-aliases unknown.
+In the mode, ``torch.tensor(3.)`` returns a fake tensor that carries its value, so that ``item()`` can return
+it. The value is kept while every write to it can be evaluated. The first write that cannot be (``random_``)
+makes the tensor and all its aliases unknown.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fake.seam.proxy_tensor import is_tracing
 from fake.seam.pytree import tree_leaves, tree_map_only, tree_unflatten
 
 MAX_ELEMENTS = 1
-"""Constants are scalars: larger values would make a trace hold data."""
+"""Constants are scalars: with larger values, a trace would hold data."""
 
 _aten = torch.ops.aten
 SHORT = 64
-"""Schedules (``linspace`` of so many elements) are constants, too: models read numbers off them while they are built."""
+"""A ``linspace`` up to this long is a constant, too: models read numbers from schedules while being built."""
 
 
 def may_be_constant(mode: Any, tensor: torch.Tensor) -> bool:
-    """Whether a real tensor is small and plain enough to travel along as a constant."""
+    """Return whether a real tensor is small and plain enough to be carried along as a constant."""
     return (
         tensor.numel() <= MAX_ELEMENTS
         and not is_sparse_any(tensor)
@@ -37,7 +37,7 @@ def may_be_constant(mode: Any, tensor: torch.Tensor) -> bool:
 
 
 def lift(mode: Any, call: Any) -> Any:
-    """``torch.tensor(value)``, and operators given numbers only: compute for real, and keep the value.
+    """Compute ``torch.tensor(value)`` and operators on numbers alone for real, and keep the value.
 
     Returns:
         A fake tensor, or ``NotImplemented`` if the call is neither.
@@ -66,7 +66,7 @@ def lift(mode: Any, call: Any) -> Any:
 
 
 def _schedule(mode: Any, call: Any) -> Any:
-    """A short ``linspace`` between numbers on the CPU, outside of traces: its elements are known."""
+    """Compute a short ``linspace`` between numbers on the CPU, outside of traces: its elements are known."""
     steps = call.args[2] if len(call.args) > 2 else call.kwargs["steps"]
     device = torch.device(call.kwargs.get("device") or get_default_device())
     if call.has_symbols or steps > SHORT or device.type != "cpu" or is_tracing():
@@ -76,7 +76,7 @@ def _schedule(mode: Any, call: Any) -> Any:
 
 
 def _moves_to_missing_device(mode: Any, call: Any) -> bool:
-    """A move to a device that is not there must not touch it."""
+    """Return whether the call moves a tensor to a device that is not there: the move must not touch it."""
     if not mode.avoid_device_init:
         return False
     if call.func is torch.ops.prims.device_put.default:
@@ -95,17 +95,17 @@ def _skips_constants(mode: Any, call: Any) -> bool:
 
 
 def fold(mode: Any, call: Any) -> Any:
-    """Evaluate an operator all of whose tensors are constants.
+    """Evaluate an operator whose tensor arguments are all constants.
 
     Returns:
-        Constant fake tensors, or ``NotImplemented`` if some value is unknown or becomes so.
+        Constant fake tensors, or ``NotImplemented`` if some value is unknown or becomes unknown.
     """
     func = call.func
     if (
         not call.fakes
         or not isinstance(func, OpOverload)
         or torch.Tag.nondeterministic_seeded in func.tags
-        # an in-place view would change the sizes of the value and not those of the fake tensor
+        # an in-place view would change the sizes of the constant but not those of the fake tensor
         or (torch.Tag.inplace_view in func.tags and func is not _aten.detach_.default)
         or any(tensor.constant is None for tensor in call.fakes)
         or call.has_symbols
@@ -129,7 +129,7 @@ def fold(mode: Any, call: Any) -> Any:
 
 
 def forget_written(mode: Any, call: Any) -> None:
-    """Make constants unknown that the operator writes to."""
+    """Invalidate the constants that the operator writes to."""
     if not any(tensor.constant is not None for tensor in call.fakes):
         return
     schema = get_schema_info(call.func)

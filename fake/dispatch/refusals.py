@@ -1,6 +1,6 @@
-"""Steps that refuse what eager refuses and meta kernels do not notice.
+"""Steps that raise the errors that eager raises and meta kernels miss.
 
-They run on a miss only: a call that is served from the cache was let through before.
+They run on a cache miss only: a call served from the cache has passed them before.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NOT_A_REFUSAL = (DataDependentOutputException, DynamicOutputShapeException, Uns
 
 
 def refuse_dtypes(mode: Any, call: Any) -> None:
-    """Refuse dtypes that eager's kernel has no code for. Only for what the user calls: a decomposition, which eager does not
-    run, may well use operators on dtypes that they know on meta alone.
+    """Refuse dtypes that eager's kernel does not implement. This covers only calls by the user: a
+    decomposition, which eager does not run, may use operators on dtypes that only their meta kernels support.
 
     Raises:
-        RuntimeError, NotImplementedError, IndexError, TypeError, ValueError: as eager.
+        RuntimeError, NotImplementedError, IndexError, TypeError, ValueError: as eager does.
     """
     if is_tracing() or not isinstance(call.func, OpOverload) or REPLACEMENTS.includes(call.func):
         return
@@ -49,7 +49,7 @@ def refuse_dtypes(mode: Any, call: Any) -> None:
 
 
 def _refusal_of_functional_form(call: Any) -> Exception | None:
-    """What an in-place operator or one with ``out=`` computes, it computes as its functional form."""
+    """Return the functional form's refusal: in-place and ``out=`` operators compute what it computes."""
     functional = functional_of_in_place(call.func)
     if functional is not None:
         return refusal(functional, call.args, call.kwargs)
@@ -61,13 +61,15 @@ def _refusal_of_functional_form(call: Any) -> Exception | None:
 
 
 def refuse_arguments(mode: Any, call: Any) -> None:
-    """Run the checks of ``fake.kernels.checks`` on dense tensors, and those of ``fake.kernels.overlaps`` if sizes are plain.
+    """Run the checks of ``fake.kernels.checks`` on dense tensors, and those of ``fake.kernels.overlaps`` if
+    no size is symbolic.
 
-    With symbolic sizes each comparison of a check is a guard: the sizes that eager refuses need another graph, in which the
-    error is found. Sizes without a value are left to the operator itself, which checks them when the graph runs.
+    With symbolic sizes each comparison in a check is a guard: the sizes that eager refuses need another
+    graph, and tracing it raises the error. Unbacked sizes are left to the operator itself, which checks them
+    when the graph runs.
 
     Raises:
-        RuntimeError, IndexError: as eager.
+        RuntimeError, IndexError: as eager does.
     """
     func = call.func
     if not isinstance(func, OpOverload) or REPLACEMENTS.includes(func):
@@ -83,7 +85,7 @@ def refuse_arguments(mode: Any, call: Any) -> None:
 
 @functools.cache
 def functional_of_in_place(func: Any) -> Any:
-    """The overload that returns what ``func`` writes to its first argument, or ``None``.
+    """Return the overload whose result ``func`` writes to its first argument, or ``None``.
 
     >>> functional_of_in_place(torch.ops.aten.add_.Tensor)
     <OpOverload(op='aten.add', overload='Tensor')>
@@ -114,18 +116,19 @@ def functional_of_in_place(func: Any) -> Any:
 _NOT_BY_FUNCTIONAL = frozenset(
     ("copy_", "fill_", "zero_", "set_", "resize_", "resize_as_", "detach_", "addbmm_", "nan_to_num_")
 )
-"""In-place operators that take more than their functional forms, or have nothing to refuse."""
+"""In-place operators that accept more than their functional forms, or have nothing to refuse."""
 
 
 def refuse_in_place(mode: Any, call: Any, dispatch: Callable[..., Any]) -> None:
-    """An in-place operator refuses what its functional form refuses, a result of another shape than what it writes to,
-    and, if it is elementwise, a result whose dtype cannot be cast to it.
+    """Refuse an in-place call that eager refuses: what the functional form refuses, a result of another shape
+    than the tensor written to, and, if it is elementwise, a result whose dtype cannot be cast to that
+    tensor's.
 
     Args:
-        dispatch: ``dispatch(mode, func, types, args, kwargs)``, past the cache.
+        dispatch: ``dispatch(mode, func, types, args, kwargs)``, bypassing the cache.
 
     Raises:
-        RuntimeError: as eager; or what the functional form raises.
+        RuntimeError: as eager does; or whatever the functional form raises.
     """
     func = call.func
     if call.has_symbols or not isinstance(func, OpOverload) or not func._schema.is_mutable:
@@ -156,7 +159,7 @@ def refuse_in_place(mode: Any, call: Any, dispatch: Callable[..., Any]) -> None:
 
 @contextmanager
 def as_in_eager(func: Any) -> Iterator[None]:
-    """Python kernels check their arguments with ``assert``, dictionaries and tuples of sizes; eager's C++ raises ``RuntimeError``."""
+    """Convert errors of Python kernels (asserts, missing keys, short tuples) to eager's ``RuntimeError``."""
     try:
         yield
     except (NonFakeInputError, MixedFakeModesError):
@@ -179,7 +182,7 @@ def as_in_eager(func: Any) -> Iterator[None]:
 
 @contextmanager
 def saying_what_to_do(func: Any) -> Iterator[None]:
-    """torch's errors about values name the operator and nothing else."""
+    """Add advice to torch's errors about data-dependent results, which name only the operator."""
     try:
         yield
     except DataDependentOutputException as error:
@@ -194,4 +197,4 @@ def saying_what_to_do(func: Any) -> Iterator[None]:
 aten = torch.ops.aten
 _NO_VALUE_ERRORS = frozenset((aten.view.default, aten._unsafe_view.default))
 _OF_PYTHON = ("tuple index out of range", "list index out of range", "list assignment index out of range")
-"""What kernels in Python run into that ask for the size of a dimension which is not there."""
+"""Messages of kernels in Python that ask for the size of a dimension that does not exist."""

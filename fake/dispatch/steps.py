@@ -1,8 +1,8 @@
-"""Dispatch on a cache miss: a list of steps, tried in order, each in its own place.
+"""Dispatch on a cache miss: a list of steps, tried in order.
 
-A step takes ``(mode, call)`` and returns the operator's result, or ``NotImplemented``: then the next one is tried. Meta kernels, decompositions and the
-rules of ``torch._subclasses.fake_impls`` are libraries that the steps call; ``fake.kernels`` goes before them where
-they differ from eager.
+A step takes ``(mode, call)`` and returns the operator's result, or ``NotImplemented`` to try the next step.
+Meta kernels, decompositions and the rules of ``torch._subclasses.fake_impls`` are libraries that the steps
+call; the rules of ``fake.kernels`` come first where those differ from eager.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from fake.tensors.tensor import adopt
 
 @dataclass
 class Call:
-    """One operator call on its way through the steps.
+    """One operator call as it passes through the steps.
 
     Attributes:
         func: the operator.
         args, kwargs: its arguments.
         flat, spec: the arguments flattened.
         fakes: the arguments that are fake tensors of the mode.
-        has_symbols: whether a size or a number is symbolic.
-        is_outermost: whether the user called it, and no decomposition did.
+        has_symbols: whether a size or number is symbolic.
+        is_outermost: whether the user made the call, rather than a decomposition.
     """
 
     func: Any
@@ -86,7 +86,7 @@ Step = Callable[[Any, Call], Any]
 
 
 def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator on fake tensors without looking into the cache.
+    """Run an operator on fake tensors without consulting the cache.
 
     Args:
         mode: the mode of the call.
@@ -96,18 +96,18 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         kwargs: keyword arguments.
 
     Returns:
-        Its fake outputs, or ``NotImplemented`` if an argument is of a tensor subclass that has its own dispatch.
+        The fake outputs, or ``NotImplemented`` if an argument is a tensor subclass with its own dispatch.
 
     Raises:
         NonFakeInputError: an argument holds data, and the mode does not allow that.
-        DataDependentOutputException, DynamicOutputShapeException: the answer depends on values.
-        UnsupportedOperatorException: no kernel, rule or decomposition is known.
+        DataDependentOutputException, DynamicOutputShapeException: the result depends on values.
+        UnsupportedOperatorException: the operator has no kernel, rule or decomposition.
     """
     flat, spec = tree_flatten((args, kwargs))
     if fake_tensor.check_for_subclass(flat):
         return NotImplemented
     if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
-        allow_cuda()  # autograd's nodes ask for the guard where nobody can catch an error
+        allow_cuda()  # autograd's nodes ask for the device guard where no error can be caught
     fakes = [t for t in flat if mode.is_our_fake(t)]
     symbolic = any(map(has_symbols, fakes)) or any(isinstance(a, torch.SymInt) for a in flat)
     call = Call(func, args, kwargs, flat, spec, fakes, symbolic)
@@ -125,7 +125,7 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 
 def convert_inputs(mode: Any, call: Call) -> None:
-    """Real tensors become fake if the mode allows it; then whatever can be evaluated is."""
+    """Convert real tensors to fake ones, if the mode allows it."""
     allowed = fake_tensor.fake_tensor_tls.allow_non_fake_inputs_override
     allowed = mode.allow_non_fake_inputs if allowed is None else allowed
     fakes = []
@@ -153,14 +153,14 @@ def _convert(mode: Any, call: Call, value: torch.Tensor, allowed: bool) -> Any:
 
 
 def make_numbers_real(mode: Any, call: Call) -> None:
-    """Numbers that eager converts to a real dtype, or truncates: torch's Python versions refuse them."""
+    """Convert numbers to a real dtype, or truncate them, as eager does: torch's Python code refuses them."""
     if any(type(value) in (complex, float) for value in call.flat) and isinstance(call.func, OpOverload):
         call.args, call.kwargs = real_numbers(call.func, call.args, call.kwargs)
         call.flat, call.spec = tree_flatten((call.args, call.kwargs))
 
 
 def higher_order(mode: Any, call: Call) -> Any:
-    """Control flow, checkpointing and other operators that take functions."""
+    """Run higher-order operators: control flow, checkpointing and others that take functions."""
     func = call.func
     if func in registered_hop_fake_fns:
         shape_env = mode.shape_env
@@ -177,7 +177,7 @@ def higher_order(mode: Any, call: Call) -> Any:
 
 @contextmanager
 def _some_shape_env(mode: Any, func: Any) -> Iterator[None]:
-    """torch's rule for loops asks the shape environment, also of a mode that has none; its results have no new sizes."""
+    """Lend a shape environment to a mode without one: torch's loop rule needs it, but makes no new sizes."""
     if mode.shape_env is not None or func.name() not in ("while_loop", "while_loop_stack_output"):
         yield
         return
@@ -189,7 +189,7 @@ def _some_shape_env(mode: Any, func: Any) -> Iterator[None]:
 
 
 def strides_of_gradient(mode: Any, call: Call) -> Any:
-    """Where one of autograd's formulas goes another way for tensors without data, the strides that it ends with in eager."""
+    """Restore eager's strides of a gradient whose formula takes another path for tensors without data."""
     node = current_autograd_node() if call.func in WATCHED else None
     if node is None or is_tracing_graph():
         return NotImplemented
@@ -202,7 +202,7 @@ def strides_of_gradient(mode: Any, call: Call) -> Any:
 
 
 def own_kernel(mode: Any, call: Call) -> Any:
-    """Rules of ``fake.kernels``: operators whose answer elsewhere differs from eager. A user's kernel goes first."""
+    """Apply a rule of ``fake.kernels``, if other answers differ from eager. A user's kernel comes first."""
     rule = kernels.find(call.func)
     if rule is None or REPLACEMENTS.includes(call.func):
         return NotImplemented
@@ -215,21 +215,21 @@ def own_kernel(mode: Any, call: Call) -> Any:
 
 
 _KEEP_ROW_MAJOR = (structured, sparse.mm)
-"""Rules that look at the hints whether their arguments are row-major, and then keep torch's answer."""
+"""Rules that read hints only to see whether their arguments are row-major, and then keep torch's answer."""
 
 _TELL_HINTS = (views.view,)
-"""Rules that put hints into the message of an error, and look at them for nothing else."""
+"""Rules that read hints only for the message of an error."""
 
 
 def _hints_tell_nothing(rule: Any, call: Call) -> bool:
-    """Whether a rule that reads hints would find the same at all others."""
+    """Return whether a rule that reads hints would give the same answer at all other hints."""
     return rule in _TELL_HINTS or (
         rule in _KEEP_ROW_MAJOR and all(map(_is_row_major_at_all_sizes, call.fakes))
     )
 
 
 def _is_row_major_at_all_sizes(tensor: Any) -> bool:
-    """Whether each stride *is* the product of the sizes behind it, as an expression, and no size can be zero."""
+    """Return whether each stride *is* the product of the sizes behind it, symbolically, and none can be 0."""
     if tensor.layout is not torch.strided:
         return False
     expected: Any = 1
@@ -246,7 +246,7 @@ def _expression(number: Any) -> Any:
 
 
 def symbolic_fast_rule(mode: Any, call: Call) -> Any:
-    """Pointwise operators on symbolic sizes: torch's rule that guards less than a decomposition."""
+    """Apply torch's rule for pointwise operators on symbolic sizes: it guards less than a decomposition."""
     if not call.has_symbols or REPLACEMENTS.includes(call.func):
         return NotImplemented
     rule = fake_tensor.fake_impls.get_fast_op_impls().get(call.func)
@@ -254,7 +254,8 @@ def symbolic_fast_rule(mode: Any, call: Call) -> Any:
 
 
 def composite_in_inference_mode(mode: Any, call: Call) -> Any:
-    """Composite operators, which reach the mode only there: their C++ code, with views that require gradients."""
+    """Run a composite operator's C++ code, with views that require gradients. Such operators reach the mode
+    only in inference mode."""
     if not torch.is_inference_mode_enabled() or call.has_symbols or REPLACEMENTS.includes(call.func):
         return NotImplemented
     if not isinstance(call.func, OpOverload) or call.func.namespace != "aten":
@@ -264,7 +265,7 @@ def composite_in_inference_mode(mode: Any, call: Call) -> Any:
 
 
 def decomposition(mode: Any, call: Call) -> Any:
-    """torch's decompositions, for operators without a Python meta kernel; then composite operators."""
+    """Decompose operators without a Python meta kernel by torch's table, then composite operators."""
     func = call.func
     if func in meta_table or mode.cpp_meta_supports_symint(func):
         return NotImplemented
@@ -289,7 +290,7 @@ def decomposition(mode: Any, call: Call) -> Any:
 
 
 def prim_kernel(mode: Any, call: Call) -> Any:
-    """``prims`` bring their own meta function, which handles devices."""
+    """Run the meta function that ``prims`` bring themselves; it handles devices."""
     func = call.func
     if "prims::" not in func._schema.name or not hasattr(func, "prim_meta_impl"):
         return NotImplemented
@@ -298,13 +299,13 @@ def prim_kernel(mode: Any, call: Call) -> Any:
 
 
 def _may_read_hints(mode: Any, call: Call) -> None:
-    """What a user's kernel does with symbolic sizes holds for these symbols only."""
+    """Bar reuse of a user kernel's result for other symbols: with symbolic sizes it may read hints."""
     if call.has_symbols and mode.shape_env is not None and not library_utils.is_builtin(call.func):
         refuse(mode.shape_env, "a kernel that may read hints")
 
 
 def operator_profile(mode: Any, call: Call) -> Any:
-    """Profiles that draft export collected from real runs."""
+    """Use the profiles that draft export collected from real runs."""
     profiles: Any = custom_ops_profiles()
     if profiles is None or call.func not in profiles.data:
         return NotImplemented
@@ -313,7 +314,7 @@ def operator_profile(mode: Any, call: Call) -> Any:
 
 
 def registered_fake_kernel(mode: Any, call: Call) -> Any:
-    """What the author of an operator registered with ``register_fake``."""
+    """Run the kernel that an operator's author registered with ``register_fake``."""
     kernel: Any = kernel_of_register_fake(call.func)
     if kernel is None:
         return NotImplemented
@@ -323,7 +324,7 @@ def registered_fake_kernel(mode: Any, call: Call) -> Any:
 
 
 def special_rule(mode: Any, call: Call) -> Any:
-    """torch's rules: constructors, moves between devices, data-dependent operators, indexing, copies."""
+    """Apply torch's rules: constructors, device moves, data-dependent operators, indexing, copies."""
     for applies, rule in fake_tensor.fake_impls.op_implementations_checks:
         if applies(call.func):
             with as_in_eager(call.func), saying_what_to_do(call.func):
@@ -334,7 +335,7 @@ def special_rule(mode: Any, call: Call) -> Any:
 
 
 def meta_kernel(mode: Any, call: Call) -> Any:
-    """Run the operator on the meta device, then say on which device the outputs are."""
+    """Run the operator on the meta device, then set the device of the outputs."""
     func = call.func
     if not fake_tensor.fake_impls.has_meta(func):
         return _without_meta_kernel(mode, call, None)
@@ -349,7 +350,8 @@ def meta_kernel(mode: Any, call: Call) -> Any:
 
 
 def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> Any:
-    """Operators that return nothing, or their ``out=``, need no kernel; others run for real, if that was asked for."""
+    """Handle operators without a meta kernel: those that return nothing, or their ``out=``, need none; others
+    run for real, if the mode allows it."""
     func = call.func
     if library_utils.is_builtin(func) and not func._schema.returns:
         return (
@@ -366,7 +368,7 @@ def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> A
 
 
 def _before_others(change: Callable[[Any, Call], None]) -> Step:
-    """A step that answers nothing: it changes the call, or refuses it."""
+    """Make a step that returns no result: it modifies the call, or refuses it."""
 
     def step(mode: Any, call: Call) -> Any:
         change(mode, call)
@@ -377,7 +379,8 @@ def _before_others(change: Callable[[Any, Call], None]) -> Step:
 
 _REFUSALS = (
     _before_others(refuse_arguments),
-    # Tries small tensors, after the arguments are checked: some kernels write beyond their memory for wrong ones.
+    # After the argument checks, because this tries small tensors: given wrong ones, some kernels write out of
+    # bounds.
     _before_others(refuse_dtypes),
     _before_others(partial(refuse_in_place, dispatch=dispatch)),
 )
@@ -401,7 +404,7 @@ STEPS: tuple[Step, ...] = (
     special_rule,
     meta_kernel,
 )
-"""In the order in which they are tried."""
+"""The steps, in the order in which they are tried."""
 
 INNER_STEPS = tuple(step for step in STEPS if step not in (*_REFUSALS, strides_of_gradient))
-"""The same for operators that another operator's kernel or decomposition calls."""
+"""The steps for operators that another operator's kernel or decomposition calls."""

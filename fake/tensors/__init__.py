@@ -1,1 +1,1 @@
-"""Fake tensors: metadata, the tensor, conversion from tensors with data."""
+"""Fake tensors: their metadata, the tensor class, and conversion from tensors with data."""

@@ -1,10 +1,10 @@
-"""Fake tensors on ``cuda`` in a build of torch without CUDA: the device guard that torch's C++ code asks for.
+"""Fake tensors on ``cuda`` in a build of torch without CUDA: the device guard that torch's C++ code requires.
 
-Indexing, ``copy_``, ``.to("cuda")`` and autograd's nodes ask for the guard of a device before any dispatch mode hears of
-the call; without one they raise, and in a constructor that must not raise the process aborts. For builds *with* CUDA
-on a machine without a GPU torch has an answer: ``_ensureCUDADeviceGuardSet`` puts a guard that does nothing in the place
-of one that counts no devices. Here is what makes it do the same in builds without CUDA, whose place is empty, for those who
-ask for it.
+Indexing, ``copy_``, ``.to("cuda")`` and autograd's nodes request a device's guard before any dispatch mode
+sees the call. Without a guard they raise, and in a constructor that must not raise the process aborts. For
+builds *with* CUDA on a machine without a GPU, torch's ``_ensureCUDADeviceGuardSet`` replaces a guard that
+reports zero devices with one that does nothing. This module makes it do the same, on request, in builds
+without CUDA, which have no guard registered.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _METHODS = 64  # more virtual methods than the interface has
 
 
 def allow_cuda() -> bool:
-    """Let fake tensors on ``cuda`` do in a torch without CUDA what they do in one with it; for the rest of the process.
+    """Let fake tensors on ``cuda`` work in a build of torch without CUDA as in one with it, for the rest of
+    the process.
 
-    The first operator that is asked for a fake tensor on ``cuda`` calls this. What asks for the device before it calls an operator
-    (``x.cuda()``, ``module.to("cuda")``) raises torch's error until then, so a program that begins with it has to ask.
+    The first operator asked for a fake tensor on ``cuda`` calls this. Until then, code that asks for the
+    device before it calls an operator (``x.cuda()``, ``module.to("cuda")``) raises torch's error; a program
+    that starts with such code must call this first.
 
     Returns:
-        Whether there is a guard for ``cuda`` now. False on platforms whose libraries look otherwise.
+        Whether ``cuda`` has a guard now. False on platforms whose libraries are laid out differently.
 
     >>> import torch, fake
     >>> if fake.allow_cuda():
@@ -51,7 +53,7 @@ def _put_guard() -> Callable[[], None]:
     assert registry is not None
     if not registry[_CUDA]:
         _register(registry)
-    return lambda: None  # C++ code may hold it
+    return lambda: None  # never undone: C++ code may hold the guard
 
 
 def _unfit() -> str:
@@ -78,12 +80,12 @@ def _registry() -> ctypes.Array[ctypes.c_void_p] | None:
         return None
     try:
         return (ctypes.c_void_p * (_CUDA + 1)).in_dll(ctypes.CDLL(str(libraries[0])), _REGISTRY)
-    except (OSError, ValueError):  # another way of linking, or of naming symbols
+    except (OSError, ValueError):  # linked another way, or with other symbol names
         return None
 
 
 def _register(registry: ctypes.Array[ctypes.c_void_p]) -> None:
-    """A guard all of whose methods return 0, the number of devices too, is what torch replaces with its own."""
+    """Register a guard whose methods, device count included, return 0; torch replaces it with its own."""
     zero = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(lambda _: 0)
     address = ctypes.cast(zero, ctypes.c_void_p).value
     methods = (ctypes.c_void_p * _METHODS)(*(address for _ in range(_METHODS)))

@@ -1,4 +1,4 @@
-"""From tensors with data to fake ones: memoised, views and storages kept, nothing kept alive."""
+"""Convert tensors with data to fake ones: memoized, views and storages preserved, nothing kept alive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ITEM_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.float64
 
 
 class FakeTensorConverter(fake_tensor.FakeTensorConverter):
-    """Converts tensors to fake ones of a mode, each once.
+    """Converts tensors to fake tensors of a mode, each once.
 
-    Two tensors that share a storage become two fake tensors that share one; parameters stay parameters, ``.grad`` is
-    converted along, wrapper subclasses are rebuilt by their flatten protocol (all of that is torch's
+    Tensors that share a storage become fake tensors that share one; parameters stay parameters, ``.grad`` is
+    converted along, and wrapper subclasses are rebuilt by their flatten protocol (all of that is torch's
     ``MetaConverter``). The memo holds fake tensors weakly and is keyed by the identity of the real ones.
     """
 
@@ -39,17 +39,17 @@ class FakeTensorConverter(fake_tensor.FakeTensorConverter):
         symbolic_context: Any = None,
         trace: bool = True,
     ) -> Any:
-        """The fake tensor of ``t`` in ``fake_mode``.
+        """Return the fake tensor of ``t`` in ``fake_mode``.
 
         Args:
             make_constant: keep ``t`` as the known value.
-            shape_env: where symbols for dynamic sizes come from; None makes all sizes static.
+            shape_env: the environment that creates symbols for dynamic sizes; None makes all sizes static.
             source: how a compiled function reaches the tensor (Dynamo).
             symbolic_context: which sizes are dynamic.
             trace: write the conversion to torch's structured log.
 
         Raises:
-            UnsupportedFakeTensorException: a quantized tensor, or a kind of tensor that has no meta version.
+            UnsupportedFakeTensorException: ``t`` is quantized, or a kind of tensor without a meta version.
         """
         if not symbolic_context and not source and shape_env:
             source, symbolic_context = context_of_trace(t, source, symbolic_context)
@@ -64,7 +64,7 @@ class FakeTensorConverter(fake_tensor.FakeTensorConverter):
         def make(make_meta: Callable[[], torch.Tensor], device: torch.device) -> Any:
             with no_dispatch():
                 fake = FakeTensor(fake_mode, make_meta(), device, constant=constant)
-            forget(fake)  # the meta converter may put it on another storage, and take views of it then
+            forget(fake)  # the meta converter may still change its storage, and take views of it then
             made.append(fake)
             return fake
 
@@ -82,7 +82,7 @@ class FakeTensorConverter(fake_tensor.FakeTensorConverter):
             if has_symbols(fake):
                 for number in (*fake.shape, *fake.stride(), fake.storage_offset()):
                     adopt_symbol(number)
-            forget(fake)  # the meta converter sets strides and conjugate bits after it made them
+            forget(fake)  # the meta converter sets strides and conjugate bits after creating them
         if made and not has_symbols(out):
             _grow_storage(t, out)
         _copy_grad_dtype(t, out)
@@ -100,12 +100,12 @@ class FakeTensorConverter(fake_tensor.FakeTensorConverter):
         pytype: type[torch.Tensor] | None = None,
         dispatch_keys: torch.DispatchKeySet | None = None,
     ) -> Any:
-        """A fake tensor over the meta tensor ``t``, standing for ``device``.
+        """Return a fake tensor over the meta tensor ``t`` that stands for a tensor on ``device``.
 
         Args:
             fake_mode: the mode that the tensor belongs to.
-            t: the meta tensor; it gives the same fake tensor each time.
-            device: the device that the fake tensor says it is on.
+            t: the meta tensor; the same one always yields the same fake tensor.
+            device: the device that the fake tensor reports.
             pytype: the class that it stands for.
             dispatch_keys: the dispatch keys of the tensor that it stands for.
         """
@@ -120,15 +120,15 @@ class FakeTensorConverter(fake_tensor.FakeTensorConverter):
 
 
 def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tuple[Any, Any]:
-    """Returns what Dynamo decided about the sizes of a tensor that it has seen before.
+    """Return what Dynamo decided about the sizes of a tensor that it has already seen.
 
     Args:
         t: the tensor.
-        source: where Dynamo finds it, if that is known.
+        source: where Dynamo finds it, if known.
         symbolic_context: what the caller asks for.
 
     Returns:
-        The source and the symbolic context; those given where Dynamo has not seen the tensor.
+        The source and the symbolic context; unchanged if Dynamo has not seen the tensor.
     """
     tracing = TracingContext.try_get()
     if tracing is not None and t in tracing.tensor_to_context:
@@ -138,7 +138,7 @@ def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tup
 
 
 def _grow_storage(real: torch.Tensor, fake: torch.Tensor) -> None:
-    """A storage that is larger than its tensor (a loaded slice, say) is so for the fake tensor, too."""
+    """Grow the fake storage if the real one is larger than its tensor (a loaded slice, for example)."""
     if type(real) not in (torch.Tensor, torch.nn.Parameter) or not has_storage(real):
         return  # sparse, or in the middle of a function transform
     size, storage = real.untyped_storage().nbytes(), fake.untyped_storage()
@@ -155,7 +155,7 @@ def _copy_grad_dtype(t: torch.Tensor, out: Any) -> None:
 
 
 def _remember_item(t: torch.Tensor, out: Any, source: Any, symbolic_context: Any, shape_env: Any) -> None:
-    """``item()`` of a scalar input is a symbol with a known source. Only float64 is exact as a Python float."""
+    """Make ``item()`` of a scalar input a symbol with a known source. Only float64 is exact in Python."""
     if (
         not fake_tensor.is_plain_tensor(t)
         or t.dim() != 0

@@ -1,7 +1,7 @@
-"""Interned metadata of fake tensors: two tensors that an operator cannot tell apart share one object.
+"""Interned metadata of fake tensors: tensors that an operator cannot tell apart share one object.
 
-Identity is equality, so that a cache key compares by pointer. The table holds its entries weakly: metadata lives
-as long as a tensor, a cache key or a recipe that uses it.
+Identity is equality, so cache keys compare by pointer. The table holds its entries weakly: metadata lives as
+long as a tensor, a cache key or a recipe that uses it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import torch
 
 
 class TensorMetadata:
-    """All that decides an operator's answer about one strided tensor, storage size and ``requires_grad`` apart.
+    """Everything about one strided tensor that decides an operator's answer, except storage size and
+    ``requires_grad``.
 
-    Both of those change behind the tensor's back (a view's storage is resized through its base, autograd sets
+    Those two change without the tensor noticing (a view's storage is resized through its base, autograd sets
     ``requires_grad`` after the operator returned), so keys read them from the tensor where they matter.
 
     Attributes:
         shape: sizes.
         stride: strides, in elements.
         dtype: element type.
-        device: the device that is faked.
+        device: the device that the fake tensor stands for.
         offset: storage offset, in elements.
         flags: bit 0 conjugate, bit 1 negative, bit 2 inference tensor, bit 3 zero tensor.
     """
@@ -38,11 +39,11 @@ class TensorMetadata:
     flags: int
 
     def fields(self) -> tuple[Any, ...]:
-        """The six values, in the order in which the table takes them."""
+        """Return the six values, in the order in which the table takes them."""
         return (self.shape, self.stride, self.dtype, self.device, self.offset, self.flags)
 
     def to_keep(self) -> TensorMetadata | None:
-        """Itself, if a tensor may remember it: the conjugate bit of a complex tensor can be flipped in place."""
+        """Return itself if a tensor may cache it, else None: a complex tensor's conjugate bit can change."""
         return None if self.dtype.is_complex else self
 
     def __repr__(self) -> str:
@@ -62,7 +63,7 @@ class TensorMetadata:
 
 
 class MetadataTable:
-    """The owner of interned metadata; thread safe.
+    """Owns interned metadata; thread-safe.
 
     Args:
         kind: the class of its objects.
@@ -84,7 +85,7 @@ class MetadataTable:
         offset: Any,
         flags: int = 0,
     ) -> TensorMetadata:
-        """The one object for these values (sizes: hashable numbers).
+        """Return the unique object for these values (sizes are hashable numbers).
 
         Args:
             shape: sizes.
@@ -108,9 +109,9 @@ class MetadataTable:
 
 
 STATIC = MetadataTable()
-"""Metadata with plain integers, shared by all modes of the process."""
+"""Metadata with plain integer sizes, shared by all modes of the process."""
 
 
 def intern(*values: Any) -> TensorMetadata:
-    """:meth:`MetadataTable.intern` of that table, under a name that entries on disk can be read by."""
+    """Call :meth:`MetadataTable.intern` of that table, under a name that entries on disk can refer to."""
     return STATIC.intern(*values)

@@ -1,10 +1,10 @@
-"""``module.to(...)``, ``.half()``, ``.cuda()``: modules whose parameters are fake change as modules with data do.
+"""``module.to(...)``, ``.half()``, ``.cuda()``: modules with fake parameters convert as modules with data do.
 
-In eager a conversion gives each parameter other data (``parameter.data = ...``): the parameter is the same object
-afterwards, in optimizers, in tied layers and under weak references. For fake parameters ``nn.Module._apply`` swaps
-whole tensors instead, and refuses if anything else refers to them, which is nearly always so. While a mode of this package
-exists there is a function in front of it that does for fake parameters what eager does; modules without any go straight to
-torch's.
+In eager a conversion gives each parameter new data (``parameter.data = ...``): the parameter stays the same
+object, in optimizers, in tied layers and under weak references. For fake parameters ``nn.Module._apply``
+instead swaps whole tensors, and refuses if anything else refers to them, which is nearly always the case.
+While a mode of this package exists, a wrapper of ``_apply`` does for fake parameters what eager does; modules
+without any go straight to torch's.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _in_front_of(torchs: Any) -> Any:
 
 
 def _is_ours(parameter: torch.Tensor) -> bool:
-    """Whether a mode of this package made it: those of torch's own keep torch's behaviour."""
+    """Return whether a mode of this package made it: those of torch's own modes keep torch's behavior."""
     return hasattr(getattr(parameter, "fake_mode", None), "dispatch_outside")
 
 
 def _convert(parameter: Any, fn: Conversion) -> Any:
-    """The parameter with converted data and gradient: the same object, unless eager makes a new one (on ``meta``)."""
+    """Convert a parameter and its gradient; keep the object unless eager makes a new one (on ``meta``)."""
     gradient = parameter.grad
     with torch.no_grad():
         made = fn(parameter)
@@ -60,7 +60,8 @@ def _convert(parameter: Any, fn: Conversion) -> Any:
 
 
 def _replace_data(tensor: torch.Tensor, made: torch.Tensor) -> bool:
-    """Give ``tensor`` other data in place, if its kind of tensor can hold them and nobody asked for new objects."""
+    """Replace a tensor's data in place, if it can hold the new data and no option asks for new objects.
+    Returns whether it did."""
     if torch.__future__.get_overwrite_module_params_on_conversion():
         return False
     if not has_compatible_data(tensor, made):

@@ -1,8 +1,8 @@
-"""``FakeTensor``: a tensor with a shape, a dtype, a device and a storage, and no data.
+"""``FakeTensor``: a tensor with a shape, a dtype, a device and a storage, but no data.
 
-A fake tensor *is* a meta tensor (``_make_subclass``) that carries the device it stands for. Two hidden attributes
-make it cheap: the interned metadata that decides operators' answers, and a plain meta tensor over the same storage
-from which views are cut without going through a dispatch mode.
+A fake tensor *is* a meta tensor (``_make_subclass``) that carries the device it stands for. Two hidden
+attributes make it cheap: the interned metadata that decides operators' answers, and a plain meta tensor over
+the same storage, from which views are made without going through a dispatch mode.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ HIDDEN_DEFAULTS: dict[str, Any] = {
     "_interned": None,
     "_plain": None,
 }
-"""Class-level values, so that a tensor made on a cache hit sets four attributes and no more."""
+"""Class-level defaults, so that creating a tensor on a cache hit sets only four attributes."""
 
 
 class Unkeyable(Exception):
-    """A value that no cache key can describe; ``reason`` is counted in ``cache_info().bypasses``."""
+    """No cache key can describe a value; ``cache_info().bypasses`` counts by ``reason``."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -46,13 +46,14 @@ class Unkeyable(Exception):
 
 
 class SymbolicSizes(Unkeyable):
-    """The tensor has symbolic sizes: its metadata lives on a shape environment."""
+    """The tensor has symbolic sizes: its metadata belongs to a shape environment."""
 
 
 class _EqualsTorchsClass(type(TorchFakeTensor)):  # type: ignore[misc]
     """Makes ``type(x) in (torch.Tensor, ..., torch's FakeTensor)`` true for our tensors.
 
-    Dynamo, functionalization and ``make_fx`` look the exact type up in tuples and dictionaries; isinstance would do.
+    Dynamo, functionalization and ``make_fx`` look up the exact type in tuples and dictionaries, not by
+    isinstance.
     """
 
     def __eq__(cls, other: object) -> bool:
@@ -62,24 +63,24 @@ class _EqualsTorchsClass(type(TorchFakeTensor)):  # type: ignore[misc]
         return hash(TorchFakeTensor)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        """The same for isinstance: a fake tensor is one whoever's mode made it."""
+        """Do the same for isinstance: a fake tensor of any mode is an instance."""
         return isinstance(instance, TorchFakeTensor)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        """The same for issubclass, which torch's own tensors ask about each other."""
+        """Do the same for issubclass, which torch's own tensors ask about each other."""
         return issubclass(subclass, TorchFakeTensor)
 
 
 class FakeTensor(TorchFakeTensor, metaclass=_EqualsTorchsClass):
     """A tensor without data, made by :class:`fake.FakeTensorMode`.
 
-    It derives from torch's class so that Dynamo, AOTAutograd, Inductor and export accept it. Construction is
-    ``FakeTensor(mode, meta_tensor, device)``; usually operators and ``mode.from_tensor`` make it.
+    It derives from torch's class so that Dynamo, AOTAutograd, Inductor and export accept it. The constructor
+    is ``FakeTensor(mode, meta_tensor, device)``; usually operators and ``mode.from_tensor`` create it.
 
     Attributes:
-        fake_mode: the mode it belongs to.
-        fake_device: the device it stands for (``device`` is ``meta`` while a meta kernel runs).
-        constant: the value, for small tensors known while tracing (``torch.tensor(3.)``), else None.
+        fake_mode: the mode that it belongs to.
+        fake_device: the device that it stands for (``device`` is ``meta`` while a meta kernel runs).
+        constant: the value, for small tensors known during tracing (``torch.tensor(3.)``), else None.
         real_tensor: the tensor with data that travels along under real-tensor propagation, else None.
 
     >>> import torch
@@ -97,7 +98,8 @@ class FakeTensor(TorchFakeTensor, metaclass=_EqualsTorchsClass):
     def __new__(cls, *args: Any, **kwargs: Any) -> FakeTensor:
         mode = args[0] if args else kwargs.get("fake_mode")
         if isinstance(mode, TorchFakeTensorMode) and not hasattr(mode, "dispatch_outside"):
-            # This class was put in the place of torch's, whose rules then make tensors of torch's modes by its name.
+            # Where this class has replaced torch's, torch's rules use it by name to create tensors of torch's
+            # modes.
             return TorchFakeTensor.__new__(TorchFakeTensor, *args, **kwargs)  # type: ignore[return-value]
         self: Any = TorchFakeTensor.__new__(cls, *args, **kwargs)
         element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
@@ -107,7 +109,7 @@ class FakeTensor(TorchFakeTensor, metaclass=_EqualsTorchsClass):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The device it stands for; ``meta`` while a meta kernel runs."""
+        """The device that it stands for; ``meta`` while a meta kernel runs."""
         return dispatch.META_DEVICE if dispatch.meta_in_tls() else self.fake_device
 
     @device.setter
@@ -130,7 +132,7 @@ class FakeTensor(TorchFakeTensor, metaclass=_EqualsTorchsClass):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """An operator on fake tensors while no fake mode is active: it runs in the tensors' own mode."""
+        """Run an operator on fake tensors in their own mode while no fake mode is active."""
         if func is _DEVICE:
             return args[0].device
         if dispatch.active_fake_mode() is not None:
@@ -144,16 +146,18 @@ class FakeTensor(TorchFakeTensor, metaclass=_EqualsTorchsClass):
         return NotImplemented
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """``torch.save`` under ``torch.serialization.skip_data(materialize_fake_tensors=True)`` takes it without its state."""
+        """Reduce without state for ``torch.save`` under ``skip_data(materialize_fake_tensors=True)``
+        of ``torch.serialization``."""
         if getattr(dispatch.serialization_state, "materialize_fake_tensors", False):
             return self._reduce_ex_internal(protocol)  # type: ignore[attr-defined]
         return super().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict) -> Any:
         if torch.overrides.has_torch_function_unary(self):
-            # FakeCopyMode and its like know the method by identity.
+            # FakeCopyMode and similar modes recognize the method by identity.
             return torch.overrides.handle_torch_function(torch.Tensor.__deepcopy__, (self,), self, memo)
-        # A copy belongs to the same mode, and the hidden tensor is an alias, not state. A known value is copied with its data.
+        # A copy belongs to the same mode; the hidden tensor is an alias, not state. A constant is copied with
+        # its data.
         memo.setdefault(id(self.fake_mode), self.fake_mode)
         hidden, self._plain = self._plain, None
         known, self.constant = self.constant, None
@@ -170,7 +174,7 @@ class FakeTensor(TorchFakeTensor, metaclass=_EqualsTorchsClass):
 
 
 is_made_here = functools.partial(type.__subclasscheck__, FakeTensor)
-"""Whether a class derives from ours: ``issubclass`` takes torch's, too."""
+"""Return whether a class derives from ours: ``issubclass`` would accept torch's, too."""
 
 for _name, _value in HIDDEN_DEFAULTS.items():
     setattr(FakeTensor, _name, _value)
@@ -187,10 +191,10 @@ def make_fake(
     mark: Callable[[torch.Tensor], None],
     tensor_class: type = FakeTensor,
 ) -> Any:
-    """A fake tensor over a plain meta tensor, without the checks of the constructor.
+    """Make a fake tensor over a plain meta tensor, without the constructor's checks.
 
     Args:
-        mark: makes access to the data pointer raise or warn, as the mode wants it.
+        mark: makes access to the data pointer raise or warn, as the mode requires.
     """
     made: Any = dispatch.make_subclass(
         tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device
@@ -203,14 +207,14 @@ def make_fake(
     return made
 
 
-# 2.11 keeps the device in ``fake_device``; later releases normalise it in a property over ``_fake_device``.
+# 2.11 stores the device in ``fake_device``; later releases normalize it in a property over ``_fake_device``.
 DEVICE_ATTRIBUTE = (
     "_fake_device" if isinstance(vars(TorchFakeTensor).get("fake_device"), property) else "fake_device"
 )
 
 
 def adopt(value: Any, tensor_class: type = FakeTensor) -> Any:
-    """Give torch's own fake tensors (made by its rules, called as a library) our class, in place."""
+    """Give torch's own fake tensors (created by its rules, called as a library) our class, in place."""
     if type(value) is TorchFakeTensor:
         value.__class__ = tensor_class
     elif isinstance(value, (list, tuple)):
@@ -233,22 +237,22 @@ def disown(value: Any) -> Any:
 
 
 def forget(tensor: Any) -> None:
-    """Drop what is remembered of a tensor whose storage or sizes may have changed."""
+    """Drop the cached metadata of a tensor whose storage or sizes may have changed."""
     tensor._interned = None
     tensor._plain = None
 
 
 def flags_of(tensor: torch.Tensor) -> int:
-    """Bits that change an operator's answer: conjugate, negative, inference tensor, zero tensor."""
+    """Return the bits that change an operator's answer: conjugate, negative, inference and zero tensor."""
     return tensor.is_conj() | tensor.is_neg() << 1 | tensor.is_inference() << 2 | tensor._is_zerotensor() << 3
 
 
 def static_metadata_of(tensor: Any) -> TensorMetadata:
-    """The interned metadata of a strided fake tensor with plain integer sizes.
+    """Return the interned metadata of a strided fake tensor with plain integer sizes.
 
     Raises:
-        SymbolicSizes: some size, stride or offset is symbolic.
-        Unkeyable: constants, real tensors, sparse, nested and quantized tensors have none.
+        SymbolicSizes: a size, stride or offset is symbolic.
+        Unkeyable: the tensor is a constant, carries a real tensor, or is sparse, nested or quantized.
     """
     if tensor.constant is not None:
         raise Unkeyable("constant attribute")
@@ -271,7 +275,7 @@ def static_metadata_of(tensor: Any) -> TensorMetadata:
 
 
 def plain_of(tensor: Any) -> torch.Tensor:
-    """A plain meta tensor over the storage of a fake one (its sizes may differ; views set their own)."""
+    """Return a plain meta tensor over a fake tensor's storage (its sizes may differ; views set their own)."""
     plain = tensor._plain
     if plain is None:
         with dispatch.disable_torch_dispatch(), inference_mode(tensor.is_inference()):
@@ -282,5 +286,5 @@ def plain_of(tensor: Any) -> torch.Tensor:
 
 
 def inference_mode(wanted: bool) -> AbstractContextManager[Any]:
-    """Returns the context in which tensors are made as inference tensors, or as none."""
+    """Return a context in which new tensors are inference tensors, or in which they are not."""
     return nullcontext() if wanted == torch.is_inference_mode_enabled() else torch.inference_mode(wanted)
