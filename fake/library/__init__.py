@@ -1,9 +1,9 @@
-"""Custom operators: defined, registered, checked.
+"""Define, register and check custom operators.
 
-The names and meanings are those of ``torch.library``; operators made here work everywhere torch's do, and the other
-way round. What this package adds: calls without the dispatcher's overhead where nothing unusual is active, errors at
-registration, argument types beyond the schema's, `opcheck` with more checks, and `probe`, which derives a fake
-kernel from a real one. See ``docs/custom-ops.md``.
+Names and meanings are those of ``torch.library``; operators made with either work with the other. This
+package adds calls that skip the dispatcher's overhead where nothing unusual is active, errors at
+registration, argument types beyond the schema's, `opcheck` with more checks, and `probe`, which derives a
+fake kernel from a real one. See ``docs/custom-ops.md``.
 """
 
 from torch.library import triton_op, wrap_triton

@@ -1,4 +1,4 @@
-"""Checks of what registrations are given besides functions: device types, dtypes, classes, effects, tags."""
+"""Checks of registration arguments other than functions: device types, dtypes, classes, effects, tags."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fake.seam import library as _torch
 
 
 def names_of_devices(op: str, given: Any) -> list[str]:
-    """One device type or several, as a list.
+    """Return one device type or several as a list.
 
     Raises:
-        RegistrationError: it is something else, or empty.
+        RegistrationError: ``given`` is something else, or empty.
     """
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names):
@@ -27,10 +27,10 @@ def names_of_devices(op: str, given: Any) -> list[str]:
 
 
 def dispatch_key(op: str, name: str) -> str:
-    """The dispatch key of a device type, of ``"default"``, or of a key's own name.
+    """Return the dispatch key for a device type, for ``"default"``, or for the name of a key.
 
     Raises:
-        RegistrationError: there is none of that name.
+        RegistrationError: there is no such device type or key.
     """
     if _torch.parse_dispatch_key(name):
         return name
@@ -45,10 +45,10 @@ def dispatch_key(op: str, name: str) -> str:
 
 
 def tags_of(op: str, given: Any) -> tuple[torch.Tag, ...]:
-    """One tag, several or None, as a tuple in which each occurs once.
+    """Return one tag, several or None as a tuple without duplicates.
 
     Raises:
-        SchemaError: it is something else.
+        SchemaError: ``given`` is something else.
     """
     if given is None or isinstance(given, torch.Tag):
         return () if given is None else (given,)

@@ -1,19 +1,19 @@
-"""Argument types that no schema has: flattened into schema types by the wrapper, rebuilt for the kernel.
+"""Argument types that schemas lack: flattened into schema types by the wrapper, rebuilt for the kernel.
 
 ===============================  ==============================================================
 annotation                       in the schema
 ===============================  ==============================================================
 ``Enum`` subclass                ``str`` (the member's name); ``Optional`` of it: ``str?``
-dataclass, ``NamedTuple``        one argument a field, ``param_field``
-``TypedDict``                    one argument a key, ``param_key``
-``dict[Literal["a", "b"], T]``   one argument a key, ``param_key``
-nested ``tuple[...]``            one argument an element, ``param_0``, ``param_1_0``
+dataclass, ``NamedTuple``        one argument per field, ``param_field``
+``TypedDict``                    one argument per key, ``param_key``
+``dict[Literal["a", "b"], T]``   one argument per key, ``param_key``
+nested ``tuple[...]``            one argument per element, ``param_0``, ``param_1_0``
 ``Optional[list[Tensor]]``       ``Tensor[] param, bool param_given``; torch 2.15 has ``Tensor[]?``
 ``list[str]``                    ``str[]``; ``Optional`` of it: ``str[]?``
 ===============================  ==============================================================
 
-A flat tuple of schema types (``tuple[int, int]``) at the top level is refused, as ``torch.library`` does:
-write ``list[int]``. Fields may themselves be of any type in this table.
+A flat tuple of schema types (``tuple[int, int]``) at the top level is refused, as in ``torch.library``: write
+``list[int]``. Fields may themselves have any type in this table.
 
 >>> import enum
 >>> class Mode(enum.Enum):
@@ -63,10 +63,11 @@ class Codec:
 
     Attributes:
         leaves: the flat arguments, in order.
-        flatten: value → one value a leaf.
-        rebuild: one value a leaf → value.
-        kind: the annotation's family; ``"plain"`` where the parameter is a schema type already.
-        rebuild_grads: one gradient a leaf → what a backward formula sees (and the inverse is ``flatten_grads``).
+        flatten: value → one value per leaf.
+        rebuild: one value per leaf → value.
+        kind: the annotation's family; ``"plain"`` if the parameter already has a schema type.
+        rebuild_grads: one gradient per leaf → what a backward formula sees (and the inverse is
+            ``flatten_grads``).
     """
 
     leaves: tuple[Leaf, ...]
@@ -76,7 +77,7 @@ class Codec:
     children: tuple[tuple[Any, Codec], ...] = ()
 
     def flatten_grads(self, grads: Any) -> list[Any]:
-        """One gradient a leaf, from what a backward formula returned for the parameter: None, or its structure."""
+        """Return one gradient per leaf from a formula's result: None, or in the parameter's structure."""
         if self.kind == "plain":
             return [grads]
         if self.kind == "optional list":
@@ -95,7 +96,7 @@ class Codec:
         return flat
 
     def structure(self, flat: Sequence[Any]) -> Any:
-        """One value a leaf (say, batch dimensions), as nested dicts and tuples in the parameter's shape."""
+        """Nest one value per leaf (say, batch dimensions) as dicts and tuples of the parameter's shape."""
         if self.kind in ("plain", "enum", "optional list"):
             return flat[0]
         parts = [child.structure(part) for child, part in _each((c for _, c in self.children), flat)]
@@ -105,7 +106,7 @@ class Codec:
 
 
 def _each(codecs: Iterable[Codec], flat: Sequence[Any]) -> Iterator[tuple[Codec, Sequence[Any]]]:
-    """Each codec with its part of the leaves of all of them."""
+    """Yield each codec with its slice of the flat leaves."""
     end = 0
     for codec in codecs:
         start, end = end, end + len(codec.leaves)
@@ -133,12 +134,12 @@ def _is_list_of(annotation: Any, element: Any) -> bool:
 
 
 def make_codec(name: str, annotation: Any, *, nested: bool = False) -> Codec | None:
-    """The codec of a parameter, or None where its annotation is not supported.
+    """Return the codec of a parameter, or None if its annotation is not supported.
 
     Args:
         name: the parameter's name.
         annotation: its annotation.
-        nested: whether it is a part of another argument (a field of a dataclass, an item of a tuple).
+        nested: whether it is part of another argument (a field of a dataclass, an item of a tuple).
     """
     if annotation in _torch.SUPPORTED_PARAM_TYPES:
         return _plain(name, _torch.SUPPORTED_PARAM_TYPES[annotation])
@@ -182,7 +183,7 @@ def _enum_codec(name: str, cls: type[enum.Enum], optional: bool) -> Codec:
 
 
 def _fields_of(annotation: Any) -> tuple[str, list[tuple[Any, Any]]] | None:
-    """The family of a composite annotation and its (key, annotation) pairs."""
+    """Return the family of a composite annotation and its (key, annotation) pairs."""
     if typing.get_origin(annotation) is dict:
         keys, value = typing.get_args(annotation)
         if typing.get_origin(keys) is Literal:
@@ -262,18 +263,18 @@ def _annotations(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def needs_layout(fn: Callable[..., Any]) -> bool:
-    """Whether a parameter of ``fn`` is of an extended type."""
+    """Return whether ``fn`` has a parameter of an extended type."""
     annotations = _annotations(fn)
     codecs = [make_codec(name, a) for name, a in annotations.items() if name != "return"]
     return any(c is not None and (c.kind != "plain" or "str[]" in c.leaves[0].schema_type) for c in codecs)
 
 
 class ArgumentLayout:
-    """Which leaves of the flat schema belong to which parameter.
+    """Maps each parameter to its leaves in the flat schema.
 
     Attributes:
-        signature: the author's.
-        codecs: one a parameter, in order.
+        signature: the author's signature.
+        codecs: one codec per parameter, in order.
     """
 
     def __init__(self, op: str, fn: Callable[..., Any]) -> None:
@@ -320,12 +321,12 @@ class ArgumentLayout:
 
     # --- the flat schema ---------------------------------------------------------------------------
     def schema(self, mutates_args: str | Iterable[str]) -> str:
-        """The flat schema without the operator's name.
+        """Return the flat schema without the operator's name.
 
         ``mutates_args`` may name parameters (all their tensors) or single leaves.
 
         Raises:
-            SchemaError: it names something else, or a leaf that is no tensor.
+            SchemaError: it names something else, or a leaf that is not a tensor.
         """
         everything = mutates_args == "unknown"
         wanted = set() if everything else set(mutates_args)
@@ -370,7 +371,7 @@ class ArgumentLayout:
 
     # --- calls -------------------------------------------------------------------------------------
     def flatten_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Flat positional and keyword-only arguments of a call of the author's signature."""
+        """Flatten a call of the author's signature into positional and keyword-only arguments."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         flat: list[Any] = []
@@ -384,31 +385,31 @@ class ArgumentLayout:
         return flat, keywords
 
     def rebuild_positional(self, flat: Sequence[Any]) -> tuple[Any, ...]:
-        """The author's positional arguments."""
+        """Return the author's positional arguments."""
         return tuple(codec.rebuild(part) for codec, part in _each(self._positional, flat))
 
     def rebuild_keywords(self, flat: dict[str, Any]) -> dict[str, Any]:
-        """The author's keyword-only arguments."""
+        """Return the author's keyword-only arguments."""
         return {n: c.rebuild([flat[leaf.name] for leaf in c.leaves]) for n, c in self._keyword_only.items()}
 
     # --- adaptors ----------------------------------------------------------------------------------
     def adapt_kernel(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel or fake kernel for the flat schema."""
+        """Wrap a kernel or fake kernel so that it takes the flat arguments."""
 
         @functools.wraps(fn)
         def kernel(*flat: Any, **keywords: Any) -> Any:
             return fn(*self.rebuild_positional(flat), **self.rebuild_keywords(keywords))
 
-        del kernel.__wrapped__  # its signature is the flat one
+        del kernel.__wrapped__  # so that inspect reports the flat signature
         return kernel
 
     def adapt_setup_context(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``setup_context`` with rebuilt inputs."""
+        """Wrap ``setup_context`` so that it sees rebuilt inputs."""
 
         def setup_context(
             ctx: Any, inputs: Sequence[Any], output: Any, keyword_only_inputs: Any = None
         ) -> None:
-            """Args: the context, the flat inputs, the output, and keyword-only inputs by name where the operator has some."""
+            """Args: the context, the flat inputs, the output, and any keyword-only inputs by name."""
             rebuilt = self.rebuild_positional(inputs)
             if keyword_only_inputs is None:
                 fn(ctx=ctx, inputs=rebuilt, output=output)
@@ -419,7 +420,7 @@ class ArgumentLayout:
         return setup_context
 
     def adapt_backward(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A backward formula that returns one gradient a parameter, None or in the parameter's structure."""
+        """Wrap a backward formula that returns, per parameter, None or gradients in its structure."""
 
         def backward(ctx: Any, *grads: Any) -> Any:
             result = fn(ctx, *grads)
@@ -432,7 +433,7 @@ class ArgumentLayout:
         return backward
 
     def adapt_vmap(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A vmap rule; the batch dimensions of an extended parameter come in its structure."""
+        """Wrap a vmap rule; batch dimensions of an extended parameter come in its structure."""
 
         def rule(info: Any, in_dims: Sequence[Any], *flat: Any, **keywords: Any) -> Any:
             dims = tuple(codec.structure(part) for codec, part in _each(self._positional, in_dims))

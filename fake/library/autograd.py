@@ -1,4 +1,4 @@
-"""The autograd side of a custom operator: the Function of the fast path, and operators without a gradient."""
+"""Autograd for custom operators: the fast path's Function, list arguments, operators without a gradient."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ def make_function(
     setup_context: Callable[..., Any] | None,
     has_keyword_only: bool,
 ) -> Callable[..., Any]:
-    """``apply(*positional arguments, (kernel, keyword-only arguments))`` of a `torch.autograd.Function`.
+    """Return ``apply`` of a `torch.autograd.Function`: ``apply(*positional arguments, (kernel, keyword-only
+    arguments))``.
 
-    The Function mirrors the one that torch puts behind the Autograd dispatch key, down to the one extra
-    argument that carries what is not differentiated: gradients, ``needs_input_grad`` and error messages agree.
+    The Function mirrors the one that torch puts behind the Autograd dispatch key, including the one extra
+    argument that carries the non-differentiable parts: gradients, ``needs_input_grad`` and error messages
+    agree.
 
     Args:
-        name: the class's name, which error messages show.
+        name: the class's name, as shown in error messages.
         op: the operator, for messages.
-        converted: takes what the kernel returned where it is no tensor; returns the form in which the dispatcher does, or raises.
-        is_alias: raises because what the kernel returned shares memory with an input.
-        backward: the user's formula, or None where there is none.
-        setup_context: what the user saves for it, or None.
-        has_keyword_only: whether ``setup_context`` gets keyword-only arguments.
+        converted: converts a kernel's result that is not a tensor to the form that the dispatcher returns, or
+            raises.
+        is_alias: raises the error for a result that shares memory with an input.
+        backward: the user's formula, or None.
+        setup_context: saves what ``backward`` needs, or None.
+        has_keyword_only: whether ``setup_context`` takes keyword-only arguments.
     """
 
     below_autograd, any_output_is_alias = _torch.BelowAutograd, _torch.any_output_is_alias
@@ -67,12 +70,12 @@ def make_function(
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(run_backward)}
     function = type(name, (torch.autograd.Function,), members)
-    # Function.apply's Python prelude handles functorch, which the fast path has excluded by then.
+    # Function.apply's Python prelude handles functorch, which the fast path has already excluded.
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def _without_last_input(backward: Callable[..., Any], ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Call a backward formula, which knows nothing of the last input: that is ours."""
+    """Call a backward formula without the last input, which is ours: the formula does not know of it."""
     before = ctx.needs_input_grad
     ctx.needs_input_grad = before[:-1]
     try:
@@ -84,7 +87,7 @@ def _without_last_input(backward: Callable[..., Any], ctx: Any, grads: tuple[Any
 
 @dataclass(frozen=True)
 class _Call:
-    """What a call has besides the arguments that may have gradients: one leaf, in which nobody looks for tensors."""
+    """The parts of a call that cannot have gradients: one pytree leaf, which is not searched for tensors."""
 
     keyset: Any
     given: int
@@ -92,19 +95,20 @@ class _Call:
 
 
 _ABSENT = torch.empty(0)
-"""Stands for None in a list of optional tensors on its way through autograd."""
+"""Stands for None in a list of optional tensors while it passes through autograd."""
 
 
 def list_kernel(op: Any, registered: Any) -> Callable[..., Any]:
-    """The Autograd kernel of an operator that takes lists of tensors.
+    """Return the Autograd kernel of an operator that takes lists of tensors.
 
-    It differs from torch's in two calls that torch gets wrong: a list with None among its tensors has gradients (torch's
-    asks for those of lists without one only, and gives none), and arguments that were left out stand where the
-    backward formula has their gradients (torch 2.13 refuses the formula's result then).
+    It differs from torch's in two kinds of calls that torch gets wrong. A list with None among its tensors
+    gets gradients (torch only requests them for lists without None). Arguments left out of the call keep
+    their place, where the backward formula returns their gradients (torch 2.13 then refuses the formula's
+    result).
 
     Args:
         op: the overload.
-        registered: the operator's object, with the formulas that are registered by then.
+        registered: the operator's object; its formulas are read at call time.
     """
     schema = op._schema
     has_keyword_only = any(argument.kwarg_only for argument in schema.arguments)
@@ -146,7 +150,7 @@ def list_kernel(op: Any, registered: Any) -> Callable[..., Any]:
 
 
 def _without_none(argument: Any) -> Any:
-    """A list with tensors and None as one of tensors alone."""
+    """Replace None in a list that also holds tensors, so that it holds tensors only."""
     if isinstance(argument, list) and any(isinstance(one, torch.Tensor) for one in argument):
         return [_ABSENT if one is None else one for one in argument]
     return argument
@@ -157,7 +161,7 @@ def _with_none(argument: Any) -> Any:
 
 
 def non_differentiable_kernel(op: Any) -> Callable[..., Any]:
-    """An Autograd kernel that records nothing: the outputs never require a gradient."""
+    """Return an Autograd kernel that records nothing: the outputs never require a gradient."""
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         with _torch.BelowAutograd():

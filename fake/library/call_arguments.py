@@ -1,4 +1,4 @@
-"""The arguments of a fast call: which need no conversion by the dispatcher, and how to hand the rest over to it."""
+"""Arguments of a fast call: which need no conversion, and how the others are passed to the dispatcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INT_MIN, INT_MAX = -(2**63), 2**63
 
 
 class FastCallable(Protocol):
-    """What the fast call of a custom operator reads of it."""
+    """The attributes of a custom operator that its fast call reads."""
 
     differentiable: bool
     _argument_types: dict[str, tuple[str, bool]]
@@ -53,16 +53,17 @@ def call_dispatcher(
 ) -> Any:
     """Call the dispatcher's operator with exactly what the caller passed.
 
-    An argument that is `MISSING` or the default itself was left out.
+    An argument counts as left out if it is `MISSING` or identical to its default.
 
     Args:
         op: the operator.
-        values: values of the schema's positional arguments, in its order.
+        values: values of the schema's positional arguments, in schema order.
         keywords: values of its keyword-only arguments.
-        extra: further positional values, which the dispatcher will refuse.
-        unknown: further keywords, which the dispatcher will refuse.
+        extra: surplus positional values, which the dispatcher will refuse.
+        unknown: unknown keyword arguments, which the dispatcher will refuse.
 
     Returns:
+        The operator's result.
         What the operator returns.
     """
     defaults = op._python_defaults
@@ -84,7 +85,7 @@ def call_dispatcher(
 
 # --- argument checks: source text that leaves the fast path with `return SLOW` -----------------------
 def plain_list(values: Any, key: int) -> list[torch.Tensor] | None:
-    """A copy of a list of plain tensors with that dispatch keyset, or None."""
+    """Return a copy of a list of plain tensors that all have this dispatch keyset, or None."""
     if type(values) is not list and type(values) is not tuple:
         return None
     for value in values:
@@ -131,9 +132,10 @@ LISTS = {
 
 
 def argument_type(argument: Any) -> tuple[str, bool]:
-    """The type of a schema argument, and whether it is optional.
+    """Return the type of a schema argument, and whether it is optional.
 
-    ``type`` calls every enumeration an int; ``real_type`` knows dtypes (and SymInt, which takes the same values).
+    ``type`` reports every enumeration as int; ``real_type`` distinguishes dtypes (and SymInt, which takes the
+    same values).
     """
     kind = str(argument.type)
     if kind.removeprefix("Optional[").startswith("int"):
@@ -143,5 +145,5 @@ def argument_type(argument: Any) -> tuple[str, bool]:
 
 
 def any_requires_grad(tensors: list[torch.Tensor] | None) -> bool:
-    """Whether a tensor of a list (or None) requires a gradient."""
+    """Return whether any tensor of a list (or None) requires a gradient."""
     return tensors is not None and any(t.requires_grad for t in tensors)

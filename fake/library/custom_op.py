@@ -1,4 +1,4 @@
-"""`custom_op`: a Python function as an operator of the dispatcher.
+"""`custom_op`: turn a Python function into an operator of the dispatcher.
 
 >>> import torch
 >>> from fake.library import custom_op
@@ -58,7 +58,7 @@ def custom_op(
     tags: Tags = None,
     differentiable: bool = True,
 ) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """As a decorator. Args: those of the implementation."""
+    """Decorator form. Args: those of the implementation."""
 
 
 @overload
@@ -73,7 +73,7 @@ def custom_op(
     tags: Tags = None,
     differentiable: bool = True,
 ) -> CustomOpDef:
-    """As a function. Args: those of the implementation."""
+    """Function form. Args: those of the implementation."""
 
 
 def custom_op(
@@ -87,23 +87,23 @@ def custom_op(
     tags: Tags = None,
     differentiable: bool = True,
 ) -> Any:
-    """Make an operator of a function with type annotations; a decorator where ``fn`` is left out.
+    """Turn a function with type annotations into an operator; without ``fn``, return a decorator.
 
     Args:
         name: ``"namespace::name"`` or ``"namespace::name.overload"``.
         fn: the kernel, for ``device_types`` or for all devices.
-        mutates_args: names of the arguments that ``fn`` writes to, or ``"unknown"`` for all tensors.
+        mutates_args: names of the arguments that ``fn`` mutates, or ``"unknown"`` for all tensors.
         device_types: the device types that ``fn`` is for; None makes it the default for all of them.
         schema: the schema without the name, instead of one inferred from the annotations.
         tags: tags of the operator (``torch.Tag.inplace`` and ``torch.Tag.out`` where torch has them).
-        differentiable: False says that there is no gradient: outputs never require one, and
+        differentiable: False declares that there is no gradient: outputs never require one, and
             `CustomOpDef.register_autograd` is refused.
 
     Raises:
-        SchemaError: a bad name, schema or ``mutates_args`` (with its subclasses for reserved namespaces and
-            unsupported annotations). Nothing has been defined by then.
+        SchemaError: ``name``, ``schema`` or ``mutates_args`` is invalid (with subclasses for reserved
+            namespaces and unsupported annotations). Nothing has been defined in this case.
         SignatureError: ``fn`` cannot be called the way ``schema`` says.
-        RegistrationError: a bad device type. Nothing has been defined by then, either.
+        RegistrationError: a device type is invalid. Nothing has been defined in this case, either.
         NotImplementedError: a tensor argument is keyword-only (the autograd engine cannot see it).
         DuplicateOpError: an operator of that name was defined by other means.
     """
@@ -185,10 +185,10 @@ def _make_room(qualname: str) -> None:
 
 
 def destroy(op: CustomOpDef | str) -> bool:
-    """Remove a custom operator; returns whether it was there. Using its object afterwards raises.
+    """Remove a custom operator. Returns whether it existed. Using its object afterwards raises.
 
     Raises:
-        OpDestroyedError: never from here, but from later uses of the object.
+        OpDestroyedError: never raised here, but by later uses of the object.
         UnknownOpError: ``op`` is neither an operator object nor a name.
     """
     if not isinstance(op, CustomOpDef | str):

@@ -1,4 +1,4 @@
-"""The errors and warnings of `fake.library`: each names the operator and the argument, and says what to do.
+"""Errors and warnings of `fake.library`: each names the operator and the argument, and says what to do.
 
 The classes also derive from the built-in type that ``torch.library`` raises in the same place, so code that
 catches ``ValueError`` or ``RuntimeError`` around torch's functions works unchanged.
@@ -35,8 +35,8 @@ class LibraryError(Exception):
     """Base of all errors raised by `fake.library`.
 
     Attributes:
-        op: qualified name of the operator, or None where it has none yet.
-        argument: the argument at fault, or None.
+        op: the operator's qualified name, or None if it has none yet.
+        argument: the offending argument, or None.
     """
 
     def __init__(self, message: str, *, op: str | None = None, argument: str | None = None) -> None:
@@ -46,11 +46,11 @@ class LibraryError(Exception):
 
 
 class RegistrationError(LibraryError, RuntimeError):
-    """Something cannot be registered for this operator."""
+    """A registration for this operator is not possible."""
 
 
 class SchemaError(LibraryError, ValueError):
-    """A schema, or the arguments that it is made from, is not usable."""
+    """A schema, or an argument that it is derived from, is invalid."""
 
 
 class ReservedNamespaceError(SchemaError):
@@ -64,7 +64,7 @@ class ReservedNamespaceError(SchemaError):
 
 
 class DuplicateOpError(RegistrationError):
-    """An operator of that name exists already and was not made here, so it cannot be replaced."""
+    """An operator of that name already exists and was not made here, so it cannot be replaced."""
 
 
 class UnsupportedAnnotationError(SchemaError):
@@ -72,7 +72,7 @@ class UnsupportedAnnotationError(SchemaError):
 
     Attributes:
         annotation: the annotation as written.
-        supported: the annotations that may stand there.
+        supported: the annotations that are supported.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class SignatureError(LibraryError, ValueError):
 
     Attributes:
         role: what the function was registered as, for example ``"fake kernel"``.
-        expected: the signature that the schema asks for.
-        actual: the signature of the function.
+        expected: the signature that the schema requires.
+        actual: the function's signature.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class ProfileError(LibraryError, RuntimeError):
 
 
 class OpCheckError(LibraryError, RuntimeError):
-    """`opcheck` found a fault, or cannot do what it was asked for."""
+    """`opcheck` found a defect, or cannot do what was asked."""
 
 
 class ProbeError(LibraryError, RuntimeError):
-    """`probe` cannot run the operator on the samples it was given."""
+    """`probe` cannot run the operator on the given samples."""
 
 
 class LibraryWarning(UserWarning):
@@ -155,8 +155,8 @@ class LibraryWarning(UserWarning):
 
 
 class OpReplacedWarning(LibraryWarning):
-    """An operator, or a part of it, was registered again and the earlier registration is gone."""
+    """An operator, or part of one, was registered again, and the earlier registration is gone."""
 
 
 class SignatureWarning(LibraryWarning):
-    """A function can be called, but its parameters are named differently from the schema's."""
+    """A function can be called, but its parameter names differ from the schema's."""

@@ -1,19 +1,24 @@
-"""The call of a custom operator without the dispatcher, where the dispatcher would do nothing unusual.
+"""Call a custom operator without the dispatcher, where the dispatcher would do nothing unusual.
 
 For each operator one Python function is generated from its schema. It checks that
 
-* every tensor is a plain `torch.Tensor` or `Parameter` whose dispatch keys are those of an ordinary dense tensor on
-  a device that has a kernel (this excludes fake, sparse, conjugated, negated, functorch, inference... tensors),
-* the thread's dispatcher state is the default (this excludes modes, vmap, tracing, autocast, inference mode...),
+* every tensor is a plain `torch.Tensor` or `Parameter` whose dispatch keys are those of an ordinary dense
+tensor on
+  a device that has a kernel (this excludes fake, sparse, conjugated, negated, functorch, inference...
+  tensors),
+* the thread's dispatcher state is the default (this excludes modes, vmap, tracing, autocast, inference
+mode...),
 * no torch function mode, no profiler and no Dynamo frame hook is active,
 * every other argument already has the Python type that the dispatcher would convert it to,
-* nobody registered a kernel for this operator behind our back,
+* no other code registered a kernel for this operator behind our back,
 
-and then does what the dispatcher would have done: version bumps, autograd node, kernel below autograd, return and
-alias checks. In every other case it calls the dispatcher. `tests/fake/library/test_fast_call.py` compares both.
+and then does what the dispatcher would do: version bumps, autograd node, kernel below autograd, return and
+alias checks. In every other case it calls the dispatcher. `tests/fake/library/test_fast_call.py` compares
+both.
 
-The first two take a third of the time. Where all tensors are required, Dynamo's guard of the tensors of the last call that passed
-them answers both at once: types, number of dimensions, and the keys that the dispatcher would compute in this thread.
+The first two checks take a third of the time. If all tensors are required arguments, one Dynamo guard on the
+tensors of the last call that passed checks both: types, dimension counts, and the keys that the dispatcher
+would compute in this thread.
 """
 
 from __future__ import annotations
@@ -46,11 +51,11 @@ from fake.seam import library as _torch
 
 _NOTHING = (lambda *_: False, None)
 _EACH_OF_THE_FIRST = 64
-"""Up to how many times calls with other tensors than the last are prepared for; of later ones, one in as many."""
+"""Guards are rebuilt for this many calls whose tensors differ from the last; after that, once in as many."""
 
 
 class _Source:
-    """The lines of the generated function."""
+    """Collects the lines of the generated function."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -76,9 +81,9 @@ class FastCall:
     """Builds and refreshes the fast path of one operator.
 
     Attributes:
-        function: the generated ``__call__``, or None where the schema has something that only the
-            dispatcher handles (no tensor argument, view or in-place returns, types without a check here).
-        source: its text.
+        function: the generated ``__call__``, or None if the schema needs something that only the dispatcher
+            handles (no tensor argument, view or in-place returns, types without a check here).
+        source: its source text.
     """
 
     def __init__(self, op: FastCallable) -> None:
@@ -250,7 +255,7 @@ class FastCall:
         if not op.differentiable:
             pass
         elif mutated or lists or any(str(r.type) == "List[Tensor]" for r in schema.returns):
-            # Rare enough, and intricate enough, to leave to the dispatcher.
+            # Rare and intricate enough to leave to the dispatcher.
             add(f"    if _grad_enabled() and ({' or '.join(requires)}): return {source.slow}")
         else:
             add(f"    if ({' or '.join(requires)}) and _grad_enabled():")
@@ -263,7 +268,7 @@ class FastCall:
             add("    with _below_mutation():")
             add(f"        _result = _kernel({args}{kwargs})")
         else:
-            # Dropping the guard costs half of leaving a `with` block.
+            # Dropping the guard costs half as much as leaving a `with` block.
             add("    _guard = _below_autograd()")
             add("    try:")
             add(f"        _result = _kernel({args}{kwargs})")
@@ -283,7 +288,7 @@ class FastCall:
 
     # --- keeping it true ---------------------------------------------------------------------------
     def refresh(self) -> None:
-        """Forget what is known about kernels; call after every registration for this operator."""
+        """Drop what is cached about kernels; call after every registration for this operator."""
         if self.function is None:
             return
         op = self._op
@@ -302,7 +307,7 @@ class FastCall:
         )
 
     def _learn(self, tensor: Any) -> None:
-        """Called on a miss: admit the dispatch keys of ``tensor`` if they are an ordinary tensor's."""
+        """Admit the dispatch keys of ``tensor``, after a miss, if they are an ordinary tensor's."""
         if type(tensor) not in PLAIN or tensor.device.type == "meta" or self._op.has_disabled_kernels:
             return
         kernel = self._op.kernel_for(tensor.device.type)
@@ -317,7 +322,7 @@ class FastCall:
         count = len(_torch.python_registrations)
         if self._namespace["_registered"] != count:
             if _torch.dispatch_table(self._op.qualname) != self._table:
-                return  # somebody else's kernel: the dispatcher decides
+                return  # another party's kernel: the dispatcher decides
             self._namespace["_registered"] = count
         key = _torch.dispatch_keys(tensor).raw_repr()
         if key == _torch.dispatch_keys(torch.empty(0, device=tensor.device)).raw_repr():
@@ -325,15 +330,15 @@ class FastCall:
             self._kernels[key] = kernel
 
     def _remember(self, kernel: Callable[..., Any], *tensors: torch.Tensor) -> None:
-        """Have calls with tensors like these pass all tests of tensors at once."""
+        """Make calls with similar tensors pass all tensor checks at once."""
         self._others += 1
         if self._others <= _EACH_OF_THE_FIRST or self._others % _EACH_OF_THE_FIRST == 0:
-            # One value for both, which other threads read while this one replaces it.
+            # One value for both, because other threads may read it while this one replaces it.
             self._namespace["_last"] = (_torch.tensors_like(*tensors), kernel)
 
     # --- what a kernel returned --------------------------------------------------------------------
     def _wrong_output(self, result: Any) -> Any:
-        """The result in the form in which the dispatcher returns it, or an error."""
+        """Return the result in the form that the dispatcher returns, or raise."""
         return check_result(self._op.qualname, self._op._opoverload._schema, result)
 
     def _alias_error(self) -> None:

@@ -1,8 +1,10 @@
-"""The custom-op API of torch 2.0 to 2.3, for code that still uses it. New code: `fake.library.custom_op`.
+"""The custom-op API of torch 2.0 to 2.3, for code that still uses it. New code should use
+`fake.library.custom_op`.
 
-The functions are those of torch's own ``torch._custom_ops`` (`custom_op`, `impl`, `impl_save_for_backward`, `impl_backward`), which
-warns that it is deprecated; `impl_fake` is `fake.library.register_fake`. `object_custom_op` is the older decorator that returns a `CustomOp`
-object with the same as methods. A backward formula is ``backward(ctx, saved, *grads)`` and returns a dict from argument names to gradients.
+`custom_op`, `impl`, `impl_save_for_backward` and `impl_backward` are those of torch's own
+``torch._custom_ops``, which warns that it is deprecated; `impl_fake` is `fake.library.register_fake`.
+`object_custom_op` is the older decorator: it returns a `CustomOp` object with these functions as methods. A
+backward formula is ``backward(ctx, saved, *grads)`` and returns a dict from argument names to gradients.
 """
 
 from __future__ import annotations
@@ -35,23 +37,24 @@ DEVICE_KEYS = _torch.DEVICE_KEYS
 impl = _torch.impl
 impl_save_for_backward = _torch.impl_save_for_backward
 impl_backward = _torch.impl_backward
-#: The dispatcher's operator of a name; ValueError where there is none.
+#: The dispatcher's operator with a given name; raises ValueError if there is none.
 find_op = _torch.get_op
 _destroy = _torch.destroy
 
 
 class CustomOp(_torch.CustomOp):
-    """An operator of the old API. Made by `object_custom_op`; lives until `_destroy`."""
+    """An operator of the old API. Created by `object_custom_op`; lives until `_destroy`."""
 
     alive = _torch.global_registry
     impl_fake = _torch.CustomOp.impl_abstract
 
 
 def custom_op(qualname: str, func_or_schema: Any = None) -> Any:
-    """Define an operator from an annotated prototype (decorator) or a schema; `impl` and friends fill it in.
+    """Define an operator from an annotated prototype (as a decorator) or a schema; `impl` and friends
+    complete it.
 
     Raises:
-        ValueError: a bad name, namespace, prototype or schema.
+        ValueError: the name, namespace, prototype or schema is invalid.
     """
     defined = _torch.custom_op(qualname, func_or_schema)
     return find_op(qualname) if isinstance(func_or_schema, str) else defined
@@ -60,10 +63,10 @@ def custom_op(qualname: str, func_or_schema: Any = None) -> Any:
 def object_custom_op(
     qualname: str, manual_schema: str | None = None
 ) -> Callable[[Callable[..., Any]], CustomOp]:
-    """The oldest form: a decorator that returns a `CustomOp`.
+    """Define an operator in the oldest form: a decorator that returns a `CustomOp`.
 
     Raises:
-        ValueError: as `custom_op`; also where the function's signature does not match ``manual_schema``.
+        ValueError: as in `custom_op`; also if the function's signature does not match ``manual_schema``.
     """
     decorate = _torch.object_custom_op(qualname, manual_schema)
 

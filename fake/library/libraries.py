@@ -1,8 +1,8 @@
 """`Library`, `define` and `impl`: operators by schema string and dispatch key.
 
-`Library` is ``torch.library.Library`` with two differences: one that defines an operator stays alive until it is
-destroyed (torch drops the operator with the last Python reference to the library, which makes operators that a helper
-function registered vanish), and kernels are checked against the schema.
+`Library` is ``torch.library.Library`` with two differences. A library that defines an operator stays alive
+until it is destroyed; torch drops the operator with the last Python reference to the library, so operators
+registered in a helper function vanish. And kernels are checked against the schema.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Library(torch.library.Library):
         dispatch_key: the key of kernels registered without one.
 
     Raises:
-        ValueError: another kind, a reserved namespace (`ReservedNamespaceError`), or one that is no text (`SchemaError`).
+        ValueError: the kind is unknown, the namespace is reserved (`ReservedNamespaceError`) or no string
+            (`SchemaError`).
 
     >>> lib = Library("doc_library", "DEF")
     >>> lib.define("double(Tensor x) -> Tensor")
@@ -63,16 +64,16 @@ class Library(torch.library.Library):
         call_at(user_location(), super().__init__, ns, kind, dispatch_key)
 
     def define(self, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> str:
-        """Define an operator; returns its name.
+        """Define an operator and return its name.
 
         Args:
-            schema: with the operator's name, ``"name(Tensor x) -> Tensor"``.
-            alias_analysis: ``"CONSERVATIVE"`` for an operator whose aliasing the schema does not say.
+            schema: the schema with the operator's name, ``"name(Tensor x) -> Tensor"``.
+            alias_analysis: ``"CONSERVATIVE"`` for an operator whose schema does not describe its aliasing.
             tags: tags of the operator.
 
         Raises:
-            DuplicateOpError: it is defined already.
-            SchemaError: ``schema`` is no text.
+            DuplicateOpError: the operator is already defined.
+            SchemaError: ``schema`` is not a string.
             RuntimeError: the schema cannot be parsed, or ``alias_analysis`` is unknown.
         """
         if not isinstance(schema, str):
@@ -98,19 +99,20 @@ class Library(torch.library.Library):
         with_keyset: bool = False,
         **options: Any,
     ) -> None:
-        """Register the kernel of a dispatch key.
+        """Register a kernel for a dispatch key.
 
         Args:
             op_name: the operator's name, or its overload.
             fn: the kernel.
-            dispatch_key: the library's own where it is left out.
-            with_keyset: whether the kernel takes the dispatch keys as its first argument.
+            dispatch_key: the dispatch key; defaults to the library's.
+            with_keyset: whether the kernel takes the dispatch keyset as its first argument.
             options: as for ``torch.library.Library.impl``.
 
         Raises:
             TypeError: ``fn`` is not callable.
-            SignatureError: it cannot be called with the operator's arguments (checked for backend and composite keys).
-            RuntimeError: ``allow_override=False`` and there is one already.
+            SignatureError: it cannot be called with the operator's arguments (checked for backend and
+                composite keys).
+            RuntimeError: ``allow_override=False``, and there already is a kernel.
         """
         key = dispatch_key or self.dispatch_key or "CompositeImplicitAutograd"
         if callable(fn) and fn is not fallthrough_kernel and key in _CHECKED_KEYS and not with_keyset:
@@ -147,7 +149,7 @@ class Library(torch.library.Library):
 
 @contextmanager
 def scoped_library(*args: Any, **kwargs: Any) -> Iterator[Library]:
-    """A `Library` that is destroyed at the end of the ``with`` block."""
+    """Yield a `Library` that is destroyed at the end of the ``with`` block."""
     lib = Library(*args, **kwargs)
     try:
         yield lib
@@ -156,7 +158,7 @@ def scoped_library(*args: Any, **kwargs: Any) -> Iterator[Library]:
 
 
 def library_for(namespace: str, lib: torch.library.Library | None) -> torch.library.Library:
-    """``lib``, or a new fragment of ``namespace`` that lives until the registry is reset."""
+    """Return ``lib``, or a new fragment of ``namespace`` that lives until the registry is reset."""
     if lib is not None:
         return lib
     fragment = Library(namespace, "FRAGMENT")
@@ -172,14 +174,15 @@ def define(
     lib: torch.library.Library | None = None,
     tags: Any = (),
 ) -> Any:
-    """Define the operator ``qualname`` (``"ns::name"``) with a schema without name, ``"(Tensor x) -> Tensor"``.
+    """Define the operator ``qualname`` (``"ns::name"``) by a schema without a name, ``"(Tensor x) ->
+    Tensor"``.
 
     ``define(library, "name(Tensor x) -> Tensor")`` is the older form, a decorator for the kernel.
 
     Args:
         qualname: the operator's name, or a library.
         schema: arguments and returns.
-        alias_analysis: see `Library.define`; only of the older form.
+        alias_analysis: see `Library.define`; used only by the older form.
         lib: the definition lives as long as this library; without it, until the registry is reset.
         tags: tags of the operator.
 
@@ -188,8 +191,8 @@ def define(
 
     Raises:
         UnknownOpError: ``qualname`` is not a string of that form.
-        SchemaError: ``schema`` does not look like a schema without name.
-        DuplicateOpError: the operator exists.
+        SchemaError: ``schema`` does not look like a schema without a name.
+        DuplicateOpError: the operator already exists.
     """
     if isinstance(qualname, torch.library.Library):
         library = qualname
@@ -225,7 +228,7 @@ def impl(
     lib: torch.library.Library | None = None,
     dispatch_key: str = "",
 ) -> Any:
-    """Register a kernel of an existing operator; a decorator where ``func`` is left out.
+    """Register a kernel of an existing operator; without ``func``, return a decorator.
 
     Args:
         qualname: ``"ns::name"``. A `Library` selects the older form ``impl(library, name, dispatch_key)``.
@@ -236,7 +239,7 @@ def impl(
     Raises:
         UnknownOpError: ``qualname`` is not of that form.
         SignatureError: the kernel cannot be called with the operator's arguments.
-        RegistrationError: an unknown device type (a ``RuntimeError``).
+        RegistrationError: a device type is unknown (a ``RuntimeError``).
     """
     if isinstance(qualname, torch.library.Library):
         library, name, key = qualname, types, func or dispatch_key

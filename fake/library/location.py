@@ -1,4 +1,4 @@
-"""Where the user's code registers something: the frame that messages name instead of one of this package or of torch."""
+"""Find the line of user code that registers something: messages name it, not a frame of ours or torch's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from fake.seam import library as _torch
 
-#: Code that registers for somebody else. ``contextlib`` calls the body of `scoped_library`.
+#: Files that register on behalf of others. ``contextlib`` calls the body of `scoped_library`.
 _NOT_THE_USERS = (str(Path(__file__).parent), *_torch.REGISTRATION_FILES, contextlib.__file__)
-#: On one line, so that all of it stands where its first line does.
+#: On one line, so that its whole frame reports the line number of its first line.
 _CALL = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
 
 
@@ -32,11 +32,12 @@ class Location:
 
 
 def user_location(stacklevel: int = 1) -> Location:
-    """The innermost line of the call stack that is neither of this package nor of torch's registration.
+    """Return the innermost line of the call stack that is neither in this package nor in torch's registration
+    code.
 
     Args:
-        stacklevel: 2 for the caller of that line, and so on: for a user's function that registers for its callers.
-            A stack that is not that deep gives its outermost line.
+        stacklevel: 2 for the caller of that line, and so on, for a user's function that registers for its
+            callers. A stack that is not that deep yields its outermost line.
     """
     frame: types.FrameType = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
@@ -49,16 +50,16 @@ def user_location(stacklevel: int = 1) -> Location:
 
 
 def call_at(location: Location, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function`` from a frame that says it is at ``location``.
+    """Call ``function`` from a frame that claims to be at ``location``.
 
-    torch's registration functions take the location that the dispatcher's messages name from their caller's frame.
+    torch's registration functions take the location for the dispatcher's messages from their caller's frame.
     """
     code = _CALL.replace(co_filename=location.filename, co_firstlineno=location.line)
     return types.FunctionType(code, location.module_globals)(function, args, kwargs)
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the user's line, however deep in this package the reason is found."""
+    """Warn at the user's line, however deep in this package the cause is found."""
     location = user_location()
     module = location.module_globals.get("__name__", "<unknown>")
     seen = location.module_globals.setdefault("__warningregistry__", {})

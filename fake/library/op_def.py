@@ -1,4 +1,4 @@
-"""`CustomOpDef`: one custom operator and everything that is registered for it."""
+"""`CustomOpDef`: a custom operator and everything registered for it."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ DeviceTypes = str | Sequence[str] | None
 
 
 class CustomOpDef(_torch.TorchCustomOpDef):
-    """A custom operator. Made by `custom_op`; everything torch accepts a ``CustomOpDef`` for accepts this one.
+    """A custom operator, created by `custom_op`; accepted wherever torch accepts a ``CustomOpDef``.
 
     Attributes:
-        differentiable: whether the operator takes part in autograd at all.
+        differentiable: whether the operator takes part in autograd.
         layout: how extended argument types are flattened, or None.
         fast_call: the call path that skips the dispatcher.
     """
@@ -64,8 +64,8 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         layout: ArgumentLayout | None,
         differentiable: bool,
     ) -> CustomOpDef:
-        # One class an operator: Python looks `__call__` up on the class, and a generated one with the operator's own
-        # parameters costs half of one that takes *args and **kwargs.
+        # One class per operator: Python looks up `__call__` on the class, and a generated one with the
+        # operator's own parameters costs half as much as one that takes *args and **kwargs.
         own: Any = type(f"CustomOpDef_{name.replace('.', '_')}", (cls,), {"__module__": cls.__module__})
         op = own.__new__(own)
         op.differentiable = differentiable
@@ -78,7 +78,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return op
 
     def _register_to_dispatcher(self, tags: Any) -> None:
-        # torch makes the library in a file of its own, which messages of the dispatcher would name.
+        # torch creates the library in a file of its own, which the dispatcher's messages would name.
         _torch.replace_library(
             self, call_at(user_location(), torch.library.Library, self._namespace, "FRAGMENT")
         )
@@ -100,8 +100,8 @@ class CustomOpDef(_torch.TorchCustomOpDef):
                 if p.name in names and p.default is not p.empty
             }
         for argument in schema.arguments:
-            # A schema written by hand may have defaults that the function lacks; those of these types read back as
-            # Python values.
+            # A handwritten schema may have defaults that the function lacks; those of these types read back
+            # as Python values.
             if (
                 argument.has_default_value()
                 and argument.name not in self._python_defaults
@@ -142,7 +142,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return bool(self._disabled_kernel)
 
     def kernel_for(self, device_type: str) -> Callable[..., Any] | None:
-        """The kernel that runs on a device type, or None."""
+        """Return the kernel that runs on a device type, or None."""
         return self._kernels.get(device_type, self._kernels.get(None))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -162,7 +162,8 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return self._opoverload(*args, **kwargs)
 
     def retire(self) -> None:
-        """Make every later use raise `OpDestroyedError`: the dispatcher has forgotten the operator, and to call its overload would end the process."""
+        """Make every later use raise `OpDestroyedError`: the dispatcher has dropped the operator, and calling
+        its overload would crash the process."""
         qualname = self.qualname
 
         def refuse(self: CustomOpDef, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +180,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
 
     # --- registrations -----------------------------------------------------------------------------
     def register_kernel(self, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /) -> Any:
-        """Register the kernel of one or more device types (None: all without one of their own).
+        """Register the kernel of one or more device types (None: all that have no kernel of their own).
 
         Raises:
             SignatureError: ``fn`` cannot be called with the operator's arguments.
@@ -202,12 +203,12 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return wrap if fn is None else wrap(fn)
 
     def register_fake(self, fn: Callable[..., Any], /) -> Callable[..., Any]:
-        """Register the fake kernel: it gets tensors without data and returns what the outputs look like.
+        """Register the fake kernel, which takes tensors without data and returns outputs without data.
 
         Raises:
             SignatureError: ``fn`` cannot be called with the operator's arguments.
 
-        When it runs, a `FakeKernelError` says if it returned real tensors or another number of outputs.
+        At run time, returning real tensors or the wrong number of outputs raises `FakeKernelError`.
         """
         kernel = self._adapt(fn, "fake kernel")
         super().register_fake(checked_fake_kernel(self.qualname, self.schema, kernel))
@@ -224,8 +225,8 @@ class CustomOpDef(_torch.TorchCustomOpDef):
 
         Raises:
             RuntimeError: the operator is not functional.
-            RegistrationError: it was declared ``differentiable=False``.
-            SignatureError: a function has another signature.
+            RegistrationError: the operator was declared ``differentiable=False``.
+            SignatureError: a function has the wrong signature.
         """
         if not self.differentiable:
             raise RegistrationError(
@@ -271,8 +272,8 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         """Register ``fn(mode_or_class, func, types, args, kwargs)`` for a torch_dispatch mode or subclass.
 
         Raises:
-            SignatureError: it does not take these five.
-            RegistrationError: ``torch_dispatch_class`` is no class.
+            SignatureError: ``fn`` does not take these five arguments.
+            RegistrationError: ``torch_dispatch_class`` is not a class.
         """
         check_dispatch_class(self.qualname, torch_dispatch_class)
 
@@ -284,11 +285,11 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return wrap if fn is None else wrap(fn)
 
     def register_autocast(self, device_type: str, cast_inputs: torch.dtype) -> Any:
-        """Under autocast on ``device_type``, cast floating-point tensors to ``cast_inputs`` first.
+        """Cast floating-point tensors to ``cast_inputs`` first under autocast on ``device_type``.
 
         Raises:
             ValueError: the device type is unknown or has no autocast.
-            RegistrationError: ``cast_inputs`` is no floating-point type.
+            RegistrationError: ``cast_inputs`` is not a floating-point dtype.
         """
         check_cast(self.qualname, cast_inputs)
         kernel = super().register_autocast(device_type, cast_inputs)
@@ -296,7 +297,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return kernel
 
     def register_effect(self, effect: Any) -> None:
-        """Say that the operator has side effects (``EffectType.ORDERED``), or None.
+        """Declare the operator's side effects: ``EffectType.ORDERED``, or None for none.
 
         Raises:
             RegistrationError: ``effect`` is neither.
@@ -306,7 +307,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
 
     @contextmanager
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Iterator[None]:
-        """Switch the kernel of a device type off (or on again) inside a ``with`` block; the default kernel runs."""
+        """Turn a device type's kernel off (or on again) in a ``with`` block; the default kernel then runs."""
         with super().set_kernel_enabled(device_type, enabled):
             self.fast_call.refresh()
             yield
@@ -327,7 +328,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return self.layout.adapt_kernel(fn)
 
     def _restoring_dtypes(self, setup_context: Callable[..., Any]) -> Callable[..., Any]:
-        """``setup_context`` that sees default dtypes as dtypes: the dispatcher stores them as numbers."""
+        """Wrap ``setup_context`` to see default dtypes as dtypes: the dispatcher stores them as integers."""
         dtypes = {
             name: default
             for name, default in self._python_defaults.items()
@@ -338,7 +339,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         names = self._positional_names
 
         def restored(ctx: Any, inputs: Any, output: Any, **more: Any) -> Any:
-            """Args: the context, one input an argument of the schema, the output; keyword-only inputs by name."""
+            """Args: the context, one input per schema argument, the output; keyword-only inputs by name."""
             inputs = tuple(
                 dtypes[n] if n in dtypes and type(i) is int else i for n, i in zip(names, inputs, strict=True)
             )

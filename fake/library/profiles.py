@@ -1,8 +1,8 @@
-"""Operator profiles: recorded input and output descriptions that stand in for a fake kernel.
+"""Operator profiles: recorded input and output metadata that stands in for a fake kernel.
 
-Descriptions and files are torch's own: profiles that draft export collected serve here, and ours there. What is different here: a
-profile that was saved is found although the file has lost which arguments are no tensors, and operators answer as before afterwards,
-also those that had no fake kernel.
+Profiles and files are torch's own: profiles collected by draft export work here, and ours work there. Two
+things differ: a saved profile matches although the file does not record which arguments are not tensors, and
+operators behave as before afterwards, including those that had no fake kernel.
 
 >>> import torch
 >>> t = TensorMetadata(rank=2, dtype=torch.float32, device=torch.device("cpu"), layout=torch.strided)
@@ -35,7 +35,7 @@ class MissingOpProfile(ProfileError):
 
 
 def record_profile(op: Callable[..., Any], *args: Any, **kwargs: Any) -> OpProfile:
-    """Call ``op`` and describe the call."""
+    """Call ``op`` and return the profile of the call."""
     result = op(*args, **kwargs)
     inputs = tuple(TensorMetadata.maybe_from_tensor(a) for a in (*args, *kwargs.values()))
     describe = TensorMetadata.maybe_from_tensor
@@ -50,10 +50,10 @@ def record_profile(op: Callable[..., Any], *args: Any, **kwargs: Any) -> OpProfi
 
 
 def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
-    """Profiles as YAML text, which `read_profiles_from_yaml` reads.
+    """Serialize profiles to YAML text, which `read_profiles_from_yaml` reads.
 
     Raises:
-        ProfileError: ``op_profiles`` is no dictionary of names with their profiles.
+        ProfileError: ``op_profiles`` is not a dictionary from operator names to profiles.
     """
     _check("generate_yaml_from_profiles", op_profiles)
     text: str = _torch.fake_profile.generate_yaml_from_profiles(dict(op_profiles))
@@ -64,7 +64,7 @@ def save_op_profiles(op_profiles: Profiles, f: Any) -> None:
     """Write profiles to a path or a binary stream, which `load_op_profiles` reads.
 
     Raises:
-        ProfileError: ``op_profiles`` is no dictionary of names with their profiles.
+        ProfileError: ``op_profiles`` is not a dictionary from operator names to profiles.
         ValueError: ``f`` is neither a path nor a stream.
     """
     _check("save_op_profiles", op_profiles)
@@ -72,10 +72,10 @@ def save_op_profiles(op_profiles: Profiles, f: Any) -> None:
 
 
 def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
-    """Profiles from YAML text.
+    """Read profiles from YAML text.
 
     Raises:
-        ProfileError: it was saved with another version of torch, or is not a file of profiles.
+        ProfileError: the text was saved with another version of torch, or does not hold profiles.
     """
     return _read(_torch.fake_profile.read_profiles_from_yaml, yaml_str)
 
@@ -85,7 +85,7 @@ def load_op_profiles(f: Any) -> dict[str, set[OpProfile]]:
 
     Raises:
         ValueError: ``f`` is neither.
-        ProfileError: what it holds cannot be used.
+        ProfileError: the contents cannot be used.
     """
     return _read(_torch.fake_profile.load_op_profiles, f)
 
@@ -99,7 +99,7 @@ def _read(read: Callable[[Any], Any], given: Any) -> dict[str, set[OpProfile]]:
         KeyError,
         TypeError,
         AttributeError,
-    ) as error:  # YAML reads a text, or what it can read like a file
+    ) as error:  # YAML also parses plain text, and anything that it can read like a file
         raise ProfileError(
             "This is not a file of operator profiles: it has no torch_version and operators."
         ) from error
@@ -121,7 +121,7 @@ def _dynamic_tensor(description: TensorMetadata) -> torch.Tensor:
 def _fake_kernel(op_name: str, profiles: set[OpProfile]) -> Callable[..., Any]:
     def fake_kernel(*args: Any, **kwargs: Any) -> Any:
         inputs = tuple(TensorMetadata.maybe_from_tensor(a) for a in (*args, *kwargs.values()))
-        # Saved profiles have lost the places of arguments that are no tensors.
+        # Saved profiles do not record where the arguments that are not tensors were.
         tensors = tuple(i for i in inputs if i is not None)
         for profile in profiles:
             if (
@@ -159,14 +159,14 @@ def _check(call: str, op_profiles: Any) -> None:
 
 @contextmanager
 def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[Library]]:
-    """Inside the block, operators answer fake calls from their profiles; afterwards as before.
+    """Let operators answer fake calls from their profiles inside the block, and as before afterwards.
 
-    The keys are names as in ``torch.ops``: ``"mylib.op.default"``. Ranks, dtypes and devices are taken from the
-    profile and every size is a new unknown, which is why this is called unsafe: an operator whose output rank depends
-    on more than the inputs' ranks gets wrong answers.
+    The keys are names as in ``torch.ops``: ``"mylib.op.default"``. Ranks, dtypes and devices come from the
+    profile, and every size is a new unbacked symbol. That is why this is called unsafe: an operator whose
+    output rank depends on more than the inputs' ranks gets wrong answers.
 
     Raises:
-        ProfileError: ``op_profiles`` is no dictionary of names with their profiles.
+        ProfileError: ``op_profiles`` is not a dictionary from operator names to profiles.
     """
     _check("unsafe_generate_fake_kernels", op_profiles)
     libraries: list[Library] = []

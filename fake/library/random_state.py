@@ -1,4 +1,4 @@
-"""A run whose random numbers are the same each time, and which nobody notices afterwards."""
+"""Run code with reproducible random numbers, and restore the generators afterwards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import torch
 
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
-    """Default generators of the CPU and of the GPUs in use start from this seed; afterwards they are as they were.
+    """Seed the default generators of the CPU and of the GPUs in use, and restore their states afterwards.
 
-    ``torch.manual_seed`` in its place would note, with a stack trace, what devices that are not in use are to be told once they
-    are: a millisecond a call, and another seed for them than the user's.
+    ``torch.manual_seed`` instead would queue the seed, with a stack trace, for devices not yet in use: it
+    costs a millisecond per call, and leaves those devices with another seed than the user's.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):

@@ -1,7 +1,8 @@
-"""Registrations for operators that exist, whoever made them.
+"""Register kernels and rules for existing operators, whoever made them.
 
-Each function takes a `CustomOpDef`, an ``OpOverload`` or a qualified name. For operators made by `custom_op` (here or in
-torch) it is the method of the same name; for others it registers with the dispatcher through a `Library`.
+Each function takes a `CustomOpDef`, an ``OpOverload`` or a qualified name. For operators made by `custom_op`
+(here or in torch) it calls the method of the same name; for others it registers with the dispatcher through a
+`Library`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OpLike = Any
 
 
 def _resolve(op: OpLike, function: str) -> tuple[Any, str]:
-    """The custom operator (or None) and the qualified name that ``op`` stands for."""
+    """Return the custom operator (or None) and the qualified name that ``op`` stands for."""
     if isinstance(op, _torch.TorchCustomOpDef):
         return op, op._qualname
     if isinstance(op, _torch.OpOverload):
@@ -39,7 +40,7 @@ def _resolve(op: OpLike, function: str) -> tuple[Any, str]:
 
 
 def _known_schema(name: str, function: str) -> Any:
-    """The schema of an operator that exists: torch's errors of one that does not are about its namespace."""
+    """Return an operator's schema, or raise: torch's own errors would be about its namespace."""
     schema = _torch.find_schema(name)
     if schema is None:
         raise UnknownOpError(
@@ -62,11 +63,11 @@ def register_kernel(
     Args:
         op: the operator: its object, a `CustomOpDef` or its qualified name.
         device_types: one, several, or None for all.
-        func: the kernel; a decorator is returned where it is left out.
+        func: the kernel; if left out, a decorator is returned.
         lib: the registration lives as long as this library.
 
     Raises:
-        UnknownOpError: ``op`` is no operator.
+        UnknownOpError: ``op`` is not an operator.
         SignatureError: ``func`` cannot be called with the operator's arguments.
     """
     custom, name = _resolve(op, "register_kernel")
@@ -89,19 +90,19 @@ def register_fake(
     _stacklevel: int = 1,
     **options: Any,
 ) -> Any:
-    """Register the fake kernel: what the outputs look like, computed from inputs without data.
+    """Register the fake kernel, which computes the outputs' metadata from inputs without data.
 
     Args:
         op: the operator: its object, a `CustomOpDef` or its qualified name.
-        func: the fake kernel; a decorator is returned where it is left out.
+        func: the fake kernel; if left out, a decorator is returned.
         lib: the registration lives as long as this library.
-        _stacklevel: 2 where the caller registers for its own caller, and so on.
+        _stacklevel: 2 if the caller registers for its own caller, and so on.
         **options: ``allow_override``.
 
     Raises:
-        UnknownOpError: ``op`` is no operator.
+        UnknownOpError: ``op`` is not an operator.
         SignatureError: ``func`` cannot be called with the operator's arguments.
-        RuntimeError: with ``allow_override=False``, where the operator has one already.
+        RuntimeError: ``allow_override=False``, and the operator already has a fake kernel.
 
     >>> from fake.library import define, register_fake
     >>> define("doc_register::pairs", "(Tensor x) -> Tensor")
@@ -136,15 +137,15 @@ def register_autograd(
 
     Args:
         op: the operator: its object, a `CustomOpDef` or its qualified name.
-        backward: gives a gradient, or None, for each argument.
+        backward: returns a gradient, or None, for each argument.
         setup_context: takes ``ctx``, ``inputs`` and ``output``.
         lib: the registration lives as long as this library.
 
     Raises:
-        UnknownOpError: ``op`` is no operator.
+        UnknownOpError: ``op`` is not an operator.
         RuntimeError: the operator is not functional.
         NotImplementedError: a tensor argument is keyword-only.
-        SignatureError: a function has another signature.
+        SignatureError: a function has the wrong signature.
     """
     custom, name = _resolve(op, "register_autograd")
     if custom is not None:
@@ -168,11 +169,11 @@ def register_vmap(
 
     Args:
         op: the operator: its object, a `CustomOpDef` or its qualified name.
-        func: the rule; a decorator is returned where it is left out.
+        func: the rule; if left out, a decorator is returned.
         lib: the registration lives as long as this library.
 
     Raises:
-        UnknownOpError: ``op`` is no operator.
+        UnknownOpError: ``op`` is not an operator.
         SignatureError: ``func`` cannot be called that way.
     """
     custom, name = _resolve(op, "register_vmap")
@@ -201,13 +202,13 @@ def register_torch_dispatch(
     Args:
         op: the operator: its object, a `CustomOpDef` or its qualified name.
         torch_dispatch_class: the mode or subclass.
-        func: the rule; a decorator is returned where it is left out.
+        func: the rule; if left out, a decorator is returned.
         lib: the registration lives as long as this library.
 
     Raises:
-        UnknownOpError: ``op`` is no operator.
+        UnknownOpError: ``op`` is not an operator.
         SignatureError: ``func`` does not take these five arguments.
-        RegistrationError: ``torch_dispatch_class`` is no class.
+        RegistrationError: ``torch_dispatch_class`` is not a class.
     """
     custom, name = _resolve(op, "register_torch_dispatch")
     check_dispatch_class(name, torch_dispatch_class)
@@ -235,8 +236,8 @@ def register_autocast(
         lib: the registration lives as long as this library.
 
     Raises:
-        UnknownOpError: ``op`` is no operator.
-        RegistrationError: ``cast_inputs`` is no floating-point type.
+        UnknownOpError: ``op`` is not an operator.
+        RegistrationError: ``cast_inputs`` is not a floating-point dtype.
         ValueError: the device type is unknown or has no autocast.
     """
     custom, name = _resolve(op, "register_autocast")
@@ -249,15 +250,16 @@ def register_autocast(
 
 
 def register_effect(op: OpLike, effect: Any, *, lib: torch.library.Library | None = None) -> None:
-    """Say that an operator has side effects (``EffectType.ORDERED``: compilers keep their order), or None.
+    """Declare an operator's side effects (``EffectType.ORDERED``: compilers keep their order), or None for
+    none.
 
     Args:
         op: the operator, or its name.
-        effect: an ``EffectType``; None takes the effect away.
+        effect: an ``EffectType``; None removes the effect.
         lib: the registration lives as long as this library.
 
     Raises:
-        UnknownOpError: ``op`` is no operator.
+        UnknownOpError: ``op`` is not an operator.
         RegistrationError: ``effect`` is neither.
     """
     custom, name = _resolve(op, "register_effect")
@@ -270,10 +272,11 @@ def register_effect(op: OpLike, effect: Any, *, lib: torch.library.Library | Non
 
 
 def get_kernel(op: OpLike, dispatch_key: Any) -> Any:
-    """The kernel that the dispatcher would run for a dispatch key; ``.call_boxed(keyset, *args)`` calls it.
+    """Return the kernel that the dispatcher would run for a dispatch key; ``.call_boxed(keyset, *args)``
+    calls it.
 
     Raises:
-        ValueError: an unknown key or something that is no operator.
+        ValueError: the key is unknown, or ``op`` is not an operator.
         RuntimeError: the operator does not exist.
     """
     _, name = _resolve(op, "get_kernel")
@@ -281,8 +284,8 @@ def get_kernel(op: OpLike, dispatch_key: Any) -> Any:
 
 
 def get_ctx() -> Any:
-    """The context of the running fake kernel; ``get_ctx().new_dynamic_size(min=0, max=None)`` makes a size that
-    depends on data.
+    """Return the context of the running fake kernel; ``get_ctx().new_dynamic_size(min=0, max=None)`` creates
+    a data-dependent size.
 
     Raises:
         MissingContextError: no fake kernel is running.
@@ -298,11 +301,11 @@ def get_ctx() -> Any:
 def impl_abstract(
     qualname: str, func: Callable[..., Any] | None = None, *, lib: Any = None, _stacklevel: int = 1
 ) -> Any:
-    """The name of `fake.library.register_fake` before torch 2.4.
+    """Register a fake kernel, under the name that `fake.library.register_fake` had before torch 2.4.
 
     Args:
         qualname: ``"ns::name"``.
-        func: the fake kernel; a decorator is returned where it is left out.
+        func: the fake kernel; if left out, a decorator is returned.
         lib: the registration lives as long as this library.
     """
     warn_user("impl_abstract was renamed to register_fake; please use that", FutureWarning)

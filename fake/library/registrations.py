@@ -1,8 +1,9 @@
-"""What this process has registered: one owner, one lock, one reset.
+"""The process's registrations: one owner, one lock, one reset.
 
-An operator stays alive as long as something can call it. ``torch.ops`` can reach every operator by name, so the
-registry holds each operator that was made here, and each `Library` that defines one, until it is destroyed.
-(torch keeps only weak references: there an operator defined in a helper function disappears when the helper returns.)
+An operator stays alive as long as something can call it. ``torch.ops`` can reach every operator by name, so
+the registry holds each operator made here, and each `Library` that defines one, until it is destroyed. (torch
+keeps only weak references: there an operator defined in a helper function disappears when the helper
+returns.)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Registered(Protocol):
 
 
 class Registry:
-    """The operators and libraries that are alive. All methods may be called from any thread."""
+    """Holds the live operators and libraries. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -38,12 +39,12 @@ class Registry:
             self._ops[op.qualname] = op
 
     def find(self, qualname: str) -> Registered | None:
-        """The operator made here under that name, or None."""
+        """Return the operator made here under that name, or None."""
         with self._lock:
             return self._ops.get(qualname)
 
     def names(self) -> list[str]:
-        """Qualified names of all operators made here, sorted."""
+        """Return the qualified names of all operators made here, sorted."""
         with self._lock:
             return sorted(self._ops)
 
@@ -58,7 +59,7 @@ class Registry:
             self._libraries.pop(id(library), None)
 
     def destroy(self, qualname: str) -> bool:
-        """Remove an operator from the dispatcher; the object that stood for it raises when called.
+        """Remove an operator from the dispatcher; its object raises when called.
 
         Returns whether there was one.
         """

@@ -1,4 +1,4 @@
-"""What kernels and fake kernels may return, checked against the schema."""
+"""Check what kernels and fake kernels return against the schema."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fake.library.errors import FakeKernelError, KernelReturnError
 
 
 def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that checks how many outputs it returns.
+    """Wrap a kernel so that it checks how many outputs it returns.
 
-    With too many of them the dispatcher writes past the end of its stack, and the process dies.
+    With too many, the dispatcher would write past the end of its stack, and the process would die.
 
     Raises (when it runs):
-        KernelReturnError: another number of outputs than the schema has.
+        KernelReturnError: the number of outputs is not the schema's.
 
     Args:
         qualname: ``"ns::name"``, for the message.
         schema: the operator's schema.
-        kernel: the kernel that is called.
+        kernel: the kernel to wrap.
     """
     expected = len(schema.returns)
 
@@ -40,15 +40,15 @@ def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Ca
 
 
 def check_result(qualname: str, schema: Any, result: Any) -> Any:
-    """A kernel's result in the form in which the dispatcher returns it.
+    """Convert a kernel's result to the form that the dispatcher returns.
 
     Args:
         qualname: ``"ns::name"``, for the message.
         schema: the operator's schema.
-        result: what the kernel returned.
+        result: the kernel's result.
 
     Raises:
-        KernelReturnError: the schema's return types do not allow it.
+        KernelReturnError: the schema's return types do not allow the result.
     """
     kinds = [str(r.type) for r in schema.returns]
     sequence = isinstance(result, (tuple, list))
@@ -75,15 +75,15 @@ def check_result(qualname: str, schema: Any, result: Any) -> Any:
 
 
 def checked_fake_kernel(qualname: str, schema: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A fake kernel that checks what it returns.
+    """Wrap a fake kernel so that it checks what it returns.
 
     Raises (when it runs):
-        FakeKernelError: another number of outputs than the schema has, or tensors with data.
+        FakeKernelError: the number of outputs is not the schema's, or an output holds data.
 
     Args:
         qualname: ``"ns::name"``, for the message.
         schema: the operator's schema.
-        fn: the fake kernel that is called.
+        fn: the fake kernel to wrap.
     """
     expected = len(schema.returns)
 

@@ -1,4 +1,4 @@
-"""Schemas: inferred from annotations, checked before anything is defined."""
+"""Infer schemas from annotations, and check schemas before anything is defined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ is_functional_schema = _torch.is_functional_schema
 #: Whether a schema type is a list of tensors, optional ones included.
 is_tensorlist_like_type = _torch.is_tensorlist_like_type
 
-#: Namespaces in which nobody but torch may define operators.
+#: Namespaces in which only torch may define operators.
 RESERVED_NAMESPACES = frozenset({"aten", "at", "prim", "prims", "pytorch", "torch"})
 
 
@@ -25,14 +25,14 @@ _NAMELESS_SCHEMA = re.compile(r"\(.*\) -> .*", re.DOTALL)
 
 
 def annotation_text(annotation: object) -> str:
-    """An annotation the way one writes it."""
+    """Return an annotation as it would be written in source code."""
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return annotation.__name__
     return str(annotation).replace("typing.", "")
 
 
 def supported_annotations() -> tuple[str, ...]:
-    """The parameter annotations that stand for a schema type of their own."""
+    """Return the parameter annotations that have their own schema type."""
     return tuple(dict.fromkeys(annotation_text(a) for a in _torch.SUPPORTED_PARAM_TYPES))
 
 
@@ -44,19 +44,20 @@ def infer_schema(
     op_name: str | None = None,
     tags: torch.Tag | Sequence[torch.Tag] | None = (),
 ) -> str:
-    """The schema of a function with annotations, without the operator's name unless ``op_name`` is given.
+    """Return the schema of an annotated function, without the operator's name unless ``op_name`` is given.
 
-    The same rules as ``torch.library.infer_schema``.
+    The rules are those of ``torch.library.infer_schema``.
 
     Args:
         prototype_function: the function whose annotations are read.
-        mutates_args: names of the arguments that it writes to, or ``"unknown"``.
+        mutates_args: names of the arguments that it mutates, or ``"unknown"``.
         op_name: the operator's name.
         tags: tags of the operator.
 
     Raises:
-        UnsupportedAnnotationError: an annotation is missing or has no schema type; the message lists those that do.
-        SchemaError: ``mutates_args`` names something that is no tensor argument.
+        UnsupportedAnnotationError: an annotation is missing or has no schema type; the message lists those
+            that do.
+        SchemaError: ``mutates_args`` names something that is not a tensor argument.
 
     >>> import torch
     >>> def scale(x: torch.Tensor, by: float = 2.0) -> torch.Tensor: ...
@@ -87,10 +88,10 @@ def infer_schema(
 
 
 def split_qualname(qualname: str) -> tuple[str, str]:
-    """``"ns::name"`` as ``("ns", "name")``.
+    """Split ``"ns::name"`` into ``("ns", "name")``.
 
     Raises:
-        SchemaError: it does not look like that.
+        SchemaError: the name does not have that form.
     """
     parts = qualname.split("::") if isinstance(qualname, str) else []
     if len(parts) != 2 or not all(parts):
@@ -103,7 +104,7 @@ def split_qualname(qualname: str) -> tuple[str, str]:
 
 
 def names_of_mutated(mutates_args: Any, op: str | None) -> str | tuple[str, ...]:
-    """``mutates_args`` as a tuple, or the word ``"unknown"``.
+    """Return ``mutates_args`` as a tuple, or the string ``"unknown"``.
 
     Raises:
         SchemaError: it is something else.
@@ -127,10 +128,10 @@ def names_of_mutated(mutates_args: Any, op: str | None) -> str | tuple[str, ...]
 
 
 def check_nameless(schema: Any, call: str, op: str) -> None:
-    """Check that a schema is a text without an operator's name.
+    """Check that a schema is a string without an operator's name.
 
     Args:
-        schema: what was given.
+        schema: the value to check.
         call: the call that takes it, for the message.
         op: the operator's name, for the error.
 
@@ -162,5 +163,5 @@ def parse(schema: str, *, op: str) -> Any:
 
 
 def mutated_arguments(schema: Any) -> list[str]:
-    """Names of the arguments that a schema marks as mutated."""
+    """Return the names of the arguments that a schema marks as mutated."""
     return [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]

@@ -1,6 +1,6 @@
-"""Checks that a function can be called the way an operator's schema will call it.
+"""Check that a function can be called the way an operator's schema will call it.
 
-All checks run when the function is registered. A function whose signature Python cannot tell (many
+All checks run when the function is registered. A function without an introspectable signature (many
 built-ins) passes.
 
 >>> import torch
@@ -34,7 +34,7 @@ _BY_NAME = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of ``fn``, or None where Python cannot tell it."""
+    """Return the signature of ``fn``, or None if Python cannot determine it."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -42,11 +42,11 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 class _Parameters:
-    """The parameters of a function, by kind, and how it is refused.
+    """The parameters of a function by kind, and the error for a mismatch.
 
     Attributes:
-        positional: those that can be given by position, in order.
-        by_name: those that can be given by name.
+        positional: those that can be passed by position, in order.
+        by_name: those that can be passed by name.
         kinds: all kinds that occur.
     """
 
@@ -65,9 +65,9 @@ class _Parameters:
         """Refuse a parameter that has no default and is not passed.
 
         Args:
-            parameters: those to look at.
-            passed: names that the call passes.
-            problem: what the error says of it.
+            parameters: the parameters to check.
+            passed: the names that the call passes.
+            problem: how the error describes it.
         """
         for parameter in parameters:
             if parameter.default is Parameter.empty and parameter.name not in passed:
@@ -88,7 +88,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _written(schema: Any, leading: Sequence[str]) -> str:
-    """The signature that a schema asks for."""
+    """Return the signature that a schema requires, as text."""
     parts = list(leading)
     for argument in schema.arguments:
         if argument.kwarg_only and "*" not in parts:
@@ -125,12 +125,13 @@ def check_kernel(
         role: what the function is, for messages: ``"kernel"``, ``"vmap rule"``.
         fn: the function.
         schema: the operator's schema.
-        leading: parameters that come before the operator's own (``info, in_dims`` of a vmap rule).
-        exact: whether names and defaults must be the schema's. If not (operators that others defined), a renamed positional
-            parameter is a `SignatureWarning`; one that carries the name of a different argument stays an error.
+        leading: parameters that precede the operator's own (``info, in_dims`` of a vmap rule).
+        exact: whether names and defaults must be the schema's. If not (operators that others defined), a
+            renamed positional parameter is a `SignatureWarning`; one that carries another argument's name
+            stays an error.
 
     Raises:
-        SignatureError: the function cannot be called with the operator's arguments, or gives one another default.
+        SignatureError: the function cannot be called with the operator's arguments, or has another default.
     """
     found = _parameters(op, role, fn, _written(schema, leading))
     if found is None:
@@ -194,9 +195,9 @@ def _check_default(found: _Parameters, argument: Any, parameter: Parameter) -> N
 
 
 def fill_missing_defaults(fn: Callable[..., Any], schema: Any) -> Callable[..., Any]:
-    """Return ``fn``, or ``fn`` with the defaults that the schema has and ``fn`` lacks.
+    """Return ``fn``, with the schema's defaults filled in where it has none.
 
-    The dispatcher leaves out arguments that equal their default; without this, such a call fails inside.
+    The dispatcher leaves out arguments that equal their default; without this, such a call would fail inside.
     """
     signature = signature_of(fn)
     if signature is None:
@@ -230,7 +231,7 @@ def fill_missing_defaults(fn: Callable[..., Any], schema: Any) -> Callable[..., 
 
 
 def _check_positional(op: str, role: str, fn: Callable[..., Any], expected: Sequence[str]) -> None:
-    """Check that ``fn`` takes exactly these, by position."""
+    """Check that ``fn`` takes exactly these parameters, by position."""
     found = _parameters(op, role, fn, _listed(expected))
     if found is None:
         return
@@ -243,7 +244,7 @@ def _check_positional(op: str, role: str, fn: Callable[..., Any], expected: Sequ
 
 
 def check_backward(op: str, fn: Callable[..., Any], schema: Any) -> None:
-    """Check a backward formula: ``(ctx, *one gradient per return)``.
+    """Check a backward formula: ``(ctx, *one gradient per output)``.
 
     Args:
         op: the operator's name, for messages.
@@ -251,7 +252,7 @@ def check_backward(op: str, fn: Callable[..., Any], schema: Any) -> None:
         schema: the operator's schema.
 
     Raises:
-        SignatureError: it takes another number of gradients.
+        SignatureError: it takes a different number of gradients.
     """
     count = len(schema.returns)
     grads = ["grad"] if count == 1 else [f"grad{index}" for index in range(count)]
@@ -267,7 +268,7 @@ def check_setup_context(op: str, fn: Callable[..., Any], schema: Any) -> None:
         schema: the operator's schema.
 
     Raises:
-        SignatureError: a keyword that will be passed is missing, or another one is required.
+        SignatureError: it lacks a keyword that will be passed, or requires another one.
     """
     keyword_only = any(a.kwarg_only for a in schema.arguments)
     expected = ["ctx", "inputs", *(["keyword_only_inputs"] if keyword_only else []), "output"]
@@ -305,7 +306,7 @@ def check_torch_dispatch(op: str, fn: Callable[..., Any]) -> None:
 
 
 def as_schema(signature: inspect.Signature) -> Any:
-    """An author's signature in the shape of a schema, for the signature checks."""
+    """Return an author's signature in the form of a schema, for the signature checks."""
 
     def argument(p: Parameter) -> Any:
         has_default = p.default is not p.empty
