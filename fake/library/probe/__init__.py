@@ -1,8 +1,8 @@
 """`probe`: derive an operator's fake kernel from its real one.
 
-One concern a file: `experiments` runs the kernel on chosen variations of the samples, `call_facts` reduces calls to what a
-fake kernel may see, `shapes`, `solve` and `kinds` propose rules, `derive` keeps those that fit, `rule` answers and
-`source` prints. `score` tries it blind on torch's own operators.
+One concern per file: `experiments` runs the kernel on chosen variations of the samples, `call_facts` reduces
+calls to what a fake kernel may see, `candidates` and `solve` propose rules, `derive` keeps those that fit,
+and `rule` evaluates and prints them.
 """
 
 from fake.library.probe.rule import FakeRule, UndecidedError

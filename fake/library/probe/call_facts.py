@@ -1,4 +1,4 @@
-"""A call and its result, reduced to what a fake kernel may look at."""
+"""A call and its result, reduced to what a fake kernel may read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fake.seam import library as _torch
 
 @dataclass(frozen=True)
 class TensorFact:
-    """A tensor without its data, with a tensor's methods."""
+    """A tensor without its data, with the methods of a tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -24,26 +24,26 @@ class TensorFact:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorFact:
-        """The facts of a strided tensor."""
+        """Return the facts of a strided tensor."""
         return TensorFact(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     def stride(self) -> tuple[int, ...]:
-        """As `torch.Tensor.stride`."""
+        """Like `torch.Tensor.stride`."""
         return self.strides
 
     def dim(self) -> int:
-        """As `torch.Tensor.dim`."""
+        """Like `torch.Tensor.dim`."""
         return len(self.shape)
 
     def numel(self) -> int:
-        """As `torch.Tensor.numel`."""
+        """Like `torch.Tensor.numel`."""
         count = 1
         for size in self.shape:
             count *= size
         return count
 
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in order without gaps."""
+        """Return whether the elements are in order without gaps."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1:
@@ -58,8 +58,8 @@ class OutputFact:
     """One output of a call.
 
     Attributes:
-        shape: None for a size that other data gave another value.
-        alias: the argument whose memory it shares, or None.
+        shape: the sizes; None for a size that other data changed.
+        alias: the argument whose memory the output shares, or None.
     """
 
     shape: tuple[int | None, ...]
@@ -70,13 +70,13 @@ class OutputFact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Arguments by name, tensors as `TensorFact`."""
+    """Arguments by name, with tensors as `TensorFact`."""
 
     values: Mapping[str, Any]
 
     @property
     def tensors(self) -> Iterator[tuple[str, TensorFact]]:
-        """``(expression, tensor)`` for each tensor; elements of a list are ``name[i]``."""
+        """Yield ``(expression, tensor)`` for each tensor; elements of a list are ``name[i]``."""
         for name, value in self.values.items():
             if isinstance(value, TensorFact):
                 yield name, value
@@ -86,15 +86,15 @@ class Facts:
                         yield f"{name}[{index}]", element
 
     def structure(self) -> tuple[Any, ...]:
-        """Which arguments are there, and of what kind."""
+        """Return which arguments are present, and of what kind."""
         return tuple(sorted((name, _kind(value)) for name, value in self.values.items()))
 
     def kinds(self) -> tuple[tuple[str, str], ...]:
-        """The kind of each argument."""
+        """Return the kind of each argument."""
         return tuple((name, _kind(value)[0]) for name, value in self.values.items())
 
     def categories(self) -> tuple[tuple[str, str], ...]:
-        """The arguments that are neither tensors nor numbers, with their values."""
+        """Return the arguments that are neither tensors nor numbers, with their values."""
         return tuple(
             sorted(
                 (name, literal(value) or repr(value))
@@ -104,7 +104,7 @@ class Facts:
         )
 
     def category_of(self, name: str) -> str:
-        """Returns the category of one argument: its value if it is a flag, else its kind, or ``absent``."""
+        """Return one argument's category: its value if it is a flag, otherwise its kind, or ``absent``."""
         if name not in self.values:
             return "absent"
         kind = _kind(self.values[name])[0]
@@ -112,29 +112,29 @@ class Facts:
         return (literal(value) or repr(value)) if kind == "category" else kind
 
     def ranks(self) -> tuple[tuple[str, int], ...]:
-        """The rank of each tensor."""
+        """Return the rank of each tensor."""
         return tuple((name, tensor.dim()) for name, tensor in self.tensors)
 
     def numbers(self) -> tuple[tuple[str, Any], ...]:
-        """Integers and lists of integers, by name."""
+        """Return the numbers and the lists of integers, by name."""
         kinds = ("int", "ints", "float")
         return tuple(sorted((n, _freeze(v)) for n, v in self.values.items() if _kind(v)[0] in kinds))
 
     def dtypes(self) -> tuple[Any, ...]:
-        """The dtypes of all tensors and dtype arguments."""
+        """Return the dtypes of all tensors and dtype arguments."""
         given = tuple((n, v) for n, v in self.values.items() if isinstance(v, torch.dtype))
         return (tuple((n, t.dtype) for n, t in self.tensors), given)
 
     def has_empty(self) -> bool:
-        """Whether a tensor has no elements."""
+        """Return whether any tensor has no elements."""
         return any(t.numel() == 0 for _, t in self.tensors)
 
     def contiguous(self) -> bool:
-        """Whether every tensor is."""
+        """Return whether every tensor is contiguous."""
         return all(t.is_contiguous() for _, t in self.tensors)
 
     def environment(self, names: Sequence[str]) -> dict[str, Any]:
-        """Names for the evaluation of an expression: absent arguments are None."""
+        """Return the names for evaluating an expression; absent arguments are None."""
         return {**dict.fromkeys(names), **self.values}
 
 
@@ -161,7 +161,7 @@ def _freeze(value: Any) -> Any:
 
 
 def abstract(value: Any) -> Any:
-    """An argument with tensors replaced by their facts. Lists that hold tensors stay lists, others become tuples."""
+    """Replace an argument's tensors by their facts. Lists with tensors stay lists, others become tuples."""
     if isinstance(value, torch.Tensor):
         return TensorFact.of(value)
     if isinstance(value, (list, tuple)):
@@ -171,13 +171,13 @@ def abstract(value: Any) -> Any:
 
 
 def parameter_names(op: Callable[..., Any]) -> list[str] | None:
-    """The names of an operator's parameters, or None where only the kernel knows them."""
+    """Return the names of an operator's parameters, or None if only the kernel knows them."""
     signature = signature_for(op)
     return None if signature is None else list(signature.parameters)
 
 
 def optional_parameters(op: Callable[..., Any]) -> list[str]:
-    """The names of the parameters that have a default, as far as they are known."""
+    """Return the names of the parameters that have a default, as far as they are known."""
     signature = signature_for(op)
     if signature is None:
         return []
@@ -185,7 +185,7 @@ def optional_parameters(op: Callable[..., Any]) -> list[str]:
 
 
 def bind(names: Sequence[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name; ``arg0``, ``arg1``... where the names are not known.
+    """Return the arguments by name; ``arg0``, ``arg1``... if the names are not known.
 
     Args:
         names: the parameters, or None.
@@ -200,12 +200,12 @@ def bind(names: Sequence[str] | None, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def facts_of(bound: Mapping[str, Any]) -> Facts:
-    """The facts of bound arguments."""
+    """Return the facts of bound arguments."""
     return Facts({name: abstract(value) for name, value in bound.items()})
 
 
 def describe_outputs(result: Any, inputs: Mapping[str, Any]) -> tuple[OutputFact, ...] | None:
-    """The outputs of a call; None where one is not a strided tensor."""
+    """Return the outputs of a call, or None if one is not a strided tensor."""
     outputs = result if isinstance(result, (tuple, list)) else (result,)
     if not all(
         isinstance(o, torch.Tensor) and o.layout is torch.strided and not o.is_quantized for o in outputs

@@ -1,7 +1,7 @@
-"""Candidates for shapes that hold for any rank, dtypes and strides: expressions over the arguments, simplest first.
+"""Candidate expressions, simplest first, for shapes of any rank, for dtypes and for strides.
 
-A candidate is the text of a Python expression that may use the functions of `helpers`. It is kept if it gives the
-observed answer for every observation.
+A candidate is the text of a Python expression over the arguments that may use the functions of `helpers`. It
+is kept if it gives the observed answer for every observation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fake.library.probe.experiments import Observation
 
 
 class Vocabulary:
-    """The names that expressions may use, from the arguments seen in a group of observations."""
+    """The names that expressions may use, taken from the arguments seen in a group of observations."""
 
     def __init__(self, observations: Sequence[Observation]) -> None:
         values: dict[str, list[object]] = {}
@@ -51,12 +51,12 @@ class Vocabulary:
         self.elements = [f"{n}[{i}]" for n in self.lists for i in range(min(elements, 3))]
 
 
-#: Ends a tier of candidates: later ones are tried only if none of the earlier ones fits.
+#: Separates tiers of candidates: later tiers are tried only if no earlier one has a fit.
 TIER = 0
 
 
 def shape_candidates(words: Vocabulary) -> Iterator[Any]:
-    """Expressions for the shape of one output, and `TIER` between groups of less and less plausible ones."""
+    """Yield expressions for the shape of one output, with `TIER` before each less plausible group."""
     tensors = (words.tensors + words.elements)[:5]
     yield from (f"{p}.shape" for p in tensors)
     if len(tensors) > 1:
@@ -191,7 +191,7 @@ def _tails(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
 
 
 def _convolutions(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
-    """Convolutions and pooling: which argument is the kernel size, the stride, the padding?"""
+    """Try which argument of a convolution or pooling is the kernel size, the stride, the padding."""
     numbers = list(dict.fromkeys([*words.ints, *words.int_lists]))[:6]
     for p in tensors[:1]:
         for q in tensors[1:2]:
@@ -220,7 +220,7 @@ def _convolutions(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
 
 
 def _choices(names: list[str], count: int) -> Iterator[tuple[str, ...]]:
-    """Different names in the order of the parameters, or None, for ``count`` places: step, padding, dilation."""
+    """Yield distinct names in parameter order, or None, for ``count`` places: stride, padding, dilation."""
     for chosen in itertools.product([*names, "None"], repeat=count):
         places = [names.index(c) for c in chosen if c != "None"]
         if places == sorted(set(places)):
@@ -232,7 +232,7 @@ _DTYPES = (torch.bool, torch.int64, torch.int32, torch.float32, torch.float64, t
 
 
 def dtype_candidates(words: Vocabulary) -> Iterator[Any]:
-    """Expressions for the dtype of one output, simplest first."""
+    """Yield expressions for the dtype of one output, simplest first."""
     tensors = (words.tensors + words.elements)[:4]
     bases = [f"{p}.dtype" for p in tensors]
     if len(tensors) > 1:
@@ -267,7 +267,7 @@ def dtype_candidates(words: Vocabulary) -> Iterator[Any]:
 
 
 def stride_candidates(words: Vocabulary) -> Iterator[Any]:
-    """Expressions for the strides of one output of ``shape``, simplest first."""
+    """Yield expressions for the strides of one output of ``shape``, simplest first."""
     tensors = (words.tensors + words.elements)[:4]
     yield "row_major(shape)"
     if tensors:

@@ -1,4 +1,4 @@
-"""From observations to a rule: candidates that fit every observation, tried on ever smaller classes of calls."""
+"""Derive a rule from observations: candidates that fit all of them, for ever smaller classes of calls."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fake.library.probe.rule import FakeRule, Level, Property, evaluate
 from fake.library.probe.solve import solve_sizes
 
 _KEEP = 6
-#: A class needs that many observations before a candidate counts as proven.
+#: A class needs this many observations before a candidate counts as proven.
 _ENOUGH = 3
 
 
 def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: type | None) -> FakeRule:
-    """The rule that the laboratory's observations support.
+    """Return the rule that the laboratory's observations support.
 
     Args:
         op: the operator's name, for messages.
-        names: its parameters, where they are known.
+        names: its parameters, if known.
         laboratory: the observations, and the kernel to make more.
-        container: ``list``, ``tuple`` or None: what the operator returns its outputs in.
+        container: the type that the operator returns its outputs in: ``list``, ``tuple`` or None.
     """
     observations = [o for o in laboratory.observations if o.outputs is not None]
     rule = FakeRule(
@@ -57,7 +57,7 @@ def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: 
         rule.seen_kinds |= {(n, "absent") for n in rule.all_names if n not in observation.facts.values}
     shared = [(o, _shares(o)) for o in observations]
     fresh = [o for o, name in shared if not name]
-    # Tensors without elements have no memory to share, so they prove nothing here.
+    # Tensors without elements share no memory, so they prove nothing here.
     if all(o.facts.has_empty() for o in fresh) and any(name for _, name in shared):
         rule.problems.append(
             f"it returns or writes to the memory of {next(n for _, n in shared if n)}: only functional operators are probed"
@@ -78,7 +78,7 @@ def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: 
 
 
 def _shares(observation: Observation) -> str:
-    """The argument whose memory an output shares, or that was written to; empty if there is none."""
+    """Return the argument whose memory an output shares, or that was mutated; empty if there is none."""
     if observation.writes is not None:
         return observation.writes
     return next((o.alias for o in observation.outputs or () if o.alias is not None), "")
@@ -112,7 +112,7 @@ def _derive_output(rule: FakeRule, observations: list[Observation], index: int) 
 
 
 def _dynamic_dimensions(observations: Sequence[Observation], index: int) -> set[tuple[int, int]]:
-    """``(rank, dimension)`` of every size that some other data changed."""
+    """Return ``(rank, dimension)`` of every size that other data changed."""
     found = set()
     for observation in observations:
         shape = observation.outputs[index].shape  # type: ignore[index]
@@ -170,9 +170,9 @@ def _fit(
     with_shape: bool = False,
     few: bool = False,
 ) -> None:
-    """Solve for all calls at once; where that fails, for classes of them, coarsest first.
+    """Solve for all calls at once; if that fails, for classes of them, coarsest first.
 
-    Kernels have exceptions for inputs without elements, so these do not count at first; where the rules found
+    Kernels make exceptions for inputs without elements, so these are ignored at first. If the rules found
     without them are wrong for them, the rules do not cover them.
     """
     full = [(o, value) for o, value in seen if not o.facts.has_empty()] or list(seen)
@@ -249,7 +249,7 @@ def _grouped(prop: Property, seen: Seen, level: Level) -> dict[Any, list[tuple[O
 
 
 def _coarse_levels(seen: Seen) -> Iterable[Level]:
-    """All calls together; then by one flag (or the kind of one argument); then by the rank of one tensor."""
+    """Yield levels: all calls together; by one flag (or one argument's kind); by the rank of one tensor."""
     yield ("all",)
     names = dict.fromkeys(n for o, _ in seen for n in o.facts.values)
     for name in names:
@@ -261,7 +261,7 @@ def _coarse_levels(seen: Seen) -> Iterable[Level]:
 
 
 def _fixed_numbers(group: Seen) -> list[str]:
-    """Arguments that are numbers and have one value only: what they contribute to a size cannot be told."""
+    """Return the number arguments with only one observed value: their part in a size cannot be determined."""
     values: dict[str, set[Any]] = {}
     for observation, _ in group:
         for name, number in observation.facts.numbers():
@@ -274,7 +274,7 @@ def _names(expression: str) -> set[str]:
 
 
 def _constant_class(group: Seen) -> bool:
-    """Calls without tensors have nothing to vary: one observation says it all."""
+    """Return whether no call has a tensor: then nothing can vary, and one observation is enough."""
     return not any(True for o, _ in group for _ in o.facts.tensors)
 
 
@@ -285,7 +285,7 @@ def _consistent(
     *,
     with_shape: bool,
 ) -> list[str]:
-    """The simplest candidates that fit every observation of a group."""
+    """Return the simplest candidates that fit every observation of a group."""
     words = Vocabulary([o for o, _ in group])
     cases = []
     for observation, value in _telling_order(group):
@@ -294,13 +294,13 @@ def _consistent(
             environment["shape"] = value[0]
         cases.append((environment, value))
     found: list[str] = []
-    # The more contrived a candidate, the more different results it must explain.
+    # The more contrived a candidate is, the more distinct results it must explain.
     different = len({repr(value) for _, value in group})
     needed = 1
     for candidate in candidates(words):
         if not isinstance(candidate, str):
             needed += 0 if with_shape or _constant_class(group) else 1
-            # A number ends a tier: what comes later is too contrived to cast doubt on what was found before.
+            # A number ends a tier: later candidates are too contrived to cast doubt on those already found.
             if found or different < needed:
                 break
             continue
@@ -315,6 +315,6 @@ def _consistent(
 
 
 def _telling_order(group: Seen) -> list[tuple[Observation, Any]]:
-    """Rare values first: they refute wrong candidates soonest."""
+    """Sort rare values first: they refute wrong candidates soonest."""
     counts = Counter(repr(value) for _, value in group)
     return sorted(group, key=lambda pair: counts[repr(pair[1])])

@@ -1,4 +1,4 @@
-"""Running the kernel: the samples, and chosen variations of them."""
+"""Run the kernel on the samples, and on chosen variations of them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Observation:
     """One call that the kernel accepted.
 
     Attributes:
-        outputs: None where the result is not made of strided tensors.
+        outputs: the outputs, or None if the result is not made of strided tensors.
         sample: whether it is a sample rather than a variation.
-        writes: an argument that the call wrote to, or None.
+        writes: an argument that the call mutated, or None.
     """
 
     facts: Facts
@@ -35,16 +35,16 @@ class Observation:
 
 @dataclass
 class Laboratory:
-    """Calls an operator and remembers what it did.
+    """Calls an operator and records what it did.
 
     Attributes:
         op: the real kernel, or the operator with one.
         names: the parameters' names, or None.
         budget: the number of calls to spend on one sample.
-        isolate: make the calls in a forked process, where a kernel that crashes costs one call only.
-        observations: what it did.
+        isolate: make the calls in a forked process, so that a crashing kernel costs only one call.
+        observations: the accepted calls.
         crashes: ``(arguments, what happened)`` of the calls that ended their process.
-        container: list or tuple where the operator returns one.
+        container: list or tuple if the operator returns one.
     """
 
     op: Callable[..., Any]
@@ -109,7 +109,7 @@ class Laboratory:
         return Observation(facts, outputs, sample), container
 
     def _run_with_other_data(self, call: Call, first: Observation) -> Observation:
-        """Sizes that change with the data become None."""
+        """Replace sizes that change with the data by None."""
         outputs = first.outputs
         for change in DATA_CHANGES:
             if outputs is None:

@@ -1,4 +1,4 @@
-"""Work in a forked process: kernels may crash on inputs that they should refuse, and must not take us along."""
+"""Run work in a forked process: kernels may crash on inputs that they should refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Crash:
-    """The step that ended its process, or did not end.
+    """A step that ended its process, or did not finish.
 
     Attributes:
         step: its number.
@@ -34,7 +34,7 @@ class Crash:
 
 
 def can_isolate() -> bool:
-    """Whether this process can be forked: not where a GPU is in use, and not inside of a daemon."""
+    """Return whether this process can be forked: not if a GPU is in use, and not in a daemon."""
     return (
         hasattr(os, "fork")
         and not multiprocessing.current_process().daemon
@@ -43,14 +43,14 @@ def can_isolate() -> bool:
 
 
 def run_isolated(steps: Callable[[int], Iterator[T]], *, timeout: float = 60.0) -> Iterator[T | Crash]:
-    """Yields what ``steps(0)`` yields, computed in a forked process.
+    """Yield what ``steps(0)`` yields, computed in a forked process.
 
     Args:
         steps: ``steps(n)`` yields the results of the steps from number ``n`` on. They are pickled.
-        timeout: seconds after which a step is given up.
+        timeout: seconds after which a step is abandoned.
 
     Yields:
-        a result for each step, or a `Crash`, after which a new process goes on with the next step.
+        A result for each step, or a `Crash`, after which a new process continues with the next step.
     """
     context = multiprocessing.get_context("fork")
     step = 0
@@ -58,8 +58,8 @@ def run_isolated(steps: Callable[[int], Iterator[T]], *, timeout: float = 60.0) 
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=_work, args=(steps, step, sender), daemon=True)
         with warnings.catch_warnings():
-            # Python 3.12 warns of threads that may hold locks; the child runs kernels on one thread only, and a
-            # kernel that waits for a lock all the same is given up after `timeout`.
+            # Python 3.12 warns about threads that may hold locks. The child runs kernels on one thread only,
+            # and a kernel that waits for a lock anyway is abandoned after `timeout`.
             warnings.simplefilter("ignore", DeprecationWarning)
             child.start()
         sender.close()
@@ -88,9 +88,9 @@ def run_isolated(steps: Callable[[int], Iterator[T]], *, timeout: float = 60.0) 
 
 
 def _work(steps: Callable[[int], Iterator[Any]], first: int, results: Connection) -> None:
-    # Thread pools do not survive a fork: one thread needs none.
+    # Thread pools do not survive a fork; with one thread, none is needed.
     torch.set_num_threads(1)
-    faulthandler.disable()  # a crash here is an answer, not an accident to report
+    faulthandler.disable()  # a crash here is a result, not an accident to report
     try:
         for result in steps(first):
             results.send(("result", result))
@@ -102,7 +102,7 @@ def _work(steps: Callable[[int], Iterator[Any]], first: int, results: Connection
 def _picklable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001  exceptions with arguments of their own
+    except Exception:  # noqa: BLE001  exceptions with their own constructor arguments
         return RuntimeError(describe_error(error))
     return error
 

@@ -1,4 +1,4 @@
-"""The functions that rules are written with. A printed rule carries the source of those it uses."""
+"""The functions that rules are written with. A printed rule includes the source of those that it uses."""
 
 from __future__ import annotations
 

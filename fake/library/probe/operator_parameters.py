@@ -1,4 +1,4 @@
-"""The parameters of an operator as Python has them: names, defaults, and which are passed by name only."""
+"""The parameters of an operator as Python sees them: names, defaults, and which are keyword-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fake.seam import library as _torch
 
 
 def signature_for(op: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature that a fake kernel of ``op`` has, or None where only the kernel knows it."""
+    """Return the signature of a fake kernel of ``op``, or None if only the kernel knows it."""
     layout = getattr(op, "layout", None)
     if layout is not None:
         return layout.signature
@@ -42,24 +42,24 @@ def _of_schema(schema: Any, python_defaults: Mapping[str, Any]) -> inspect.Signa
             if str(argument.type) in _STORED_AS_NUMBERS and isinstance(default, int):
                 default = _Unprintable(default)
         kind = Parameter.KEYWORD_ONLY if argument.kwarg_only else Parameter.POSITIONAL_OR_KEYWORD
-        # No parameter can have the name of a keyword; one with an underscore is accepted in its place.
+        # A parameter's name cannot be a Python keyword; one with an underscore is accepted instead.
         name = f"_{argument.name}" if keyword.iskeyword(argument.name) else argument.name
         parameters.append(Parameter(name, kind, default=default))
     return inspect.Signature(parameters)
 
 
-#: Schema types whose defaults are stored as numbers that mean nothing to Python.
+#: Schema types whose defaults are stored as integers that mean nothing to Python.
 _STORED_AS_NUMBERS = ("ScalarType", "Layout", "MemoryFormat", "Optional[ScalarType]", "Optional[Layout]")
 
 
 class _Unprintable(int):
-    """A default that cannot be written in Python, and is not passed by this package either."""
+    """A default that cannot be written in Python, and that this package does not pass either."""
 
 
 def fill_defaults(
     signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with the defaults that it leaves out, as far as they are known.
+    """Add the defaults that the call leaves out, as far as they are known.
 
     Args:
         signature: the operator's parameters, or None.
@@ -89,7 +89,7 @@ def _known(default: Any) -> bool:
 
 
 def literal(value: Any) -> str | None:
-    """An expression with that value, or None where there is none that stands for itself."""
+    """Return a self-contained expression for the value, or None if there is none."""
     if isinstance(value, _Unprintable):
         return None
     if isinstance(value, enum.Enum):
@@ -111,10 +111,10 @@ def literal(value: Any) -> str | None:
 
 
 def signature_text(signature: inspect.Signature) -> str:
-    """The parameters as they are written between the parentheses of a definition.
+    """Return the parameters as text, as written between the parentheses of a definition.
 
-    Defaults that cannot be written are left out, and those of the positional parameters before them: the operator
-    passes its own.
+    Defaults that cannot be written are left out, along with those of preceding positional parameters: the
+    operator passes its own.
     """
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD]

@@ -24,13 +24,13 @@ _DTYPES = (
 
 
 def changed(call: Call, change: Change, kind: str = "", only: torch.Tensor | None = None) -> Call:
-    """The call with every strided tensor (or ``only`` one) changed; what cannot be changed stays.
+    """Return the call with every strided tensor (or only ``only``) changed, as far as that is possible.
 
     Args:
         call: the call.
-        change: gives the tensor that replaces one; a failure leaves it as it is.
+        change: returns the replacement of a tensor; if it fails, the tensor stays as it is.
         kind: the kind of variation.
-        only: the tensor that is changed; None for all.
+        only: the tensor to change; None for all.
     """
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def changed(call: Call, change: Change, kind: str = "", only: torch.Tensor | Non
         try:
             return change(tensor)
         except (RuntimeError, NotImplementedError):
-            return tensor  # a dtype that can do little
+            return tensor  # a dtype with few operators
 
     return call.map(one, kind=kind)
 
@@ -50,25 +50,25 @@ def _alternating(tensor: torch.Tensor) -> torch.Tensor:
     return out
 
 
-#: Changes of values that keep everything a fake kernel may look at.
+#: Changes of values that preserve everything a fake kernel may read.
 DATA_CHANGES: tuple[Change, ...] = (torch.zeros_like, torch.ones_like, reversed_values, _alternating)
 
 
 def variations(sample: Call) -> Iterator[Call]:
-    """Calls of all kinds, in turn, so that a small budget has some of each."""
+    """Yield calls of all kinds in turn, so that a small budget covers each kind."""
     kinds = (_sizes, _flags, _numbers, _layouts, _shapes, _dtypes, _ranks)
     for turn in itertools.zip_longest(*(kind(sample) for kind in kinds)):
         yield from (variation for variation in turn if variation is not None)
 
 
 def _several(sample: Call, count: int) -> list[torch.Tensor]:
-    """The first tensors of a call that has more than one."""
+    """Return the first tensors of a call that has more than one."""
     tensors = [t for t in sample.tensors if t.layout is torch.strided]
     return tensors[:count] if len(tensors) > 1 else []
 
 
 def _resize(sample: Call, change: Callable[[tuple[int, int], int], int]) -> Call:
-    """Every tensor with ``change((tensor number, dimension), size)`` as sizes."""
+    """Resize every tensor by ``change((tensor number, dimension), size)``."""
     count = itertools.count()
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ def _dtypes(sample: Call) -> Iterator[Call]:
 
 
 def _shapes(sample: Call) -> Iterator[Call]:
-    """Tensors that take the shape of another, or fewer or more broadcast dimensions."""
+    """Give tensors the shape of another one, or fewer or more broadcast dimensions."""
     tensors = _several(sample, 4)
     for one, other in itertools.permutations(tensors, 2):
         if one.shape != other.shape:

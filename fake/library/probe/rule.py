@@ -1,4 +1,4 @@
-"""`FakeRule`: what was found, callable as a fake kernel and printable as the source of one."""
+"""`FakeRule`: a derived rule, callable as a fake kernel and printable as the source of one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _HELPERS = {name: getattr(helpers, name) for name in helpers.__all__}
 
 
 class UndecidedError(ProbeError):
-    """The evidence does not decide what the operator returns for this call.
+    """The evidence does not determine what the operator returns for this call.
 
     Attributes:
-        what: what is not known.
-        call: the call that would decide.
+        what: what is unknown.
+        call: the call that would decide it.
     """
 
     def __init__(self, op: str, what: str, call: str) -> None:
@@ -37,14 +37,15 @@ class UndecidedError(ProbeError):
         self.call = call
 
 
-#: How calls are sorted into classes: ("all",), ("by", argument), ("rank", tensor), ("class", detail).
+#: How calls are divided into classes: ("all",), ("by", argument), ("rank", tensor), ("class", detail).
 Level = tuple[Any, ...]
 
 
 def key_of(facts: Facts, level: Level) -> Any:
-    """The class of a call.
+    """Return the class of a call.
 
-    ``("class", 1)`` tells calls apart by the kinds of arguments and by flags, 2 also by ranks, 3 also by numbers.
+    ``("class", 1)`` separates calls by the kinds of arguments and by flags, 2 also by ranks, 3 also by
+    numbers.
     """
     kind = level[0]
     if kind == "all":
@@ -63,13 +64,14 @@ def key_of(facts: Facts, level: Level) -> Any:
 
 @dataclass
 class Property:
-    """One solved quantity: per class of calls, expressions that all fit the evidence, the simplest first.
+    """A solved quantity: for each class of calls, all expressions that fit the evidence, simplest first.
 
     Attributes:
-        levels: the ways of sorting calls that have rules, coarsest first.
+        levels: the ways of dividing calls into classes that have rules, coarsest first.
         rules: level and class → expressions.
-        extra: a further part of the class key (the dtypes, or whether inputs are contiguous), or None.
-        refuses_empty: the rules do not hold for inputs without elements.
+        extra: computes a further part of the class key (the dtypes, or whether inputs are contiguous), or
+            None.
+        refuses_empty: whether the rules do not hold for inputs without elements.
     """
 
     name: str
@@ -82,22 +84,22 @@ class Property:
         """Record what holds for a class.
 
         Args:
-            level: how calls are sorted into classes.
+            level: how calls are divided into classes.
             key: the class.
-            expressions: all that fit the evidence, the simplest first.
+            expressions: all that fit the evidence, simplest first.
         """
         if level not in self.levels:
             self.levels.append(level)
         self.rules[level, key] = expressions
 
     def key(self, facts: Facts, level: Level) -> Any:
-        """The class of a call at a level."""
+        """Return the class of a call at a level."""
         if level[0] == "extra":
             return (*key_of(facts, ("class", 1)), self.extra(facts) if self.extra else None)
         return key_of(facts, level)
 
     def find(self, facts: Facts) -> tuple[tuple[Level, Any], list[str]] | None:
-        """The expressions for a call, at the coarsest level that has some."""
+        """Return the expressions for a call at the coarsest level that has any, or None."""
         if self.refuses_empty and facts.has_empty():
             return None
         for level in self.levels:
@@ -111,7 +113,7 @@ _compiled: dict[str, Any] = {}
 
 
 def evaluate(expression: str, environment: Mapping[str, Any]) -> Any:
-    """The value of a rule's expression; None where it does not apply."""
+    """Evaluate a rule's expression; None if it does not apply."""
     code = _compiled.get(expression)
     if code is None:
         code = _compiled[expression] = compile(expression, "<rule>", "eval")
@@ -125,15 +127,16 @@ def evaluate(expression: str, environment: Mapping[str, Any]) -> Any:
 class FakeRule:
     """A derived fake kernel.
 
-    Call it with the operator's arguments (fake or meta tensors) for the outputs, `register` it, or print it.
+    Call it with the operator's arguments (fake or meta tensors) to get the outputs, `register` it, or print
+    it.
 
     Attributes:
         op: the operator's name.
-        names: its parameters, where they are known.
-        problems: why there is no rule at all; empty where there is one.
+        names: its parameters, if known.
+        problems: why there is no rule at all; empty if there is one.
         open_questions: what the samples leave open, each with the call that would decide it.
         crashes: calls on which the kernel ended its process.
-        signature: its parameters with their defaults, where they are known.
+        signature: its parameters with their defaults, if known.
     """
 
     op: str
@@ -158,7 +161,7 @@ class FakeRule:
 
     @property
     def decided(self) -> bool:
-        """Whether there is a rule (it may still not cover every call)."""
+        """Whether there is a rule; it may still not cover every call."""
         return not self.problems
 
     # --- answering ---------------------------------------------------------------------------------
@@ -207,7 +210,8 @@ class FakeRule:
     def describe(
         self, *args: Any, **kwargs: Any
     ) -> list[tuple[tuple[Any, ...], tuple[int, ...] | None, torch.dtype]]:
-        """``(shape, strides, dtype)`` of each output; a size that depends on data is None, and then the strides are.
+        """Return ``(shape, strides, dtype)`` of each output; if a size depends on data, it and the strides
+        are None.
 
         Raises:
             UndecidedError: the evidence does not cover this call.
@@ -218,7 +222,7 @@ class FakeRule:
     def describe_facts(
         self, facts: Facts
     ) -> list[tuple[tuple[Any, ...], tuple[int, ...] | None, torch.dtype]]:
-        """`describe` for a call that is given by its facts alone."""
+        """Do the same as `describe` for a call given by its facts alone."""
         self._covers(facts)
         environment = facts.environment(self.all_names)
         shared = self._answer(self.freshness, facts, environment)[1]
@@ -239,7 +243,7 @@ class FakeRule:
         return outputs
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The outputs, as tensors without data on the inputs' device.
+        """Return the outputs as tensors without data on the inputs' device.
 
         Raises:
             UndecidedError: the evidence does not cover this call.
@@ -259,7 +263,7 @@ class FakeRule:
         return outputs if self.container is list else tuple(outputs)
 
     def register(self, op: Any = None, **options: Any) -> Any:
-        """Register the rule as the fake kernel of ``op`` (by default of the operator that was probed)."""
+        """Register the rule as the fake kernel of ``op`` (default: the probed operator)."""
 
         def fake_kernel(*args: Any, **kwargs: Any) -> Any:
             return self(*args, **kwargs)
@@ -277,7 +281,7 @@ class FakeRule:
 
 
 def call_text(facts: Facts) -> str:
-    """A call as text: ``x=float32[2, 3], dim=1``."""
+    """Format a call as text: ``x=float32[2, 3], dim=1``."""
 
     def one(value: Any) -> str:
         if isinstance(value, list):
@@ -291,10 +295,10 @@ def call_text(facts: Facts) -> str:
 
 # --- a rule as the source of an ordinary fake kernel --------------------------------------------------
 def _write(rule: FakeRule) -> str:
-    """Python source of a function ``fake_kernel``, with the helpers that it uses.
+    """Return the Python source of a function ``fake_kernel``, with the helpers that it uses.
 
-    Where the evidence does not decide, the function raises NotImplementedError, as the rule does. Alternatives that
-    fit the evidence equally well are named in comments.
+    Where the evidence does not decide, the function raises NotImplementedError, as the rule raises its error.
+    Comments name alternatives that fit the evidence equally well.
     """
     if rule.problems:
         return "# No rule: " + "; ".join(rule.problems).replace("\n", "\n# ") + "\n"
@@ -325,7 +329,7 @@ def _write(rule: FakeRule) -> str:
 
 
 def _enum_imports(rule: FakeRule) -> list[str]:
-    """Imports of the enums that defaults and conditions name."""
+    """Return imports of the enums that defaults and conditions name."""
     values = [p.default for p in rule.signature.parameters.values()] if rule.signature is not None else []
     classes = {type(v) for v in values if isinstance(v, enum.Enum) and literal(v) is not None}
     places = {(c.__module__, c.__qualname__.split(".")[0]) for c in classes}
@@ -383,7 +387,7 @@ def _device(rule: FakeRule) -> str:
 
 
 def _choose(variable: str, prop: Property, names: list[str]) -> list[str]:
-    """Lines that assign ``variable``: at once, or by the class of the call."""
+    """Return lines that assign ``variable``, unconditionally or by the class of the call."""
     lines: list[str] = []
     branches = 0
     for level in prop.levels:
@@ -430,7 +434,7 @@ def _condition(level: tuple[Any, ...], key: Any, names: list[str]) -> str | None
 
 
 def _equals(name: str, value: Any) -> str:
-    # The dispatcher passes lists, Python code passes either.
+    # The dispatcher passes lists, Python code may pass either.
     return f"tuple({name}) == {literal(value)}" if isinstance(value, tuple) else f"{name} == {literal(value)}"
 
 
@@ -444,7 +448,7 @@ def _category(name: str, value: str) -> str:
 
 
 def _used_helpers(text: str) -> list[str]:
-    """Helpers that the text calls, and those that they call, in the order in which they must be defined."""
+    """Return the helpers that the text calls, directly or not, in the order in which they must be defined."""
     used: set[str] = set()
     pending = text
     while True:

@@ -19,19 +19,19 @@ from fake.seam import library as _torch
 
 _MOST = 20
 _OTHER_SIZE = 23
-"""A prime that no variation uses: candidates that agree on every observation differ on it, if at all."""
+"""A prime that no variation uses, to separate candidates that agree on every observation."""
 
 
 def open_questions(rule: FakeRule, observations: Sequence[Observation], optional: Sequence[str]) -> list[str]:
-    """Questions with the calls that would answer them, at most :data:`_MOST`.
+    """Return open questions with the calls that would answer them, at most :data:`_MOST`.
 
-    Asked are calls that the kernel answered but the rule does not, calls close to the samples on which rules that fit
-    all the evidence disagree, and parameters (of ``optional``) that no sample passes.
+    They concern calls that the kernel answered but the rule does not, calls close to the samples on which
+    rules that fit all the evidence disagree, and parameters (of ``optional``) that no sample passes.
 
     Args:
         rule: the derived rule.
-        observations: calls with what the kernel returned.
-        optional: parameters that have a default.
+        observations: the calls, with what the kernel returned.
+        optional: the parameters that have a default.
     """
     if not rule.decided:
         return list(rule.problems[:_MOST])
@@ -51,7 +51,7 @@ def open_questions(rule: FakeRule, observations: Sequence[Observation], optional
 
 
 def _calls(observations: Sequence[Observation]) -> Iterator[Facts]:
-    """Each observed call that returned fresh tensors, and the samples with one size changed."""
+    """Yield each observed call that returned fresh tensors, and each such sample with one size changed."""
     fresh = [o for o in observations if o.writes is None and not any(f.alias for f in o.outputs or ())]
     yield from (o.facts for o in fresh)
     for observation in fresh:
@@ -60,7 +60,7 @@ def _calls(observations: Sequence[Observation]) -> Iterator[Facts]:
 
 
 def _resized(facts: Facts) -> Iterator[Facts]:
-    """The call with every size of a value changed wherever it occurs: most operators need equal sizes equal."""
+    """Change a size wherever it occurs, for each size: most operators require equal sizes to stay equal."""
     sizes = {size for _, tensor in facts.tensors for size in tensor.shape if size > 1}
 
     def change(value: Any, old: int) -> Any:
@@ -74,10 +74,10 @@ def _resized(facts: Facts) -> Iterator[Facts]:
 
 
 def normalize_samples(samples: Sequence[Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Samples as ``(args, kwargs)``; a sample may be a tuple of arguments alone.
+    """Return samples as ``(args, kwargs)``; a sample may also be just a tuple of arguments.
 
     Raises:
-        ProbeError: they are no list.
+        ProbeError: ``samples`` is not a list.
     """
     if not isinstance(samples, Sequence) or isinstance(samples, str):
         raise ProbeError(
@@ -97,20 +97,20 @@ def normalize_samples(samples: Sequence[Any]) -> list[tuple[tuple[Any, ...], dic
 def probe(
     op: Callable[..., Any], samples: Sequence[Any], *, budget: int = 90, isolate: bool | None = None
 ) -> FakeRule:
-    """Run ``op`` on the samples and on variations of them, and derive its fake kernel.
+    """Derive a fake kernel by running ``op`` on the samples and on variations of them.
 
     Args:
-        op: the operator, or its kernel. It is called often; it must not have side effects.
-        samples: calls that work: ``(args, kwargs)`` pairs or tuples of arguments. The more kinds of calls (flags,
-            ranks, optional arguments) they show, the more the rule covers.
-        budget: calls to spend on each sample, 0 or more.
-        isolate: make the calls in forked processes, so that a kernel that crashes on an input that it should refuse
-            costs one call. By default wherever this process can be forked (not once a GPU is in use).
+        op: the operator, or its kernel. It is called often, and must not have side effects.
+        samples: calls that work: ``(args, kwargs)`` pairs or tuples of arguments. The more kinds of calls
+            (flags, ranks, optional arguments) they show, the more the rule covers.
+        budget: the number of calls to spend on each sample, 0 or more.
+        isolate: make the calls in forked processes, so that a kernel that crashes on an input that it should
+            refuse costs one call. By default whenever this process can be forked (not once a GPU is in use).
 
     Returns:
-        the rule. Where the evidence does not decide, it raises `UndecidedError` instead of guessing;
-        ``rule.open_questions`` has the calls that would decide, ``rule.crashes`` those that ended their process, and
-        ``rule.problems`` says why there is no rule at all.
+        The rule. It raises `UndecidedError` instead of guessing if the evidence does not decide a call.
+        ``rule.open_questions`` lists the calls that would decide, ``rule.crashes`` those that ended their
+        process, and ``rule.problems`` says why there is no rule at all.
 
     Raises:
         ProbeError: there is no sample, or the operator refuses all of them.

@@ -1,7 +1,7 @@
-"""Sizes within one class of calls: same structure, ranks and numbers, so that only input sizes vary.
+"""Solve for output sizes within one class of calls: structure, ranks and numbers are equal, only sizes vary.
 
-Each output size is solved for on its own: a constant, a size, affine, quotient (windows, as in convolutions), sums,
-products, minima and maxima of sizes. A candidate is the text of an expression.
+Each output size is solved for separately: a constant, a size, affine, a quotient (windows, as in
+convolutions), sums, products, minima and maxima of sizes. A candidate is the text of an expression.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _KEEP = 4
 
 
 def _variables(observations: Sequence[Observation]) -> tuple[dict[str, list[int]], list[str]]:
-    """The quantities that vary over the observations, by expression; and conditions on those that do not.
+    """Return the varying quantities by expression, and conditions on those that do not vary.
 
-    Input sizes, integer arguments and numbers of elements; of equal columns only the first.
+    They are input sizes, integer arguments and element counts; of equal columns only the first is kept.
     """
     columns: dict[str, list[int]] = {}
     tensors = [dict(o.facts.tensors) for o in observations]
@@ -31,7 +31,7 @@ def _variables(observations: Sequence[Observation]) -> tuple[dict[str, list[int]
     for expression, column in columns.items():
         twin = next((e for e, c in distinct.items() if c == column), None)
         if len(set(column)) == 1:
-            # Something that never varied may matter: the solution says nothing about other values of it.
+            # A quantity that never varied may matter: the solution claims nothing for its other values.
             conditions.append(f"{expression} == {column[0]}")
         elif twin is not None:
             conditions.append(f"{expression} == {twin}")
@@ -52,7 +52,7 @@ def _variables(observations: Sequence[Observation]) -> tuple[dict[str, list[int]
 
 
 def _number_columns(observations: Sequence[Observation]) -> dict[str, list[int]]:
-    """Integer arguments and the elements of integer lists."""
+    """Return integer arguments and the elements of integer lists, as columns."""
     columns: dict[str, list[int]] = {}
     for name in observations[0].facts.values:
         values = [o.facts.values.get(name) for o in observations]
@@ -125,9 +125,9 @@ def _expressions(variables: dict[str, list[int]], target: list[int]) -> Iterator
 
 
 def solve_sizes(observations: Sequence[Observation], output: int) -> list[str]:
-    """Expressions for the whole shape, simplest first; empty where a size cannot be solved for.
+    """Return expressions for the whole shape, simplest first; empty if a size cannot be solved for.
 
-    Several are returned where the observations do not tell them apart.
+    There are several if the observations do not distinguish them.
     """
     shapes = [o.outputs[output].shape for o in observations if o.outputs is not None]
     if len({len(shape) for shape in shapes}) != 1:
