@@ -1,7 +1,8 @@
-"""`opcheck` and `generate_opcheck_tests`: is an operator registered correctly?
+"""`opcheck` and `generate_opcheck_tests`: check that an operator is registered correctly.
 
-One check a file: `schema_check`, `autograd_registration`, `fake_kernel`, `fake_variations`, `uninitialized`,
-`functionalization`, `aot_dispatch`, `backward_formula`. `runner` runs them, `generate` turns a test case into checks.
+One check per file: `schema_check`, `autograd_registration`, `fake_kernel`, `fake_variations`, `fake_device`,
+`kernel_variations`, `uninitialized`, `functionalization`, `aot_dispatch`, `backward_formula`, `vmap`.
+`runner` runs them, and `generate` generates tests from a test case.
 """
 
 from typing import Any
@@ -47,7 +48,7 @@ _GENERATOR = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is torch's: its checks as functions of their own, and what generates tests. They import Dynamo."""
+    """Return torch's checks as functions, or parts of its test generator; lazily, as they import Dynamo."""
     if name in _GENERATOR:
         return getattr(torchs_generator(), _GENERATOR[name])
     if name in ("aot_autograd_check", "assert_raises_regex", "autograd_registration_check", "fake_check"):

@@ -1,4 +1,4 @@
-"""Values and gradients under AOTAutograd against eager, with static and with dynamic sizes."""
+"""Compare values and gradients under AOTAutograd with eager, with static and with dynamic sizes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def check(op: Any, call: Call, *, dynamic: bool) -> str:
     """Compare AOTAutograd with eager.
 
     Args:
-        op: the overload that is checked.
+        op: the overload to check.
         call: the sample.
-        dynamic: with symbolic sizes, instead of sizes as constants.
+        dynamic: trace with symbolic sizes instead of constants.
 
     Raises:
         Fault: the two disagree, or tracing fails.

@@ -1,4 +1,4 @@
-"""Autograd is registered where autograd looks for it."""
+"""Check that autograd is registered where the dispatcher looks for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
-    """If inputs require a gradient: outputs must get it from a kernel behind an Autograd key.
+    """If inputs require a gradient, check that outputs get theirs from a kernel behind an Autograd key.
 
     Raises:
         Fault: the operator has no such kernel, or hides its autograd below the dispatcher's.

@@ -1,4 +1,4 @@
-"""A backward formula: its values, for other calls, and for gradients and inputs in other layouts."""
+"""Check a backward formula: its values, also for other calls, and other layouts of gradients and inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fake.seam import library as _torch
 Gradients = dict[str, torch.Tensor | None]
 
 
-#: Layouts of gradients, as :func:`fake.library.opcheck.sample_calls.restride` calls them.
+#: Layouts of gradients, by their names in :func:`fake.library.opcheck.sample_calls.restride`.
 _LAYOUTS = {
     "a transposed gradient": "column-major",
     "a gradient with gaps": "with gaps",
@@ -38,13 +38,14 @@ _INPUT_FIX = "save what the formula needs with ctx.save_for_backward, and index 
 def check(op: Any, call: Call) -> str:
     """Compare the formula with differences of the operator's values, then with itself.
 
-    The first for the sample, for other sizes, for other numbers and flags, and for indices that repeat; in other types of
-    floating point, the formula's gradients with those in double precision; the second for the same gradient values
-    in other layouts, for large and small ones, for inputs in other strides, for one input at a time, and after another call has come between.
-    Where the sample requires no gradient and there is a formula, all inputs that can require one.
+    The first is done for the sample, for other sizes, numbers and flags, and for repeated indices; in other
+    floating-point dtypes, the formula's gradients are compared with those in double precision. The second is
+    done for the same gradient values in other layouts, for large and small gradients, for inputs with other
+    strides, for one input at a time, and with another call in between. If the sample requires no gradient and
+    there is a formula, all inputs that can require one do.
 
     Raises:
-        Fault: something disagrees.
+        Fault: a comparison fails.
     """
     tolerances = call.tolerances
     if not any(t.requires_grad for t in call.tensors):
@@ -73,7 +74,7 @@ def check(op: Any, call: Call) -> str:
 
 # --- values ----------------------------------------------------------------------------------------
 def _calls(op: Any, call: Call) -> Iterator[Call]:
-    """The calls for which the formula is compared: the sample, other signs, other sizes, other numbers."""
+    """Yield the calls to compare the formula on: the sample, other signs, other sizes, other numbers."""
     yield call
     yield call.map(
         lambda t: (-t.detach()).requires_grad_(t.requires_grad) if differentiable(t) else t,
@@ -89,7 +90,7 @@ def _calls(op: Any, call: Call) -> Iterator[Call]:
 
     _, strings = code_constants(_torch.python_functions_of(op))
     plan = plan_sizes(op, whole)
-    # Integers may say something of each other (an order and its inverse): their tensors keep their sizes.
+    # Integers may depend on each other (an order and its inverse), so their tensors keep their sizes.
     numbers = {i for i, t in enumerate(plan.call.tensors) if not differentiable(t)}
     free = [f for f in plan.freedoms if not any(what == "tensor" and n in numbers for what, n, _ in f.sizes)]
     plan = replace(plan, freedoms=free)
@@ -99,7 +100,7 @@ def _calls(op: Any, call: Call) -> Iterator[Call]:
         for other in plan.at(freedom, new):
             yield demanding(other)
     for other in itertools.islice(number_variations(whole, strings), 16):
-        # Times zero, all is constant: a straight-through formula need not know of that.
+        # Multiplied by zero, everything is constant: a straight-through formula need not know that.
         zero = any(
             type(new) is float and new == 0 != old
             for old, new in zip(whole.leaves, other.leaves, strict=False)
@@ -112,7 +113,7 @@ def _calls(op: Any, call: Call) -> Iterator[Call]:
 
 
 def _with_repeated_indices(call: Call) -> Call | None:
-    """The call with pairs of equal integers in each tensor of them; None where an order of all elements is asked for."""
+    """Repeat integers in pairs in each tensor of them; None if one is a permutation, or all are too short."""
     integers = [
         t
         for t in call.tensors
@@ -136,16 +137,17 @@ def _with_repeated_indices(call: Call) -> Call | None:
 _LOWER = (torch.float32, torch.float16, torch.bfloat16)
 _RELATIVE = 0.05
 _TIMES = 8.0
-"""A formula in fewer digits may be so many times as far off as that in float32, in units of each."""
+"""In a lower precision, the formula's error in units may be this many times its error in float32."""
 _NEAR = 1.0
-"""And so many times as far as inputs that are a unit off take it: the slope of ``sin(1000 * x)`` is any in a few digits."""
+"""And this many times the effect of moving inputs by a unit: ``sin(1000 * x)`` has any slope in few digits."""
 
 
 def _check_types(op: Any, call: Call) -> None:
-    """Compare the formula's gradients in each type that the operator takes with those for the same values in double precision."""
+    """Compare gradients in each dtype that the operator accepts with those for the same values in float64."""
     for dtype in _LOWER:
         found = _wrong_in(op, call, dtype)
-        # Where a maximum is chosen, or a value rounded, fewer digits may choose another one: beside it they do not.
+        # Where a maximum is chosen, or a value rounded, low precision may choose another one: next to it it
+        # does not.
         if found and _wrong_in(op, jittered(call), dtype):
             raise Fault(
                 f"the backward formula is another one in {dtype}",
@@ -170,7 +172,7 @@ def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
     calls = [low, exact, exact.map(cast(torch.float32)), *(_moved(exact, unit, seed) for seed in range(3))]
     runs: list[Any] = [_gradients(op, one, rounded, ones=False) for one in calls]
     if any(isinstance(run, str) for run in runs):
-        return ()  # not for this type
+        return ()  # this dtype is not supported
     wrong = []
     for name in runs[0]:
         found = [run[name] for run in runs]
@@ -184,7 +186,7 @@ def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
         def size(value: torch.Tensor, counts: torch.Tensor = counts) -> float:
             return float(value.double()[counts].square().mean().sqrt())
 
-        # What it computes on the way is rounded, too: as if its inputs were others by that much.
+        # Intermediate results are rounded, too, as if the inputs differed by that much.
         noise = _NEAR * max(size(value - known) for value in near)
         if dtype is not torch.float32:
             noise += _TIMES * unit / torch.finfo(torch.float32).eps * size(usual.double() - known)
@@ -200,7 +202,7 @@ def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
 
 
 def _moved(call: Call, unit: float, seed: int) -> Call:
-    """The call with each float up or down by one unit of a type."""
+    """Return the call with each float moved up or down by one unit of a dtype."""
     generator = torch.Generator().manual_seed(seed)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -222,7 +224,7 @@ def _check_values(op: Any, call: Call, claimed: bool) -> list[str]:
             continue
         doubtful = [c for c in found if c.verdict in ("wrong", "no formula", "undecided")]
         if doubtful:
-            # The sample may sit on a kink; what is wrong there must be wrong beside it, too.
+            # The sample may be at a kink: a real fault must also show up next to it.
             moved = {c.name: c for c in reversed(compare_formula(op, jittered(double)) or []) if _bad(c)}
             if not moved and variation.kind != "value" and any(c.verdict == "undecided" for c in doubtful):
                 notes["the operator's values do not decide the gradient of " + doubtful[0].name] = None
@@ -337,7 +339,7 @@ def _gradients(
     ones: bool,
     between: Callable[[], None] = lambda: None,
 ) -> Gradients | str:
-    """Gradients of all inputs that require one, for random (or constant) gradients in a given layout."""
+    """Return the gradients of all inputs that require one, for random or constant ones in a given layout."""
 
     def run(*args: Any, **kwargs: Any) -> Gradients:
         inner = Call(args, kwargs)

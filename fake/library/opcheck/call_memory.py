@@ -1,4 +1,4 @@
-"""What a call does to memory: which arguments it writes to, and whose memory its outputs are in."""
+"""How a call uses memory: which arguments it mutates, and whose memory its outputs share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN_MEMORY_FIX = "return a tensor of its own: a clone of what the kernel keeps b
 
 @dataclass(frozen=True)
 class MemoryProblem:
-    """Something that the schema does not say; ``text`` is empty where there is none."""
+    """A use of memory that the schema does not declare; ``text`` is empty if there is none."""
 
     text: str = ""
     evidence: tuple[Evidence, ...] = ()
@@ -26,7 +26,7 @@ class MemoryProblem:
 
 
 def compare_memory(op: Any, call: Call) -> MemoryProblem | None:
-    """Compare what a call does to memory with the schema; None where the kernel refuses the call."""
+    """Compare how a call uses memory with the schema; None if the kernel refuses the call."""
     copied = call.copy()
     before = [(n, a, t, t.detach().clone()) for n, a, t in named_tensors(op._schema, copied)]
     outcome = attempt(lambda *_, **__: op(*copied.args, **copied.kwargs), Call((), {}))
@@ -71,7 +71,7 @@ def _shared(op: Any, before: list[Any], outputs: list[torch.Tensor], inputs: str
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same values, NaN being the same as NaN."""
+    """Return whether two tensors hold the same values, where NaN equals NaN."""
     if left.layout is not torch.strided:
         return True
     return (
@@ -82,12 +82,12 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def same_values(left: torch.Tensor, right: torch.Tensor, tolerances: Mapping[str, float]) -> bool:
-    """Whether two results are the same but for the order of summation.
+    """Return whether two results are equal up to the order of summation.
 
     Args:
         left: one result.
         right: the other, of the same dtype.
-        tolerances: ``rtol`` and ``atol`` in place of those that follow from the dtype.
+        tolerances: ``rtol`` and ``atol``, instead of those that follow from the dtype.
     """
     if left.layout is not torch.strided or right.layout is not torch.strided or left.shape != right.shape:
         return left.shape == right.shape

@@ -1,4 +1,4 @@
-"""What the fake kernel says about a call against what the real one did, and what to do about a difference."""
+"""Compare the fake kernel's answer for a call with the real result, and say how to fix a difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fake.library.opcheck.result import Evidence, describe_tensor
 from fake.library.opcheck.sample_calls import Call, Outcome, attempt, flat_tensors
 from fake.seam import library as _torch
 
-#: What differs → what to do, where the way in which the call was varied does not say more.
+#: Aspect that differs → advice, unless the way the call was varied allows better advice.
 _BY_ASPECT = {
     "dtype": "give the output the dtype that the kernel gives it: take it from the inputs (x.new_empty, "
     "dtype=x.dtype) or from what the kernel converts to, not a constant",
@@ -35,14 +35,14 @@ _BY_KIND = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a kernel, real or fake, and which outputs are in the memory of an argument."""
+    """The result of a kernel, real or fake, and which outputs share an argument's memory."""
 
     value: Any
     in_arguments: tuple[int, ...]
 
 
 def run_fake(op: Any, call: Call) -> Answer:
-    """Returns the fake kernel's answer. Sizes that it takes from data are unbacked symbols."""
+    """Return the fake kernel's answer. Data-dependent sizes are unbacked symbols."""
     shape_env = _torch.ShapeEnv()
     with _torch.FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False) as mode:
         faked = call.map(lambda t: mode.from_tensor(t, static_shapes=True))
@@ -61,7 +61,7 @@ def _answer(value: Any, memory: set[int | None]) -> Answer:
 
 
 def try_fake(op: Any, call: Call) -> Outcome:
-    """The outcome of `run_fake`."""
+    """Return the outcome of `run_fake`."""
     return attempt(lambda *a, **k: run_fake(op, Call(a, k)), call)
 
 
@@ -70,7 +70,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def run_real(op: Any, call: Call) -> Outcome:
-    """The outcome of the real kernel: its value, and the outputs that are in the memory of an argument."""
+    """Return the outcome of the real kernel: its value, and the outputs that share an argument's memory."""
 
     def run(*args: Any, **kwargs: Any) -> Answer:
         memory = {_torch.storage_of(t) for t in flat_tensors((args, kwargs))} - {None}
@@ -80,12 +80,12 @@ def run_real(op: Any, call: Call) -> Outcome:
 
 
 def compare(call: Call, real: Answer, fake: Answer) -> list[Evidence]:
-    """Every difference between the real outputs of ``call`` and what the fake kernel said about them.
+    """Return every difference between the real outputs of ``call`` and the fake kernel's answer.
 
     Args:
-        call: the arguments that both kernels got.
-        real: what the real kernel returned.
-        fake: what the fake kernel returned.
+        call: the arguments of both kernels.
+        real: the real kernel's result.
+        fake: the fake kernel's result.
     """
     inputs = call.describe() if not call.kind else f"{call.label}: {call.describe()}"
     real_leaves, fake_leaves = _leaves(real.value), _leaves(fake.value)
@@ -94,7 +94,7 @@ def compare(call: Call, real: Answer, fake: Answer) -> list[Evidence]:
         return [Evidence("outputs", *counts, inputs, "number")]
     found: list[Evidence] = []
     sizes: dict[Any, int] = {}
-    # Rows that share memory have no order in memory: kernels of other libraries give them one or the other.
+    # Rows that share memory have no order in memory: kernels of other libraries choose either.
     ordered = not any(0 in _strides_of(t) for t in call.tensors)
     for index, (mine, theirs) in enumerate(zip(real_leaves, fake_leaves, strict=True)):
         where = f"output {index}"
@@ -112,7 +112,7 @@ def compare(call: Call, real: Answer, fake: Answer) -> list[Evidence]:
 
 
 def _aspect(mine: torch.Tensor, theirs: torch.Tensor) -> str | None:
-    """Returns what is wrong about a fake tensor, or None."""
+    """Return the aspect in which a fake tensor is wrong, or None."""
     if mine.dtype != theirs.dtype:
         return "dtype"
     if mine.device != theirs.device:
@@ -139,7 +139,7 @@ def _compare_numbers(where: str, mine: Any, theirs: Any, inputs: str) -> list[Ev
 def _compare_symbols(
     where: str, mine: torch.Tensor, theirs: torch.Tensor, sizes: dict[Any, int], inputs: str
 ) -> list[Evidence]:
-    """Sizes that the fake kernel left open: whether the real one lies in the range it gave, and equal stays equal."""
+    """Check sizes that the fake kernel left open: real ones are in range, and equal for equal symbols."""
     found = []
     symbols: tuple[Any, ...] = tuple(theirs.shape)
     for dim, (real, symbol) in enumerate(zip(mine.shape, symbols, strict=True)):
@@ -156,7 +156,7 @@ def _compare_symbols(
 
 
 def fix_for(evidence: Evidence, call: Call) -> str:
-    """Returns the advice about a difference that ``call`` showed."""
+    """Return the advice for a difference that ``call`` showed."""
     if evidence.aspect == "error":
         return (
             "the fake kernel must accept what the kernel accepts; where such inputs make no sense, have the kernel "

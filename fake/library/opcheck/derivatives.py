@@ -1,7 +1,8 @@
-"""A backward formula against differences of the operator's own values.
+"""Compare a backward formula with differences of the operator's own values.
 
-Along a random direction, ``(f(x + h v) - f(x - h v)) / 2h`` must be what the formula says. The step ``h`` is chosen by what
-the two sides say of each other: where they disagree (a kink, a rounding kernel), nothing is concluded.
+Along a random direction, ``(f(x + h v) - f(x - h v)) / 2h`` must equal the formula's derivative. The step
+``h`` is chosen by comparing the two sides: where they disagree (at a kink, or in a kernel that rounds),
+nothing is concluded.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, named
 _FINE = 1e-5
 _FINE_STEPS = (3e-6, 1e-5, 3e-5, 1e-4)
 _FINER_STEPS = (1e-6, 1e-7, 1e-8)
-"""Where the function is steep, all others are long: differences that agree with the formula at one of these are right."""
-#: dtype → steps to try, and how exact the agreement must be.
+"""For steep functions the other steps are too long: a formula that agrees at one of these is right."""
+#: dtype → steps to try, and the relative tolerance of the comparison.
 _STEPS: dict[torch.dtype, tuple[tuple[float, ...], float]] = {
     torch.float64: ((1e-5, 1e-3, 1e-2), 2e-3),
     torch.float32: ((1e-2, 3e-2), 3e-2),
@@ -31,8 +32,9 @@ class Comparison:
     """One input's derivative along one direction.
 
     Attributes:
-        verdict: "right", "wrong", "undecided" (the differences do not converge), "straight-through" (the operator is
-            constant in small steps, the formula is not zero), or "no formula" (None where the output depends on the input).
+        verdict: "right", "wrong", "undecided" (the differences do not converge), "straight-through" (the
+            operator is constant in small steps, but the formula is not zero), or "no formula" (None, although
+            the output depends on the input).
     """
 
     name: str
@@ -42,7 +44,7 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """Both values."""
+        """Both values, as text."""
         return f"{self.formula:.5g} from the formula, {self.numeric:.5g} from differences of the operator's values"
 
 
@@ -51,12 +53,12 @@ def _real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def differentiable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can have a gradient."""
+    """Return whether a tensor can have a gradient."""
     return (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided
 
 
 def in_double(op: Any, call: Call) -> Call:
-    """The call in double precision, if the operator takes that; else the call."""
+    """Return the call in double precision if the operator supports it, otherwise the call itself."""
     wide = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
     wide[torch.complex64] = torch.complex128
 
@@ -72,7 +74,7 @@ def in_double(op: Any, call: Call) -> Call:
 
 
 def jittered(call: Call) -> Call:
-    """The call a little further on, so that kinks of the operator that the sample sits on are left."""
+    """Move the call's inputs a little, away from kinks of the operator that the sample may be at."""
     generator = torch.Generator().manual_seed(3)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,13 +88,12 @@ def jittered(call: Call) -> Call:
 
 
 def compare_formula(op: Any, call: Call, directions: int = 2) -> list[Comparison] | None:
-    """Judge the formula for every input that requires a gradient and every output, along so many random directions;
-    None where the call fails.
+    """Judge the formula for each output and each input that requires a gradient; None if the call fails.
 
     Args:
-        op: the overload that is checked.
-        call: arguments, some of which require a gradient.
-        directions: how many directions for each pair of input and output.
+        op: the overload to check.
+        call: the arguments, some of which require a gradient.
+        directions: the number of random directions for each pair of input and output.
     """
     torch_inputs = [(n, t) for n, _, t in named_tensors(op._schema, call) if t.requires_grad]
     first = attempt(op, call)
@@ -185,12 +186,12 @@ def _along(
             continue
         difference = abs((up - down) / (2 * step) - numeric)
         kink = abs((up - here) - (here - down)) / step - abs((half_up - here) - (here - half_down)) / step
-        # For a smooth function the two sides' gap shrinks with the step; at a kink it stays.
+        # For a smooth function the gap between the two sides shrinks with the step; at a kink it stays.
         one_sided = abs((half_up - here) - (here - half_down)) * 2 / step
         if difference > 0.02 * size_here or (one_sided > 0.05 * size_here and kink < 0.3 * one_sided / 2):
             continue
         if constant and (earlier is None or abs(earlier - numeric) > 0.05 * size_here):
-            # Constant in smaller steps: either it rounds inside, or it is made of steps. Another step must agree.
+            # Constant in smaller steps: it rounds inside, or is a step function. Another step must agree.
             earlier = numeric
             continue
         if gradient is None:
@@ -208,7 +209,7 @@ def _along(
             wrong = _differs_finely(said, slopes(_FINE_STEPS))
         return Comparison(name, "wrong" if wrong else "right", said, numeric)
     if constant:
-        if abs(said) <= tolerance * size:  # the formula says so, too: along this direction its terms cancel
+        if abs(said) <= tolerance * size:  # the formula agrees: along this direction its terms cancel
             return Comparison(name, "right", said, 0.0)
         far = value(10 * scale), value(-10 * scale)
         moves = any(v is not None and v != here for v in far)
@@ -217,12 +218,13 @@ def _along(
 
 
 def _differs_finely(said: float, found: list[float]) -> bool:
-    """Whether differences for several steps agree with each other by far better than with the formula: the kernel computes in double, too."""
+    """Return whether differences for several steps agree with each other far better than with the formula:
+    then the kernel itself computes in double precision."""
     spread = max(found, default=0.0) - min(found, default=0.0)
     return len(found) > 1 and all(abs(one - said) > 8 * spread for one in found)
 
 
 def _with_input(op: Any, call: Call, index: int, moved: torch.Tensor) -> Call:
-    """The call without autograd, with another tensor for one of the inputs that require a gradient."""
+    """Return the call without autograd, with another tensor for one of the inputs that require a gradient."""
     old = [t for _, _, t in named_tensors(op._schema, call) if t.requires_grad][index]
     return call.map(lambda t: moved if t is old else t.detach())

@@ -1,4 +1,4 @@
-"""A fake kernel that answers for one device, of an operator that has one kernel for all of them."""
+"""Find fake kernels that answer for one device only, of operators that have one kernel for all devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
-    """Where the Python kernel for all devices runs on meta tensors and stays there, the fake kernel must stay, too.
+    """If the Python kernel for all devices runs on meta tensors and stays on meta, the fake kernel must, too.
 
     Raises:
         Fault: the fake kernel's outputs are on another device.
@@ -43,5 +43,5 @@ def check(op: Any, call: Call) -> str:
 
 
 def _run(function: Callable[[], Any]) -> Any:
-    """The result, or None where the call fails. Meta tensors hold nothing to copy."""
+    """Return the result, or None if the call fails. Meta tensors have no data to copy."""
     return attempt(lambda: function(), Call((), {})).value

@@ -1,4 +1,4 @@
-"""The fake kernel against the real one, on the sample."""
+"""Compare the fake kernel with the real one on the sample."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
-    """Compare sizes, strides, dtypes, devices and the number of outputs; then torch's cross-reference mode.
+    """Compare sizes, strides, dtypes, devices and the output count; then run torch's cross-reference mode.
 
     Raises:
-        Fault: there is no fake kernel, it fails, or it says something else than the real one does.
+        Fault: there is no fake kernel, it fails, or its answer differs from the real result.
     """
     evidence: tuple[Evidence, ...] = ()
     real = run_real(op, call.detached())

@@ -1,4 +1,4 @@
-"""Fake kernels that are right only for the sample: the same comparison for other calls that the kernel accepts."""
+"""Find fake kernels that are right only for the sample: compare on other calls that the kernel accepts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call, *, layouts: bool = True) -> str:
-    """Other sizes, values, numbers, lists, storage offsets, strides and dtypes.
+    """Compare for other sizes, values, numbers, lists, storage offsets, strides and dtypes.
 
-    Inputs that the real kernel refuses say nothing and are skipped; the note names the sizes that it keeps fixed.
+    Inputs that the real kernel refuses are skipped; the note names the sizes that it keeps fixed.
 
     Args:
-        op: the overload that is checked.
+        op: the overload to check.
         call: the sample.
-        layouts: False leaves out strides and dtypes, and keeps index tensors in the shape of what they index where they have
-            that shape in the sample: what operators of other libraries are held to by default.
+        layouts: False skips strides and dtypes, and keeps index tensors in the shape of what they index if
+            they have that shape in the sample. This is the default for operators of other libraries.
 
     Raises:
-        Fault: the real kernel accepts a variation, and the fake one fails or answers something else.
+        Fault: the real kernel accepts a variation, and the fake kernel fails or gives another answer.
     """
     if try_fake(op, call.detached()).error is not None:
         return "no fake kernel that works on the sample"

@@ -1,8 +1,8 @@
-"""How the sizes of a call may change: which dimensions are free, which move together, and which cannot move.
+"""Find out how the sizes of a call may change: which are free, which change together, and which are fixed.
 
-The sample is a hint. Each dimension is tried alone; one that the kernel refuses to change alone is tried with the
-dimensions and numbers of the same size, of which the fewest that move together are kept, and then with one other
-dimension or number that grows by as much, or by the same factor.
+The sample is a hint. Each dimension is tried alone. One that the kernel refuses to change alone is tried with
+the dimensions and numbers of the same size, reduced to the fewest that must change together, and then with
+one other dimension or number that grows by as much, or by the same factor.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from fake.error_text import error_text
 from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, is_order, refill_like
 
-#: Which size: ("tensor", number of the tensor in the call, dimension) or ("number", leaf of the call, 0).
+#: A size: ("tensor", number of the tensor in the call, dimension) or ("number", leaf of the call, 0).
 SizeKey = tuple[str, int, int]
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
-#: Sizes at which kernels change their ways: one block, a whole number of blocks, one more.
+#: Sizes at which kernels change their behavior: one block, a whole number of blocks, one more.
 _MORE_SIZES = (2, 8, 9, 16, 17, 33, 64, 65, 128)
 _MOST_ELEMENTS = 1 << 14
 
@@ -31,10 +31,10 @@ class Freedom:
     """Sizes that change together.
 
     Attributes:
-        sizes: their values in the sample; the first is the one that was asked about.
+        sizes: their values in the sample; the first is the one that was queried.
         relation: "same" size, "grow" by as much, or "scale" by the same factor.
-        accepted: a value of the first one that the kernel accepts.
-        in_output: whether the outputs' sizes change with it (those that are summed over do not).
+        accepted: a value of the first size that the kernel accepts.
+        in_output: whether the outputs' sizes change with it (sizes that are summed over do not matter there).
     """
 
     sizes: dict[SizeKey, int]
@@ -44,11 +44,11 @@ class Freedom:
 
     @property
     def size(self) -> int:
-        """The first one's value in the sample."""
+        """The value of the first size in the sample."""
         return next(iter(self.sizes.values()))
 
     def at(self, new: int) -> dict[SizeKey, int] | None:
-        """The values of all of them when the first is ``new``; None where that is impossible."""
+        """Return the values of all sizes when the first is ``new``, or None if that is impossible."""
         if self.relation == "same":
             return dict.fromkeys(self.sizes, new)
         if self.relation == "grow":
@@ -64,10 +64,10 @@ class SizePlan:
     """The sizes of one call that can change, and how.
 
     Attributes:
-        freedoms: what can change.
+        freedoms: the sizes that can change.
         stuck: a dimension that cannot change (as text) → the kernel's reason.
         ties: sizes that always equal another one.
-        broadcast: the tensors (by number) that the kernel accepts with one element instead of their own sizes.
+        broadcast: the tensors (by number) that the kernel also accepts with a single element.
     """
 
     call: Call
@@ -77,7 +77,7 @@ class SizePlan:
     ties: Mapping[SizeKey, SizeKey] = field(default_factory=dict)
 
     def calls(self, constants: tuple[int, ...] = ()) -> Iterator[Call]:
-        """Calls with other sizes. ``constants`` are numbers around which the operator may change its ways."""
+        """Yield calls with other sizes. ``constants`` are numbers near which the operator may branch."""
         yield from self.different()
         few = len(self.freedoms) > 6
         for freedom in self.freedoms:
@@ -86,7 +86,7 @@ class SizePlan:
             if not few:
                 around = [c + step for c in constants for step in (0, 1, -1)]
                 sizes += [*around, *_MORE_SIZES]
-            # A sum over nothing is a case that kernels leave to whatever happens.
+            # The result of a sum over nothing is an accident of the kernel.
             lowest = 0 if freedom.in_output or len(freedom.sizes) == 1 else 1
             for new in dict.fromkeys(s for s in sizes if s >= lowest):
                 yield from self.at(freedom, new)
@@ -95,7 +95,7 @@ class SizePlan:
         yield from self._broadcasts()
 
     def different(self) -> Iterator[Call]:
-        """Every size changed, no two of them equal: once rising and once falling in the order of the arguments."""
+        """Change every size so that no two are equal: once rising, once falling in argument order."""
         for order in (_PRIMES, tuple(reversed(_PRIMES[: max(len(self.freedoms), 2)]))):
             sizes: dict[SizeKey, int] = {}
             for index, freedom in enumerate(self.freedoms):
@@ -116,7 +116,7 @@ class SizePlan:
             yield from self._resized(sizes, f"all sizes {new}")
 
     def at(self, freedom: Freedom, new: int) -> Iterator[Call]:
-        """The call with ``new`` as the first size of ``freedom``."""
+        """Yield the call with ``new`` as the first size of ``freedom``."""
         sizes = freedom.at(new)
         if sizes is not None and new != freedom.size:
             where = ", ".join(_key_text(self.call, key) for key in freedom.sizes)
@@ -131,9 +131,9 @@ class SizePlan:
             yield call
 
     def _broadcasts(self) -> Iterator[Call]:
-        """Dimensions of one tensor made 1, and left out, while those of its peers (same rank) stay.
+        """Make dimensions of one tensor 1, and remove them, while those of its peers (same rank) stay.
 
-        Only of tensors that the kernel takes with one element: of those, all dimensions are meant to broadcast.
+        Only for tensors that the kernel accepts with one element: all their dimensions are meant to broadcast.
         """
         tensors = self.call.tensors
         bound: dict[int, set[int]] = {}
@@ -145,7 +145,7 @@ class SizePlan:
                     bound.setdefault(number, set()).add(dim)
         for number, dims in bound.items():
             if number not in self.broadcast:
-                continue  # a batch, say: some of the sizes broadcast inside of the kernel by chance
+                continue  # a batch, for example: some of its sizes broadcast inside the kernel by chance
             for dim in sorted(dims):
                 if tensors[number].shape[dim] != 1:
                     label = f"dimension {dim} of {_tensor_name(self.call, number)} broadcast from 1"
@@ -165,11 +165,11 @@ def _replaced(call: Call, old: Any, shape: list[int], label: str) -> Iterator[Ca
 
 
 def resize(call: Call, sizes: Mapping[SizeKey, int], label: str, kind: str = "size") -> Call | None:
-    """The call with some sizes changed; None where a permutation would point beyond them.
+    """Return the call with some sizes changed, or None if a permutation would then be out of bounds.
 
     Args:
         call: the call in the sample's sizes.
-        sizes: new sizes; what is not named keeps its size.
+        sizes: the new sizes; sizes not listed stay.
         label: what was changed, for messages.
         kind: the kind of variation.
     """
@@ -187,10 +187,10 @@ def resize(call: Call, sizes: Mapping[SizeKey, int], label: str, kind: str = "si
 
 
 def _in_bounds(sample: Call, resized: Call) -> Call | None:
-    """The call with integers that may be indices or offsets of a dimension still within it where it has shrunk; None for a
-    permutation, which would not be one.
+    """Clamp integers that may be indices or offsets of a dimension that has shrunk, so that they stay in
+    bounds; None if they were a permutation, which clamping would destroy.
 
-    Kernels need not look whether integers are in bounds, and may end the process.
+    Kernels need not check whether integers are in bounds, and may end the process.
     """
     pairs = list(zip(sample.tensors, resized.tensors, strict=True))
     shrunk = [(old, new) for a, b in pairs for old, new in zip(a.shape, b.shape, strict=False) if new < old]
@@ -225,7 +225,7 @@ def _key_text(call: Call, key: SizeKey) -> str:
 
 
 def _ties(tensors: list[torch.Tensor]) -> dict[SizeKey, SizeKey]:
-    """Each dimension of a tensor of integers → that of the floating-point tensor of the same shape."""
+    """Map each dimension of an integer tensor to that of a floating-point tensor of the same shape."""
     floating = {t.shape: n for n, t in enumerate(tensors) if t.is_floating_point()}
     return {
         ("tensor", n, dim): ("tensor", floating[t.shape], dim)
@@ -240,12 +240,12 @@ def _with_ties(sizes: Mapping[SizeKey, int], ties: Mapping[SizeKey, SizeKey]) ->
 
 
 def plan_sizes(op: Any, call: Call, *, tied: bool = False) -> SizePlan:
-    """Find out how the sizes of ``call`` may change, by asking the kernel.
+    """Find out how the sizes of ``call`` may change, by running the kernel.
 
     Args:
         op: the overload whose kernel is run.
         call: the sample, which the kernel accepts.
-        tied: keep tensors of integers in the shape of a floating-point tensor where they have it in the sample.
+        tied: keep integer tensors in the shape of a floating-point tensor if they have it in the sample.
     """
     call = call.detached()
     tensors = call.tensors
@@ -290,7 +290,7 @@ class _Search:
     reason: str = ""
 
     def changes_output(self, freedom: Freedom) -> bool:
-        """Whether the sizes of the outputs change with ``freedom``."""
+        """Return whether the outputs' sizes change with ``freedom``."""
         before = attempt(self.op, self.call).value
         sizes = _with_ties(freedom.at(freedom.accepted) or {}, self.ties)
         other = resize(self.call, sizes, "a trial")
@@ -300,7 +300,7 @@ class _Search:
         return [t.shape for t in flat_tensors(before)] != [t.shape for t in flat_tensors(after)]
 
     def accepts(self, sizes: Mapping[SizeKey, int]) -> bool:
-        """Whether the kernel runs with these sizes."""
+        """Return whether the kernel runs with these sizes."""
         sizes = _with_ties(sizes, self.ties)
         other = resize(self.call, sizes, "a trial")
         if other is None:
@@ -312,19 +312,19 @@ class _Search:
         return outcome.error is None
 
     def find(self, key: SizeKey, size: int, prime: int) -> Freedom | None:
-        """The smallest set of sizes with which ``key`` can change.
+        """Return the smallest set of sizes with which ``key`` can change.
 
         Args:
-            key: the size that changes.
+            key: the size to change.
             size: its value in the sample.
-            prime: what is added to it first.
+            prime: the first increment to try.
 
         Returns:
-            The sizes that change together; None where no change is accepted, and ``reason`` says why.
+            The sizes that change together, or None if no change is accepted; ``reason`` says why.
         """
         self.reason = ""
         others = [size + prime, 2 * size, size + 1, 3 * size, size - 1]
-        # One is broadcast where the other sizes stay: that says nothing of what the size may be.
+        # Size 1 may be broadcast against the other sizes: that says nothing about valid sizes.
         candidates = [new for new in dict.fromkeys(others) if new > 1 and new != size]
         for new in candidates:
             if self.accepts({key: new}):
@@ -342,7 +342,7 @@ class _Search:
         return None
 
     def _together(self, key: SizeKey, equal: list[SizeKey]) -> Iterator[list[SizeKey]]:
-        """Sets of sizes that may have to move with ``key``, the likely and small ones first."""
+        """Yield sets of sizes that may have to change with ``key``, likely and small ones first."""
         if not equal:
             return
         yield from ([other] for other in equal)

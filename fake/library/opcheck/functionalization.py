@@ -1,4 +1,4 @@
-"""Operators that write to their arguments survive functionalization."""
+"""Check that operators that mutate their arguments survive functionalization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
-    """A mutating operator, functionalized, must leave the same values in its arguments and outputs.
+    """Check that a functionalized mutating operator leaves the same values in its arguments and outputs.
 
     Raises:
         Fault: functionalization refuses the schema or changes the result.

@@ -1,7 +1,7 @@
-"""`generate_opcheck_tests`: every test of a test case once more for each check, on every operator that it calls.
+"""`generate_opcheck_tests`: repeat every test of a test case for each check, on every operator that it calls.
 
-torch's own, with the checks of this package: its module is executed once more, and names in that copy stand for ours.
-Expected failures are kept in a file of torch's format.
+This is torch's own generator with this package's checks: a copy of its module is executed, with names
+replaced by ours. Expected failures are kept in a file of torch's format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fake.seam import library as _torch
 
 @functools.cache
 def torchs_generator() -> Any:
-    """A copy of torch's module, with our checks, our `OpCheckError` and scripts that run ours."""
+    """Return a copy of torch's module with our checks and `OpCheckError`, and repro scripts that use them."""
     module = _torch.copy_of_optests()
     module.ALL_TEST_UTILS = {name: _tester(name) for name in ALL_TEST_UTILS}
     module.OpCheckError = OpCheckError
@@ -56,7 +56,9 @@ class _Inside(threading.local):
 
 def _tester(name: str) -> Callable[..., None]:
     def run(op: Any, args: Any, kwargs: Any, *, copy_inputs: bool = True) -> None:
-        """Run the check. Args: the operator and its arguments; ``copy_inputs`` is torch's: inputs are always copied. Raises: what the check raises."""
+        """Run the check. Args: the operator and its arguments; ``copy_inputs`` is torch's: inputs are always
+        copied.
+        Raises: what the check raises."""
         call = Call(tuple(args), dict(kwargs))
         if not is_abstract(call):
             run_check(name, op, call)
@@ -73,20 +75,20 @@ def generate_opcheck_tests(
 ) -> None:
     """Add ``{check}__{test}`` to ``testcase`` for each of its tests and each check.
 
-    The new test runs the old one and applies the check to every call of an operator in ``namespaces``. Operators that
-    are known to fail are listed in a file (by default ``failures_dict.json`` next to the caller);
-    ``test_pt2_compliant_tag_{op}`` tests say when such an operator nevertheless carries the compliance tag.
+    The new test runs the old one and applies the check to every call of an operator in ``namespaces``.
+    Operators known to fail are listed in a file (by default ``failures_dict.json`` next to the caller);
+    ``test_pt2_compliant_tag_{op}`` tests report such operators that carry the compliance tag.
 
     Args:
         testcase: a ``unittest.TestCase`` class; tests are added to it.
-        namespaces: whose operators are checked.
-        failures_dict_path: the file of operators that are known to fail.
+        namespaces: the namespaces whose operators are checked.
+        failures_dict_path: the file of operators known to fail.
         additional_decorators: decorators by the name of a generated test.
         test_utils: names of the checks.
 
     Raises:
-        OpCheckError: the file has wrong entries, or a generated name is taken.
-        FileNotFoundError: there is no such file.
+        OpCheckError: the file has invalid entries, or a generated name is taken.
+        FileNotFoundError: the file does not exist.
     """
     if failures_dict_path is None:
         caller = sys._getframe(1).f_code.co_filename

@@ -1,4 +1,4 @@
-"""The real kernel for other calls than the sample: what it writes to, what memory it returns, what strides do to it."""
+"""Check the real kernel for other calls than the sample: mutations, memory of results, effect of strides."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
-    """Hidden writes and shared memory for other sizes, values, numbers, dtypes and strides; values for other strides.
+    """Check variations of the call for hidden mutation, shared memory and values that depend on strides.
 
-    Only for operators that Python defines: another kernel may read past the end of inputs that it does not expect.
+    Only for operators defined in Python: other kernels may read past the end of inputs that they do not expect.
 
     Raises:
-        Fault: the kernel does something for a variation that its schema does not say, returns memory that it
+        Fault: for a variation, the kernel does something that its schema does not declare, returns memory that it
             returned before, or returns other values for the same values in other strides.
     """
     tolerances = call.tolerances
@@ -58,7 +58,7 @@ def check(op: Any, call: Call) -> str:
 
 
 def _check_results_apart(op: Any, call: Call) -> None:
-    """The memory that a call returned must not be returned (and overwritten) by the next."""
+    """Check that a call does not return (and overwrite) the memory that an earlier call returned."""
     if any(r.alias_info is not None for r in op._schema.returns):
         return
     first = attempt(op, call)
@@ -74,7 +74,7 @@ def _check_results_apart(op: Any, call: Call) -> None:
 
 
 def _check_values(op: Any, call: Call, tolerances: Mapping[str, float]) -> None:
-    """Outputs, and arguments that are written to, for the same values in row-major order."""
+    """Compare outputs and mutated arguments with those for the same values in row-major order."""
     copied = call.copy()
     plain = call.map(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
 
@@ -89,7 +89,7 @@ def _check_values(op: Any, call: Call, tolerances: Mapping[str, float]) -> None:
         return
     count = len(expected) - len(flat_tensors((call.args, call.kwargs)))
     for index, (mine, theirs) in enumerate(zip(expected, actual, strict=True)):
-        # A tensor whose elements share memory cannot hold what was written to all of them.
+        # A tensor whose elements share memory cannot hold everything that was written to them.
         if index >= count and call.label.endswith("expanded"):
             return
         if mine.shape == theirs.shape and not same_values(mine, theirs, tolerances):

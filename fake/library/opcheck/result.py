@@ -1,4 +1,4 @@
-"""What a check says: passed, or what is wrong, the evidence, and how to fix it."""
+"""The result of a check: passed, or the problem, the evidence, and how to fix it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fake.notebook import as_html
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
-    """``float32[2, 3] stride (3, 1) cpu``."""
+    """Describe a tensor as ``float32[2, 3] stride (3, 1) cpu``."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     sizes = ", ".join(str(s) for s in tensor.shape)
     stride = f" stride {tuple(tensor.stride())}" if tensor.layout is torch.strided else f" {tensor.layout}"
@@ -25,11 +25,11 @@ class Evidence:
     """One observation.
 
     Attributes:
-        where: the argument or output it is about, for example ``"output 0"`` or ``"argument x"``.
-        expected: what should have been seen.
-        actual: what was seen.
+        where: the argument or output that it is about, for example ``"output 0"`` or ``"argument x"``.
+        expected: the expected observation.
+        actual: the actual observation.
         inputs: the inputs of the call that showed it.
-        aspect: what differs, for example ``"sizes"`` or ``"dtype"``; decides what the fix says.
+        aspect: what differs, for example ``"sizes"`` or ``"dtype"``; determines the suggested fix.
     """
 
     where: str
@@ -44,7 +44,7 @@ class Evidence:
 
 
 class Fault(Exception):
-    """Raised by a check that finds one: what `CheckFailure` says besides the names of check and operator."""
+    """Raised by a check that fails; becomes a `CheckFailure`, which adds the names of check and operator."""
 
     def __init__(self, problem: str, *, evidence: tuple[Evidence, ...] = (), fix: str) -> None:
         super().__init__(problem)
@@ -73,7 +73,7 @@ class CheckFailure(OpCheckError):
 
 
 class Passed(str):
-    """Stands for a check that passed; equal to ``"SUCCESS"``."""
+    """The result of a check that passed; equal to ``"SUCCESS"``."""
 
     note: str
 
@@ -88,7 +88,7 @@ class Verdict(dict[str, Any]):
 
     Attributes:
         op: the operator's name.
-        also_passed: checks beyond the requested ones that ran and found nothing, with what they note.
+        also_passed: checks beyond the requested ones that ran and passed, with their notes.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Verdict(dict[str, Any]):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no check failed."""
         return not self.failures
 
     @property
     def failures(self) -> list[CheckFailure]:
-        """Those that failed."""
+        """The failed checks."""
         return [result for result in self.values() if isinstance(result, CheckFailure)]
 
     def _repr_html_(self) -> str:

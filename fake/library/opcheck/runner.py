@@ -1,4 +1,4 @@
-"""`opcheck`: run the checks and collect what they say."""
+"""`opcheck`: run the checks and collect their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fake.library.opcheck.sample_calls import Call
 from fake.seam import library as _torch
 
 Check = Callable[..., str]
-"""Gets the overload and the sample; returns what was not tried and why, and raises `Fault`."""
+"""Takes the overload and the sample. Returns a note of what was not tried and why, or raises `Fault`."""
 
 #: Every check by name, in the order in which they run.
 ALL_TEST_UTILS: dict[str, Check] = {
@@ -46,16 +46,16 @@ ALL_TEST_UTILS: dict[str, Check] = {
     "test_gradients": backward_formula.check,
     "test_vmap": vmap.check,
 }
-#: What is reported by default: torch's four.
+#: The checks reported by default: torch's four.
 DEFAULT_TEST_UTILS = (
     "test_schema",
     "test_autograd_registration",
     "test_faketensor",
     "test_aot_dispatch_dynamic",
 )
-#: Those that operators of other libraries are not held to.
+#: Checks that operators of other libraries need not pass.
 _STRICT = ("test_fake_device", "test_kernel_variations")
-#: What runs by default besides, and is reported only where it fails.
+#: Checks that also run by default, and are reported only if they fail.
 _BESIDES = ("test_fake_variations", *_STRICT, "test_uninitialized_memory", "test_gradients", "test_vmap")
 
 
@@ -63,16 +63,16 @@ def run_check(name: str, op: Any, call: Call, **options: Any) -> str:
     """Run one check.
 
     Args:
-        name: which.
-        op: the overload that is checked.
+        name: the check's name.
+        op: the overload to check.
         call: the sample.
-        options: of the check.
+        options: options of the check.
 
     Returns:
-        What was not tried and why.
+        A note of what was not tried and why.
 
     Raises:
-        CheckFailure: it finds a fault.
+        CheckFailure: the check found a fault.
     """
     try:
         return ALL_TEST_UTILS[name](op, call, **options)
@@ -80,12 +80,12 @@ def run_check(name: str, op: Any, call: Call, **options: Any) -> str:
         fault = found
     operator = _torch.op_overload_name(op)
     failure = CheckFailure(name, operator, fault.problem, evidence=fault.evidence, fix=fault.fix)
-    failure.__context__ = fault.__cause__  # as where torch raises
+    failure.__context__ = fault.__cause__  # as torch's errors have it
     raise failure from fault.__cause__
 
 
 class _CheckNamesError(LibraryError, ValueError):
-    """Unknown names of checks, or tolerances that do not belong together."""
+    """Unknown names of checks, or only one of the two tolerances."""
 
 
 class _SampleError(LibraryError, TypeError):
@@ -93,11 +93,11 @@ class _SampleError(LibraryError, TypeError):
 
 
 def resolve(op: Any) -> Any:
-    """The ``OpOverload`` that ``op`` stands for.
+    """Return the ``OpOverload`` that ``op`` stands for.
 
     Raises:
-        UnknownOpError: it is no operator.
-        RuntimeError: it is a packet with several overloads.
+        UnknownOpError: ``op`` is not an operator.
+        RuntimeError: ``op`` is a packet with several overloads.
     """
     if isinstance(op, _torch.TorchCustomOpDef):
         return op._opoverload
@@ -130,24 +130,25 @@ def opcheck(
 
     Args:
         op: a custom op, an ``OpOverload``, or a packet with one overload.
-        args, kwargs: the sample. Use ``requires_grad=True`` where the operator is differentiable.
-        test_utils: names of the checks to run, or ``"ALL"``. By default torch's four are reported, and three more
-            (`test_fake_variations`, `test_uninitialized_memory`, `test_gradients`) are reported if they fail.
-        raise_exception: raise the first failure; else the verdict holds it.
-        strict: whether fake kernels must also be right for other strides and dtypes than the sample's. By default
-            only for operators made by `fake.library`: many of other libraries are right for contiguous inputs only.
-            Checks that ``test_utils`` names are always strict.
+        args, kwargs: the sample. Use ``requires_grad=True`` if the operator is differentiable.
+        test_utils: names of the checks to run, or ``"ALL"``. By default torch's four are reported, and six
+            more (`test_fake_variations`, `test_fake_device`, `test_kernel_variations`,
+            `test_uninitialized_memory`, `test_gradients`, `test_vmap`) only if they fail.
+        raise_exception: raise the first failure; otherwise the verdict holds it.
+        strict: whether fake kernels must also be right for other strides and dtypes than the sample's. By
+            default only for operators made by `fake.library`: many of other libraries are right for
+            contiguous inputs only. Checks named in ``test_utils`` are always strict.
         rtol, atol: tolerances of value comparisons; give both or neither.
 
     Returns:
-        check name → ``"SUCCESS"`` or a `CheckFailure`; print it for a report.
+        Check name → ``"SUCCESS"`` or a `CheckFailure`; print it for a report.
 
     Raises:
-        CheckFailure: a check failed and ``raise_exception`` is true. It is an `OpCheckError` with the problem, the
-            evidence and a fix.
-        ValueError: ``op`` is no operator, a check's name is unknown, or one tolerance is missing.
-        TypeError: ``args`` is no tuple or list, as when one tensor is passed as it is, or ``kwargs`` no mapping of arguments that the
-            operator has.
+        CheckFailure: a check failed and ``raise_exception`` is true. It is an `OpCheckError` with the
+            problem, the evidence and a fix.
+        ValueError: ``op`` is not an operator, a check's name is unknown, or one tolerance is missing.
+        TypeError: ``args`` is not a tuple or list (a bare tensor, for example), or ``kwargs`` is not a
+            mapping of arguments that the operator has.
 
     >>> import torch
     >>> print(opcheck(torch.ops.aten.sin.default, (torch.randn(3),), test_utils="test_schema"))
@@ -195,7 +196,7 @@ def opcheck(
     passed: dict[str, Passed] = {}
     for name in (n for n in ALL_TEST_UTILS if n in names or n in besides):
         if name in besides and (not verdict.ok or (name in _STRICT and not strict)):
-            continue  # the first fault explains the others
+            continue  # the first fault may be the cause of others
         try:
             loose = name in besides and name == "test_fake_variations" and not strict
             note = run_check(name, overload, call, **({"layouts": False} if loose else {}))
@@ -227,6 +228,6 @@ def _call(op: Any, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def is_abstract(call: Call) -> bool:
-    """Whether a call has fake or meta tensors."""
+    """Return whether a call has fake or meta tensors."""
     tensors = [t for t in _torch.pytree.tree_leaves((call.args, call.kwargs)) if isinstance(t, torch.Tensor)]
     return any(t.is_meta or isinstance(t, _torch.FakeTensor) for t in tensors)

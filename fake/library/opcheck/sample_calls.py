@@ -1,4 +1,4 @@
-"""The calls that the checks make: copies of the sample, and variations of it."""
+"""The calls that the checks make: copies of the sample, and building blocks for variations of it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Call:
     label: str = "the sample"
     #: What was varied: "size", "broadcast", "value", "layout", "dtype", "number", "list"; empty for the sample.
     kind: str = ""
-    #: Names of the positional arguments, where they are known.
+    #: Names of the positional arguments, if known.
     names: tuple[str, ...] = ()
-    #: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
+    #: ``rtol`` and ``atol`` of value comparisons, if the user gave them.
     tolerances: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def leaves(self) -> list[Any]:
-        """All arguments, those in lists one by one."""
+        """All arguments, with lists flattened."""
         return pytree.tree_leaves((self.args, self.kwargs))
 
     @property
@@ -41,7 +41,7 @@ class Call:
         return list({id(t): t for t in self.leaves if isinstance(t, torch.Tensor)}.values())
 
     def leaf_names(self) -> list[str]:
-        """The name of each leaf: ``x``, ``xs[1]``."""
+        """Return the name of each leaf: ``x``, ``xs[1]``."""
         paths = pytree.tree_flatten_with_path((self.args, self.kwargs))[0]
         return [self._name_of(list(path)) for path, _ in paths]
 
@@ -54,7 +54,7 @@ class Call:
         return name + "".join(f"[{key.idx}]" if hasattr(key, "idx") else str(key) for key in rest)
 
     def tensor_names(self) -> list[str]:
-        """The name of each of `tensors`."""
+        """Return the name of each of `tensors`."""
         named = {
             id(leaf): name for name, leaf in reversed(list(zip(self.leaf_names(), self.leaves, strict=True)))
         }
@@ -63,10 +63,10 @@ class Call:
     def replace_leaves(
         self, changes: Mapping[int, Any], label: str | None = None, kind: str | None = None
     ) -> Call:
-        """The call with other values for some leaves, by number.
+        """Return the call with other values for some leaves.
 
         Args:
-            changes: new values by the number of the leaf.
+            changes: new values by leaf number.
             label: what was changed, for messages; None keeps it.
             kind: the kind of variation; None keeps it.
         """
@@ -78,7 +78,7 @@ class Call:
         return replace(self, args=tuple(args), kwargs=kwargs, label=label, kind=kind)
 
     def copy(self) -> Call:
-        """The same values in fresh memory with the same strides; ``requires_grad`` is kept."""
+        """Copy the values into new memory with the same strides; ``requires_grad`` is kept."""
         return self.map(_clone)
 
     def map(
@@ -87,10 +87,10 @@ class Call:
         label: str | None = None,
         kind: str | None = None,
     ) -> Call:
-        """The call with every tensor replaced. A tensor that is passed twice stays one tensor.
+        """Return the call with every tensor replaced. A tensor that is passed twice stays one tensor.
 
         Args:
-            change: gives the tensor that replaces one.
+            change: returns the replacement of a tensor.
             label: what was changed, for messages; None keeps it.
             kind: the kind of variation; None keeps it.
         """
@@ -106,11 +106,11 @@ class Call:
         return replace(self, args=tuple(args), kwargs=kwargs, label=label, kind=kind)
 
     def detached(self) -> Call:
-        """The call without autograd."""
+        """Return the call without autograd."""
         return self.map(lambda t: _clone(t).detach())
 
     def describe(self) -> str:
-        """The arguments in one line."""
+        """Describe the arguments in one line."""
 
         def one(value: Any) -> str:
             if isinstance(value, torch.Tensor):
@@ -141,12 +141,12 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in a nested structure."""
+    """Return all tensors in a nested structure."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def named_tensors(schema: Any, call: Call) -> Iterator[tuple[str, Any, torch.Tensor]]:
-    """``(name, schema argument, tensor)`` for every tensor of a call; list elements are ``name[i]``."""
+    """Yield ``(name, schema argument, tensor)`` for every tensor of a call; list elements are ``name[i]``."""
     positional = [a for a in schema.arguments if not a.kwarg_only]
     by_name = {a.name: a for a in schema.arguments}
     pairs = [*zip(positional, call.args, strict=False), *((by_name[k], v) for k, v in call.kwargs.items())]
@@ -168,10 +168,10 @@ class Outcome:
 
 
 def attempt(function: Callable[..., Any], call: Call, seed: int = 0) -> Outcome:
-    """Call with copied arguments and record the outcome; the random state is the same for the same ``seed``.
+    """Call with copied arguments and record the outcome; equal seeds give equal random states.
 
     Args:
-        function: what is called.
+        function: the function to call.
         call: its arguments.
         seed: the seed of the default generators.
     """
@@ -188,7 +188,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 # --- other tensors with the same kind of values ----------------------------------------------------
 def refill(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """Values of ``original``, repeated or cut, in another shape: indices stay in range."""
+    """Return the values of ``original``, repeated or cut, in another shape: indices stay in range."""
     count = math.prod(shape)
     values = original.detach().resolve_conj().resolve_neg().reshape(-1)
     if values.numel() == 0:
@@ -197,7 +197,7 @@ def refill(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 def refill_like(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """As `refill`, with the dimensions in the same order in memory where the rank is the same."""
+    """Do the same as `refill`, and keep the order of dimensions in memory if the rank stays."""
     filled = refill(original, shape)
     if original.layout is not torch.strided or original.dim() != len(shape) or original.is_contiguous():
         return filled
@@ -207,7 +207,7 @@ def refill_like(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 def is_order(tensor: torch.Tensor) -> bool:
-    """Whether integers are a permutation along some dimension: it may be inverted."""
+    """Return whether integers are a permutation along some dimension: it may get inverted."""
     return any(
         count > 1
         and bool((tensor.movedim(dim, -1).sort(-1).values == torch.arange(count, device=tensor.device)).all())
@@ -216,12 +216,13 @@ def is_order(tensor: torch.Tensor) -> bool:
 
 
 def reversed_values(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in the opposite order."""
+    """Return the same values in the opposite order."""
     return tensor.flatten().flip(0).reshape(tensor.shape)
 
 
 def restride(tensor: torch.Tensor, kind: str) -> torch.Tensor:
-    """The same values (for ``"expanded"`` those of the first row) in other strides; ``tensor`` where that cannot be."""
+    """Return the same values (for ``"expanded"``, those of the first row) with other strides, or ``tensor``
+    if that is impossible."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         return tensor

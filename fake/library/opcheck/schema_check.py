@@ -1,4 +1,4 @@
-"""The schema against what the kernel does: mutation, aliasing."""
+"""Compare the schema with what the kernel does: mutation, aliasing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fake.seam import library as _torch
 
 
 def check(op: Any, call: Call) -> str:
-    """Run the kernel and compare what it did to its arguments with the schema; then torch's SchemaCheckMode.
+    """Compare what the kernel did to its arguments with the schema; then run torch's SchemaCheckMode.
 
     Raises:
-        Fault: an argument is written to or shares memory with an output, or two outputs share memory, and the
+        Fault: an argument is mutated or shares memory with an output, or two outputs share memory, and the
             schema does not say so; or the kernel refuses the sample.
     """
     found = compare_memory(op, call.detached())

@@ -1,4 +1,4 @@
-"""Outputs that depend on memory nobody wrote to."""
+"""Find outputs that depend on uninitialized memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALLOCATORS = frozenset(
 
 
 class _FillEmpty(TorchDispatchMode):
-    """Fills what ``empty`` and its relatives return."""
+    """Fills what ``empty`` and related functions return with a pattern."""
 
     def __init__(self, pattern: float) -> None:
         super().__init__()
@@ -45,9 +45,9 @@ class _FillEmpty(TorchDispatchMode):
 
 
 def check(op: Any, call: Call) -> str:
-    """Run the kernel with two patterns in fresh memory; every output must be the same. Also for other sizes.
+    """Run the kernel with two patterns in new memory, also for other sizes: outputs must be the same.
 
-    Sees memory that the kernel allocates through torch from Python (``torch.empty``), not a C++ kernel's own.
+    It sees memory that the kernel allocates through torch from Python (``torch.empty``), not in C++.
 
     Raises:
         Fault: an output depends on the pattern.
@@ -65,7 +65,7 @@ def check(op: Any, call: Call) -> str:
     for other in plan.different():
         _check_call(op, key, other)
     for freedom in plan.freedoms:
-        # A block that is not full, one element, and more than one block.
+        # A partial block, one element, and more than one block.
         for new in (freedom.size + 1, freedom.size + 2, freedom.size + 3, 1, freedom.size - 1, 33):
             for other in plan.at(freedom, new) if new > 0 else ():
                 _check_call(op, key, other)

@@ -1,4 +1,4 @@
-"""Variations of a sample call: other values, numbers, lists, strides and dtypes. Those of single sizes are in `sizes`."""
+"""Vary a sample call: other values, numbers, lists, strides and dtypes. `free_sizes` varies single sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAYOUTS = (
     "channels last",
     "with the last two dimensions swapped",
 )
-# Within a family only: a kernel for floating point may well accept integers by accident.
+# Only within a family: a kernel for floating-point inputs may accept integers by accident.
 _DTYPES: dict[str, Callable[[torch.dtype], torch.dtype]] = {
     "float64 for floating point": lambda d: torch.float64 if d.is_floating_point else d,
     "float16 for floating point": lambda d: torch.float16 if d.is_floating_point else d,
@@ -33,7 +33,7 @@ _DTYPES: dict[str, Callable[[torch.dtype], torch.dtype]] = {
 
 
 def with_defaults(schema: Any, call: Call) -> Call:
-    """The call with the defaults of arguments that it leaves out, where these are plain numbers, flags or strings."""
+    """Add the defaults of arguments that the call leaves out."""
     positional = [a for a in schema.arguments if not a.kwarg_only]
     args, kwargs = list(call.args), dict(call.kwargs)
     for argument in positional[len(args) :]:
@@ -47,9 +47,9 @@ def with_defaults(schema: Any, call: Call) -> Call:
 
 
 def with_equal_lists(call: Call) -> Call | None:
-    """The call with the tensors of each list all of the first one's shape, or None where they are already.
+    """Give all tensors of each list the shape of the first; None if that changes nothing.
 
-    Only then can a list be put together along any dimension.
+    Only then can a list be concatenated along any dimension.
     """
     args, changed = list(call.args), False
     for place, argument in enumerate(args):
@@ -61,7 +61,8 @@ def with_equal_lists(call: Call) -> Call | None:
 
 
 def value_variations(call: Call) -> Iterator[Call]:
-    """Other values in the same tensors, and a storage offset. Integers may be indices: they keep to those there are."""
+    """Yield calls with other values in the same tensors, and with a storage offset. Integers may be indices,
+    so they stay within the existing ones."""
 
     def of_integers(tensor: torch.Tensor) -> bool:
         return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
@@ -92,7 +93,7 @@ def value_variations(call: Call) -> Iterator[Call]:
 
 
 def layout_variations(call: Call) -> Iterator[Call]:
-    """Other strides: of all tensors at once, and of each alone. Indices and masks beside numbers keep theirs."""
+    """Yield other strides of all tensors, then of each alone. Indices and masks beside numbers keep theirs."""
     floating = any(t.is_floating_point() or t.is_complex() for t in call.tensors)
     names = {
         id(t): name
@@ -117,16 +118,16 @@ def layout_variations(call: Call) -> Iterator[Call]:
 
 
 def dtype_variations(call: Call) -> Iterator[Call]:
-    """Other dtypes of the same family, in all tensors."""
+    """Yield calls with other dtypes of the same family in all tensors."""
     for label, change in _DTYPES.items():
         if any(change(t.dtype) is not t.dtype for t in call.tensors):
             yield call.map(lambda t, change=change: t.to(change(t.dtype)), label, "dtype")  # type: ignore[misc]
 
 
 def number_variations(call: Call, strings: tuple[str, ...] = ()) -> Iterator[Call]:
-    """Other flags, numbers and strings, absent optional arguments, and tensor lists of other lengths.
+    """Yield calls with other flags, numbers and strings, absent arguments given, and longer or shorter lists.
 
-    ``strings`` are values to try in the place of a string.
+    ``strings`` are values to try instead of a string.
     """
     names, rank = call.leaf_names(), max((t.dim() for t in call.tensors), default=0)
     for place, (name, value) in enumerate(zip(names, call.leaves, strict=True)):
@@ -182,11 +183,10 @@ _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31)
 
 
 def joint_size_variations(call: Call) -> Iterator[Call]:
-    """Calls with other sizes, storage offsets and values, of operators that C++ defines: sizes that are equal in the sample change
-    together, and carefully.
+    """Vary sizes, storage offsets and values of a C++ operator: sizes equal in the sample change together.
 
-    Such a kernel may index without checking, so sizes are not tried one by one, and do not shrink where integers may be
-    indices.
+    Such a kernel may index without bounds checks, so sizes are not tried one by one, and do not shrink where
+    integers may be indices.
     """
     call = call.detached()
     sizes = sorted({s for t in call.tensors for s in t.shape if s > 1})
@@ -215,7 +215,7 @@ def _resized(call: Call, sizes: dict[int, int], label: str) -> Call:
 
 
 def code_constants(functions: list[Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Numbers and strings in the code of Python functions (and of those that they close over): where it may branch."""
+    """Return numbers and strings in the code of Python functions and their closures: it may branch there."""
     numbers: dict[int, None] = {}
     strings: dict[str, None] = {}
     pending = list(functions)

@@ -1,4 +1,4 @@
-"""A registered vmap rule against a loop."""
+"""Compare a registered vmap rule with a loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BATCH = 3
 
 
 def check(op: Any, call: Call) -> str:
-    """``torch.vmap`` with every tensor batched, and with each alone, in the first and in the last dimension.
+    """Run ``torch.vmap`` with every tensor batched, and with each alone, in the first and last dimension.
 
     Raises:
-        Fault: it gives other values than the operator called for each element of the batch.
+        Fault: the values differ from calling the operator for each element of the batch.
     """
     if not _torch.has_vmap_rule(op):
         return "no vmap rule"
@@ -56,7 +56,7 @@ def _compare(op: Any, call: Call, batched: list[torch.Tensor], dim: int, label: 
     stacks = [torch.stack([element(t, i) for i in range(_BATCH)], dim=dim) for t in batched]
     outcome = attempt(lambda: torch.vmap(run, in_dims=dim, randomness="same")(*stacks), Call((), {}))
     if outcome.error is not None:
-        return  # a rule may refuse what it does not cover: nothing wrong is computed then
+        return  # a rule may refuse what it does not support: then nothing wrong is computed
     said = tuple(
         Evidence(f"output {index}", "the values of a loop over the batch", "others", call.describe())
         for index, (mine, theirs) in enumerate(zip(expected, flat_tensors(outcome.value), strict=True))

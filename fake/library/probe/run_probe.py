@@ -26,7 +26,7 @@ def open_questions(rule: FakeRule, observations: Sequence[Observation], optional
     """Return open questions with the calls that would answer them, at most :data:`_MOST`.
 
     They concern calls that the kernel answered but the rule does not, calls close to the samples on which
-    rules that fit all the evidence disagree, and parameters (of ``optional``) that no sample passes.
+    rules that fit all the evidence disagree, and parameters (of ``optional``) that never vary.
 
     Args:
         rule: the derived rule.
