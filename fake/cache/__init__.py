@@ -1,1 +1,1 @@
-"""The dispatch cache: what decides an answer (key), how to rebuild it (recipe), where it is kept (store, disk)."""
+"""The dispatch cache: keys of calls, recipes for their outputs, and where these are kept (memory, disk)."""

@@ -1,7 +1,8 @@
-"""The dispatch of one operator through the cache: a handler per operator, generated from its schema.
+"""Dispatch of one operator through the cache: one handler per operator, generated from its schema.
 
-``Engine.handler(func)`` returns ``handler(mode, func, types, args, kwargs)``. A hit costs a key, a dictionary lookup
-and the recipe's closure. A miss goes to :meth:`Engine.miss`, which dispatches for real and records what it saw.
+``Engine.handler(func)`` returns ``handler(mode, func, types, args, kwargs)``. A cache hit costs building a
+key, a dictionary lookup and the recipe's closure. A miss goes to :meth:`Engine.miss`, which runs the real
+dispatch and records the result.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ Handler = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 Dispatch = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 
 _NOTHING = object()
-"""No entry serves a call."""
+"""Sentinel: no entry serves a call."""
 
 
 class Engine:
     """Handlers and tables for fake tensors of one class.
 
     Args:
-        tensor_class: the exact class of the tensors that the engine makes and recognises.
-        dispatch: ``dispatch(mode, func, types, args, kwargs)``, the real thing, called on a miss.
+        tensor_class: the exact class of the tensors that the engine makes and recognizes.
+        dispatch: ``dispatch(mode, func, types, args, kwargs)``, the real dispatch, called on a miss.
         limit: the number of entries at which the older half is dropped.
-        is_own: whether ``dispatch`` is this package's: it leaves it to the engine to keep results of operators that take
-            graphs, and refuses arguments that overlap.
+        is_own: whether ``dispatch`` is this package's. It leaves caching of operators that take graphs to the
+            engine, and refuses arguments that overlap.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Engine:
         self.dispatch = dispatch
         self.store = Store(limit)
         self.handlers: dict[int, Handler] = {}
-        self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
+        self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never reused
         self._lock = threading.Lock()
         self._checks = _Checks()
         self._disk: DiskCache | None = None
@@ -74,7 +75,7 @@ class Engine:
         REPLACEMENTS.watch_for(self)
 
     def handler(self, func: Any) -> Handler:
-        """The handler of an operator, generated at its first use."""
+        """Return the handler of an operator, generated at its first use."""
         handler = self.handlers.get(id(func))
         if handler is None:
             handler = self._make_handler(func)
@@ -116,11 +117,12 @@ class Engine:
         return handler
 
     def _unseen(self, of_operator: tuple[int, int]) -> Callable[..., Any]:
-        """Returns the function for a key that is not in the operator's table: the environment may have an entry."""
+        """Return the function for keys that are not in the operator's table:
+        the environment may have an entry."""
         miss, hit, nothing = self.miss, self.store.hit, {}  # type: ignore[var-annotated]
 
         def unseen(mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any) -> Any:
-            """Returns the fake outputs of a call. Args: those of :meth:`uncached`, and the key of the call."""
+            """Return the fake outputs of a call. Args: those of :meth:`uncached`, and the key of the call."""
             env = mode.shape_env
             state = None if env is None else env.__dict__.get("_fake_dispatch")
             if state is None:
@@ -141,7 +143,7 @@ class Engine:
         return unseen
 
     def attach_disk(self, disk: DiskCache | None, name: str) -> None:
-        """Serve entries from a disk cache, under the name that this engine has there."""
+        """Serve entries from a disk cache, where this engine is stored under ``name``."""
         self._disk, self._disk_name = disk, name
         for func in list(self.store.tables):
             self._fill_from_disk(func)
@@ -160,7 +162,7 @@ class Engine:
                 self.symbolic.normalized.add(func, key, entry, is_new=False)
 
     def take_new_entries(self, name: str) -> dict[tuple[str, str], dict[Any, Any]]:
-        """Returns what was recorded since the last call, by the names of engine and operator under which the disk keeps it."""
+        """Return what was recorded since the last call, by the engine and operator names used on disk."""
         entries: dict[tuple[str, str], dict[Any, Any]] = {}
         for func, described in self.store.take_described().items():
             entries[name, func.name()] = described
@@ -170,10 +172,12 @@ class Engine:
         return entries
 
     def _make_custom_handler(self, func: Any) -> Handler:
-        """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""
+        """Make the handler of a custom operator: if the mode trusts its fake kernel to be pure,
+        keyed by the kernel."""
 
         def key_of(mode: Any, args: Any, kwargs: Any) -> Any:
-            """Returns the key of a call. Args: the mode, and the arguments of the operator. Raises ``Unkeyable`` where the mode does not trust the kernel."""
+            """Return the key of a call. Args: the mode, and the operator's arguments. Raises ``Unkeyable`` if
+            the mode does not trust the kernel."""
             if func not in PURE and not getattr(mode, "cache_custom_ops", False):
                 raise Unkeyable("non-builtin")
             return (fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
@@ -181,11 +185,12 @@ class Engine:
         return self._handler_by_key(func, key_of)
 
     def _make_subgraph_handler(self, func: Any) -> Handler:
-        """Operators that take graphs: keyed by the identity of those."""
+        """Make the handler of an operator that takes graphs: keyed by their identity."""
         table = self.store.table(func)
 
         def key_of(mode: Any, args: Any, kwargs: Any) -> Any:
-            """Returns the key of a call. Args: the mode, and the arguments of the operator. Raises ``Unkeyable`` for a graph that cannot be kept."""
+            """Return the key of a call. Args: the mode, and the operator's arguments. Raises ``Unkeyable``
+            for a graph that cannot be cached."""
             key, graphs = subgraph_key(func, mode, args, kwargs, self.tensor_class)
             if key not in table:
                 forget_with(graphs, self.store.remove, table, key)
@@ -194,11 +199,11 @@ class Engine:
         return self._handler_by_key(func, key_of)
 
     def _handler_by_key(self, func: Any, key_of: Callable[[Any, Any, Any], Any]) -> Handler:
-        """The handler of an operator whose calls have this key; ``key_of`` raises ``Unkeyable`` for those that have none."""
+        """Return a handler that uses ``key_of``, which raises ``Unkeyable`` for calls without a key."""
         table = self.store.table(func)
 
         def handler(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            """Returns the fake outputs of a call. Args: those of :meth:`uncached`."""
+            """Return the fake outputs of a call. Args: those of :meth:`uncached`."""
             try:
                 key = key_of(mode, args, kwargs)
                 rebuild = table.get(key)
@@ -224,7 +229,7 @@ class Engine:
         key: Any = None,
         reason: str | None = None,
     ) -> Any:
-        """A call without an entry for plain sizes: answered for its symbols, or dispatched for real and recorded.
+        """Serve a call without a static entry: from a symbolic entry, or by real dispatch, which is recorded.
 
         Args:
             mode: the mode of the call.
@@ -232,12 +237,12 @@ class Engine:
             types: the tensor classes involved, as ``__torch_dispatch__`` gets them.
             args: positional arguments.
             kwargs: keyword arguments.
-            key: where to put the recipe, or None for a call that cannot be cached.
-            reason: why it cannot, for the counters.
+            key: the key to record the recipe under, or None for a call that cannot be cached.
+            reason: why it cannot be cached, for the counters.
         """
         kwargs = kwargs or {}
         if not mode.enter_stack and active_fake_mode() is None:
-            # Reached through a tensor, outside the mode: the operator runs again inside it.
+            # Reached through a tensor outside the mode: run the operator again inside it.
             self._checks.has_dispatched = True
             with mode:
                 return func(*args, **kwargs)
@@ -269,8 +274,8 @@ class Engine:
     def _for_symbols(
         self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any
     ) -> tuple[Any, Any, SymbolicCall | None]:
-        """The outputs of a call that the environment knows for these symbols, or another one for others; else nothing,
-        the key under which to record its dispatch, and the call on symbols."""
+        """Look up symbolic entries. Returns the outputs (``_NOTHING`` if there is no entry), the key under
+        which to record the dispatch, and the call on symbols."""
         rebuild, call = self.symbolic.find(mode.shape_env, func, key), None
         if rebuild is None and is_symbolic_key(key):
             call = self._symbolic_call(mode, func, key)
@@ -286,7 +291,7 @@ class Engine:
         except Stale:
             self.symbolic.forget(mode.shape_env, func, key)
             return self._for_symbols(mode, func, types, args, kwargs, key)
-        except Unlinked:  # dispatched, and recorded more closely
+        except Unlinked:  # dispatched, and recorded more precisely
             return _NOTHING, key, call or self._symbolic_call(mode, func, key)
         if type(rebuild) is not Bypass:
             self.store.hit()
@@ -348,7 +353,7 @@ class Engine:
                 if pairs:
                     recipe = Apart(recipe, pairs)
                     rebuild = build(recipe, self.tensor_class, mark)
-            # A graph's identity ends with the process.
+            # The identity of a graph is only valid in this process.
             lasting = recipe if isinstance(func, OpOverload) else None
             self.store.insert(func, self.store.table(func), key, rebuild, lasting)
         else:
@@ -358,7 +363,7 @@ class Engine:
                 self.store.count_bypass(refused.reason)
                 return
         if isinstance(func, OpOverload) and composite_kernel_exists(func):
-            self.store.count_bypass("CompositeImplicitAutograd")  # the misses are those of its parts
+            self.store.count_bypass("CompositeImplicitAutograd")  # its parts count as the misses
         else:
             self.store.count_miss()
 
@@ -371,15 +376,15 @@ class Engine:
         try:
             call.remember(negative, None, evaluations)
         except Unkeyable:
-            return  # the reason is counted; the next call finds it again
+            return  # the reason is counted; the next call will determine it again
 
     def clear(self) -> None:
-        """Drop all entries, also those on shape environments, and reset the counters."""
+        """Drop all entries, including those on shape environments, and reset the counters."""
         self.store.clear()
         self.symbolic.clear()
 
     def invalidate(self) -> None:
-        """Drop all entries, because a kernel of torch was replaced; the counters go on."""
+        """Drop all entries because a kernel of torch was replaced; keep the counters."""
         self.store.drop_entries()
         self.symbolic.clear()
 
@@ -387,7 +392,7 @@ class Engine:
         return self.miss(mode, func, types, args, kwargs, None, reason)
 
     def uncached(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Dispatch without looking into the cache or adding to it.
+        """Dispatch without reading or writing the cache.
 
         Args:
             mode: the mode of the call.
@@ -404,7 +409,7 @@ class Engine:
         return self.miss(mode, func, types, args, kwargs, None, "cache disabled")
 
     def crosscheck(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Serve a call, and compare what the cache gave with a fresh dispatch.
+        """Serve a call, and compare a cached result with a fresh dispatch.
 
         Args:
             mode: the mode of the call.
@@ -450,11 +455,11 @@ class Engine:
 
 
 class _Checks(threading.local):
-    """The state of a thread that compares hits.
+    """Per-thread state of cross-checks.
 
     Attributes:
-        has_dispatched: whether the call that is being served was dispatched.
-        is_running: whether a fresh dispatch, to compare a hit with, is going on.
+        has_dispatched: whether the call being served was dispatched.
+        is_running: whether a fresh dispatch, to compare a hit with, is in progress.
     """
 
     has_dispatched = False

@@ -1,4 +1,4 @@
-"""What the engine asks about the arguments and outputs of a call."""
+"""Questions of the engine about the arguments and outputs of a call."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fake.seam.fake_tensor import assert_eq, assert_metadata_eq, in_kernel_invoc
 from fake.seam.pytree import tree_leaves
 
 PURE: set[Any] = set()
-"""Operators, not torch's own, whose fake kernels depend on nothing but their arguments."""
+"""Operators, other than torch's own, whose fake kernels depend on nothing but their arguments."""
 
 _aten = torch.ops.aten
 LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
-"""Operators that turn a constant of a program into a tensor of its own."""
+"""Operators that turn a constant of a program into a new tensor."""
 
 
 def uncacheable_reason(func: Any) -> str | None:
-    """Why no call of an operator may be cached, or None."""
+    """Return why no call of an operator may be cached, or None."""
     if not isinstance(func, OpOverload):
         return "higher-order operator"
     tags = func.tags
@@ -39,16 +39,17 @@ def uncacheable_reason(func: Any) -> str | None:
 
 
 def cache_custom_op(op: Any) -> None:
-    """Cache what the fake kernel of a custom operator answers, in all modes and under ``accelerate``, from now on.
+    """Cache the results of a custom operator's fake kernel, in all modes and under ``accelerate``,
+    from now on.
 
-    It is a promise that the answer depends on the arguments only: their metadata, and the values of numbers and strings.
-    Entries hold as long as the registered kernel is the same object.
+    This promises that the results depend on the arguments only: tensor metadata, and the values of numbers
+    and strings. Entries are valid as long as the registered kernel is the same object.
 
     Args:
         op: an overload, such as ``torch.ops.mylib.op.default``.
 
     Raises:
-        TypeError: it is not an overload of an operator.
+        TypeError: ``op`` is not an overload of an operator.
         ValueError: it is torch's own operator, or its results can never be cached; nothing is changed.
 
     >>> import torch, fake
@@ -73,12 +74,12 @@ def cache_custom_op(op: Any) -> None:
 
 
 def is_mutable(func: Any) -> bool:
-    """Whether an operator writes to an argument."""
+    """Return whether an operator mutates an argument."""
     return isinstance(func, OpOverload) and func._schema.is_mutable
 
 
 def tensors_of(args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among the arguments, those in lists too."""
+    """Return the tensors among the arguments, including those in lists."""
     found = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
@@ -89,7 +90,7 @@ def tensors_of(args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 def renew(args: Any, kwargs: Any) -> bool:
-    """Let tensors forget metadata whose symbols were replaced; says whether there were any."""
+    """Drop cached metadata of tensors whose symbols were replaced; returns whether there was any."""
     renewed = False
     for tensor in tensors_of(args, kwargs):
         interned = getattr(tensor, "_interned", None)
@@ -102,11 +103,11 @@ def renew(args: Any, kwargs: Any) -> bool:
 
 
 def compare(func: Any, served: Any, expected: Any) -> None:
-    """Compare the outputs that the cache gave with those of a fresh dispatch.
+    """Compare outputs served from the cache with those of a fresh dispatch.
 
     Args:
         func: the operator.
-        served: the outputs that the cache gave.
+        served: the outputs from the cache.
         expected: those of the fresh dispatch, of the same structure.
 
     Raises:
@@ -133,12 +134,12 @@ def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
 
 
 def handle_directly(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Operators that fake tensors answer by themselves.
+    """Run an operator that fake tensors answer by themselves.
 
     Args:
-        mode: the mode, which is off while the operator runs.
+        mode: the mode, suspended while the operator runs.
         func: such an operator (``size``, ``stride``, ``device`` and the like).
-        types: unused; there so that every handler is called alike.
+        types: unused, so that all handlers have the same signature.
         args: positional arguments.
         kwargs: keyword arguments, or None.
     """

@@ -1,15 +1,15 @@
 """The dispatch cache on disk.
 
-A cache is a directory. Entries are valid for one *build*: a hash of torch's version, Python's, and all sources of this
-package that decide answers. Every save adds one segment file, written beside its final name and moved into place, so
-that processes can write at the same time and none loses anything; loading reads all segments of its build, and merges
-them into one when they become many. A segment that is truncated, corrupt, not ours or no regular file is ignored, with
-one warning.
+A cache is a directory. Entries are valid for one *build*: a hash of torch's version, Python's, and all
+sources of this package that affect answers. Every save adds one segment file, written under a temporary name
+and moved into place, so that processes can write concurrently without losing anything. Loading reads all
+segments of its build, and merges them when there are many. A segment that is truncated, corrupt, not ours or
+not a regular file is ignored, with one warning.
 
-A segment is ``MAGIC``, the build, a SHA-256 of the payload, and the payload: a pickled dictionary from engine and
-operator to the pickled ``{key: recipe}`` of that operator, which is read when the operator is first used; results on
-symbolic sizes are kept with their symbols numbered, under an engine name of their own. Unpickling is restricted to the
-names that keys and recipes are made of.
+A segment is ``MAGIC``, the build, a SHA-256 of the payload, and the payload: a pickled dictionary from engine
+and operator to the pickled ``{key: recipe}`` of that operator, which is read when the operator is first used.
+Results on symbolic sizes are stored with numbered symbols, under a separate engine name. Unpickling is
+restricted to the names that keys and recipes consist of.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ _ALLOWED = frozenset(
         ("torch.fx.experimental.symbolic_shapes", "ShapeEnvSettings"),
     )
 )
-"""All classes and functions that keys and recipes are made of; torch's constants are recognised by their type."""
+"""All classes and functions that keys and recipes consist of; torch's constants are recognized by type."""
 
 
 _UNREADABLE = (
     pickle.UnpicklingError, EOFError, ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError,
 )  # fmt: skip
-"""What unpickling may raise on bytes that nobody damaged, but that are no entries."""
+"""Errors that unpickling may raise for intact bytes that are not entries."""
 
 _ABANDONED_AFTER = 3600.0
-"""Seconds after which an unfinished file is one whose writer was killed."""
+"""Seconds after which an unfinished file counts as abandoned: its writer was killed."""
 
 
 class DiskCacheWarning(UserWarning):
@@ -78,7 +78,8 @@ class DiskCacheWarning(UserWarning):
 
 @cache
 def build_id() -> bytes:
-    """Returns a digest of all that an entry is valid for: torch's build, Python's version, the sources of this package."""
+    """Return a digest of what entries are valid for: torch's build, Python's version,
+    this package's sources."""
     digest = hashlib.sha256()
     digest.update(f"{torch.__version__} {torch.version.git_version} {sys.version_info[:2]}".encode())
     root = Path(__file__).parents[1]
@@ -107,11 +108,11 @@ def _unpickle(data: bytes) -> Any:
 
 
 class _DamagedError(Exception):
-    """A file is no segment, or not whole."""
+    """A file is not a segment, or is incomplete."""
 
 
 def _read_file(path: Path) -> bytes:
-    """As many bytes as the file says that it has: neither a pipe, whose other end would be waited for, nor a device ends."""
+    """Read as many bytes as the file's size says, without blocking: a pipe or a device would never end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(handle)
@@ -143,9 +144,9 @@ class Segment:
     Attributes:
         path: the file.
         bytes: its size.
-        operators: for how many operators it has entries.
+        operators: the number of operators that it has entries for.
         problem: why it is not used, or "".
-        damaged: whether that is because it is not whole; else it is of another build of torch or of this package.
+        damaged: whether the file is damaged; otherwise it is of another build of torch or of this package.
     """
 
     path: Path
@@ -156,7 +157,7 @@ class Segment:
 
 
 def segments(directory: str | os.PathLike[str]) -> list[Segment]:
-    """The files of a cache, each read and held against its checksum; nothing is changed."""
+    """Return the files of a cache, each read and verified against its checksum; nothing is changed."""
     found = []
     for path in sorted(Path(directory).glob(f"*{_SUFFIX}")):
         if not path.is_file():
@@ -178,7 +179,7 @@ def segments(directory: str | os.PathLike[str]) -> list[Segment]:
 
 
 def symbolic_name(name: str) -> str:
-    """The name on the disk of an engine's results on symbolic sizes."""
+    """Return the name under which an engine's results on symbolic sizes are stored on disk."""
     return f"{name}, symbolic"
 
 
@@ -186,10 +187,10 @@ class DiskCache:
     """Entries of one build in a directory.
 
     Args:
-        directory: made if it does not exist.
+        directory: created if it does not exist.
 
     Raises:
-        OSError: the directory cannot be made.
+        OSError: the directory cannot be created.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -210,33 +211,33 @@ class DiskCache:
             for owner, data in content.items():
                 self._pending.setdefault(owner, []).append(data)
         if len(read) > _MERGE_ABOVE:
-            with contextlib.suppress(OSError):  # a directory that may only be read serves as it is
+            with contextlib.suppress(OSError):  # a read-only directory is used as it is
                 self._merge(read)
                 self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
-        """Unfinished files of writers that were killed."""
+        """Remove unfinished files whose writers were killed."""
         for path in self._files(".tmp"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
                     path.unlink()
 
     def _files(self, suffix: str) -> list[Path]:
-        """The regular files with a suffix, and links to such: opening a pipe would wait for its other end."""
+        """Return regular files with a suffix, or links to such: opening a pipe would block."""
         files = []
         for path in sorted(self.directory.glob(f"*{suffix}")):
             if path.is_file():
                 files.append(path)
-            elif os.path.lexists(path):  # else merged by another process meanwhile
+            elif os.path.lexists(path):  # else another process has merged it in the meantime
                 self._ignore(path, "it is no regular file")
         return files
 
     def _read(self, path: Path) -> dict[tuple[str, str], bytes] | None:
-        """The payload of a segment; None if it is of another build, or (with a warning) unreadable."""
+        """Read a segment's payload; None if it is of another build, or (with a warning) unreadable."""
         try:
             return _read_segment(path)
         except FileNotFoundError:
-            return None  # merged by another process meanwhile
+            return None  # another process has merged it in the meantime
         except (OSError, _DamagedError) as error:
             self._ignore(path, str(error))
             return None
@@ -251,7 +252,7 @@ class DiskCache:
             )
 
     def entries(self, engine: str, operator: str) -> Iterator[tuple[Any, Any]]:
-        """Keys and recipes of an operator; each is handed out once."""
+        """Yield the keys and recipes of an operator; each is yielded only once."""
         with self._lock:
             chunks = self._pending.pop((engine, operator), ())
         for chunk in chunks:
@@ -296,7 +297,7 @@ class DiskCache:
         return final
 
     def _merge(self, paths: list[Path]) -> None:
-        """Replace segments that were read by one with the same entries."""
+        """Replace segments that were read by a single one with the same entries."""
         tables: dict[tuple[str, str], dict[Any, Any]] = {}
         for owner, chunks in self._pending.items():
             table = tables.setdefault(owner, {})
@@ -311,7 +312,7 @@ class DiskCache:
 
 
 def add_entries(table: dict[Any, Any], more: dict[Any, Any]) -> None:
-    """Merge entries; several results for one key (a tuple of them) are all kept."""
+    """Merge entries; if a key has several results (a tuple of them), keep all."""
     for key, value in more.items():
         known = table.get(key)
         if isinstance(value, tuple) and isinstance(known, tuple):
@@ -328,6 +329,6 @@ def _pickle_table(table: dict[Any, Any]) -> bytes | None:
             try:
                 pickle.dumps((key, recipe), protocol=5)
             except (TypeError, AttributeError, pickle.PicklingError):
-                continue  # a value that belongs to this process
+                continue  # a value bound to this process
             kept[key] = recipe
         return pickle.dumps(kept, protocol=5) if kept else None

@@ -1,11 +1,13 @@
-"""Records the expressions that a dispatch evaluates in a shape environment, so that they can be evaluated for other symbols.
+"""Record the expressions that a dispatch evaluates in a shape environment,
+so that they can be replayed on other symbols.
 
-A dispatch on symbolic sizes is a program whose every decision is the value of an expression. If the same expressions, about
-renamed symbols, have the same values, it takes the same way, leaves the same guards, and gives the same result. So a
-miss is recorded: expressions that the environment's facts do not decide by themselves are noted, and a hit evaluates them again.
+A dispatch on symbolic sizes is a program whose every decision is the value of an expression. If the same
+expressions on renamed symbols have the same values, the program takes the same path, leaves the same guards
+and gives the same result. So a miss is recorded: expressions that the environment's facts do not decide are
+noted, and a hit evaluates them again.
 
-The recording puts methods on the environment object itself for as long as the dispatch runs; remembered answers of lean
-nodes are reported by ``fake.symbols.node``. Anything else that changes the environment ends the recording.
+Recording installs methods on the environment object itself while the dispatch runs; remembered answers of
+lean nodes are reported by ``fake.symbols.node``. Any other change of the environment ends the recording.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ class Evaluations:
     """The expressions that one dispatch evaluated, in order.
 
     Attributes:
-        expressions: ``(kind, expression, size_oblivious, answer)``; kinds are ``"evaluate"`` (guard on the answer) and
-            ``"look"`` (the answer was used, and no guard recorded: guards were suppressed, or facts imply it).
-        hints_matter: False while a kernel looks at hints only to find what it would find at all of them.
-        refused: why the dispatch cannot be repeated by its evaluations alone, or None.
+        expressions: ``(kind, expression, size_oblivious, answer)``; kinds are ``"evaluate"`` (guard on the
+            answer) and ``"look"`` (the answer was used without recording a guard: guards were suppressed, or
+            facts imply it).
+        hints_matter: False while a kernel reads hints only to find what it would find for any others.
+        refused: why the dispatch cannot be replayed by its evaluations alone, or None.
     """
 
     def __init__(self) -> None:
@@ -36,12 +39,12 @@ class Evaluations:
         self.thread = threading.get_ident()
 
     def remembered(self, expr: Any, answer: Any) -> None:
-        """A lean node answered from memory: the guard, if it needed one, is a fact of the environment."""
+        """Note that a lean node answered from memory: its guard, if any, is a fact of the environment."""
         if getattr(expr, "free_symbols", None):
             self.note("look", expr, False, answer)
 
     def hint_read(self, expr: Any, value: Any) -> None:
-        """A kernel looked at the value at hand: the dispatch is known for this value only."""
+        """Note that a kernel read a hint: the result of the dispatch is known for this value only."""
         if self.hints_matter and getattr(expr, "free_symbols", None):
             if value.__class__ in (int, bool):
                 self.note("look", expr, False, value)
@@ -62,7 +65,7 @@ class Evaluations:
         self.expressions.append((kind, expr, size_oblivious, answer))
 
     def include(self, other: Evaluations) -> None:
-        """Add the evaluations of a dispatch inside this one, or of a recipe that stood for it."""
+        """Add the evaluations of a dispatch inside this one, or of a recipe that replaced it."""
         self.expressions.extend(other.expressions)
         self.refused = self.refused or other.refused
         if other.thread != self.thread:
@@ -71,7 +74,7 @@ class Evaluations:
 
 @contextmanager
 def record_evaluations(shape_env: Any) -> Iterator[Evaluations]:
-    """Record what is evaluated inside; a recording inside another reports to both."""
+    """Record what is evaluated inside; a nested recording reports to both."""
     state = lean_state(shape_env)
     outer: Evaluations | None = state.log
     evaluations = state.log = Evaluations()
@@ -91,7 +94,7 @@ def record_evaluations(shape_env: Any) -> Iterator[Evaluations]:
 
 @contextmanager
 def hints_do_not_matter(shape_env: Any) -> Iterator[None]:
-    """Inside, hints are read to no effect on the outcome."""
+    """Inside, reads of hints do not affect the outcome."""
     log = lean_state(shape_env).log
     if log is None:
         yield
@@ -104,14 +107,15 @@ def hints_do_not_matter(shape_env: Any) -> Iterator[None]:
 
 
 def refuse(shape_env: Any, reason: str) -> None:
-    """Say that the dispatch that runs now depends on more than its evaluations (a kernel that may read hints)."""
+    """Declare that the running dispatch depends on more than its evaluations (a kernel
+    that may read hints)."""
     log = lean_state(shape_env).log
     if log is not None:
         log.refused = reason
 
 
 def _install(shape_env: Any, state: Any) -> list[str]:
-    """Listen at the environment's methods; changes that an evaluation makes are a part of it."""
+    """Listen on the environment's methods; changes made by an evaluation are a part of it."""
     depth = 0
 
     def log() -> Evaluations:
@@ -135,7 +139,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
             log().refused = "forced specialisation"
         if guards_are_suppressed():
             log().note("look", expr, size_oblivious, answer)
-        elif _knowledge(shape_env) != before:  # else facts answer it, as they will for symbols of equal facts
+        elif _knowledge(shape_env) != before:  # else facts decide it, here and for symbols of equal facts
             log().note("evaluate", expr, size_oblivious, answer)
         return answer
 
@@ -163,7 +167,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
     }
     own = shape_env.__dict__
     methods = {name: getattr(shape_env, name) for name in listeners if name not in own}
-    if len(methods) < len(listeners):  # someone else listens, too
+    if len(methods) < len(listeners):  # other code listens, too
         log().refused = "a shape environment with methods of its own"
         return []
     own.update(listeners)
@@ -171,7 +175,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
 
 
 def _knowledge(shape_env: Any) -> tuple[int, ...]:
-    """Changes with every fact that an evaluation leaves behind."""
+    """Return a value that changes with every fact that an evaluation leaves behind."""
     return (
         len(shape_env.guards),
         shape_env.num_deferred_runtime_asserts,

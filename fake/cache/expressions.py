@@ -1,8 +1,9 @@
-"""Symbolic expressions as plain data in which symbols are numbered.
+"""Symbolic expressions as plain data with numbered symbols.
 
-``4*s0 + s7`` becomes ``("Add", ("Mul", 4, ("s", 0)), ("s", 1))`` if ``s0`` and ``s7`` are the first and the second
-symbol that a caller meets. Such data compares, hashes and pickles without sympy, so that what was found for some symbols
-can be looked up for others. Arguments of commutative functions are sorted after the numbering: sympy sorts by name.
+``4*s0 + s7`` becomes ``("Add", ("Mul", 4, ("s", 0)), ("s", 1))`` if ``s0`` and ``s7`` are the first and
+second symbol that a caller meets. Such data can be compared, hashed and pickled without sympy, so that
+results for some symbols can be looked up for others. Arguments of commutative functions are sorted after the
+numbering: sympy sorts by name.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         _functions.PowByNatural, _functions.Where,
     )
 }  # fmt: skip
-"""What an encoded expression may consist of; an expression with anything else is not encoded."""
+"""The functions allowed in an encoded expression; expressions with others are not encoded."""
 
 _COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "And", "Or"))
 
@@ -47,13 +48,13 @@ _CONSTANT_VALUES = {encoded: value for value, encoded in _CONSTANTS.items()}
 
 
 def encode(expr: Any, number_of: Callable[[Any], int]) -> Encoded:
-    """An expression as plain data.
+    """Encode an expression as plain data.
 
     Args:
-        number_of: the number of a symbol.
+        number_of: returns the number of a symbol.
 
     Raises:
-        Unkeyable: it contains a function or a constant that has no such form.
+        Unkeyable: it contains a function or a constant that has no encoding.
 
     >>> import sympy
     >>> encode(sympy.Symbol("a", integer=True) * 2 + 1, lambda symbol: 0)
@@ -81,7 +82,7 @@ def encode(expr: Any, number_of: Callable[[Any], int]) -> Encoded:
 
 
 def decode(encoded: Encoded, symbols: Sequence[Any]) -> Any:
-    """The sympy expression, with ``symbols[i]`` for the symbol number *i*."""
+    """Return the sympy expression, with ``symbols[i]`` for symbol number *i*."""
     if encoded.__class__ is int:
         return sympy.Integer(encoded)
     name = encoded[0]
@@ -96,7 +97,7 @@ def decode(encoded: Encoded, symbols: Sequence[Any]) -> Any:
         and arguments[1].is_Symbol
         and arguments[0] != arguments[1]
     ):
-        return sympy.Eq(*arguments, evaluate=False)  # sympy would find that nothing is known
+        return sympy.Eq(*arguments, evaluate=False)  # evaluating only finds that nothing is known
     return FUNCTIONS[name](*arguments)
 
 
@@ -126,7 +127,7 @@ _ARITHMETIC: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def evaluate(encoded: Encoded, values: Sequence[int]) -> Any:
-    """The value of an expression at given values of its symbols: in plain integers where these suffice.
+    """Evaluate an expression at given values of its symbols, in plain integers if these suffice.
 
     Raises:
         ArithmeticError: it has no value there (a division by zero).

@@ -1,10 +1,10 @@
-"""What decides an operator's answer, as a hashable key.
+"""Hashable keys for everything that decides an operator's answer.
 
-:func:`plain_key` says it in full and is easy to read. :func:`compile_key` generates, from the schema of one operator,
-a function that builds an equivalent key several times faster (a test checks that the two distinguish the same calls).
-Both cover the arguments (interned metadata and ``requires_grad`` of tensors, constants with their type) and the
-thread's state: default dtype, inference mode, grad mode, deterministic algorithms, autocast, Python dispatcher,
-default device for calls without tensors, and the settings of the mode.
+:func:`plain_key` is the readable reference. :func:`compile_key` generates, from an operator's schema, a
+function that builds an equivalent key several times faster (a test checks that both distinguish the same
+calls). Both cover the arguments (interned metadata and ``requires_grad`` of tensors, constants with their
+type) and the thread's state: default dtype, inference mode, grad mode, deterministic algorithms, autocast,
+Python dispatcher, default device for calls without tensors, and the settings of the mode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLAIN_TYPES = frozenset(
 _NUMBERS = frozenset((int, float, bool, complex))
 _LISTS = (list, tuple, torch.Size, immutable_list)
 
-# Operators that check the size of a storage, which a view's metadata does not know.
+# Operators that check the size of a storage, which the metadata of a view does not contain.
 _READS_STORAGE_SIZE = frozenset(
     (
         "aten::as_strided",
@@ -40,7 +40,7 @@ _READS_STORAGE_SIZE = frozenset(
 
 
 class ModeToken:
-    """The settings of a mode that change answers; interned, so that keys compare it by identity."""
+    """The mode settings that affect answers; interned, so that keys compare it by identity."""
 
     __slots__ = ("settings",)
 
@@ -59,7 +59,7 @@ def _intern_token(settings: tuple[Any, ...]) -> ModeToken:
 
 
 def token_of(mode: Any) -> ModeToken:
-    """The token of a mode, made again whenever one of its settings changed."""
+    """Return the token of a mode, recomputed whenever one of its settings changed."""
     shape_env = mode.shape_env
     token = mode._cache_token = _intern_token(
         (
@@ -75,7 +75,7 @@ def token_of(mode: Any) -> ModeToken:
 
 
 def thread_state(mode: Any) -> tuple[Any, ...]:
-    """All that an operator may read besides its arguments."""
+    """Return everything that an operator may read besides its arguments."""
     return (
         torch.get_default_dtype(),
         torch.is_inference_mode_enabled(),
@@ -90,7 +90,7 @@ def thread_state(mode: Any) -> tuple[Any, ...]:
 def plain_key(
     func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: type = FakeTensor
 ) -> tuple[Any, ...]:
-    """The key of a call, built without shortcuts.
+    """Return the key of a call, built without shortcuts.
 
     Args:
         func: the operator.
@@ -103,7 +103,7 @@ def plain_key(
         A hashable tuple; equal keys of one operator have equal answers.
 
     Raises:
-        Unkeyable: an argument that no key can describe.
+        Unkeyable: an argument cannot be described by any key.
     """
     parts: list[Any] = []
     _append(parts, tuple(args), mode, tensor_class)
@@ -145,7 +145,7 @@ def _append(parts: list[Any], value: Any, mode: Any, tensor_class: type) -> None
 
 
 def _scalar(value: Any) -> Any:
-    """The type of a number that stands where the schema says Tensor (or None)."""
+    """Return the type of a number passed where the schema says Tensor (or None)."""
     kind = type(value)
     if kind in _NUMBERS:
         return kind
@@ -157,10 +157,10 @@ def _scalar(value: Any) -> Any:
 
 
 def _integers(values: Any) -> Any:
-    """A tuple of integers and tokens."""
+    """Return a tuple of integers and tokens."""
     if values is None:
         return None
-    if type(values) is int:  # a schema such as int[2] takes one number for all
+    if type(values) is int:  # a schema type such as int[2] accepts one number for all
         return values
     if type(values) is torch.SymInt:
         return symbol_token(values)
@@ -172,7 +172,7 @@ def _integers(values: Any) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    """A tuple of floats or flags."""
+    """Return a tuple of floats or flags."""
     if values is None:
         return None
     if not SYMBOLIC.isdisjoint(map(type, values)):
@@ -195,7 +195,7 @@ _VALUE_KINDS = frozenset(("int", "bool", "str", "float", "Device", "Layout", "Me
 _VALUES = _VALUE_KINDS | {f"Optional[{kind}]" for kind in _VALUE_KINDS}
 _MAY_BE_SYMBOLIC = frozenset(("bool", "float", "Optional[bool]", "Optional[float]"))
 SYMBOLIC = frozenset((torch.SymInt, torch.SymFloat, torch.SymBool))
-"""Numbers whose values belong to a shape environment: the tables of the process must not hold them."""
+"""Numbers whose values belong to a shape environment: the process-wide tables must not hold them."""
 _SYMINTS = frozenset(("SymInt", "Optional[SymInt]"))
 _NUMBER_KINDS = frozenset(("number", "Optional[number]"))
 _TENSORS = frozenset(("Tensor", "Optional[Tensor]"))
@@ -205,7 +205,8 @@ _TENSOR_LISTS = frozenset(("List[Tensor]", "List[Optional[Tensor]]"))
 
 
 def _argument_code(index: int, kind: str) -> tuple[list[str], list[str]] | None:
-    """Statements and key items for one positional argument of a schema type; None if only the plain key will do."""
+    """Return statements and key items for one positional argument of a schema type;
+    None if only the plain key works."""
     value = f"a{index}"
     if kind in _TENSORS:
         lines = [
@@ -259,9 +260,10 @@ def _tensor_list_key(tensor_class: type) -> Callable:
 
 
 def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
-    """Source of the statements that set ``key`` from ``mode``, ``args`` and ``kwargs``, and the names they use.
+    """Return the source of statements that set ``key`` from ``mode``, ``args`` and ``kwargs``,
+    and the names they use.
 
-    The source is indented by eight spaces, to be placed in a handler (see ``cached_dispatch.py``).
+    The source is indented by eight spaces, for use in a handler (see ``cached_dispatch.py``).
     """
     positional = [str(a.type) for a in func._schema.arguments if not a.kwarg_only]
     keyword = [str(a.type) for a in func._schema.arguments if a.kwarg_only]
@@ -272,7 +274,7 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
     lines: list[str] = ["n = len(args)"]
     branch = "if"
     required = sum(not a.kwarg_only and not a.has_default_value() for a in func._schema.arguments)
-    for count in range(len(positional), required - 1, -1):  # fewer, if some of them are given by name
+    for count in range(len(positional), required - 1, -1):  # fewer if some are passed by name
         pieces = [_argument_code(i, kind) for i, kind in enumerate(positional[:count])]
         if any(piece is None for piece in pieces):
             continue
@@ -346,18 +348,19 @@ def make(func, get, hit, miss, unseen, {names}):
       return rebuild(mode, args, kwargs)
     return handler
 """
-"""The text of an operator's handler, with the key in the middle of it, so that a hit makes no call for it. Compiling the text takes
-longer than most operators' first dispatch: what a hit does not need is elsewhere."""
+"""Source of an operator's handler, with the key computed inline, so that a hit makes no call for it.
+Compiling it takes longer than most operators' first dispatch, so code that a hit does not need is
+elsewhere."""
 
 IN_A_FORMULA = """\
       if type(autograd_node()) in FORMULAS:
         return miss(mode, func, types, args, kwargs, None, "formula of autograd")
 """
-"""Before the key: which formula calls the operator decides the strides of its result."""
+"""Runs before the key: which formula calls the operator decides the strides of its result."""
 
 
 def made_by(code: str, file: str) -> Callable[..., Any]:
-    """The function ``make`` of some generated code, whose frames are not told to users."""
+    """Return the function ``make`` of generated code, whose frames are hidden from users."""
     HIDDEN_FILES.add(file)
     namespace: dict[str, Any] = {}
     exec(compile(code, file, "exec"), namespace)

@@ -1,12 +1,14 @@
-"""Which numbers of a result *are* numbers of the arguments: the same node, not only an equal expression.
+"""Track which numbers of a result *are* numbers of the arguments: the same node,
+not just an equal expression.
 
-``make_fx`` looks a symbolic size up by its node, and reads it where it first met that node. Which sizes are saved for the
-backward pass, and which are asked of which tensor, follows from that; so a graph that is traced on the cache is the one
-of a real dispatch only if each number of a result has the node that a dispatch gives it: one of an argument, or a new one.
+``make_fx`` looks up a symbolic size by its node, and reads it where it first met that node. That determines
+which sizes are saved for the backward pass, and which tensor each is read from. So a graph traced with the
+cache equals that of a real dispatch only if each number of a result has the node that a dispatch would give
+it: one of an argument, or a new one.
 
-:func:`with_links` notes this of a dispatch. Where arguments shared a node then, the origins are all noted: a call in which
-these hold different nodes is not served (:class:`Unlinked`), and its dispatch tells which of the origins it is
-(:func:`refined`).
+:func:`with_links` records this for a dispatch. If arguments shared a node then, all origins are recorded: a
+call in which these hold different nodes is not served (:class:`Unlinked`), and its dispatch shows which of
+the origins it is (:func:`refined`).
 """
 
 from __future__ import annotations
@@ -27,27 +29,29 @@ from fake.tensors.tensor import Unkeyable, make_fake, plain_of
 
 SIZE, STRIDE, OFFSET, ITSELF = range(4)
 Origin = tuple[Path, int, int]
-"""Where a number of an argument is: the argument, one of the kinds above, and the index there."""
+"""Where a number of an argument is: the argument, one of the kinds above, and the index."""
 
 Link = int | tuple[Origin, ...]
-"""A new node (those with the same integer are one), or the origins where a dispatch has seen the number's node; none if
-they differ from call to call."""
+"""A new node (equal integers mean the same node), or the origins where dispatches have seen the number's
+node; empty if they differ between calls."""
 
 
 class Unlinked(Exception):
-    """The arguments do not tell which of their nodes a result has."""
+    """The arguments do not determine which of their nodes a result has."""
 
 
 @dataclass(frozen=True)
 class Linked:
-    """A recipe, and a link for each number of its outputs, in the order of :func:`_numbers`; None for plain integers."""
+    """A recipe with a link for each number of its outputs, in the order of :func:`_numbers`;
+    None for plain integers."""
 
     recipe: Any
     links: tuple[Link | None, ...]
 
 
 def with_links(recipe: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
-    """The recipe of ``outputs`` with the origins of their nodes; itself if it has no symbolic numbers.
+    """Add the origins of the nodes of ``outputs`` to their recipe;
+    unchanged if there are no symbolic numbers.
 
     Args:
         recipe: how to rebuild ``outputs``.
@@ -72,7 +76,8 @@ def with_links(recipe: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
 
 
 def refined(old: Any, new: Any) -> Any:
-    """The recipe of two dispatches of equal calls: the links are the origins that both of them have seen."""
+    """Combine the recipes of two dispatches of equal calls:
+    the links keep the origins that both have seen."""
     if not isinstance(old, Linked) or not isinstance(new, Linked) or old.recipe != new.recipe:
         return new
     return Linked(new.recipe, tuple(map(_common, old.links, new.links)))
@@ -85,7 +90,8 @@ def _common(old: Link | None, new: Link | None) -> Link | None:
 
 
 def _numbers(recipe: Any, output: Any) -> Iterator[Any]:
-    """Sizes, strides and offsets of the tensors in an output that a recipe describes, and other numbers in it."""
+    """Yield sizes, strides and offsets of the tensors that a recipe describes in an output,
+    and its other numbers."""
     if isinstance(recipe, Sequence):
         for item, part in zip(recipe.items, output, strict=True):
             yield from _numbers(item, part)
@@ -96,7 +102,7 @@ def _numbers(recipe: Any, output: Any) -> Iterator[Any]:
 
 
 def _given(args: Any, kwargs: Any) -> Iterator[tuple[Origin, torch.SymInt]]:
-    """The symbolic numbers of arguments, with their origins."""
+    """Yield the symbolic numbers of the arguments with their origins."""
 
     def look(path: Path, value: Any) -> Iterator[tuple[Origin, torch.SymInt]]:
         if isinstance(value, torch.SymInt):
@@ -126,14 +132,16 @@ _READ: dict[int, Callable[[Any], Any]] = {
 
 
 def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
-    """Outputs like patterns, which share nodes with each other; with the nodes of a dispatch where somebody may look."""
+    """Build from patterns, whose nodes outputs share;
+    with the nodes of a dispatch if these may be observed."""
     alike = build(recipe.recipe, tensor_class, mark)
     exact: Rebuild | None = None
-    # What torch's own mode makes outside of a trace is an input of one later, in AOTAutograd.
+    # What torch's own mode makes outside of a trace may be an input of a later one, in AOTAutograd.
     always, nodes_matter = tensor_class is TorchFakeTensor, proxy_tensor.nodes_matter
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the outputs of a call. Args: the mode, and the arguments of the operator. Raises ``Stale`` where a symbol was replaced."""
+        """Return the outputs of a call. Args: the mode, and the operator's arguments. Raises ``Stale`` if a
+        symbol was replaced."""
         nonlocal exact
         if not (always or nodes_matter()):
             return alike(mode, args, kwargs)
@@ -164,7 +172,8 @@ def _build_exact(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
 
 
 def _maker(recipe: Any, origins: Iterator[Any], tensor_class: type, mark: Mark) -> Callable[..., Any]:
-    """``make(mode, args, kwargs, given, own)`` for one output; takes its origins off the iterator."""
+    """Return ``make(mode, args, kwargs, given, own)`` for one output;
+    consumes its origins from the iterator."""
     if isinstance(recipe, Sequence):
         parts = [_maker(item, origins, tensor_class, mark) for item in recipe.items]
         kind = recipe.type
@@ -183,7 +192,8 @@ def _maker_of_number(recipe: SymbolicConstant, origins: Iterator[Any]) -> Callab
     life, number = Lifetime(recipe.value), _number(recipe.value, next(origins))
 
     def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
-        """Returns the number. Args: of a call: mode and arguments, what was read of these, and the nodes made so far."""
+        """Return the number. Args: mode and arguments of a call, the numbers read from these,
+        the nodes made so far."""
         life.check()
         return number(given, own)
 
@@ -205,7 +215,8 @@ def _maker_of_tensor(
     storage: Any = None
 
     def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
-        """Returns the tensor. Args: of a call: mode and arguments, what was read of these, and the nodes made so far."""
+        """Return the tensor. Args: mode and arguments of a call, the numbers read from these,
+        the nodes made so far."""
         nonlocal storage
         life.check()
         sizes = [number(given, own) for number in shape]
@@ -225,7 +236,8 @@ def _maker_of_tensor(
 
 
 def _number(token: Any, link: Any) -> Callable[[Any, Any], Any]:
-    """Returns a function that gives a number of an output, from those read off the arguments, and the new ones of the call."""
+    """Return a function that gives a number of an output,
+    from the numbers read from arguments and the call's new ones."""
     if type(token) is int:
         return lambda given, own: token
     if isinstance(link, int):

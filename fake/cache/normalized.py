@@ -1,12 +1,13 @@
-"""Symbolic results found for other symbols: what ``add(s0 x s1)`` gave serves ``add(s5 x s7)``.
+"""Reuse symbolic results for other symbols: the result of ``add(s0 x s1)`` serves ``add(s5 x s7)``.
 
-A call is looked up by its key with the symbols numbered in the order in which they appear, together with all that the
-shape environment knows about them: ranges, divisibility, recorded facts that mention them. What was found is used if
-every expression that the recorded dispatch evaluated has the same value here; the expressions are then evaluated in this
-environment, which leaves the guards that a dispatch would leave. Otherwise the operator is dispatched.
+A call is looked up by its key with symbols numbered in order of appearance, together with everything that the
+shape environment knows about them: ranges, divisibility, recorded facts that mention them. An entry is used
+if every expression that the recorded dispatch evaluated has the same value here. The expressions are then
+evaluated in this environment, which leaves the guards that a dispatch would leave. Otherwise the operator is
+dispatched.
 
-Only backed integer symbols are numbered. A dispatch that could see more than the answers (a kernel that reads hints, a
-user's kernel) is not recorded.
+Only backed integer symbols are numbered. A dispatch that may depend on more than these answers (a kernel that
+reads hints, a user's kernel) is not recorded.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def intern_normalized(
     offset: Encoded,
     flags: int,
 ) -> NormalizedMetadata:
-    """The one object of the process for these values.
+    """Return the process's unique object for these values.
 
     Args:
         shape: sizes, each an integer or an encoded expression.
         stride: strides in elements, likewise.
         dtype: the tensor's dtype.
         device: its device.
-        offset: its storage offset in elements, encoded likewise.
+        offset: its storage offset in elements, likewise.
         flags: see ``fake.tensors.metadata``.
     """
     found: Any = _NORMALIZED.intern(shape, stride, dtype, device, offset, flags)
@@ -65,10 +66,10 @@ def intern_normalized(
 
 
 def normalized_metadata(metadata: SymbolicMetadata, number_of: Callable[[Any], int]) -> NormalizedMetadata:
-    """Metadata with its sizes encoded.
+    """Return metadata with encoded sizes.
 
     Raises:
-        Unkeyable: an expression has no such form.
+        Unkeyable: an expression has no encoding.
     """
 
     def encoded(value: Any) -> Encoded:
@@ -85,10 +86,11 @@ def normalized_metadata(metadata: SymbolicMetadata, number_of: Callable[[Any], i
 
 
 def pattern_of(owner: SymbolicMetadata | SizeToken) -> tuple[Any, tuple[Any, ...]]:
-    """The pattern of metadata or of a size, and its symbols in the order in which the pattern numbers them.
+    """Return the pattern of metadata or of a size, and its symbols in the order in
+    which the pattern numbers them.
 
     Raises:
-        Unkeyable: an expression has no such form.
+        Unkeyable: an expression has no encoding.
     """
     found = owner.pattern
     if found is None:
@@ -119,21 +121,21 @@ class Entry:
     evaluations: tuple[tuple[str, Encoded, bool, Any], ...]
 
     def has_same_recipe(self, other: Entry) -> bool:
-        """Whether it differs in its links at most."""
+        """Return whether the entries differ at most in their links."""
         return self.evaluations == other.evaluations and getattr(
             self.recipe, "recipe", self.recipe
         ) == getattr(other.recipe, "recipe", other.recipe)
 
 
 class NormalizedCall:
-    """One call with the symbols of its key numbered.
+    """A call with the symbols of its key numbered.
 
     Args:
         key: the key of the call in its environment.
 
     Raises:
-        Unkeyable: a symbol is unbacked, or has been replaced; an expression cannot be encoded; the environment is
-            frozen or records no guards in this thread.
+        Unkeyable: a symbol is unbacked or has been replaced, an expression cannot be encoded, or the
+            environment is frozen or records no guards in this thread.
     """
 
     def __init__(self, key: Any, shape_env: Any) -> None:
@@ -155,7 +157,7 @@ class NormalizedCall:
         self._growing = False
 
     def number_of(self, symbol: Any) -> int:
-        """The number of a symbol; the next one if it is new."""
+        """Return the number of a symbol; a new symbol gets the next one."""
         number = self._numbers.get(symbol)
         if number is None:
             if not self._growing:
@@ -168,13 +170,13 @@ class NormalizedCall:
         return number
 
     def encode(self, value: Any) -> Encoded:
-        """A number, token or expression as plain data that :meth:`decode` turns back."""
+        """Encode a number, token or expression as plain data, for :meth:`decode`."""
         if value.__class__ in (int, bool):
             return value
         return encode(value.expr if value.__class__ is SizeToken else value, self.number_of)
 
     def decode(self, encoded: Encoded) -> Any:
-        """The expression about this call's symbols."""
+        """Return the expression on this call's symbols."""
         return decode(encoded, self.symbols)
 
     def _normalized(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -192,16 +194,16 @@ class NormalizedCall:
         return tuple(parts)
 
     def normalized_metadata(self, metadata: Any) -> Any:
-        """Symbolic metadata with encoded sizes; other metadata is its own."""
+        """Return symbolic metadata with encoded sizes; other metadata unchanged."""
         if type(metadata) is not SymbolicMetadata:
             return metadata
         return normalized_metadata(metadata, self.number_of)
 
     def entry(self, recipe: Recipe, evaluations: Evaluations) -> Entry:
-        """Returns the entry to keep of a dispatch.
+        """Return the entry that describes a dispatch.
 
         Raises:
-            Unkeyable: it cannot be repeated for other symbols.
+            Unkeyable: the dispatch cannot be replayed on other symbols.
         """
         if evaluations.refused is not None:
             raise Unkeyable(evaluations.refused)
@@ -215,14 +217,14 @@ class NormalizedCall:
         return Entry(normalized, tuple(kept))
 
     def _faithful(self, expr: Any) -> Encoded:
-        """An encoding that decodes to the very same expression."""
+        """Return an encoding that decodes to the identical expression."""
         encoded = self.encode(expr)
         if self.decode(encoded) != expr:
             raise Unkeyable("expression in a special form")
         return encoded
 
     def fits(self, entry: Entry) -> bool:
-        """Whether the expressions of a recorded dispatch have the same values at this call's sizes."""
+        """Return whether a recorded dispatch's expressions have the same values at this call's sizes."""
         try:
             return all(
                 evaluate(encoded, self.values) == answer for _, encoded, _, answer in entry.evaluations
@@ -231,7 +233,7 @@ class NormalizedCall:
             return False
 
     def evaluate_again(self, entry: Entry) -> bool:
-        """Evaluate in the environment what the recorded dispatch evaluated; False as soon as a value differs."""
+        """Evaluate a recorded dispatch's expressions in the environment; False as soon as a value differs."""
         settled = self.state.settled
         for kind, encoded, size_oblivious, answer in entry.evaluations:
             if kind == "look":
@@ -246,14 +248,15 @@ class NormalizedCall:
         return True
 
     def evaluations(self, entry: Entry) -> Evaluations:
-        """The evaluations of an entry, with this call's symbols."""
+        """Return an entry's evaluations on this call's symbols."""
         made = Evaluations()
         for kind, encoded, size_oblivious, answer in entry.evaluations:
             made.note(kind, self.decode(encoded), size_oblivious, answer)
         return made
 
     def recipe(self, entry: Entry) -> Recipe:
-        """The recipe for this call's symbols, once the expressions have been evaluated: that may have replaced some."""
+        """Return the recipe for this call's symbols, after evaluating the expressions,
+        which may replace some."""
         self._tokens.clear()
         self._replaced = not self.shape_env.replacements.keys().isdisjoint(self.symbols)
         return _map_recipe(entry.recipe, self._restore_metadata, self._token, self._known_later)
@@ -293,7 +296,7 @@ class NormalizedCall:
 
 
 def _map_recipe(recipe: Any, metadata: _Change, size: _Change, constant: _Change) -> Any:
-    """A recipe with other metadata, sizes of storages and symbolic constants; what has none of these is left as it is."""
+    """Replace metadata, storage sizes and symbolic constants in a recipe; other parts are unchanged."""
 
     def changed(recipe: Any) -> Any:
         if isinstance(recipe, Linked):
@@ -315,7 +318,7 @@ _Change = Callable[[Any], Any]
 
 
 def _plain(answer: Any) -> Any:
-    """An answer as a Python number."""
+    """Return an answer as a Python number."""
     if answer.__class__ in (bool, int):
         return answer
     if answer.is_Boolean:
@@ -326,10 +329,10 @@ def _plain(answer: Any) -> Any:
 
 
 def _about(shape_env: Any, state: Any, symbol: Any) -> tuple[Any, int]:
-    """Returns what the environment knows about one symbol by itself, and its hint.
+    """Return what the environment knows about a symbol by itself, and its hint.
 
     Raises:
-        Unkeyable: it is unbacked, or has been replaced.
+        Unkeyable: the symbol is unbacked or has been replaced.
     """
     bounds = shape_env.var_to_range.get(symbol)
     remembered = state.about.get(symbol)
@@ -351,7 +354,8 @@ def _no_symbol(symbol: Any) -> int:
 
 
 def _facts(call: NormalizedCall) -> frozenset:
-    """Returns the facts that tie the symbols of a call to each other and to further ones, which are numbered, too."""
+    """Return the facts that relate a call's symbols to each other and to further ones,
+    which get numbered, too."""
     shape_env, state = call.shape_env, call.state
     facts = _all_facts(shape_env, state)
     if not facts:
@@ -369,7 +373,7 @@ def _facts(call: NormalizedCall) -> frozenset:
 
 
 def _all_facts(shape_env: Any, state: Any) -> list[tuple[str, Any, Any, frozenset]]:
-    """``(kind, expression, value, symbols)`` of every fact, collected again when there are more."""
+    """Return ``(kind, expression, value, symbols)`` of every fact, collected again if anything changed."""
     version = (
         replacements_version(shape_env),
         shape_env._version_counter,
@@ -395,10 +399,10 @@ def _all_facts(shape_env: Any, state: Any) -> list[tuple[str, Any, Any, frozense
 
 
 def _facts_about(call: NormalizedCall, facts: list[tuple[str, Any, Any, frozenset]]) -> frozenset:
-    """The facts that mention a symbol of a call, encoded; other symbols in them are numbered too."""
+    """Return the encoded facts that mention a symbol of a call; other symbols in them get numbered, too."""
     chosen: list[tuple[str, Any, Any, frozenset]] = []
     done = 0
-    while done < len(call.symbols):  # the symbols that are reached may be mentioned by further facts
+    while done < len(call.symbols):  # newly reached symbols may be mentioned by further facts
         reached, done = set(call.symbols), len(call.symbols)
         chosen = [fact for fact in facts if not fact[3].isdisjoint(reached)]
         for *_, symbols in chosen:
@@ -413,7 +417,7 @@ class NormalizedTable:
     limit = 20_000
     """The number of keys at which the older half is dropped."""
     WAYS = 8
-    """How many dispatches that differ in their answers are kept for one key."""
+    """How many dispatches with different answers are kept for one key."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -422,17 +426,17 @@ class NormalizedTable:
         self.size = 0
 
     def find(self, func: Any, call: NormalizedCall) -> Entry | None:
-        """An entry whose dispatch would take the same way for this call."""
+        """Return an entry whose dispatch would take the same path for this call, or None."""
         for entry in self.tables.get(func, {}).get(call.key, ()):
             if call.fits(entry):
                 return entry
         return None
 
     def add(self, func: Any, key: Any, entry: Entry, *, is_new: bool = True) -> None:
-        """Keep an entry.
+        """Add an entry.
 
         Args:
-            is_new: whether the disk should learn of it.
+            is_new: whether the entry should be saved to disk.
         """
         with self.lock:
             if self.size >= self.limit:
@@ -449,7 +453,7 @@ class NormalizedTable:
                 self.new.append((func, key, entry))
 
     def take_new(self) -> list[tuple[Any, Any, Entry]]:
-        """The entries since the last call."""
+        """Return the entries added since the last call."""
         with self.lock:
             taken, self.new = self.new, []
             return taken

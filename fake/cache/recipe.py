@@ -1,8 +1,8 @@
-"""How to rebuild the outputs of an operator without running anything.
+"""Recipes for rebuilding an operator's outputs without running anything.
 
-A *recipe* is a frozen description (it can be compared, pickled and kept on disk); :func:`build` compiles it to a
-closure ``rebuild(mode, args, kwargs) -> outputs``. Outputs are fresh tensors, views of an argument, an argument
-itself, plain values, and tuples or lists of these.
+A *recipe* is a frozen description (it can be compared, pickled and stored on disk). :func:`build` compiles it
+to a closure ``rebuild(mode, args, kwargs) -> outputs``. Outputs are fresh tensors, views of an argument, an
+argument itself, plain values, and tuples or lists of these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fresh:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor over the storage of the argument at ``path``; ``same_dtype`` allows the quick cut."""
+    """A tensor over the storage of the argument at ``path``; ``same_dtype`` allows the fast path."""
 
     metadata: TensorMetadata
     path: Path
@@ -67,10 +67,10 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Apart:
-    """A recipe for calls in which pairs of arguments share no storage; where two do, the call is refused.
+    """A recipe for calls in which pairs of arguments share no storage; if a pair does, the call is refused.
 
     Attributes:
-        pairs: two paths, and what to say.
+        pairs: two paths and an error message each.
     """
 
     recipe: Any
@@ -81,7 +81,7 @@ Recipe = Fresh | View | Argument | Constant | Sequence | Apart
 
 
 def follow(path: Path, args: Any, kwargs: Any) -> Any:
-    """The argument at a path.
+    """Return the argument at a path.
 
     Args:
         path: see `Path`.
@@ -99,7 +99,7 @@ def build(recipe: Recipe, tensor_class: type, mark: Mark) -> Rebuild:
 
     Args:
         tensor_class: the exact class of the tensors to make.
-        mark: what access to the data pointer of a made tensor does (raise or warn; a setting of the mode).
+        mark: makes access to the data pointer of a new tensor raise or warn (a setting of the mode).
     """
     return BUILDERS[type(recipe)](recipe, tensor_class, mark)
 
@@ -114,7 +114,7 @@ def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
     make = dispatch.make_subclass
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
+        """Return the outputs of a call. Args: the mode, and the operator's arguments."""
         element = make_element()
         made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
@@ -132,11 +132,11 @@ def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
 
 
 def _element_maker(recipe: Fresh) -> Callable[[], torch.Tensor]:
-    """The quickest way to a new meta tensor with the layout and the storage size of a recipe."""
+    """Return the fastest way to make a meta tensor with a recipe's layout and storage size."""
     metadata, nbytes = recipe.metadata, recipe.nbytes
     shape, stride, dtype, offset = metadata.shape, metadata.stride, metadata.dtype, metadata.offset
     prototype = torch.empty_strided(shape, stride, dtype=dtype, device=dispatch.META_DEVICE)
-    # Keys say whether the Python dispatcher is on: `clone` is Python then, and ten times slower.
+    # The key includes whether the Python dispatcher is on: `clone` is then Python, and ten times slower.
     if offset == 0 and not dispatch.is_python_dispatcher_enabled():
         copy = prototype.clone()
         if copy.stride() == stride and copy.untyped_storage().nbytes() == nbytes:
@@ -163,7 +163,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         path = recipe.path
 
         def rebuild_nested(mode: Any, args: Any, kwargs: Any) -> Any:
-            """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
+            """Return the outputs of a call. Args: the mode, and the operator's arguments."""
             element = plain_of(follow(path, args, kwargs)).as_strided(shape, stride, offset)
             return make_fake(element, device, mode, metadata.to_keep(), mark, tensor_class)
 
@@ -172,7 +172,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     interned = metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
+        """Return the outputs of a call. Args: the mode, and the operator's arguments."""
         base = args[index]
         element = (base._plain if base._plain is not None else plain_of(base)).as_strided(
             shape, stride, offset
@@ -192,7 +192,7 @@ def _build_reinterpreting_view(recipe: View, tensor_class: type, mark: Mark) -> 
     metadata, path = recipe.metadata, recipe.path
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
+        """Return the outputs of a call. Args: the mode, and the operator's arguments."""
         base = follow(path, args, kwargs)
         element = torch.empty((0,), dtype=metadata.dtype, device=dispatch.META_DEVICE)
         with dispatch.disable_torch_dispatch():
@@ -229,7 +229,7 @@ def _build_apart(recipe: Apart, tensor_class: type, mark: Mark) -> Rebuild:
     inner, pairs = build(recipe.recipe, tensor_class, mark), recipe.pairs
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the outputs of a call. Args: the mode, and the arguments of the operator."""
+        """Return the outputs of a call. Args: the mode, and the operator's arguments."""
         for first, second, problem in pairs:
             a, b = follow(first, args, kwargs), follow(second, args, kwargs)
             if a is b or dispatch.storage_of(a) == dispatch.storage_of(b):
@@ -250,7 +250,7 @@ BUILDERS: dict[type, Callable[[Any, type, Mark], Rebuild]] = {
 
 
 class Unbuilt:
-    """A recipe from the disk: compiled at its first use, in the place where it was found."""
+    """A recipe from disk: compiled at first use, in place in its table."""
 
     __slots__ = ("key", "recipe", "table", "tensor_class")
 
@@ -263,5 +263,5 @@ class Unbuilt:
 
 
 def mark_of(mode: Any) -> Mark:
-    """Returns what the mode wants to happen when the data pointer of a fake tensor is read."""
+    """Return what the mode does when the data pointer of a fake tensor is read: warn or raise."""
     return dispatch.warn_on_data_ptr if mode._allow_unsafe_data_ptr_access else dispatch.throw_on_data_ptr

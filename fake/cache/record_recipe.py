@@ -1,7 +1,7 @@
 """Turn the outputs of a real dispatch into a recipe, or refuse with a reason.
 
-Aliasing is taken from the storages that were observed, not only from the schema; where the observation is ambiguous
-(two arguments share the storage) the schema decides, and where it does not the call is not cached.
+Aliasing is determined from the observed storages, not only from the schema. If the observation is ambiguous
+(two arguments share the storage), the schema decides; if it does not, the call is not cached.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _CONSTANTS = (int, bool, float, type(None))
 
 
 def describe(func: Any, args: Any, kwargs: Any, outputs: Any, tensor_class: type) -> Recipe:
-    """The recipe of ``outputs``, given the arguments that produced them.
+    """Return the recipe of ``outputs``, given the arguments that produced them.
 
     Args:
         func: the operator.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        outputs: what the dispatch returned.
+        outputs: the dispatch's result.
         tensor_class: the class of fake tensors that the engine serves.
 
     Raises:
@@ -89,12 +89,12 @@ class _Recorder:
         self.fresh.add(storage)
         nbytes = token(output.untyped_storage().nbytes())
         if type(nbytes) is not int and type(metadata) is TensorMetadata:
-            # What was written into a part of a larger tensor, say: its copy has the larger tensor's memory.
+            # A write into part of a larger tensor, for example: its copy has the larger tensor's memory.
             raise Unkeyable("memory of a symbolic size behind a tensor of known sizes")
         return Fresh(metadata, nbytes)
 
     def _choose(self, paths: list[Path], *, written: bool) -> Path:
-        """The one path that the schema names, where several share the tensor or its storage."""
+        """Return the one path that the schema names, if several share the tensor or its storage."""
         if len(paths) == 1:
             return paths[0]
         named: list[Any] = []
@@ -119,15 +119,15 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def verify(recipe: Recipe, mark: Mark, mode: Any, args: Any, kwargs: Any, outputs: Any) -> None:
-    """Rebuild the outputs once and compare what the metadata does not show.
+    """Rebuild the outputs once, and compare what the metadata does not show.
 
     Args:
-        recipe: what was found for the call.
+        recipe: the recipe of the call.
         mark: called on each rebuilt tensor.
         mode: the mode of the call.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        outputs: what the dispatch returned.
+        outputs: the dispatch's result.
 
     Raises:
         Unkeyable: the rebuilt outputs differ from ``outputs``.

@@ -1,9 +1,10 @@
-"""Kernels that this process replaces through ``torch.library``, and the caches that must forget what they knew.
+"""Track kernels that this process replaces through ``torch.library``,
+and invalidate the caches that depend on them.
 
-``register_fake`` on an ATen operator, or ``Library.impl`` of its ``Meta`` kernel, changes the operator's answer, and
-the answers of all operators that decompose into it. Keys could not say that without a price on every hit; so a
-registration empties the caches instead. It is noticed by wrapping ``torch.library.Library.impl`` and ``_destroy``, from the
-first answer on that a cache may keep.
+``register_fake`` on an ATen operator, or ``Library.impl`` of its ``Meta`` kernel, changes the operator's
+answer, and the answers of all operators that decompose into it. Covering that in keys would slow down every
+hit, so a registration empties the caches instead. It is noticed by wrapping ``torch.library.Library.impl``
+and ``_destroy``, from the first answer that a cache may keep.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BUILTIN = frozenset(("aten", "prim", "prims"))
 
 
 def _libraries() -> Iterator[Any]:
-    """The libraries that are alive; each has a finalizer, of which Python keeps a list."""
+    """Yield the live libraries; each has a finalizer, of which Python keeps a list."""
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         alive = finalizer.peek()
         if alive is not None and issubclass(type(alive[0]), torch.library.Library):
@@ -32,16 +33,16 @@ def _libraries() -> Iterator[Any]:
 
 
 class Cache(Protocol):
-    """A cache that forgets its answers when a kernel is replaced."""
+    """A cache that drops its answers when a kernel is replaced."""
 
     def invalidate(self) -> None: ...
 
 
 class Replacements:
-    """The kernels that were replaced, as the wrapped methods of ``torch.library.Library`` noticed.
+    """The replaced kernels, as observed by the wrapped methods of ``torch.library.Library``.
 
     Attributes:
-        generation: grows with every kernel that is registered or withdrawn, of any operator.
+        generation: increases with every kernel that is registered or withdrawn, of any operator.
     """
 
     def __init__(self) -> None:
@@ -57,25 +58,26 @@ class Replacements:
         self._collected: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def watch_for(self, cache: Cache) -> None:
-        """Call ``cache.invalidate()`` whenever a kernel of a builtin operator is replaced (holds no reference)."""
+        """Call ``cache.invalidate()`` whenever a kernel of a builtin operator is
+        replaced (keeps no reference)."""
         with self._lock:
             self._caches.add(cache)
 
     @property
     def any_builtin(self) -> bool:
-        """Whether a kernel of one of torch's own operators is replaced now."""
+        """Whether a kernel of one of torch's own operators is currently replaced."""
         with self._lock:
             return self._from_the_start or any(library.ns in _BUILTIN for library in self._names)
 
     def includes(self, func: Any) -> bool:
-        """Whether an operator answers with a kernel that was registered over torch's."""
+        """Return whether an operator uses a kernel that was registered over torch's."""
         if registered_fake_kernel(func) is not None:
             return True
         with self._lock:
             return any(func.name() in names for names in self._names.values())
 
     def watch(self) -> None:
-        """Start to notice, from the first answer on that a cache may keep; does nothing if that is so already."""
+        """Start watching, from the first answer that a cache may keep; no-op if already watching."""
         if self._watches:
             return
         with self._lock:
@@ -85,7 +87,7 @@ class Replacements:
                 self._watches = True
 
     def _catch_up(self) -> None:
-        """Note the kernels of torch's own operators that were registered between the import of this module and now."""
+        """Note kernels of torch's own operators registered between the import of this module and now."""
         for library in _libraries():
             if library.ns == "aten":
                 for registered in library._op_impls - self._known_at_import.get(library, set()):
@@ -96,7 +98,7 @@ class Replacements:
     def _watched_impl(self, impl: Any) -> Any:
         @functools.wraps(impl)
         def watched_impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
-            """``torch.library.Library.impl``, told here. Args: the library, and those of the method."""
+            """Call ``torch.library.Library.impl`` and note it. Args: the library, and those of the method."""
             key = dispatch_key or library.dispatch_key or "CompositeImplicitAutograd"
             name = op_name._name if isinstance(op_name, OpOverload) else op_name
             replaces = isinstance(name, str) and self._decides_answers(library.ns, name, key)
@@ -116,12 +118,14 @@ class Replacements:
         return watched_destroy
 
     def rules_changed(self) -> None:
-        """A rule of ``fake.kernels`` was registered after those of this package."""
+        """Note that a rule of ``fake.kernels`` was registered on top of this package's."""
         self._changed("aten")
 
     @staticmethod
     def _decides_answers(namespace: str, name: str, key: str) -> bool:
-        """Whether a kernel changes what fake tensors say. torch defines prims, and operators of jagged tensors, lazily: a first kernel changes nothing."""
+        """Return whether a kernel changes what fake tensors report. torch defines prims, and operators of
+        jagged tensors,
+        lazily: their first kernel changes nothing."""
         if key != "Meta" and not key.startswith("Composite"):
             return False
         if namespace == "aten" and name.removeprefix("aten::").startswith("_nested_"):
@@ -136,7 +140,7 @@ class Replacements:
                 self._names[library] = set()
                 self._collected[library] = weakref.finalize(library, self._changed, library.ns)
                 self._collected[library].atexit = False
-            # The dispatcher's name of a default overload has no suffix.
+            # In the dispatcher's names, a default overload has no suffix.
             self._names[library].add(f"{library.ns}::{name.removesuffix('.default')}")
 
     def _withdrawn(self, library: Any) -> None:
@@ -151,13 +155,13 @@ class Replacements:
         with self._lock:
             self.generation += 1
             caches = list(self._caches) if namespace in _BUILTIN else []
-        # Without the lock: garbage collection may get here in a thread that holds the lock of a cache.
+        # Without the lock: garbage collection may call this in a thread that holds a cache's lock.
         for cache in caches:
             cache.invalidate()
 
 
 REPLACEMENTS = Replacements()
-"""Process-wide, as ``torch.library`` is."""
+"""Process-wide, like ``torch.library``."""
 
 PATCHES = LEDGER.add(
     *(

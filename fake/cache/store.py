@@ -1,4 +1,4 @@
-"""Where recipes are kept in memory: one table per operator, a common limit, counters."""
+"""In-memory storage of recipes: one table per operator, a common limit, counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fake.seam.fake_tensor import DispatchCacheInfo
 
 
 def drop_older_half(tables: Iterable[dict[Any, Any]]) -> int:
-    """Make room in tables, of whose entries the first ones are the oldest; returns how many stay."""
+    """Drop the first, and so oldest, half of each table's entries; returns how many remain."""
     kept = 0
     for table in tables:
         for key in list(itertools.islice(table, (len(table) + 1) // 2)):
@@ -23,7 +23,7 @@ def drop_older_half(tables: Iterable[dict[Any, Any]]) -> int:
 
 
 class Bypass:
-    """A negative entry: the call was tried and cannot be rebuilt. It is called like a recipe and dispatches."""
+    """A negative entry: the call cannot be rebuilt. It is called like a recipe, and dispatches."""
 
     __slots__ = ("dispatch", "func", "reason")
 
@@ -37,9 +37,10 @@ class Bypass:
 class Store:
     """All tables of one engine.
 
-    A table maps keys to compiled recipes (or :class:`Bypass`); ``described`` keeps the descriptions for the disk.
-    Reading a table takes no lock; writing, evicting and clearing do. When the number of entries reaches ``limit``,
-    the older half of every table goes: a working set that fits never pays for more than a few misses.
+    A table maps keys to compiled recipes (or :class:`Bypass`); ``described`` keeps the descriptions for the
+    disk. Reading a table takes no lock; writing, evicting and clearing do. When the number of entries reaches
+    ``limit``, the older half of every table is dropped: a working set that fits never costs more than a few
+    misses.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
@@ -54,7 +55,8 @@ class Store:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all entries and reset the counters. Tables stay the same objects: handlers hold them."""
+        """Drop all entries and reset the counters. Tables stay the same objects,
+        because handlers hold them."""
         with self.lock:
             self.drop_entries()
             self.misses = 0
@@ -62,7 +64,7 @@ class Store:
             self._hits_before_clear = self._hits_ever()
 
     def drop_entries(self) -> None:
-        """Drop all entries; the counters go on."""
+        """Drop all entries; keep the counters."""
         with self.lock:
             for table in self.tables.values():
                 table.clear()
@@ -70,12 +72,12 @@ class Store:
             self.size = 0
 
     def table(self, func: Any) -> dict[Any, Any]:
-        """The table of an operator; the same object for as long as the store lives."""
+        """Return the table of an operator; the same object for the lifetime of the store."""
         with self.lock:
             return self.tables.setdefault(func, {})
 
     def hit_count(self) -> int:
-        """Hits since the last clear."""
+        """Return the number of hits since the last clear."""
         return self._hits_ever() - self._hits_before_clear
 
     def _hits_ever(self) -> int:
@@ -88,8 +90,8 @@ class Store:
             func: the operator.
             table: the operator's table in this store.
             key: the key of the call.
-            value: what rebuilds the outputs, or the reason why nothing does.
-            recipe: its description for the disk; None for what is not kept there.
+            value: rebuilds the outputs, or holds the reason why that is impossible.
+            recipe: its description for the disk; None to keep it off the disk.
         """
         with self.lock:
             if self.size >= self.limit:
@@ -101,13 +103,13 @@ class Store:
                 self.described.setdefault(func, {})[key] = recipe
 
     def remove(self, table: dict[Any, Any], key: Any) -> None:
-        """Drop one entry, if it is still there."""
+        """Drop one entry, if it is still present."""
         with self.lock:
             if table.pop(key, None) is not None:
                 self.size -= 1
 
     def take_described(self) -> dict[Any, dict[Any, Recipe]]:
-        """The descriptions since the last call, by operator."""
+        """Return the descriptions added since the last call, by operator."""
         with self.lock:
             taken = {func: table for func, table in self.described.items() if table}
             self.described = {}
@@ -120,16 +122,17 @@ class Store:
                 del described[key]
 
     def count_miss(self) -> None:
-        """One call that was dispatched and recorded."""
+        """Count a call that was dispatched and recorded."""
         with self.lock:
             self.misses += 1
 
     def count_bypass(self, reason: str) -> None:
-        """One call that the cache could not serve."""
+        """Count a call that the cache could not serve."""
         with self.lock:
             self.bypasses[reason] += 1
 
     def info(self) -> Any:
-        """Hits, misses, bypasses by reason, number of entries (torch's own ``DispatchCacheInfo``)."""
+        """Return hits, misses, bypasses by reason, and number of entries (torch's own
+        ``DispatchCacheInfo``)."""
         with self.lock:
             return DispatchCacheInfo(self.hit_count(), self.misses, dict(self.bypasses), self.size)

@@ -1,6 +1,6 @@
-"""Keys of operators that take a graph, such as ``invoke_subgraph``: the graph is known by its identity.
+"""Keys of operators that take a graph, such as ``invoke_subgraph``: a graph is keyed by its identity.
 
-An entry goes when its graph does, because another graph may then be given the same identity.
+An entry is dropped with its graph, because another graph may then get the same identity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from fake.tensors.tensor import Unkeyable
 
 
 def may_be_cached(func: Any) -> bool:
-    """Whether an operator that takes functions has a fake implementation that depends on its arguments alone."""
+    """Return whether an operator that takes functions has a fake implementation that
+    depends on its arguments only."""
     return (
         isinstance(func, HigherOrderOperator)
         and func in registered_hop_fake_fns
@@ -35,7 +36,7 @@ def may_be_cached(func: Any) -> bool:
 
 
 def subgraph_key(func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: type) -> tuple[Any, list[Any]]:
-    """The key of a call, and the graphs that it names.
+    """Return the key of a call, and the graphs that it names.
 
     Args:
         func: the higher-order operator.
@@ -45,7 +46,8 @@ def subgraph_key(func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: typ
         tensor_class: the class of fake tensors that the engine serves.
 
     Raises:
-        Unkeyable: a plain function (a new one each time, with who knows what inside), or symbolic sizes.
+        Unkeyable: an argument is a plain function (new each time, with unknown contents),
+            or sizes are symbolic.
     """
     graphs: list[Any] = []
 
@@ -71,13 +73,13 @@ def subgraph_key(func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: typ
 
 
 def forget_with(graphs: list[Any], forget: Callable[..., None], *arguments: Any) -> None:
-    """Call ``forget(*arguments)`` when the first of these graphs goes."""
+    """Call ``forget(*arguments)`` when any of these graphs is collected."""
     for graph in graphs:
         weakref.finalize(graph, forget, *arguments).atexit = False
 
 
 class NamedKey(NamedTuple):
-    """One entry's key, with its operator in front."""
+    """The key of one entry, preceded by its operator."""
 
     key: tuple[Any, ...]
 
@@ -85,8 +87,8 @@ class NamedKey(NamedTuple):
 class CacheView(MutableMapping[Any, Any]):
     """All entries of a store as one mapping, by :class:`NamedKey`.
 
-    Keys of other kinds live beside them: where our mode is put in the place of torch's, modes of torch that exist
-    already keep their entries here.
+    Other kinds of keys coexist: where our mode replaces torch's,
+    existing modes of torch keep their entries here.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,7 +1,8 @@
 """Symbolic sizes in the dispatch cache.
 
-Keys and recipes name a size by a :class:`SizeToken`, one object per expression of a shape environment. Everything here
-belongs to one environment and lives on it: the guards that a miss recorded are recorded there, so a hit needs none.
+Keys and recipes refer to a size by a :class:`SizeToken`, one object per expression of a shape environment.
+Everything here belongs to one environment and is stored on it: guards of a miss are recorded there, so a hit
+needs none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class SizeToken:
     """One expression of one shape environment; identity is equality.
 
     Attributes:
-        seen: how many symbols were replaced when it was known to be what its nodes stand for; -1 if it was never asked.
+        seen: the number of replaced symbols when its nodes were last known to stand for it;
+            -1 if never checked.
     """
 
     __slots__ = ("expr", "node", "pattern", "seen", "shape_env", "symbols")
@@ -40,12 +42,13 @@ class SizeToken:
         return f"SizeToken({self.expr})"
 
     def symbol(self) -> torch.SymInt:
-        """A symbolic integer with its own node: sharing nodes would tie sizes together that only happen to agree."""
+        """Return a symbolic integer with its own node:
+        a shared node would tie sizes that only happen to be equal."""
         return torch.SymInt(copy_node(self.node))
 
 
 class SymbolicMetadata(TensorMetadata):
-    """Metadata in which some sizes are tokens; the fields hold tokens."""
+    """Metadata in which some sizes are symbolic; the fields hold tokens for those."""
 
     __slots__ = ("pattern", "shape_env", "symbols")
 
@@ -58,14 +61,14 @@ class SymbolicMetadata(TensorMetadata):
 
 
 class SymbolicState:
-    """The cache's part of one shape environment: tokens, metadata, and a table per operator.
+    """The cache's state on one shape environment: tokens, metadata, and a table per operator.
 
     Attributes:
-        prototypes: what outputs are made like, with an empty tensor on its storage, by sizes.
-        settled: expressions that the environment has evaluated, with guards if it needed any.
-        facts, facts_version, facts_about: what it knew at a version, and of it about which symbols, for
+        prototypes: patterns for outputs, each with an empty tensor on its storage, by sizes.
+        settled: expressions that the environment has evaluated, with a guard if one was needed.
+        facts, facts_version, facts_about: what it knew at a version, and the part about given symbols, for
             ``fake.cache.normalized``.
-        about: what is known of each symbol by itself, for the same.
+        about: what is known about each symbol by itself, likewise.
     """
 
     def __init__(self, shape_env: Any) -> None:
@@ -87,7 +90,7 @@ class SymbolicState:
         return (SymbolicState, (None,))
 
     def table(self, func: Any, tensor_class: type) -> dict[Any, Any]:
-        """The table of an operator, for tensors of one class."""
+        """Return the table of an operator, for tensors of one class."""
         key = table_key(func, tensor_class)
         found = self.tables.get(key)
         if found is None:
@@ -95,22 +98,24 @@ class SymbolicState:
         return found
 
     def clear(self) -> None:
-        """Drop all recipes (tokens and metadata stay: tensors hold them)."""
+        """Drop all recipes (tokens and metadata stay, because tensors hold them)."""
         self.tables.clear()
         self.prototypes.clear()
         self.size = 0
 
 
 def table_key(func: Any, tensor_class: type) -> tuple[int, int]:
-    """Returns the key of an operator's table in an environment, for tensors of one class (ours equals torch's)."""
+    """Return the key of an operator's table in an environment,
+    by tensor class (ours compares equal to torch's)."""
     return (id(func), id(tensor_class))
 
 
 def state_of(shape_env: Any) -> SymbolicState:
-    """The cache's state on a shape environment.
+    """Return the cache's state on a shape environment.
 
     Raises:
-        Unkeyable: the environment records its events for replay, or validates translation: nothing may be skipped.
+        Unkeyable: the environment records its events for replay, or validates translation:
+            nothing may be skipped.
     """
     state = shape_env.__dict__.get("_fake_dispatch")
     if state is None:
@@ -122,10 +127,10 @@ def state_of(shape_env: Any) -> SymbolicState:
 
 
 def token(value: Any) -> Any:
-    """An integer, or the token of a symbolic one (an integer again if its symbol has been specialised).
+    """Return an integer, or the token of a symbolic one (an integer if its symbol has been specialized).
 
     Raises:
-        Unkeyable: nested integers, and nodes that are not torch's.
+        Unkeyable: the number is a nested integer, or its node is not torch's.
     """
     if type(value) is int:
         return value
@@ -155,10 +160,10 @@ def token(value: Any) -> Any:
 
 
 def token_of_expression(expr: Any, shape_env: Any, hint: int | None = None, symbols: Any = None) -> Any:
-    """An integer, or the token of an expression of backed symbols that may have no node yet.
+    """Return an integer, or the token of an expression of backed symbols that may not have a node yet.
 
     Args:
-        hint: its value at hand, if the caller knows it.
+        hint: its current value, if the caller knows it.
         symbols: its symbols, if the caller knows that there are any.
     """
     if symbols is None and expr.is_number:
@@ -175,7 +180,7 @@ def token_of_expression(expr: Any, shape_env: Any, hint: int | None = None, symb
 
 
 def _node_of(expr: Any, shape_env: Any, hint: int) -> Any:
-    """A node for an expression with symbols: one that is known already, or one that answers at once."""
+    """Return a node for an expression with symbols: a known one, or one that answers immediately."""
     state = lean_state(shape_env)
     known = state.canonical.get((expr, int, True))
     if known is not None:
@@ -188,10 +193,10 @@ def _node_of(expr: Any, shape_env: Any, hint: int) -> Any:
 
 
 def metadata_of(tensor: Any) -> TensorMetadata:
-    """The interned metadata of a strided fake tensor, remembered on it.
+    """Return the interned metadata of a strided fake tensor, and cache it on the tensor.
 
     Raises:
-        Unkeyable: constants, real tensors, sparse, nested and quantized tensors have none.
+        Unkeyable: the tensor is a constant, carries a real tensor, or is sparse, nested or quantized.
     """
     try:
         found = static_metadata_of(tensor)
@@ -219,7 +224,7 @@ def intern_symbolic(
     offset: Any,
     flags: int,
 ) -> TensorMetadata:
-    """The one metadata object of an environment for these values; static metadata if none of them is symbolic.
+    """Return the environment's unique metadata object for these values; static metadata if none is symbolic.
 
     Args:
         shape_env: the environment, or None.
@@ -255,7 +260,7 @@ def intern_symbolic(
 
 
 def as_known_now(metadata: TensorMetadata) -> TensorMetadata:
-    """The metadata of the same tensor after symbols in it were replaced; itself if none was."""
+    """Return the tensor's metadata after symbols in it were replaced; unchanged if none was."""
     if type(metadata) is not SymbolicMetadata or metadata.symbols.isdisjoint(metadata.shape_env.replacements):
         return metadata
     shape_env = metadata.shape_env
@@ -277,12 +282,12 @@ def as_known_now(metadata: TensorMetadata) -> TensorMetadata:
 
 
 def number_of(value: Any) -> Any:
-    """The integer itself, or a symbolic integer for a token."""
+    """Return the integer itself, or a symbolic integer for a token."""
     return value if type(value) is int else value.symbol()
 
 
 def is_symbolic_key(key: Any) -> bool:
-    """Whether a key mentions a symbol."""
+    """Return whether a key mentions a symbol."""
     for part in key:
         kind = type(part)
         if kind is SymbolicMetadata or kind is SizeToken or (kind is tuple and is_symbolic_key(part)):
@@ -291,7 +296,7 @@ def is_symbolic_key(key: Any) -> bool:
 
 
 def symbols_of_key(key: Any) -> set[Any]:
-    """All symbols that a key mentions, and those that have replaced them since."""
+    """Return all symbols that a key mentions, and those that have replaced them since."""
     found: set[Any] = set()
     for part in key:
         if isinstance(part, (SymbolicMetadata, SizeToken)):

@@ -1,12 +1,13 @@
-"""Recipes with symbolic sizes, where nobody looks at the nodes of these (``links.py`` is about where somebody does).
+"""Recipes with symbolic sizes, for when the sizes' nodes are not observed (see
+``links.py`` for when they are).
 
-Outputs are made like a *pattern*, a meta tensor with the sizes of the recipe. torch keeps with a tensor's symbolic sizes
-what it has found out about them (whether they are contiguous, their product) and copies all that where it detaches a
-tensor; the copy is then put on a storage of its own, or on that of the argument that it is a view of. Building the same
-tensor from its sizes costs twenty times as much, and asks Python for everything again.
+Outputs are made from a *pattern*, a meta tensor with the recipe's sizes. torch stores with a tensor's
+symbolic sizes what it has computed about them (contiguity, their product), and copies all that when it
+detaches a tensor. The copy is then put on a new storage, or on that of the argument that it is a view of.
+Building the same tensor from its sizes costs twenty times as much, and recomputes everything in Python.
 
-A recipe whose symbols have been replaced since (an equality or a specialisation became known) is *stale*: it is dropped
-and the operator runs again.
+A recipe is *stale* if one of its symbols has been replaced since (an equality or a specialization became
+known). It is dropped, and the operator runs again.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from fake.seam.dispatch import META_DEVICE, make_subclass, resize_storage, varia
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, Unkeyable, inference_mode, make_fake, plain_of
 
 IS_INFERENCE = 4
-"""The bit for inference tensors among the flags of metadata."""
+"""The bit of inference tensors in the flags of metadata."""
 
 
 class Stale(Exception):
-    """A recipe mentions a symbol that has been replaced since."""
+    """A recipe mentions a symbol that has since been replaced."""
 
 
 class SymbolicConstant(Constant):
@@ -37,7 +38,7 @@ class SymbolicConstant(Constant):
 
 
 def symbols_of_recipe(recipe: Any) -> set[Any]:
-    """All symbols that a recipe needs."""
+    """Return all symbols that a recipe needs."""
     if isinstance(recipe, Sequence):
         return set().union(*[symbols_of_recipe(item) for item in recipe.items])
     if isinstance(recipe, SymbolicConstant):
@@ -50,11 +51,11 @@ def build_symbolic(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 
     Args:
         recipe: a fresh tensor, a view or a symbolic number.
-        tensor_class: the class of fake tensors that it makes.
-        mark: called on each tensor that it makes.
+        tensor_class: the class of the fake tensors to make.
+        mark: called on each new tensor.
 
     Returns:
-        ``rebuild(mode, args, kwargs)``, which raises `Stale` once a symbol of the recipe was replaced.
+        ``rebuild(mode, args, kwargs)``, which raises `Stale` once a symbol of the recipe has been replaced.
     """
     if type(recipe) is SymbolicConstant:
         return _build_constant(recipe)
@@ -64,10 +65,10 @@ def build_symbolic(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 
 
 class Lifetime:
-    """Says that a recipe is stale once one of its symbols has been replaced.
+    """Detects that a recipe is stale because one of its symbols has been replaced.
 
     Attributes:
-        seen: how many symbols were replaced when it was found fresh; while there are no more, nothing has to be asked.
+        seen: the number of replaced symbols at the last check; while it is the same, no check is needed.
     """
 
     __slots__ = ("seen", "shape_env", "symbols")
@@ -79,7 +80,7 @@ class Lifetime:
         self.seen = len(self.shape_env.replacements)
 
     def check(self) -> None:
-        """Raise ``Stale``, or note that the recipe is fresh."""
+        """Raise ``Stale``, or note that the recipe is current."""
         replacements = self.shape_env.replacements
         if len(replacements) != self.seen:
             if not self.symbols.isdisjoint(replacements):
@@ -92,7 +93,8 @@ def _build_constant(recipe: Any) -> Rebuild:
     life = Lifetime(value)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the number of a call. Args: the mode, and the arguments of the operator. Raises ``Stale`` where a symbol was replaced."""
+        """Return the number of a call. Args: the mode, and the operator's arguments. Raises ``Stale`` if a
+        symbol was replaced."""
         life.check()
         return value.symbol()
 
@@ -104,20 +106,21 @@ def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _geometry(metadata: Any) -> tuple[Any, ...]:
-    """Sizes, strides and offset, with nodes of their own."""
+    """Return sizes, strides and offset, with new nodes."""
     return _numbers(metadata.shape), _numbers(metadata.stride), number_of(metadata.offset)
 
 
 def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
-    """``make(mode, pattern, plain)``: a tensor like a pattern, on the storage of a plain tensor.
+    """Return ``make(mode, pattern, plain)``: a tensor like a pattern, on the storage of a plain tensor.
 
-    The tensor keeps ``plain``, to cut views from.
+    The tensor keeps ``plain``, to make views from.
     """
     device, interned = metadata.device, metadata.to_keep()
     copy, put_on_storage_of, detach = make_subclass, dispatch.put_on_storage_of, variable_functions.detach
 
     def make(mode: Any, pattern: torch.Tensor, plain: torch.Tensor) -> Any:
-        """Returns the tensor. Args: its mode, a meta tensor of its sizes and strides, and one of its memory."""
+        """Return the tensor. Args: its mode, a meta tensor with its sizes and strides,
+        and one with its storage."""
         moved = detach(pattern)
         put_on_storage_of(
             moved, plain
@@ -143,7 +146,8 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     make = _maker(metadata, tensor_class, mark)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the tensor of a call. Args: the mode, and the arguments of the operator. Raises ``Stale`` where a symbol was replaced."""
+        """Return the tensor of a call. Args: the mode, and the operator's arguments. Raises ``Stale`` if a
+        symbol was replaced."""
         nonlocal pattern, storage, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
@@ -163,10 +167,10 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 
 
 def empty_storage(recipe: Fresh) -> torch.Tensor:
-    """An empty meta tensor on a storage of a recipe's size.
+    """Return an empty meta tensor on a storage of a recipe's size.
 
-    The storage is resized to its size in bytes and sizes are written over it as they are: nothing is computed, while
-    torch derives the size of a storage from sizes and strides, with an evaluation for each.
+    The storage is resized to its size in bytes, and sizes are set on it without computing anything. torch
+    would derive the storage size from sizes and strides, with an evaluation for each.
     """
     storage = torch.empty((0,), dtype=recipe.metadata.dtype, device=META_DEVICE)
     resize_storage(storage, number_of(recipe.nbytes))
@@ -174,13 +178,13 @@ def empty_storage(recipe: Fresh) -> torch.Tensor:
 
 
 def inference_of(metadata: Any) -> AbstractContextManager[Any]:
-    """Returns the context in which tensors like one with this metadata are made."""
+    """Return the context in which to make tensors with this metadata."""
     return inference_mode(bool(metadata.flags & IS_INFERENCE))
 
 
 def _prototype(recipe: Fresh) -> tuple[torch.Tensor, torch.Tensor]:
-    """A meta tensor with the sizes and the storage size of a recipe, and an empty one on the same storage; the same ones
-    for all equal recipes of an environment."""
+    """Return a meta tensor with a recipe's sizes and storage size, and an empty one on the same storage;
+    shared by all equal recipes of an environment."""
     metadata: Any = recipe.metadata
     known = state_of(metadata.shape_env).prototypes
     key = (metadata.shape, metadata.stride, metadata.offset, recipe.nbytes, metadata.dtype, metadata.flags)
@@ -193,9 +197,11 @@ def _prototype(recipe: Fresh) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pattern(metadata: Any, geometry: tuple[Any, ...]) -> Any:
-    """A meta tensor with the sizes of a view, to make views like; None for those that are not made so.
+    """Return a meta tensor with a view's sizes, as its pattern;
+    None for views that are not made from a pattern.
 
-    Bits such as the one for conjugated come from the base; and a symbolic offset would be asked whether it is negative.
+    Bits such as the conjugate bit come from the base,
+    and torch would check a symbolic offset for being negative.
     """
     if metadata.flags & ~IS_INFERENCE or metadata.dtype.is_complex or type(metadata.offset) is not int:
         return None
@@ -204,14 +210,15 @@ def _pattern(metadata: Any, geometry: tuple[Any, ...]) -> Any:
 
 
 def _ask_ahead(made: torch.Tensor, metadata: Any) -> None:
-    """Have a pattern find out that it is contiguous, for all that are made like it: only where that needs no guard. Done at
-    its second use: many have one only."""
+    """Make a pattern compute that it is contiguous, for all copies of it, if that needs no guard. This is
+    done at its second use: many are used only once."""
     if _is_plainly_row_major(metadata):
         made.is_contiguous()
 
 
 def _is_plainly_row_major(metadata: Any) -> bool:
-    """Whether each stride is the product of the sizes behind it, and all symbolic sizes are greater than one."""
+    """Return whether each stride is the product of the sizes behind it,
+    and all symbolic sizes are greater than one."""
     expected: Any = 1
     for size, stride in zip(reversed(metadata.shape), reversed(metadata.stride), strict=True):
         length, step = (n if type(n) is int else n.expr for n in (size, stride))
@@ -239,7 +246,8 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the view of a call. Args: the mode, and the arguments of the operator. Raises ``Stale`` where a symbol was replaced."""
+        """Return the view of a call. Args: the mode, and the operator's arguments. Raises ``Stale`` if a
+        symbol was replaced."""
         nonlocal geometry, pattern, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
@@ -260,7 +268,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
 
 
 def _build_by_symbols(static: Callable[..., Rebuild], recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
-    """Fresh tensors and views are compiled differently if their metadata is symbolic."""
+    """Compile fresh tensors and views, by another function if their metadata is symbolic."""
     build = build_symbolic if type(recipe.metadata) is SymbolicMetadata else static
     return build(recipe, tensor_class, mark)
 

@@ -1,8 +1,9 @@
-"""Lookup and recording of calls on symbolic sizes: first in their environment, then with symbols numbered.
+"""Look up and record calls on symbolic sizes: first in their environment, then with numbered symbols.
 
-An entry of an environment (``SymbolicState.tables``) serves the very same symbols and owes nothing: its guards are
-recorded there. Entries about unbacked symbols hold as long as nothing new became known, because every fact may change
-what is decided without a guard. Entries with numbered symbols (``fake.cache.normalized``) are shared by all environments.
+An entry of an environment (``SymbolicState.tables``) serves the very same symbols and adds no guards: they
+are already recorded there. Entries about unbacked symbols are valid until anything new becomes known, because
+every fact may change what is decided without a guard. Entries with numbered symbols
+(``fake.cache.normalized``) are shared by all environments.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fake.symbols.node import lean_state
 from fake.tensors.tensor import Unkeyable
 
 _MOST_OF_ONE_ENVIRONMENT = 50_000
-"""Entries, at which the older half is dropped."""
+"""The number of entries at which the older half is dropped."""
 
 
 class Kept:
@@ -39,9 +40,9 @@ class Kept:
 
     Attributes:
         rebuild: makes the outputs.
-        recipe: what that was compiled from; None for a negative entry.
-        evaluations: gives what the dispatch evaluated, for a recording that uses the entry.
-        facts: what must still be all that is known, or None for backed symbols.
+        recipe: what ``rebuild`` was compiled from; None for a negative entry.
+        evaluations: returns what the dispatch evaluated, for a recording that uses the entry.
+        facts: the knowledge that the entry depends on, or None for backed symbols.
         symbols: the unbacked symbols that the facts are about.
     """
 
@@ -72,7 +73,7 @@ class SymbolicTables:
         self._states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
 
     def find(self, shape_env: Any, func: Any, key: Any) -> Any:
-        """Returns the closure that rebuilds the outputs of a call that was seen with these symbols, or None.
+        """Return the closure that rebuilds the outputs of a call already seen with these symbols, or None.
 
         Args:
             shape_env: the environment of the call.
@@ -96,7 +97,7 @@ class SymbolicTables:
         """Add an entry to an environment, making room first if the limit is reached.
 
         Args:
-            state: what the cache keeps at the environment.
+            state: the cache's state on the environment.
             func: the operator.
             key: the key of the call, with the environment's own symbols.
             kept: the entry.
@@ -119,14 +120,14 @@ class SymbolicTables:
         state_of(shape_env).table(func, self.tensor_class).pop(key, None)
 
     def clear(self) -> None:
-        """Drop all entries, those on environments too."""
+        """Drop all entries, including those on environments."""
         self.normalized.clear()
         for state in list(self._states):
             state.clear()
 
 
 class SymbolicCall:
-    """One call that its environment has no entry for.
+    """A call for which its environment has no entry.
 
     Raises:
         Unkeyable: nothing may be cached in this environment.
@@ -144,7 +145,7 @@ class SymbolicCall:
         try:
             self.normalized = NormalizedCall(key, shape_env)
         except Unkeyable:
-            self.normalized = None  # this call is dispatched, and kept for its own symbols
+            self.normalized = None  # this call is dispatched, and recorded for its own symbols
             symbols = symbols_of_key(key)
             self.is_outdated = not symbols.isdisjoint(shape_env.replacements)
             self.unbacked = tuple(
@@ -154,7 +155,7 @@ class SymbolicCall:
                 self.facts = _knowledge_about(shape_env, self.unbacked)
 
     def find_normalized(self, mark: Mark) -> Any:
-        """Returns a closure that rebuilds the outputs, from a call that was the same up to the names of its symbols; or None."""
+        """Return a closure that rebuilds the outputs from an equal call up to symbol names, or None."""
         call = self.normalized
         entry = None if call is None else self.tables.normalized.find(self.func, call)
         if call is None or entry is None:
@@ -174,24 +175,24 @@ class SymbolicCall:
         return rebuild
 
     def known_recipe(self) -> Any:
-        """Returns the recipe of the environment's entry for this call, or None."""
+        """Return the recipe of the environment's entry for this call, or None."""
         kept = self.state.table(self.func, self.tables.tensor_class).get(self.key)
         return None if kept is None else kept.recipe
 
     def record(self) -> AbstractContextManager[Evaluations]:
-        """Note what the dispatch asks (one inside another notes for both)."""
+        """Record what the dispatch evaluates (nested dispatches record for both)."""
         return record_evaluations(self.shape_env)
 
     def remember(self, rebuild: Any, recipe: Any, evaluations: Evaluations) -> None:
-        """Keep the outcome of the dispatch; ``recipe`` is None for a negative entry.
+        """Record the outcome of the dispatch; ``recipe`` is None for a negative entry.
 
         Args:
-            rebuild: what rebuilds the outputs.
+            rebuild: rebuilds the outputs.
             recipe: the description that it was compiled from.
             evaluations: what the dispatch evaluated.
 
         Raises:
-            Unkeyable: the environment records no guards now: a later hit would owe them.
+            Unkeyable: the environment currently records no guards, which a later hit would then lack.
         """
         if guards_are_suppressed() or self.shape_env.frozen:
             raise Unkeyable("suppressed guards")
@@ -200,16 +201,17 @@ class SymbolicCall:
         if recipe is None or self.normalized is None or REPLACEMENTS.any_builtin:
             return
         if not library_utils.is_builtin(self.func):
-            return  # its fake kernel may read anything of the sizes
+            return  # its fake kernel may read anything about the sizes
         try:
             entry = self.normalized.entry(recipe, evaluations)
         except Unkeyable:
-            return  # kept for its own symbols only
+            return  # recorded for its own symbols only
         self.tables.normalized.add(self.func, self.normalized.key, entry)
 
 
 def _knowledge_about(shape_env: Any, symbols: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Changes with everything that becomes known in an environment, and with the ranges of some symbols."""
+    """Return a value that changes with everything that becomes known in an environment,
+    and with the symbols' ranges."""
     return (
         shape_env._version_counter,
         replacements_version(shape_env),

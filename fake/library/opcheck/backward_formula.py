@@ -139,7 +139,7 @@ _RELATIVE = 0.05
 _TIMES = 8.0
 """In a lower precision, the formula's error in units may be this many times its error in float32."""
 _NEAR = 1.0
-"""And this many times the effect of moving inputs by a unit: ``sin(1000 * x)`` has any slope in few digits."""
+"""And this many times the effect of moving inputs by a unit: ``sin(1000 * x)`` has any slope then."""
 
 
 def _check_types(op: Any, call: Call) -> None:

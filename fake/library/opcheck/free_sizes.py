@@ -133,7 +133,7 @@ class SizePlan:
     def _broadcasts(self) -> Iterator[Call]:
         """Make dimensions of one tensor 1, and remove them, while those of its peers (same rank) stay.
 
-        Only for tensors that the kernel accepts with one element: all their dimensions are meant to broadcast.
+        Only for tensors that the kernel accepts with one element: there, all dimensions should broadcast.
         """
         tensors = self.call.tensors
         bound: dict[int, set[int]] = {}

@@ -25,11 +25,11 @@ from fake.seam import library as _torch
 def check(op: Any, call: Call) -> str:
     """Check variations of the call for hidden mutation, shared memory and values that depend on strides.
 
-    Only for operators defined in Python: other kernels may read past the end of inputs that they do not expect.
+    Only for operators defined in Python: other kernels may read past the end of unexpected inputs.
 
     Raises:
-        Fault: for a variation, the kernel does something that its schema does not declare, returns memory that it
-            returned before, or returns other values for the same values in other strides.
+        Fault: for a variation, the kernel does something that its schema does not declare, returns memory
+            that it returned before, or returns other values for the same values with other strides.
     """
     tolerances = call.tolerances
     if not _torch.is_defined_in_python(op):

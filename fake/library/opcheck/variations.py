@@ -93,7 +93,7 @@ def value_variations(call: Call) -> Iterator[Call]:
 
 
 def layout_variations(call: Call) -> Iterator[Call]:
-    """Yield other strides of all tensors, then of each alone. Indices and masks beside numbers keep theirs."""
+    """Yield other strides of all tensors and of each alone. Indices and masks beside floats keep theirs."""
     floating = any(t.is_floating_point() or t.is_complex() for t in call.tensors)
     names = {
         id(t): name
