@@ -20,8 +20,8 @@ def make_function(
     setup_context: Callable[..., Any] | None,
     has_keyword_only: bool,
 ) -> Callable[..., Any]:
-    """Return ``apply`` of a `torch.autograd.Function`: ``apply(*positional arguments, (kernel, keyword-only
-    arguments))``.
+    """Return ``apply`` of a `torch.autograd.Function`:
+    ``apply(*positional arguments, (kernel, keyword-only arguments))``.
 
     The Function mirrors the one that torch puts behind the Autograd dispatch key, including the one extra
     argument that carries the non-differentiable parts: gradients, ``needs_input_grad`` and error messages

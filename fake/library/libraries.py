@@ -174,8 +174,8 @@ def define(
     lib: torch.library.Library | None = None,
     tags: Any = (),
 ) -> Any:
-    """Define the operator ``qualname`` (``"ns::name"``) by a schema without a name, ``"(Tensor x) ->
-    Tensor"``.
+    """Define the operator ``qualname`` (``"ns::name"``) by a schema without a name,
+    ``"(Tensor x) -> Tensor"``.
 
     ``define(library, "name(Tensor x) -> Tensor")`` is the older form, a decorator for the kernel.
 

@@ -1,9 +1,9 @@
-"""Symbolic sizes: environments that explain themselves, minimal guards, contracts, and integers that cost little.
+"""Symbolic sizes: environments that explain themselves, minimal guards, contracts, cheap symbolic integers.
 
 - ``shape_env``: :class:`fake.ShapeEnv`, and how Dynamo and export come to use it;
-- ``shape_guards``, ``explain_guards``, ``reasons``, ``terms``: the minimal guards, told in the user's terms with who asked;
-- ``ranges``, ``omega``, ``expr``: the proofs that let a guard be dropped;
+- ``shape_guards``, ``explain_guards``, ``reasons``, ``terms``: guards in the user's terms, and who asked;
+- ``implications``, ``omega``, ``expr``, ``divisors``, ``enumeration``: the proofs that drop a guard;
 - ``contract``: :class:`fake.Dim`, promises about sizes, and programs that break them;
-- ``unbacked``: sizes that only data decides;
-- ``node``: lean symbolic integers, which ``fake.accelerate`` puts in place of torch's hot methods.
+- ``unbacked``: data-dependent sizes;
+- ``node``: lean symbolic integers, with which ``fake.accelerate`` replaces torch's hot methods.
 """

@@ -1,8 +1,8 @@
-"""Contracts: what the user promises of a size, and wants the graph to be right for.
+"""Contracts: what the user promises about a size, and wants the graph to support.
 
-``Dim("batch", min=1, max=64, multiple_of=8)`` on a dimension says two things: the inputs will keep to it, and one
-graph has to serve all of it. The first becomes a fact (no guard is needed for what follows from it); the second is
-checked when guards are made: a program that forces less is an error which tells what forced it.
+``Dim("batch", min=1, max=64, multiple_of=8)`` on a dimension says two things: inputs will satisfy it, and one
+graph has to serve all of it. The first becomes a fact (what follows from it needs no guard). The second is
+checked when guards are made: a program that forces a smaller set raises an error that says what forced it.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _MARK = "_fake_contract"
 
 @dataclass(frozen=True)
 class Dim:
-    """A size that has a name and a promised range.
+    """A size with a name and a promised range.
 
-    Two dimensions with the same ``Dim`` name have the same size. As in torch, sizes 0 and 1 are traced on their own:
-    a contract from ``min=1`` on is about the graph for sizes of 2 and more.
+    Dimensions whose ``Dim`` has the same name have the same size. As in torch, sizes 0 and 1 get graphs of
+    their own: a contract with ``min=1`` is about the graph for sizes of at least 2.
 
     Attributes:
-        name: how messages call it.
+        name: the size's name in messages.
         min: the least size.
         max: the greatest size; ``None`` for no limit.
-        multiple_of: every size is a multiple of this.
+        multiple_of: a number that divides every size.
 
     Raises:
-        ContractError: no size of at least 2 fits.
+        ContractError: no size of at least 2 satisfies the contract.
 
     >>> Dim("batch", min=1, max=64)
     Dim(name='batch', min=1, max=64, multiple_of=1)
@@ -60,7 +60,7 @@ class Dim:
     multiple_of: int = 1
 
     def __str__(self) -> str:
-        """It as it was written, without the defaults."""
+        """Return the contract as it was written, without the defaults."""
         least = f", min={self.min}" if self.min else ""
         most = "" if self.max is None else f", max={self.max}"
         step = "" if self.multiple_of == 1 else f", multiple_of={self.multiple_of}"
@@ -85,17 +85,18 @@ class Dim:
             )  # fmt: skip
 
     def allows(self, size: int) -> bool:
-        """Whether a size keeps to the contract."""
+        """Return whether a size satisfies the contract."""
         return size >= self.min and (self.max is None or size <= self.max) and size % self.multiple_of == 0
 
 
 Dims = Mapping[int, "Dim | str"]
-"""For each dimension of a tensor a :class:`Dim`, or ``"static"``, ``"auto"``, ``"dynamic"`` or ``"unbacked"``."""
+"""A :class:`Dim`, or ``"static"``, ``"auto"``, ``"dynamic"`` or ``"unbacked"``,
+for each dimension of a tensor."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A dimension under contract, with the symbol that it had first."""
+    """A dimension under contract, with its original symbol."""
 
     dim: Dim
     text: str
@@ -106,9 +107,11 @@ class Contract:
     """The contracts of one environment.
 
     Attributes:
-        by_input: what was declared for inputs by their names in the user's terms, before they were seen.
+        by_input: declarations for inputs by their names in the user's terms,
+            made before the inputs were seen.
         declared: the dimensions under contract that have become symbols.
-        examples: for each name, the ``Dim``, the first dimension that has it, and that one's example size.
+        examples: for each name, the ``Dim``, the first dimension that has it,
+            and that dimension's example size.
         inputs: the names of the inputs that were seen.
     """
 
@@ -125,35 +128,35 @@ class Contract:
         self.inputs: set[str] = set()
 
     def add(self, name: str, dims: Dims) -> None:
-        """Promise something of an input.
+        """Add declarations for an input.
 
         Raises:
-            ContractError: wrong ``dims``, or a name that is no string.
+            ContractError: ``dims`` is invalid, or the name is not a string.
         """
         if not isinstance(name, str):
             raise ContractError("contracts", "name", f"must be that of an input, such as 'x', not {name!r}")
         self.by_input[name] = {**self.by_input.get(name, {}), **parse_dims(dims, name)}
 
     def of(self, source: Any) -> dict[int, Dim | str]:
-        """Returns the declarations for an input."""
+        """Return the declarations for an input."""
         name = text_of_source(source)
         self.inputs.add(name)
         return self.by_input.get(name, {})
 
 
 def parse_dims(dims: Dims, owner: str, rank: int | None = None) -> Dims:
-    """Check what was declared for a tensor.
+    """Check the declarations for a tensor.
 
     Args:
-        dims: a ``Dim`` or a policy for each dimension that is named; negative ones are counted from the end.
-        owner: whose dimensions they are, for the error.
-        rank: the tensor's number of dimensions; None where it is not known.
+        dims: a ``Dim`` or a policy by dimension; negative dimensions count from the end.
+        owner: the owner of the dimensions, for the error.
+        rank: the tensor's number of dimensions; None if unknown.
 
     Returns:
-        The same with dimensions counted from the front, where ``rank`` is known.
+        The declarations, with dimensions counted from the front if ``rank`` is known.
 
     Raises:
-        ContractError: a dimension that the tensor does not have, or something that is neither a ``Dim`` nor a policy.
+        ContractError: the tensor lacks a dimension, or a value is neither a ``Dim`` nor a policy.
     """
     parsed: dict[int, Dim | str] = {}
     if not isinstance(dims, Mapping):
@@ -170,7 +173,7 @@ def parse_dims(dims: Dims, owner: str, rank: int | None = None) -> Dims:
 
 
 def symbolic_context(tensor: torch.Tensor, dims: Dims) -> Any:
-    """torch's form of a policy for each dimension; what is not mentioned is static."""
+    """Return torch's form of a policy for each dimension; dimensions not listed are static."""
     policies = [_t.DimDynamic.STATIC] * tensor.dim()
     for axis, wanted in dims.items():
         policies[axis] = _t.DimDynamic.DYNAMIC if isinstance(wanted, Dim) else _POLICIES[wanted]
@@ -180,13 +183,13 @@ def symbolic_context(tensor: torch.Tensor, dims: Dims) -> Any:
 def mark_dynamic(tensor: torch.Tensor, dims: Dims) -> None:
     """Put a contract on a tensor that will be an input of a compiled function.
 
-    torch's own marks are set too, so that the sizes stay symbolic in any case; the contract itself is checked by
-    environments of this package (:class:`fake.using_shape_env`).
+    torch's own marks are set too, so that the sizes stay symbolic in any case. The contract itself is checked
+    by environments of this package (:class:`fake.using_shape_env`).
 
     Raises:
-        ContractError: wrong ``dims``.
-        ContractInputError: the tensor itself does not keep to the contract.
-        ArgumentTypeError: ``tensor`` is no tensor.
+        ContractError: ``dims`` is invalid.
+        ContractInputError: the tensor itself violates the contract.
+        ArgumentTypeError: ``tensor`` is not a tensor.
 
     >>> import fake
     >>> fake.mark_dynamic(torch.zeros(8, 4), {0: fake.Dim("batch", max=64)})
@@ -201,7 +204,7 @@ def mark_dynamic(tensor: torch.Tensor, dims: Dims) -> None:
 
 
 def mark_of(tensor: Any) -> dict[int, Dim | str]:
-    """The contract that :func:`mark_dynamic` put on a tensor."""
+    """Return the contract that :func:`mark_dynamic` put on a tensor."""
     return getattr(tensor, _MARK, {})
 
 
@@ -214,7 +217,8 @@ def _refuse_wrong_sizes(sizes: Any, dims: Dims, name: str) -> None:
 
 
 def force_dynamic(context: Any, dims: Dims) -> None:
-    """Make the dimensions of a symbolic context dynamic that are under contract."""
+    """Make the dimensions that have a declaration dynamic in a symbolic context,
+    or give them their policy."""
     for axis, wanted in dims.items():
         if axis < len(context.dynamic_sizes):
             kind = _t.DimDynamic.DYNAMIC if isinstance(wanted, Dim) else _POLICIES[wanted]
@@ -222,13 +226,13 @@ def force_dynamic(context: Any, dims: Dims) -> None:
 
 
 def refuse(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
-    """Complain of an example input that does not keep to what was declared, before anything is made of it.
+    """Refuse an example input that violates its declarations, before anything is created for it.
 
     Args:
-        contract: what was declared so far.
+        contract: the declarations so far.
         source: where Dynamo finds the tensor.
         example: the sizes of the example input.
-        dims: what was declared for it.
+        dims: the declarations for it.
 
     Raises:
         ContractInputError: a size is not allowed, or differs from another one of the same ``Dim``.
@@ -248,11 +252,11 @@ def refuse(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
 
 
 def declare(shape_env: Any, contract: Contract, source: Any, example: Any, sizes: Any, dims: Dims) -> None:
-    """Make the promises of ``dims`` facts of an environment.
+    """Turn the promises in ``dims`` into facts of an environment.
 
     Args:
         example: the sizes of the example input.
-        sizes: what has become of them; a number where 0 or 1 got its own graph.
+        sizes: what they became: symbols, or numbers where 0 or 1 got its own graph.
     """
     name = text_of_source(source)
     for axis, dim in dims.items():
@@ -286,17 +290,17 @@ def _promise(shape_env: Any, contract: Contract, declared: Declared) -> None:
 
 
 def declare_on(shape_env: Any, source: Any, dims: Dims, example: Any) -> None:
-    """Promise something of an input that is about to be converted.
+    """Add declarations for an input that is about to be converted.
 
     Args:
         shape_env: the environment.
         source: where Dynamo finds the tensor.
         dims: a ``Dim`` or a policy by dimension.
-        example: the sizes of the input: one that breaks the promise is refused before anything is kept.
+        example: the sizes of the input: one that violates the contract is refused before anything is stored.
 
     Raises:
-        ContractError: the environment is not one that keeps contracts, or keeps another ``Dim`` of the name.
-        ContractInputError: the input itself breaks the contract.
+        ContractError: the environment does not support contracts, or has another ``Dim`` with the same name.
+        ContractInputError: the input itself violates the contract.
     """
     contract = getattr(shape_env, "contract", None)
     name = text_of_source(source)
@@ -312,7 +316,8 @@ def check(shape_env: Any, contract: Contract) -> None:
     """Compare what a program has forced with what was promised.
 
     Raises:
-        ContractViolationError: some size that a contract allows is not served; it tells all of them, and why.
+        ContractViolationError: some size that a contract allows is not served;
+            it lists all violations, with reasons.
     """
     if not contract.declared:
         return
@@ -324,7 +329,7 @@ def check(shape_env: Any, contract: Contract) -> None:
     for condition, symbols, asking in _demands(shape_env, contract, names):
         if promised.implies(condition) or _holds_for_all(condition, names):
             continue
-        promised.add(condition)  # what follows from it is no second complaint
+        promised.add(condition)  # what follows from it is not reported again
         asked = tuple(r for r in reasons if r.condition == asking) or responsible(
             shape_env, condition, [r for r in reasons if r.kind != "assertion"]
         )
@@ -341,7 +346,7 @@ def check(shape_env: Any, contract: Contract) -> None:
 
 
 def _holds_for_all(condition: sympy.Basic, names: Mapping[sympy.Basic, Declared]) -> bool:
-    """Whether a condition on one size holds for each that is promised, tried one by one."""
+    """Return whether a condition on one size holds for every promised size, by enumeration."""
     if len(condition.free_symbols) != 1 or not condition.free_symbols <= names.keys():
         return False
     (symbol,) = condition.free_symbols
@@ -354,7 +359,7 @@ def _told(reason: Reason, terms: Terms) -> str:
 
 
 def _representatives(shape_env: Any, contract: Contract) -> dict[sympy.Basic, Declared]:
-    """Symbols under contract, by the symbols that stand for them now."""
+    """Map symbols under contract, and the symbols that now replace them, to their declarations."""
     names: dict[sympy.Basic, Declared] = {}
     for declared in contract.declared:
         names.setdefault(declared.symbol, declared)
@@ -390,7 +395,8 @@ def _promises(contract: Contract, names: Mapping[sympy.Basic, Declared]) -> Fact
 def _demands(
     shape_env: Any, contract: Contract, names: Mapping[sympy.Basic, Declared]
 ) -> list[tuple[sympy.Basic, set[sympy.Basic], sympy.Basic | None]]:
-    """Conditions on symbols under contract that the program has forced, with those symbols and what was asked."""
+    """Return conditions that the program forces on symbols under contract,
+    with those symbols and what was asked."""
     demands: list[tuple[sympy.Basic, set[sympy.Basic], sympy.Basic | None]] = []
     for declared in contract.declared:
         final = shape_env.replace(declared.symbol)
@@ -424,9 +430,10 @@ def _demands(
 
 
 def _leaves_out(shape_env: Any, condition: Any, ours: Any, names: Mapping[sympy.Basic, Declared]) -> bool:
-    """Whether a condition that ties sizes under contract to free ones holds for no free size at all at some promised one.
+    """Return whether a condition that ties sizes under contract to free ones excludes some promised size.
 
-    ``s0 == s1`` leaves out nothing, ``s0*s1 == 48`` all that does not divide 48. Looked for among a few hundred sizes.
+    ``s0 == s1`` excludes nothing; ``s0*s1 == 48`` excludes every size that does not divide 48. The search
+    covers a few hundred sizes.
     """
     free = condition.free_symbols - ours
     facts = Facts()
@@ -446,7 +453,8 @@ _MOST_SIZES = 512
 
 
 def _some_sizes(dim: Dim) -> list[int]:
-    """Sizes that a contract promises: the first ones, and the greatest or one that nothing divides."""
+    """Return some promised sizes: the first ones, and the greatest,
+    or one with few divisors if there is no limit."""
     step = dim.multiple_of
     first = -(-max(dim.min, 2) // step) * step
     last = 1_000_003 * step if dim.max is None else dim.max // step * step
@@ -454,7 +462,8 @@ def _some_sizes(dim: Dim) -> list[int]:
 
 
 def _of_replacement(symbol: sympy.Symbol, final: sympy.Basic) -> list[sympy.Basic]:
-    """``symbol == 2*u + 1`` for a free ``u`` demands an odd symbol."""
+    """Return the demand behind a replacement: ``symbol == 2*u + 1`` for a free ``u``
+    demands an odd symbol."""
     if len(final.free_symbols) != 1 or isinstance(final, sympy.Symbol):
         return []
     (other,) = final.free_symbols

@@ -1,9 +1,10 @@
-"""Conditions in which a size is known to be a multiple: ``s = k*t`` makes most of what reshapes ask fall away.
+"""Simplify conditions by known divisibility: ``s = k*t`` removes most of what reshapes ask.
 
-A reshape of ``s`` rows by ``k`` asks for ``s % k == 0``, and everything after it is told in ``s // k``: quotients of
-quotients, remainders of products. Written with ``k*t`` for ``s``, sympy and torch's functions cancel what cancels; a
-condition that becomes true said no more than the divisibility did. Some divisibilities come in disguise
-(``s*s == 4*(s//2)*(s//2)``): equations are divided by what is positive, and factored.
+A reshape of ``s`` rows by ``k`` asks for ``s % k == 0``, and everything after it is expressed in ``s // k``:
+quotients of quotients, remainders of products. With ``k*t`` written for ``s``, sympy and torch's functions
+cancel common factors, and a condition that becomes true said no more than the divisibility did. Some
+divisibilities are disguised (``s*s == 4*(s//2)*(s//2)``), so equations are divided by positive terms, and
+factored.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _MOST_OPERATIONS = 60
 _DIVISIONS = (_t.FloorDiv, _t.Mod, _t.PythonMod)
 
 Lower = Callable[[sympy.Basic], int]
-"""The least value of a symbol (0 or less where it is unknown)."""
+"""Returns the least value of a symbol (0 or less if unknown)."""
 
 
 def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> dict[sympy.Basic, Any]:
-    """Conditions that together mean the same, simpler, each with what the mapping holds for the one that it comes from.
+    """Return simpler conditions that are equivalent together, each with the mapping's value for its original.
 
     >>> a, b = sympy.symbols("a b", integer=True, positive=True)
     >>> half = _t.FloorDiv(a, 2)
@@ -50,19 +51,21 @@ def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> di
         if simpler.keys() == found.keys():
             break
         found = simpler
-    # Whoever checks them in order divides by ``s // k`` only where ``k`` divides ``s``, and it is not zero.
+    # In this order, a check divides by ``s // k`` only after ``k`` is known to divide ``s``, so it is not
+    # zero.
     return dict(sorted(found.items(), key=lambda item: _divisibility(item[0]) is None))
 
 
 class _Multiples:
-    """The divisibilities among some conditions, of sizes and of sums and products of them: ``s = k * part``.
+    """The divisibilities stated by some conditions, of sizes and of sums and products of them:
+    ``s = k * part``.
 
     Attributes:
-        divisors: what is divisible, and by what.
-        parts: a name for the quotient of each.
-        wholes: the other way around.
-        values: quotients, remainders and extremes that an equation names, and what it says that they are.
-        excluded: for what is divisible, the values that it does not have, each with the condition that says so.
+        divisors: divisible terms, and what divides them.
+        parts: a symbol for the quotient of each.
+        wholes: the inverse mapping.
+        values: quotients, remainders and extremes that an equation defines, and their values.
+        excluded: for divisible terms, values that they do not have, each with the condition that says so.
     """
 
     def __init__(self, conditions: Mapping[sympy.Basic, Any], lower: Lower) -> None:
@@ -87,7 +90,8 @@ class _Multiples:
         self._told: sympy.Basic | None = None
 
     def simplest(self, condition: sympy.Basic) -> sympy.Basic:
-        """A condition told as shortly as it can be, given the divisibilities and values (which are left as they are)."""
+        """Return the simplest form of a condition, given the divisibilities and values
+        (which stay as they are)."""
         self._told = condition
         divisible = _divisibility(condition)
         if divisible is not None and divisible[0] in self.divisors:
@@ -114,13 +118,14 @@ class _Multiples:
         return condition if sympy.count_ops(outer) >= sympy.count_ops(condition) else outer
 
     def _least(self, term: sympy.Basic) -> int:
-        """A lower bound of a symbol, a part, a quotient by a number, or a sum of products of symbols; 0 if unknown."""
+        """Return a lower bound of a symbol, a part, a quotient by a number, or a sum of products;
+        0 if unknown."""
         if term in self.__dict__.get("wholes", ()):
             whole = self.wholes[term]
             divisor = self.divisors[whole]
             quotient = max(1, -(-self._least(whole) // divisor))
             excluded = self.__dict__.get("excluded", {}).get(whole, {})
-            # No condition vouches for itself.
+            # A condition must not serve as its own proof.
             while excluded.get(quotient * divisor, self._told) is not self._told:
                 quotient += 1
             return quotient
@@ -138,7 +143,7 @@ class _Multiples:
         return 0
 
     def _is_obvious(self, condition: sympy.Basic) -> bool:
-        """Whether the least values alone say that a term is greater than a number."""
+        """Return whether the least values alone imply that a term is greater than a number."""
         match condition:
             case (
                 sympy.Ge(args=(term, sympy.Integer() as number))
@@ -158,7 +163,8 @@ class _Multiples:
         return False
 
     def _of_one(self, condition: sympy.Basic) -> sympy.Basic:
-        """``1 % k == 0`` is ``k == 1`` where ``k`` is positive: a reshape asks whether a size of one can be split."""
+        """Rewrite ``1 % k == 0`` as ``k == 1`` if ``k`` is positive:
+        reshapes ask whether a size of one can be split."""
         match condition:
             case sympy.Eq() | sympy.Ne() if condition.rhs == 0 and isinstance(
                 condition.lhs, (_t.Mod, _t.PythonMod)
@@ -172,7 +178,8 @@ class _Multiples:
         return self._least(term) >= 1
 
     def _equation(self, condition: sympy.Basic) -> sympy.Basic:
-        """``p*q == 0`` is ``q == 0`` where ``p`` is positive; ``x == k*(x//k)`` is ``x % k == 0``."""
+        """Rewrite ``p*q == 0`` as ``q == 0`` if ``p`` is positive,
+        and ``x == k*(x//k)`` as ``x % k == 0``."""
         if not isinstance(condition, (sympy.Eq, sympy.Ne)) or not condition.lhs.is_integer:
             return condition
         difference = sympy.expand(condition.lhs - condition.rhs)
@@ -209,7 +216,7 @@ class _Multiples:
         return True
 
     def _told_in_wholes(self, condition: sympy.Basic) -> sympy.Basic:
-        """The same without parts: multiplied out where it is an equation or inequality of sums and products."""
+        """Eliminate the parts; equations and inequalities of sums and products are multiplied out."""
         used = [part for part in self.wholes if condition.has(part)]
         if not used:
             return condition
@@ -233,7 +240,8 @@ class _Multiples:
 
 
 def _value(condition: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
-    """The term and the simpler expression of an equation that says what a quotient, remainder or extreme is."""
+    """Return the term and value of an equation that defines a quotient,
+    remainder or extreme by something simpler."""
     if isinstance(condition, sympy.Eq):
         for term, value in (condition.args, reversed(condition.args)):
             if (
@@ -247,7 +255,7 @@ def _value(condition: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
 
 
 def _divisibility(condition: sympy.Basic) -> tuple[sympy.Basic, int] | None:
-    """Returns dividend and number of ``s % number == 0``, for a size or a sum or product of sizes."""
+    """Return dividend and divisor of ``s % number == 0``, for a size or a sum or product of sizes."""
     match condition:
         case sympy.Eq(args=((_t.Mod() | _t.PythonMod()) as remainder, sympy.Integer(p=0))):
             base, divisor = remainder.args
@@ -262,7 +270,8 @@ def _divisibility(condition: sympy.Basic) -> tuple[sympy.Basic, int] | None:
 
 
 def _factorwise(condition: sympy.Basic, lower: Lower) -> list[sympy.Basic]:
-    """``a*b == 4*(a//2)*(b//2)`` says that both are even: no factor on the right is greater than its own on the left."""
+    """Split ``a*b == 4*(a//2)*(b//2)``: no factor on the right exceeds its counterpart,
+    so both sizes are even."""
     if not isinstance(condition, sympy.Eq) or not condition.lhs.is_integer:
         return [condition]
     for left, right in (condition.args, reversed(condition.args)):
@@ -286,7 +295,8 @@ def _factorwise(condition: sympy.Basic, lower: Lower) -> list[sympy.Basic]:
 
 
 def _cancelled(condition: sympy.Basic, positive: Callable[[sympy.Basic], bool]) -> sympy.Basic:
-    """Quotients without the factors that are above and below, and maxima of 1 and what is at least 1."""
+    """Cancel common factors of dividend and divisor in quotients,
+    and drop 1 in maxima with a term that is at least 1."""
 
     def greatest(extreme: Any) -> sympy.Basic:
         others = [part for part in extreme.args if part != 1]
@@ -303,7 +313,7 @@ def _cancelled(condition: sympy.Basic, positive: Callable[[sympy.Basic], bool]) 
 
 
 def _multiple_of(zero: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
-    """``x`` and ``k`` of ``x - k*(x//k)``, or of its negative."""
+    """Return ``x`` and ``k`` of ``x - k*(x//k)``, or of its negative."""
     for quotient in zero.atoms(_t.FloorDiv):
         base, divisor = quotient.args
         if divisor.is_Integer and divisor > 1:

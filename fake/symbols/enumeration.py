@@ -1,4 +1,5 @@
-"""Conditions that hold for each size of a range: shown size by size, or remainder by remainder where the range has no end."""
+"""Prove that conditions hold for every size in a range: size by size,
+or by remainders if the range is unbounded."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ _MOST_REMAINDERS = 64
 
 
 def holds_for_all(condition: sympy.Basic, lower: int, upper: int | None, step: int = 1) -> bool:
-    """Whether a condition on one size is known to hold for every one that is promised.
+    """Return whether a condition on one size is known to hold for every promised size.
 
     Args:
         condition: a relation with one symbol.
         lower: the least size.
-        upper: the largest; None where there is none.
-        step: what divides them all.
+        upper: the largest size; None for no limit.
+        step: a number that divides all sizes.
     """
     (symbol,) = condition.free_symbols
     first = -(-lower // step) * step
@@ -31,10 +32,11 @@ def holds_for_all(condition: sympy.Basic, lower: int, upper: int | None, step: i
 
 
 def _is_a_fixed_quotient(condition: sympy.Basic, symbol: sympy.Symbol, lower: int, step: int) -> bool:
-    """Whether ``a // b == q`` holds from some size on, with ``a`` and ``b`` sums of the size and its quotients by numbers.
+    """Return whether ``a // b == q`` holds from some size on,
+    with ``a`` and ``b`` sums of the size and its quotients.
 
-    For sizes of one remainder both are linear. So ``q * b <= a`` and ``a < (q + 1) * b`` hold for all if they do for the first size, and the
-    next one is no farther off.
+    For sizes with equal remainders both are linear. So ``q * b <= a`` and ``a < (q + 1) * b`` hold for all of
+    them if they hold for the first size and their margins do not shrink at the next one.
     """
     if not isinstance(condition, sympy.Eq):
         return False
@@ -61,7 +63,7 @@ def _is_a_fixed_quotient(condition: sympy.Basic, symbol: sympy.Symbol, lower: in
 
 
 def _period(part: sympy.Basic, symbol: sympy.Symbol) -> int:
-    """The number of remainders for each of which an expression is linear in a size; 0 where it is no such expression."""
+    """Return a period such that an expression is linear in sizes of each remainder; 0 if there is none."""
     if part == symbol or part.is_Integer:
         return 1
     if isinstance(part, sympy.Add):

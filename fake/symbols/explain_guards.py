@@ -1,4 +1,4 @@
-"""Guards as a user would want them told: what is checked, why, who asked for it, and what would avoid it."""
+"""Explain guards to users: what is checked, why, who asked for it, and what would avoid it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from fake.wrong_arguments import check_type
 
 @dataclass(frozen=True)
 class ExplainedGuard:
-    """One guard with its story.
+    """One guard with its explanation.
 
     Attributes:
         expression: the condition in the user's terms.
         kind: as in :class:`~fake.symbols.shape_guards.Guard`.
-        why: what it stands for, in a sentence.
-        operator: the operator that asked (the last of several); ``None`` if the program itself did, or nobody.
+        why: its meaning, in a sentence.
+        operator: the operator that asked (the last of several);
+            ``None`` if the program itself did, or nothing.
         where: the user's line that led to it.
-        avoid: what would make the guard go away.
-        chain: everything that was asked on the way, first asked first: ``(condition, operator, where)``.
+        avoid: what would remove the guard.
+        chain: everything that was asked on the way, earliest first: ``(condition, operator, where)``.
     """
 
     expression: str
@@ -51,7 +52,7 @@ class ExplainedGuard:
 
 
 def location_text(where: Location | None) -> str:
-    """A line of the program as the end of a sentence; empty where it is not known."""
+    """Format a line of the program as the end of a sentence; empty if unknown."""
     if where is None:
         return ""
     return f", {where} in {where.function}" + (f": {where.code}" if where.code else "")
@@ -76,17 +77,18 @@ class Explanation(tuple[ExplainedGuard, ...]):
         return as_html(str(self).partition("\n")[0], ("guard", "why", "asked by", "where", "avoid"), rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The same as plain data."""
+        """Return the explanation as plain data."""
         return [asdict(guard) for guard in self]
 
 
 def explain(guards: Guards | Any, *, graph: torch.fx.Graph | None = None) -> Explanation:
-    """Tell the story of each guard.
+    """Explain each guard.
 
     Args:
-        guards: what :func:`~fake.symbols.shape_guards.guards_of` gives, or a shape environment, torch's or ours.
-        graph: the graph that Dynamo made with torch's own environment: its calls say which operator asked, where that
-            environment noted only a function of torch.
+        guards: the result of :func:`~fake.symbols.shape_guards.guards_of`, or a shape environment,
+            torch's or ours.
+        graph: the graph that Dynamo made with torch's own environment. Its calls show which operator asked,
+            where the environment recorded only a function of torch.
 
     >>> import torch, fake
     >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
@@ -201,7 +203,7 @@ _REFUSED = "the operator is an error for all other sizes"
 
 
 def _is_assertion(reason: Reason) -> bool:
-    """Whether the user's line checks a size instead of branching on it."""
+    """Return whether the user's line checks a size instead of branching on it."""
     return reason.where is not None and reason.where.code.startswith(("torch._check", "assert "))
 
 

@@ -1,9 +1,10 @@
 """Symbolic conditions as linear integer arithmetic.
 
-A condition such as ``Eq(Mod(s0 + 4, 8), 0)`` becomes alternatives of conjunctions of *literals*, ``form >= 0`` or
-``form == 0``, where a *linear form* maps atoms to integer coefficients. An atom is a symbol, a product of symbols, or
-a term like ``FloorDiv(s0, 8)``; what is known of such terms (``8*q <= s0 <= 8*q + 7``) is collected next to the form.
-Nothing is approximated: a condition that cannot be expressed raises :class:`NotLinear`.
+A condition such as ``Eq(Mod(s0 + 4, 8), 0)`` becomes alternatives of conjunctions of *literals*,
+``form >= 0`` or ``form == 0``, where a *linear form* maps atoms to integer coefficients. An atom is a symbol,
+a product of symbols, or a term like ``FloorDiv(s0, 8)``; facts about such terms (``8*q <= s0 <= 8*q + 7``)
+are collected alongside. Nothing is approximated: a condition that cannot be expressed raises
+:class:`NotLinear`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sympy.logic.boolalg import And, BooleanFalse, BooleanTrue, Not, Or
 from fake.seam import symbolic_shapes as _t
 
 ONE = sympy.S.One
-"""The atom of a form's constant."""
+"""The atom of a form's constant term."""
 
 Form = dict[sympy.Basic, int]
 
@@ -30,7 +31,7 @@ _HIGHEST_DEGREE = 4
 
 
 class NotLinear(Exception):
-    """A condition over floats, or made of functions that integer arithmetic does not cover."""
+    """The condition involves floats, or functions that integer arithmetic does not cover."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ Conjunction = tuple[Literal, ...]
 
 
 def combine(left: Form, right: Form, factor: int = 1) -> Form:
-    """``left + factor * right``.
+    """Return ``left + factor * right``.
 
     Args:
         left: coefficients by atom.
         right: coefficients by atom.
-        factor: what ``right`` is multiplied by.
+        factor: the multiple of ``right``.
 
     >>> x = sympy.Symbol("x", integer=True)
     >>> combine({x: 2, ONE: 1}, {x: 1}, -2)
@@ -75,10 +76,10 @@ def combine(left: Form, right: Form, factor: int = 1) -> Form:
 
 
 class Linearizer:
-    """Turns conditions into literals, and collects what holds of the non-linear atoms on the way.
+    """Turns conditions into literals, and collects facts about non-linear atoms on the way.
 
     Attributes:
-        definitions: what each atom satisfies by its meaning: a list of alternatives, one of which holds.
+        definitions: facts about each atom by its meaning: lists of alternatives, one of which holds.
         products: the products of symbols that occur as atoms.
     """
 
@@ -88,10 +89,10 @@ class Linearizer:
         self._forms: dict[sympy.Basic, Form] = {}
 
     def alternatives(self, condition: sympy.Basic, truth: bool = True) -> tuple[Conjunction, ...]:
-        """Conjunctions, at least one of which holds exactly if ``condition`` has the value ``truth``.
+        """Return conjunctions, at least one of which holds exactly if ``condition`` has the value ``truth``.
 
         Raises:
-            NotLinear: the condition is not one of integer arithmetic, or has too many cases.
+            NotLinear: the condition is not about integer arithmetic, or has too many cases.
         """
         if isinstance(condition, (BooleanTrue, BooleanFalse)):
             return ((),) if bool(condition) == truth else ()
@@ -127,10 +128,10 @@ class Linearizer:
         raise NotLinear(condition)
 
     def form(self, expression: sympy.Basic) -> Form:
-        """The linear form of an integer expression.
+        """Return the linear form of an integer expression.
 
         Raises:
-            NotLinear: it is not an integer.
+            NotLinear: the expression is not an integer.
         """
         found = self._forms.get(expression)
         if found is None:
@@ -187,9 +188,9 @@ class Linearizer:
     def _define_division(
         self, quotient: sympy.Basic, base: sympy.Basic, divisor: sympy.Basic, remainder: sympy.Basic | None
     ) -> None:
-        """``base == divisor * quotient + remainder`` with ``0 <= remainder < divisor``."""
+        """Add ``base == divisor * quotient + remainder`` with ``0 <= remainder < divisor``."""
         if not (isinstance(divisor, sympy.Integer) and divisor > 0):
-            return  # nothing is known of it
+            return  # no fact is known
         step = int(divisor)
         rest = combine(self.form(base), self.form(quotient), -step)
         facts = [Literal.of(rest), Literal.of(combine({ONE: step - 1}, rest, -1))]
@@ -199,7 +200,7 @@ class Linearizer:
         self.definitions[owner].append((tuple(facts),))
 
     def _define_extreme(self, term: sympy.Basic) -> None:
-        """A maximum is at least each argument, and equal to one of them."""
+        """Add that a maximum is at least each argument, and equal to one of them (likewise for a minimum)."""
         sign = 1 if isinstance(term, _t.Max) else -1
         above = [combine({term: sign}, self.form(part), -sign) for part in term.args]
         self.definitions[term].append((tuple(Literal.of(form) for form in above),))
@@ -208,7 +209,7 @@ class Linearizer:
 
 
 def normalize(condition: sympy.Basic, positive: Callable[[sympy.Basic], bool]) -> sympy.Basic:
-    """An equivalent condition without common factors of positive symbols.
+    """Return an equivalent condition without common factors of positive symbols.
 
     >>> a, b = sympy.symbols("a b", integer=True, positive=True)
     >>> normalize(sympy.Eq(_t.Mod(a * b, 2 * b), 0), lambda symbol: True)
@@ -230,7 +231,7 @@ def normalize(condition: sympy.Basic, positive: Callable[[sympy.Basic], bool]) -
 
 
 def _reduced_remainder(remainder: Any, positive: Callable[[sympy.Basic], bool]) -> sympy.Basic:
-    """``Mod(a*k, b*k)`` is ``k * Mod(a, b)``."""
+    """Rewrite ``Mod(a*k, b*k)`` as ``k * Mod(a, b)``."""
     factor, (base, divisor) = _without_common_factor(map(sympy.expand, remainder.args), positive)
     return remainder if factor == 1 else factor * remainder.func(base, divisor)
 
@@ -238,7 +239,7 @@ def _reduced_remainder(remainder: Any, positive: Callable[[sympy.Basic], bool]) 
 def without_common_factor(
     base: sympy.Basic, divisor: sympy.Basic, positive: Callable[[sympy.Basic], bool]
 ) -> tuple[sympy.Basic, sympy.Basic]:
-    """Two sums of products without the positive symbols and the numbers that divide both.
+    """Divide two sums of products by the numbers and positive symbols that divide both.
 
     Args:
         base: the dividend.
@@ -246,7 +247,7 @@ def without_common_factor(
         positive: whether a symbol is known to be positive.
 
     Returns:
-        Both, multiplied out and divided by what they share.
+        Both, expanded and divided by their common factor.
     """
     _, (left, right) = _without_common_factor([sympy.expand(base), sympy.expand(divisor)], positive)
     return left, right
@@ -255,7 +256,8 @@ def without_common_factor(
 def _without_common_factor(
     sums: Iterable[sympy.Basic], positive: Callable[[sympy.Basic], bool]
 ) -> tuple[sympy.Basic, list[sympy.Basic]]:
-    """The product of positive symbols and numbers that divides every term, and the sums without it."""
+    """Return the product of numbers and positive symbols that divides every term,
+    and the sums divided by it."""
     sums = list(sums)
     terms = [term.as_coeff_Mul() for total in sums for term in sympy.Add.make_args(total) if term != 0]
     if not terms or not all(isinstance(coefficient, sympy.Integer) for coefficient, _ in terms):
@@ -271,7 +273,7 @@ def _without_common_factor(
 
 
 def factors_of(term: sympy.Basic) -> list[sympy.Basic]:
-    """The factors of a product, powers written out; a long list for a high power is cut short."""
+    """Return the factors of a product, with powers repeated; the list for a high power is truncated."""
     found: list[sympy.Basic] = []
     for factor in term.args if isinstance(term, sympy.Mul) else (term,):
         if isinstance(factor, sympy.Pow) and isinstance(factor.exp, sympy.Integer) and factor.exp > 0:

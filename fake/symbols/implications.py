@@ -1,8 +1,8 @@
-"""What follows from ranges, equalities, inequalities and divisibility of integers: a small decision procedure.
+"""A small decision procedure for ranges, equalities, inequalities and divisibility of integers.
 
-``facts.implies(condition)`` answers yes only if the facts together with the negated condition are refuted, that is,
-:mod:`fake.symbols.omega` proves that they have no integer solution. What it cannot refute within its limits counts as
-not proved.
+``facts.implies(condition)`` returns True only if the facts together with the negated condition are refuted:
+:mod:`fake.symbols.omega` proves that they have no integer solution. What it cannot refute within its limits
+counts as not proved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _MOST_CLAUSES = 40
 class Facts:
     """A set of conditions that are known to hold.
 
-    What sympy assumes of a symbol (torch makes sizes positive) counts for nothing here, only what was added does.
+    sympy's assumptions about a symbol (torch makes sizes positive) are ignored:
+    only conditions added here count.
 
     >>> s = sympy.Symbol("s", integer=True)
     >>> facts = Facts()
@@ -53,17 +54,17 @@ class Facts:
         self._effort = Effort(effort)
 
     def add(self, condition: sympy.Basic) -> None:
-        """Take a condition as true."""
+        """Assume a condition."""
         self._conditions[condition] = None
         self._prepared = None
 
     def remove(self, condition: sympy.Basic) -> None:
-        """Do not take a condition as true any more."""
+        """Stop assuming a condition."""
         del self._conditions[condition]
         self._prepared = None if self._prepared is None else self._prepared.without(frozenset((condition,)))
 
     def bound(self, symbol: sympy.Symbol, lower: int | None = None, upper: int | None = None) -> None:
-        """Take ``lower <= symbol <= upper`` as true; ``None`` is no bound.
+        """Assume ``lower <= symbol <= upper``; ``None`` is no bound.
 
         Args:
             symbol: the symbol.
@@ -78,7 +79,7 @@ class Facts:
         self._prepared = None
 
     def implies(self, condition: sympy.Basic, without: Iterable[sympy.Basic] = ()) -> bool:
-        """Whether ``condition`` holds wherever all facts hold. ``False`` also means "not proved".
+        """Return whether ``condition`` holds wherever all facts hold. ``False`` may also mean "not proved".
 
         Args:
             without: facts not to use.
@@ -94,7 +95,8 @@ class Facts:
         return facts.implies(condition, self._effort)
 
     def _prepare(self, conditions: Iterable[sympy.Basic]) -> _Prepared:
-        """The facts over symbols of which sympy knows what is known here, ``k*t`` for what ``k`` divides.
+        """Rewrite the facts over symbols whose sympy assumptions match the facts,
+        with ``k*t`` for multiples of ``k``.
 
         With ``k*t``, sympy and torch's functions simplify divisions by themselves.
         """
@@ -121,7 +123,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Facts as clauses, perhaps without some of them."""
+    """Facts as clauses, possibly without some of them."""
 
     system: _System
     rename: _Rename
@@ -129,7 +131,7 @@ class _Prepared:
     left_out: frozenset[sympy.Basic] = frozenset()
 
     def without(self, facts: frozenset[sympy.Basic]) -> _Prepared | None:
-        """The same without some facts; ``None`` if the others have been rewritten by one of them."""
+        """Return the same without some facts; ``None`` if one of them was used to rewrite the others."""
         if not facts.isdisjoint(self.divisibilities):
             return None
         return replace(self, left_out=self.left_out | facts)
@@ -139,7 +141,7 @@ class _Prepared:
 
 
 class _Rename:
-    """Puts symbols with honest assumptions in place of torch's, in normalized conditions."""
+    """Replaces torch's symbols, in normalized conditions, by symbols whose assumptions are facts."""
 
     def __init__(self, bounds: Mapping[sympy.Basic, Bounds], divisors: Mapping[sympy.Basic, int]) -> None:
         self._bounds, self._divisors = bounds, divisors
@@ -164,11 +166,11 @@ class _Rename:
         return found
 
     def symbol_for(self, symbol: sympy.Basic) -> sympy.Basic:
-        """Returns the expression that replaces a symbol, without its divisor."""
+        """Return the expression that replaces a symbol, without its divisor."""
         return self._image(symbol) / self._divisors.get(symbol, 1)
 
     def bounds_of(self, symbol: sympy.Basic) -> Bounds:
-        """The bounds of what stands in place of a symbol."""
+        """Return the bounds of the symbol that replaces a symbol."""
         lower, upper = self._bounds.get(symbol, (None, None))
         divisor = self._divisors.get(symbol, 1)
         lower = None if lower is None else -(-lower // divisor)
@@ -178,7 +180,8 @@ class _Rename:
 
 @dataclass(frozen=True)
 class _Clause:
-    """Conjunctions, one of which holds; ``origin`` is the fact that says so, ``None`` for what always holds."""
+    """Conjunctions, one of which holds; ``origin`` is the fact that says so,
+    ``None`` for what always holds."""
 
     alternatives: tuple[Conjunction, ...]
     symbols: frozenset[sympy.Basic]
@@ -195,11 +198,11 @@ class _System:
         self._described: set[sympy.Basic] = set()
 
     def add(self, condition: sympy.Basic, origin: sympy.Basic | None = None) -> None:
-        with suppress(NotLinear):  # then nothing follows from it
+        with suppress(NotLinear):  # such a condition implies nothing
             self._add(self._linearizer.alternatives(condition), origin)
 
     def bound(self, symbol: sympy.Basic, lower: int | None, upper: int | None) -> None:
-        """Add bounds. Args: as of :meth:`Facts.bound`."""
+        """Add bounds. Args: those of :meth:`Facts.bound`."""
         literals = _between({symbol: 1}, lower, upper)
         if literals:
             self._add((literals,))
@@ -210,7 +213,8 @@ class _System:
         self._clauses.append(_Clause(alternatives, frozenset(symbols), origin))
 
     def implies(self, condition: sympy.Basic, left_out: frozenset[sympy.Basic], effort: Effort) -> bool:
-        """Whether the clauses prove a condition. Args: the condition, facts not to use, and what the proof may take."""
+        """Return whether the clauses prove a condition. Args: the condition, facts not to use,
+        and the proof's budget."""
         try:
             refuted = self._linearizer.alternatives(condition, truth=False)
         except NotLinear:
@@ -220,7 +224,7 @@ class _System:
         return all(self._excludes(conjunction, left_out, effort) for conjunction in refuted)
 
     def _describe(self) -> None:
-        """Add what holds of the terms and products that have come up."""
+        """Add the facts about the terms and products that have occurred."""
         for term, clauses in list(self._linearizer.definitions.items()):
             if term not in self._described:
                 self._described.add(term)
@@ -233,7 +237,7 @@ class _System:
                     self._add((literals,))
 
     def _excludes(self, conjunction: Conjunction, left_out: frozenset[sympy.Basic], effort: Effort) -> bool:
-        """Whether the conjunction contradicts the clauses."""
+        """Return whether the conjunction contradicts the clauses."""
         relevant = self._relevant(conjunction, left_out)
         fixed = [*conjunction, *(literal for clause in relevant if len(clause) == 1 for literal in clause[0])]
         branching = sorted((clause for clause in relevant if len(clause) != 1), key=len)
@@ -242,7 +246,8 @@ class _System:
     def _relevant(
         self, conjunction: Conjunction, left_out: frozenset[sympy.Basic]
     ) -> list[tuple[Conjunction, ...]]:
-        """The clauses that share symbols with a conjunction, or with one that does, nearest first."""
+        """Return the clauses that share symbols with a conjunction,
+        directly or through others, nearest first."""
         reached = _symbols(conjunction)
         pending = [clause for clause in self._clauses if clause.origin not in left_out]
         chosen: list[_Clause] = []
@@ -260,7 +265,7 @@ class _System:
         return [clause.alternatives for clause in chosen[:_MOST_CLAUSES]]
 
     def _about_product(self, term: sympy.Basic) -> Iterator[Conjunction]:
-        """``(x - low_x) * (y - low_y) >= 0`` and its like, for each way to split off a factor."""
+        """Yield ``(x - low_x) * (y - low_y) >= 0`` and similar facts, for each way to split off a factor."""
         yield _between({term: 1}, *self._bounds_of(term))
         for factor in set(factors_of(term)):
             rest = term / factor
@@ -280,7 +285,7 @@ class _System:
                 yield (Literal.of(combine({}, form, sign)),)
 
     def _bounds_of_factor(self, factor: sympy.Basic) -> Bounds:
-        """Bounds of a symbol, or of its quotient by a number."""
+        """Return the bounds of a symbol, or of its quotient by a number."""
         if (
             isinstance(factor, _t.FloorDiv)
             and isinstance(factor.args[1], sympy.Integer)
@@ -292,7 +297,7 @@ class _System:
         return self._bounds.get(factor, (None, None))
 
     def _bounds_of(self, term: sympy.Basic) -> Bounds:
-        """Bounds of a product of symbols that are all known not to be negative."""
+        """Return the bounds of a product of symbols that are all known to be nonnegative."""
         lower, upper = 1, 1
         unbounded = False
         for factor in factors_of(term):
@@ -317,7 +322,7 @@ def _between(form: Form, lower: int | None, upper: int | None) -> Conjunction:
 
 
 def _refute(fixed: list[Literal], branching: list[tuple[Conjunction, ...]], effort: Effort) -> bool:
-    """Whether literals contradict each other, whichever alternative of each clause is added."""
+    """Return whether the literals contradict each other, whichever alternative of each clause is added."""
     if has_no_solution(fixed, effort):
         return True
     if not branching or not effort.spend(1):

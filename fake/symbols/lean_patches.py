@@ -1,4 +1,4 @@
-"""What acceleration replaces on torch's own classes of symbolic numbers."""
+"""Patches that acceleration applies to torch's own classes of symbolic numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _FUNCTIONAL_NEW = FunctionalTensor.__new__
 
 
 def _functional_new(cls: type, elem: Any, mode: Any) -> Any:
-    """FunctionalTensor's constructor; with the storage size given, torch asks a symbolic tensor fewer questions."""
+    """Construct a FunctionalTensor; given the storage size,
+    torch asks fewer questions of a symbolic tensor."""
     if (
         not has_symbols(elem)
         or torch.is_inference_mode_enabled()
@@ -37,10 +38,11 @@ def _functional_new(cls: type, elem: Any, mode: Any) -> Any:
 
 
 def _build_proxy(tracer: Any, expr: Any, out: Any = None) -> Any:
-    """torch's way to find a number that a trace has not met, with long products and sums taken two terms at a time.
+    """Find a number that a trace has not seen, as torch does, but with long products and sums taken two terms
+    at a time.
 
-    The size of a storage, which :func:`_functional_new` gives, is such a product: torch calls ``operator.mul`` with all
-    its factors.
+    The storage size that :func:`_functional_new` passes is such a product: torch calls ``operator.mul`` with
+    all its factors.
     """
     if not isinstance(expr, (sympy.Add, sympy.Mul)) or len(expr.args) < 3 or is_traced(tracer, expr):
         return torchs_build_proxy(tracer, expr, out)
@@ -50,10 +52,12 @@ def _build_proxy(tracer: Any, expr: Any, out: Any = None) -> Any:
 
 
 def _keeps_first_proxies(torchs_set_proxy_slot: Callable[..., None]) -> Callable[..., None]:
-    """Another number that is a symbol (the larger of it and 1, which DTensor asks for) does not take its proxy's place: it would be computed from itself."""
+    """Keep a symbol's first proxy when another number is the same symbol (the larger of it and 1, which
+    DTensor asks for): otherwise that number would be computed from itself."""
 
     def set_proxy_slot(number: Any, tracer: Any, proxy: Any) -> None:
-        """torch's function of that name. Args: the symbolic number, the tracer, and the proxy of the number."""
+        """Replaces torch's function of that name. Args: the symbolic number, the tracer,
+        and the number's proxy."""
         symbol = number.node.expr if isinstance(number, torch.SymInt) else None
         first = tracer.sympy_expr_tracker.get(symbol) if isinstance(symbol, sympy.Symbol) else None
         torchs_set_proxy_slot(number, tracer, proxy)

@@ -1,18 +1,20 @@
-"""Lean symbolic integers: torch's ``SymNode`` with the repeated work remembered.
+"""Lean symbolic integers: torch's ``SymNode`` with repeated work memoized.
 
-A traced model asks the same questions of the same sizes thousands of times. Per shape environment this keeps
+A traced model asks the same questions about the same sizes thousands of times. Per shape environment this
+keeps
 
-- one *canonical* node for each expression, and for each ``(operation, node, node)`` the canonical result;
-- one node for each integer constant;
+- one *canonical* node per expression, and the canonical result per ``(operation, node, node)``;
+- one node per integer constant;
 - on a canonical boolean, the answer that a guard was recorded for.
 
-Results are handed out as copies that point to the canonical node, never as the node itself: code that looks sizes up
-by the identity of their nodes would otherwise tie together sizes that only happen to be equal. Nothing is remembered
-while guards are suppressed, while the environment is frozen (its facts may be withdrawn), or while ``make_fx`` records
-symbolic arithmetic; no answer is remembered about unbacked symbols.
+Results are returned as copies that point to the canonical node, never as the node itself: code that looks up
+sizes by the identity of their nodes would otherwise tie together sizes that only happen to be equal. Nothing
+is memoized while guards are suppressed, while the environment is frozen (its facts may be withdrawn), or
+while ``make_fx`` records symbolic arithmetic; answers about unbacked symbols are never memoized.
 
-:class:`LeanNode` is a subclass of torch's node, and :func:`adopt` turns a number's node into one, with any environment.
-``fake.acceleration`` puts the same methods on torch's own class, because torch makes the nodes there (``lean_patches.py``).
+:class:`LeanNode` is a subclass of torch's node, and :func:`adopt` turns a number's node into one, in any
+environment. ``fake.acceleration`` puts the same methods on torch's own class, because torch creates the nodes
+there (``lean_patches.py``).
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from fake.seam.patches import LEDGER
 from fake.seam.proxy_tensor import arithmetic_watchers, symbolic_arithmetic_is_watched
 from fake.symbols import operators
 
-# Called by C++ without arguments, ten thousand times a step: a method of a constant needs no Python frame.
+# Called by C++ without arguments, ten thousand times a step: a builtin method needs no Python frame.
 _nothing: Callable[[], None] = [].clear
 
 
 class Integers(dict[int, Any]):
-    """The nodes of integer constants, made when they are first asked for."""
+    """The nodes of integer constants, created on first access."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         super().__init__()
@@ -47,7 +49,8 @@ class Integers(dict[int, Any]):
 
 
 class Replacements(dict[Any, Any]):
-    """The replaced symbols of an environment; a new one ends the answers that depend on there being none."""
+    """The replaced symbols of an environment; adding one invalidates the answers that
+    depend on there being none."""
 
     def __init__(self, replacements: dict[Any, Any]) -> None:
         super().__init__(replacements)
@@ -66,13 +69,14 @@ class Replacements(dict[Any, Any]):
 
 
 class LeanState:
-    """The memory of lean nodes for one shape environment (it lives on the environment and goes with it).
+    """The memory of lean nodes for one shape environment (stored on the environment, with the same lifetime).
 
     Attributes:
-        adopts: whether nodes that torch makes for the environment become lean when they are met.
+        adopts: whether nodes that torch makes for the environment become lean when encountered.
         integers: the nodes of integer constants; None until one was made.
         truths: the nodes of true and false.
-        log: whoever wants to know which remembered answers are used, or None (see ``fake.cache.evaluations``).
+        log: the recording that wants to know which memoized answers are used,
+            or None (see ``fake.cache.evaluations``).
     """
 
     __slots__ = ("adopts", "canonical", "integers", "log", "truths")
@@ -92,7 +96,7 @@ class LeanState:
 
 
 def lean_state(shape_env: Any) -> LeanState:
-    """The state of a shape environment, made at its first use."""
+    """Return the state of a shape environment, created at first use."""
     try:
         return shape_env._fake_lean
     except AttributeError:
@@ -103,7 +107,7 @@ def lean_state(shape_env: Any) -> LeanState:
 
 
 def has_no_value_now(node: Any) -> None:
-    """Let a canonical node say that it is no plain number, until a symbol is replaced."""
+    """Make a canonical node report that it is not a plain number, until a symbol is replaced."""
     replacements = node.shape_env.replacements
     if replacements.__class__ is Replacements:
         own = node.__dict__
@@ -119,31 +123,32 @@ SymNode, ShapeEnv = symbolic_shapes.SymNode, symbolic_shapes.TorchShapeEnv
 
 
 def _canonical_of(node: Any, state: LeanState) -> Any:
-    """The one node for an expression, remembered on ``node``."""
+    """Return the canonical node of ``node``'s expression, and cache it on ``node``."""
     found = state.canonical.setdefault((node.expr, node.pytype, node.constant is None), node)
     node.__dict__["_canonical"] = found
     return found
 
 
 def settle(node: Any, state: LeanState) -> None:
-    """Make a new node of an expression with symbols the canonical one, if there is none and nodes are lean."""
+    """Make a new node of a symbolic expression canonical, if there is no canonical one and nodes are lean."""
     if getattr(node, "_canonical", node) is None and _canonical_of(node, state) is node:
         has_no_value_now(node)
 
 
 def _copy(node: Any) -> Any:
-    """A node of its own that shares all attributes with a canonical one; constants are shared whole."""
+    """Return a new node that shares all attributes with a canonical one;
+    constants are returned as they are."""
     if node.constant is not None:
         return node
     made = object.__new__(node.__class__)
-    # One dictionary for both: whatever is learned about an expression holds for all nodes that stand for it.
+    # One dictionary for both: whatever is learned about an expression holds for all of its nodes.
     made.__dict__ = node.__dict__
     return made
 
 
 def _has_no_memory(shape_env: Any) -> bool:
-    """Whether nothing can be remembered for an environment: it checks all arithmetic itself, or lets nobody read its state,
-    as that in which shape specifications are written."""
+    """Return whether nothing can be memoized for an environment: it validates all arithmetic itself, or does
+    not allow access to its state, like the one in which shape specifications are written."""
     return (
         shape_env is None
         or shape_env._translation_validation_enabled
@@ -152,11 +157,11 @@ def _has_no_memory(shape_env: Any) -> bool:
 
 
 def _keep(result: Any, asked: Any, state: LeanState) -> Any:
-    """A result of torch's own arithmetic, as lean as the node that was asked, and canonical."""
+    """Make a result of torch's own arithmetic canonical, and as lean as the node that was asked."""
     if result.__class__ is SymNode:
         result.__class__ = asked.__class__
     if result._optimized_summation:
-        # Marked for a quicker way to add to it: an equal node without the mark must not stand for it.
+        # Marked for a faster way to add to it: an equal node without the mark must not replace it.
         result.__dict__["_canonical"] = result
         return result
     return _canonical_of(result, state)
@@ -201,7 +206,7 @@ def _binary(name: str, original: Callable) -> Callable:
             if result.pytype is bool and result._expr.is_Atom:
                 result.__dict__["_is_atom"] = True
             known[right] = result
-            # The operators of SymInt look for the number itself.
+            # The operators of SymInt look up the integer itself.
             if right.constant.__class__ is int:
                 known[right.constant] = result
             if left.constant.__class__ is int:
@@ -215,12 +220,13 @@ def _binary(name: str, original: Callable) -> Callable:
 
 
 def _may_remember(node: Any) -> bool:
-    """Whether the answer for a node is now a guard of the environment, or follows from its guards, for good."""
+    """Return whether the answer for a node is now a guard of the environment,
+    or follows from its guards, permanently."""
     shape_env = node.shape_env
-    lean_state(shape_env)  # readers of remembered answers rely on it
+    lean_state(shape_env)  # readers of memoized answers rely on it
     return (
         node._hint.__class__ in (bool, int, float)
-        and not shape_env.frozen  # guards are not recorded, and what is known may be withdrawn
+        and not shape_env.frozen  # guards are not recorded, and facts may be withdrawn
         and not symbolic_shapes.guards_are_suppressed()
         and not symbolic_shapes.backed_size_oblivious()
         and node.expr.free_symbols <= shape_env.backed_var_to_val.keys()
@@ -228,11 +234,11 @@ def _may_remember(node: Any) -> bool:
 
 
 def _remembered(name: str, slot: str, original: Callable) -> Callable:
-    """Returns a method of a lean node that answers from memory once torch's has answered.
+    """Return a method of a lean node that answers from memory once torch's has answered.
 
     Args:
         name: the name of the method.
-        slot: under which the answer is kept.
+        slot: the attribute that stores the answer.
         original: torch's method.
     """
 
@@ -303,7 +309,7 @@ def _maybe_as_int(original: Callable) -> Callable:
         else:
             answer = original(self)
             if shape_env.frozen:
-                return answer  # what a frozen environment knows may be withdrawn without a new version
+                return answer  # facts of a frozen environment may be withdrawn without a new version
             own["_as_int"], own["_as_int_version"] = answer, version
         if answer is None and self._canonical is not None and not shape_env.frozen:
             has_no_value_now(self)
@@ -318,7 +324,7 @@ def _expr(original: property) -> property:
     version_of = symbolic_shapes.replacements_version
 
     def expr(self: Any) -> Any:
-        """The expression with replacements: looked at again only if one of its own symbols was replaced."""
+        """The expression after replacements, updated only if one of its own symbols was replaced."""
         shape_env = self.shape_env
         if shape_env is None:
             return read(self)
@@ -340,7 +346,7 @@ def _expr(original: property) -> property:
 
 
 def lean_methods() -> dict[str, Any]:
-    """The lean form of every hot method of torch's node."""
+    """Return the lean form of every hot method of torch's node."""
     node = vars(SymNode)
     found: dict[str, Any] = {"_canonical": None}
     found |= {name: _binary(name, node[name]) for name in _BINARY if name in node}
@@ -359,7 +365,8 @@ def _hint(original: property) -> property:
     assert read is not None
 
     def hint(self: Any) -> Any:
-        """The value at hand, for whoever decides by it without a guard: only torch's own symbols do so unseen."""
+        """The hint, for code that decides by it without a guard;
+        reads outside torch's own symbol code are logged."""
         state = getattr(self.shape_env, "_fake_lean", None)
         value = read(self)
         if state is None or state.log is None:
@@ -391,7 +398,7 @@ LeanNode: Any = type(
     "LeanNode",
     (SymNode,),
     {
-        # What C++ asks for most often, by names that Python's cache of attributes does not know: found in one step.
+        # The attributes that C++ reads most, by names that Python's attribute cache lacks: found in one step.
         **{
             name: vars(SymNode)[name]
             for name in ("is_int", "is_bool", "is_float", "clone", "constant_int")
@@ -411,7 +418,7 @@ LeanNode: Any = type(
 
 
 def adopt(value: Any) -> Any:
-    """Make a symbolic number lean, in place; anything else is left alone. Returns ``value``.
+    """Make a symbolic number lean, in place; leave anything else alone. Returns ``value``.
 
     >>> from torch.fx.experimental.symbolic_shapes import ShapeEnv
     >>> adopt(ShapeEnv().create_unbacked_symint()).node.__class__.__name__
@@ -423,4 +430,4 @@ def adopt(value: Any) -> Any:
 
 
 OPERATORS = LEDGER.add(*operators.patches((SymNode, LeanNode)))
-"""The operators of ``torch.SymInt``, on the ledger of patches."""
+"""Patches of the operators of ``torch.SymInt``, on the ledger of patches."""

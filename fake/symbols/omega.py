@@ -1,8 +1,9 @@
-"""Whether linear equalities and inequalities over the integers have no common solution.
+"""Prove that linear equalities and inequalities over the integers have no common solution.
 
-The method is the Omega test (W. Pugh, "The Omega test: a fast and practical integer programming algorithm for dependence
-analysis", 1991) without its dark shadow: equalities are solved exactly over the integers, inequalities are tightened by
-the common divisor of their coefficients and eliminated by Fourier and Motzkin's method. It refutes only what is false.
+The method is the Omega test (W. Pugh, "The Omega test: a fast and practical integer programming algorithm for
+dependence analysis", 1991) without its dark shadow: equalities are solved exactly over the integers,
+inequalities are tightened by the common divisor of their coefficients and eliminated by Fourier and Motzkin's
+method. It refutes only what is false.
 """
 
 from __future__ import annotations
@@ -17,29 +18,30 @@ from fake.symbols.expr import ONE, Form, Literal, combine
 _MOST_INEQUALITIES = 150
 _MOST_STEPS = 60
 MOST_EFFORT = 2_500
-"""What one proof may take of an :class:`Effort`."""
+"""The most that one proof may spend of an :class:`Effort`."""
 
 
 class Effort:
-    """The budget left for proofs, in combinations of two inequalities: a bound that does not depend on time."""
+    """The remaining budget for proofs, in combinations of two inequalities:
+    a limit that does not depend on time."""
 
     def __init__(self, total: int) -> None:
         self._left = total
         self._proof = 0
 
     def start(self) -> None:
-        """Begin a proof, which may take its share and no more."""
+        """Begin a proof, and limit it to its share."""
         self._proof = min(self._left, MOST_EFFORT)
 
     def spend(self, amount: int) -> bool:
-        """Whether there was enough left."""
+        """Spend part of the budget; returns whether enough was left."""
         self._left -= amount
         self._proof -= amount
         return self._proof >= 0
 
 
 def has_no_solution(literals: Iterable[Literal], effort: Effort | None = None) -> bool:
-    """Whether literals are proved to have no common integer solution.
+    """Return whether literals are proved to have no common integer solution.
 
     >>> x, y = sympy.symbols("x y", integer=True)
     >>> has_no_solution([Literal.of({x: 2, y: -4, ONE: -1}, equal=True)])  # an even number is not odd
@@ -59,7 +61,7 @@ def has_no_solution(literals: Iterable[Literal], effort: Effort | None = None) -
 
 
 class _Contradiction(Exception):
-    """Raised where a system turns out to have no solution."""
+    """Raised when a system turns out to have no solution."""
 
 
 def _solve_equalities(equalities: list[Form], inequalities: list[Form]) -> list[Form] | None:
@@ -90,7 +92,7 @@ def _solve_equalities(equalities: list[Form], inequalities: list[Form]) -> list[
 
 
 def _symmetric_mod(value: int, modulus: int) -> int:
-    """``value`` modulo ``modulus``, in ``[-modulus/2, modulus/2)``."""
+    """Return ``value`` modulo ``modulus``, in ``[-modulus/2, modulus/2)``."""
     return value - modulus * ((2 * value + modulus) // (2 * modulus))
 
 
@@ -130,7 +132,8 @@ def _tighten(form: Form) -> Form:
 
 
 def _strongest(forms: Iterable[Form]) -> list[Form]:
-    """Of inequalities with the same coefficients, the strictest; opposite ones that cross are a contradiction."""
+    """Keep the strictest of inequalities with the same coefficients;
+    opposite ones that cross are a contradiction."""
     best: dict[frozenset, int] = {}
     for form in forms:
         form = _tighten(form)
@@ -147,7 +150,8 @@ def _strongest(forms: Iterable[Form]) -> list[Form]:
 
 
 def _eliminate(inequalities: list[Form], effort: Effort) -> None:
-    """Fourier and Motzkin's elimination, one atom at a time; gives up silently when the system grows too large."""
+    """Eliminate one atom at a time, by Fourier and Motzkin's method;
+    give up silently if the system grows too large."""
     for _ in range(_MOST_STEPS):
         inequalities = _strongest(inequalities)
         counts: dict[sympy.Basic, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The Python operators of ``torch.SymInt``: ``a + b`` without the detours of torch's own."""
+"""Python operators of ``torch.SymInt``: ``a + b`` without the overhead of torch's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = {int: torch.SymInt, bool: torch.SymBool, float: torch.SymFloat}
 
 
 def _operator(method: str, original: Callable, classes: tuple[Any, ...], *, reflected: bool) -> Callable:
-    """``a + b``: from what is remembered if it can be, else through the node, else as torch does it."""
+    """Compute ``a + b`` from memory if possible, else through the node, else as torch does."""
     get_mode, proxies, modes_before, logs = arithmetic_watchers
     symbolic, numbers = torch.SymInt, _NUMBERS
     new: Callable[..., Any] = object.__new__
@@ -33,7 +33,7 @@ def _operator(method: str, original: Callable, classes: tuple[Any, ...], *, refl
     def lean(self: Any, other: Any) -> Any:
         node = self.node
         try:
-            # Other numbers have no node, or none that is remembered; True would be found as 1.
+            # Other numbers have no node, or none that is memoized; True would be found as 1.
             result = recall(node)[other if other.__class__ is int else other.node._canonical]
         except (AttributeError, KeyError):
             return through_node(self, node, other)
@@ -67,10 +67,12 @@ def _operator(method: str, original: Callable, classes: tuple[Any, ...], *, refl
 
 
 def patches(classes: tuple[Any, ...]) -> tuple[Patch, ...]:
-    """The Python operators of ``torch.SymInt``, for the nodes of some classes; of others torch's own operators take care."""
+    """Return patches of ``torch.SymInt``'s Python operators for nodes of some classes;
+    others use torch's operators."""
 
     def patch(name: str, method: str, reflected: bool) -> Patch:
-        """Returns the patch of an operator. Args: its name, the method of a node that it calls, and whether operands are swapped."""
+        """Return the patch of an operator. Args: its name, the node's method to call,
+        and whether operands are swapped."""
 
         def make(original: Callable) -> Callable:
             return _operator(method, original, classes, reflected=reflected)

@@ -1,4 +1,4 @@
-"""Ranges of symbols among the minimal guards, and what inequalities add to them."""
+"""Ranges of symbols among the minimal guards, and how inequalities tighten them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Range:
     """Bounds of a symbol's value.
 
     Attributes:
-        symbol: which one.
-        lower, upper: its least and its greatest value; ``None`` is no bound.
-        records: the guards that raised the least value, if any did.
+        symbol: the symbol.
+        lower, upper: its least and greatest value; ``None`` is no bound.
+        records: the guards that raised the lower bound, if any did.
     """
 
     symbol: sympy.Symbol
@@ -41,9 +41,9 @@ class Range:
 
 
 def tightened_ranges(relations: dict[sympy.Basic, Any], ranges: list[Range]) -> list[Range]:
-    """Ranges with what ``!=`` takes off their ends, those conditions removed.
+    """Tighten ranges by ``!=`` conditions at their ends, and remove those conditions.
 
-    ``4 <= s`` and ``s // 4 != 1`` are ``8 <= s``.
+    ``4 <= s`` and ``s // 4 != 1`` become ``8 <= s``.
     """
     bounds = {r.symbol: r for r in ranges}
     found = True
@@ -62,7 +62,7 @@ def tightened_ranges(relations: dict[sympy.Basic, Any], ranges: list[Range]) -> 
 
 
 def _unequal(condition: sympy.Ne) -> tuple[sympy.Basic, int, int]:
-    """``s // k != value`` as ``(s, k, value)``; a symbol that no range is of where it is something else."""
+    """Return ``s // k != value`` as ``(s, k, value)``; for other conditions a symbol without a range."""
     left, right = condition.args if condition.args[1].is_Integer else reversed(condition.args)
     if not isinstance(right, sympy.Integer):
         return sympy.S.NaN, 1, 0
@@ -72,7 +72,7 @@ def _unequal(condition: sympy.Ne) -> tuple[sympy.Basic, int, int]:
 
 
 def _up_to_multiple(relations: Iterable[sympy.Basic], symbol: sympy.Basic, least: int) -> int:
-    """The least number from ``least`` on that a symbol can be, if one condition says what divides it."""
+    """Return the least value of a symbol from ``least`` on, given a condition that states a divisor."""
     for condition in relations:
         match condition:
             case sympy.Eq(args=((_t.Mod() | _t.PythonMod()) as remainder, sympy.Integer(p=0))):
@@ -83,7 +83,7 @@ def _up_to_multiple(relations: Iterable[sympy.Basic], symbol: sympy.Basic, least
 
 
 def without_decided(relations: dict[sympy.Basic, Any]) -> dict[sympy.Basic, Any]:
-    """Conditions, numbers on their right, without those that hold where others say which number a symbol is.
+    """Move numbers to the right, and drop conditions that hold because others fix the value of a symbol.
 
     >>> s = sympy.Symbol("s", integer=True)
     >>> without_decided({sympy.Eq(8, s, evaluate=False): "first", sympy.Eq(_t.Mod(3 * s + 24, s), 0): "second"})
@@ -107,7 +107,7 @@ def _holds(condition: sympy.Basic, values: dict[sympy.Basic, sympy.Basic]) -> bo
         return False
     try:
         return condition.xreplace(values) == sympy.true
-    except ZeroDivisionError:  # nothing that was ever asked
+    except ZeroDivisionError:  # such a condition was never asked
         return False
 
 

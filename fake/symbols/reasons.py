@@ -1,8 +1,8 @@
-"""Who asked: the user's line and the operator behind each decision that a shape environment makes.
+"""Find who asked: the user's line and the operator behind each decision of a shape environment.
 
-torch keeps, for a guard, one line of its own and one of the user's. A :class:`Reason` is taken at the moment of the
-decision by looking at the Python stack: the operators that were being dispatched, the line of the user's program (what
-Dynamo interprets, what AOTAutograd replays, or simply the caller), and what kind of decision it was.
+For a guard, torch keeps one line of its own and one of the user's. A :class:`Reason` is taken at the moment
+of the decision from the Python stack: the operators being dispatched, the line of the user's program (what
+Dynamo interprets, what AOTAutograd replays, or simply the caller), and the kind of decision.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _CALLERS = {
     "broadcast_shapes": ["add", "sub", "mul", "div"],
     "_broadcast_shapes": ["add", "sub", "mul", "div"],
 }
-"""For functions of torch whose name says little, what users call them by."""
+"""For functions of torch with uninformative names, what users call them by."""
 _ABOUT_LAYOUT = re.compile(
     "contiguous|strides|channels_last|dense|should_swap|apply_perm|validate_dim_length"
 )
-"""Functions that ask how a tensor lies in memory, for operators that do not say so."""
+"""Functions that ask about a tensor's memory layout, for operators that do not appear themselves."""
 _LOOKS = re.compile(
     r"\b(if|elif|while|for|assert|and|or|not|in|match)\b|[<>]|[!=]=|\b(int|bool|float|range|min|max|sorted|len|round)\(|math\.|_check|guard_"
 )
-"""What in a line of a program looks at the value of a size."""
+"""Code in a line of a program that reads the value of a size."""
 _PLAIN_READS = frozenset(f"aten.{name}.default" for name in ("size", "stride", "numel", "storage_offset"))
-"""What C++ code dispatches that asks a tensor for numbers."""
+"""Operators that C++ code dispatches to read numbers from a tensor."""
 _IN_MODULES = re.compile(r"(^|/)nn/(modules/\w+|functional)\.py$")
-"""Files of torch whose lines Dynamo takes for the user's."""
+"""Files of torch whose lines Dynamo attributes to the user."""
 _PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
 _STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
 _TYPED_IN = ("<doctest", "<stdin>", "<ipython")
@@ -76,18 +76,19 @@ class Location:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why an environment decided something.
+    """Why an environment made a decision.
 
     Attributes:
-        condition: what was taken as true, in the environment's symbols.
+        condition: what was taken to be true, in the environment's symbols.
         kind: ``"guard"`` (checked before the graph is used), ``"assertion"`` (checked while it runs), or
             ``"declared"`` (promised by the user: a contract, or ``torch._check`` on a range).
-        operator: the innermost operator that was being dispatched, such as ``aten.mm.default``; ``None`` if none was.
-        called: the outermost one, if another: what the user's line called.
-        where: the user's line, if one could be found.
+        operator: the innermost operator being dispatched, such as ``aten.mm.default``;
+            ``None`` if there was none.
+        called: the outermost operator, if it is another one: what the user's line called.
+        where: the user's line, if found.
         stack: the user's lines above it, outermost first.
         framework: the line of torch that asked.
-        refuses: whether eager raises an error where the condition does not hold.
+        refuses: whether eager raises an error if the condition does not hold.
     """
 
     condition: sympy.Basic
@@ -101,14 +102,15 @@ class Reason:
 
     @property
     def is_of_program(self) -> bool:
-        """Whether the user's line may have asked by itself: it compares or converts something, or cannot be read."""
+        """Whether the user's line may have asked itself: it compares or converts something,
+        or cannot be read."""
         return self.where is None or not self.where.code or _LOOKS.search(self.where.code) is not None
 
     @property
     def is_read_in_cpp(self) -> bool:
-        """Whether a part of torch that is written in C++ asked a tensor for a number, and knows no symbolic ones.
+        """Whether C++ code of torch that does not support symbolic numbers read a number from a tensor.
 
-        It dispatches the question, or (since 2.14) asks the symbolic number in the middle of a line that does not look at it.
+        It dispatches the read, or (since 2.14) reads the symbolic number on a line that does not look at it.
         """
         if self.operator is not None:
             return self.operator in _PLAIN_READS
@@ -117,26 +119,26 @@ class Reason:
 
     @property
     def asked_by(self) -> str:
-        """The operator in a word, or where in the program the question was asked without one."""
+        """The operator, or where in the program the question was asked without one."""
         if self.operator is None:
             return "the program itself" if self.is_of_program else "a function that the line calls"
         if self.called is None or self.operator.startswith(
             "prims."
-        ):  # what torch's kernels call among themselves
+        ):  # called by torch's kernels among themselves
             return self.called or self.operator
         return f"{self.operator} (in {self.called})"
 
 
 def record(shape_env: Any, reason: Reason) -> None:
-    """Keep a reason on its environment."""
+    """Add a reason to its environment."""
     shape_env.__dict__.setdefault("_fake_reasons", []).append(reason)
 
 
 def reasons_of(shape_env: Any) -> list[Reason]:
-    """The reasons recorded on an environment, in order; for torch's own, what its guards remember themselves.
+    """Return the reasons recorded on an environment, in order; for torch's own, what its guards remember.
 
-    Guards that Dynamo made in an environment of torch's know a line: the calls of the graph at that line, if one was
-    given to :func:`note_graph`, tell the operator.
+    Guards that Dynamo made in an environment of torch's know a line. If a graph was given to
+    :func:`note_graph`, its calls at that line determine the operator.
     """
     recorded = shape_env.__dict__.get("_fake_reasons", [])
     known = {reason.condition for reason in recorded}
@@ -146,7 +148,7 @@ def reasons_of(shape_env: Any) -> list[Reason]:
 
 
 def note_graph(shape_env: Any, graph: torch.fx.Graph) -> None:
-    """Remember which calls Dynamo's graph makes at which lines, for guards that do not know their operator."""
+    """Record which calls Dynamo's graph makes at which lines, for guards that do not know their operator."""
     calls: _Calls = {}
     for node in graph.nodes:
         stack = tuple(_parse(node.meta.get("stack_trace") or ""))
@@ -160,20 +162,20 @@ def note_graph(shape_env: Any, graph: torch.fx.Graph) -> None:
 
 _Call = tuple[str, tuple["Location", ...], frozenset[sympy.Basic]]
 _Calls = dict[tuple[str, int, str], list[_Call]]
-"""Names of calls with their stacks and the symbols of what they take, by where they are."""
+"""Calls by location: names, with their stacks and the symbols of their arguments."""
 
 
 _NOWHERE = ("", 0, "")
-"""Where the calls are kept that a graph makes at no line (those of modules of torch's own may have none)."""
+"""The key for calls of a graph without a line (those of torch's own modules may have none)."""
 
 
 def _location_key(location: Location) -> tuple[str, int, str]:
-    """A line without its directory, of which a guard keeps only a part."""
+    """Return a line without its directory, of which a guard keeps only a part."""
     return Path(location.file).name, location.line, location.function
 
 
 def _symbols_before(node: torch.fx.Node) -> frozenset[sympy.Basic]:
-    """The symbols that a call's arguments had before any of them was replaced by what it was found to be."""
+    """Return the original symbols of a call's arguments, before any of them was replaced."""
     found: set[sympy.Basic] = set()
     for argument in node.all_input_nodes:
         value = argument.meta.get("example_value")
@@ -188,7 +190,7 @@ def _name_of(target: Any) -> str:
 
 
 def reason_now(condition: sympy.Basic, kind: str) -> Reason:
-    """The reason of a decision that is being made in the current call."""
+    """Return the reason for a decision that is being made in the current call."""
     frame: FrameType | None = sys._getframe(1)
     operators: list[str] = []
     framework: Location | None = None
@@ -225,7 +227,8 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
 
 
 def _add_operator(frame: FrameType, operators: list[str]) -> None:
-    """The operator that a frame dispatches: in torch's and our dispatch functions, a local named ``func``."""
+    """Add the operator that a frame dispatches: in torch's and our dispatch functions,
+    a local named ``func``."""
     func = frame.f_locals.get("func") if "func" in frame.f_code.co_varnames else None
     if isinstance(func, _t.OpOverload) and func.namespace != "prim":
         name = str(func)
@@ -234,7 +237,7 @@ def _add_operator(frame: FrameType, operators: list[str]) -> None:
 
 
 def _call_of_graph(frame: FrameType) -> str | None:
-    """The name of a call on tensors that Dynamo runs to see what comes of it."""
+    """Return the name of a call on tensors that Dynamo runs to determine its result, or None."""
     if frame.f_code.co_name != "run_node" or not frame.f_code.co_filename.startswith(_INTERPRETERS):
         return None
     node = frame.f_locals.get("node")
@@ -254,7 +257,7 @@ def _is_users(file: str) -> bool:
 
 
 def _is_interesting(file: str) -> bool:
-    """Whether a line of the framework says something: not the machinery of guards itself."""
+    """Return whether a line of the framework is informative: not the guard machinery itself."""
     return file.startswith(_t.torch_directory) and not file.endswith(
         ("symbolic_shapes.py", "sym_node.py", "recording.py", os.path.join("torch", "__init__.py"))
     )
@@ -271,7 +274,8 @@ def _location(frame: FrameType) -> Location:
 
 
 def _stack_of_trace() -> tuple[Location, ...]:
-    """The user's lines according to who interprets the program: Dynamo, or the replay of its graph."""
+    """Return the user's lines according to the interpreter of the program: Dynamo,
+    or the replay of its graph."""
     interpreted = _t.user_stack()
     if interpreted:
         return tuple(Location(f.filename, f.lineno or 0, f.name, (f.line or "").strip()) for f in interpreted)
@@ -285,13 +289,14 @@ def _parse(text: str) -> Iterator[Location]:
 
 
 def _innermost_of_user(stack: tuple[Location, ...]) -> Location | None:
-    """The last line that is not torch's own (Dynamo's stack goes into ``torch.nn``)."""
+    """Return the last line that is not torch's own (Dynamo's stack extends into ``torch.nn``)."""
     users = [location for location in stack if _is_users(location.file)]
     return users[-1] if users else stack[-1] if stack else None
 
 
 def _from_guard(guard: Any, calls: _Calls) -> Reason:
-    """Returns what torch remembers of a guard: no operator, but the user's line, and often the function that asks for it."""
+    """Return what torch remembers of a guard: no operator, but the user's line,
+    and often the function that asked."""
     where = next(_parse_location(guard.sloc.maybe_user_loc), None)
     framework = guard.sloc.framework_loc
     asked = (
@@ -300,7 +305,7 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
         else None
     )
     operator = None
-    # Where Dynamo or the environment itself asks, the program asked, not an operator.
+    # If Dynamo or the environment itself asks, the program asked, not an operator.
     if asked is not None and not _is_users(asked.file) and not asked.file.startswith(_INTERPRETERS):
         operator = "an operator of the graph" if asked.file.startswith(_OWN_DIRECTORIES) else asked.function
     if where is None and asked is not None and _is_users(asked.file):
@@ -323,13 +328,13 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
 def _call_at(
     where: Location, function: str, calls: _Calls, symbols: set[sympy.Basic]
 ) -> tuple[str, tuple[Location, ...]] | None:
-    """The graph's call that a line makes, and the user's lines that lead there.
+    """Return the graph's call that a line makes, and the user's lines that lead there.
 
     Args:
-        where: a line of the user's program, or one of a module of torch's, which graphs leave out of their stacks.
-        function: the function of torch that asked, which may tell calls on one line apart.
-        symbols: what it asked about. Of calls at several lines (of a module that is called again, say), the first that
-            takes one of these is the one: later ones ask what is known by then.
+        where: a line of the user's program, or of a torch module, which graphs omit from their stacks.
+        function: the function of torch that asked, which may distinguish calls on one line.
+        symbols: what it asked about. If calls at several lines match (a module called again, for example),
+            the first one that takes one of these is chosen: later ones ask what is known by then.
     """
     found = calls.get(_location_key(where))
     if found is None:
@@ -351,7 +356,8 @@ def _call_at(
 
 
 def _only_call(names: list[str], calls: _Calls) -> tuple[str, tuple[Location, ...]]:
-    """The one call of a graph that has one of these names, with its lines; else just the names."""
+    """Return a graph's only call with one of these names, and its lines; if there are several,
+    just the names."""
     found = [(name, stack) for made in calls.values() for name, stack, _ in made if name in names]
     if len({stack for _, stack in found}) == 1 and found[0][1]:
         return found[0]
@@ -362,7 +368,7 @@ _BRIEF = re.compile(r"(?P<code>.*?)\s*#\s*(?P<file>\S+):(?P<line>\d+) in (?P<fun
 
 
 def _parse_location(text: str | None) -> Iterator[Location]:
-    """torch's short form of a line: ``code  # path/file.py:12 in function``."""
+    """Parse torch's short form of a line: ``code  # path/file.py:12 in function``."""
     found = _BRIEF.match(text or "")
     if found:
         yield Location(found["file"], int(found["line"]), found["function"], found["code"])

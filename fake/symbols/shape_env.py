@@ -1,7 +1,8 @@
-"""``ShapeEnv``: torch's shape environment, which also says why, guards as little as possible, and keeps contracts.
+"""``ShapeEnv``: torch's shape environment, with reasons for its decisions, minimal guards, and contracts.
 
-It derives from torch's class, whose answers it keeps: Dynamo, AOTAutograd, Inductor, ``make_fx`` and export take it for
-what it is. What it adds happens where torch writes down a decision, which is rare, not where it asks questions.
+It derives from torch's class and gives the same answers, so Dynamo, AOTAutograd, Inductor, ``make_fx`` and
+export accept it. The additions run where torch records a decision, which is rare, not where it asks
+questions.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from fake.symbols.terms import text_of_source
 
 
 class GuardList(list[Any]):
-    """An environment's guard records (torch appends to them), with what can be told of them."""
+    """An environment's guard records (torch appends to them), with methods to report them."""
 
     def __init__(self, shape_env: Any, records: Iterable[Any] = ()) -> None:
         super().__init__(records)
         self.shape_env = shape_env
 
     def minimal(self) -> Guards:
-        """The fewest guards that mean the same."""
+        """Return the smallest equivalent set of guards."""
         return guards_of(self.shape_env)
 
     def explain(self) -> Explanation:
-        """For each guard: the condition, why, who asked, and what would avoid it."""
+        """Return, for each guard, the condition, why, who asked, and what would avoid it."""
         return explain(self.minimal())
 
     def compile(self, *, static: bool = True) -> CompiledGuards:
-        """The minimal guards as one function of the inputs."""
+        """Return the minimal guards as one function of the inputs."""
         return self.minimal().compile(static=static)
 
 
@@ -50,16 +51,17 @@ class ShapeEnv(_t.TorchShapeEnv):
     """A shape environment that explains itself.
 
     Args:
-        contracts: for inputs by name, what is promised of their dimensions (see :class:`fake.Dim`).
-        **settings: those of torch's class: ``duck_shape``, ``specialize_zero_one``, ``assume_static_by_default``, ...
+        contracts: for inputs by name, the promises about their dimensions (see :class:`fake.Dim`).
+        **settings: those of torch's class: ``duck_shape``, ``specialize_zero_one``,
+            ``assume_static_by_default``, ...
 
     Attributes:
-        guards: the records of what was decided; ``guards.explain()``, ``guards.minimal()`` and ``guards.compile()``
-            tell them.
-        contract: what was declared.
+        guards: the records of decisions; ``guards.explain()``,
+            ``guards.minimal()`` and ``guards.compile()`` report them.
+        contract: the declarations.
 
     Raises:
-        ContractError: wrong ``contracts``.
+        ContractError: ``contracts`` is invalid.
 
     >>> import torch, fake
     >>> env = fake.ShapeEnv(duck_shape=False)
@@ -87,13 +89,14 @@ class ShapeEnv(_t.TorchShapeEnv):
 
     @classmethod
     def adopt(cls, shape_env: Any) -> ShapeEnv:
-        """Make an environment of torch's one of ours, in place: symbols, guards and ranges stay, for both sides.
+        """Turn an environment of torch's into one of ours, in place: symbols, guards and ranges stay,
+        for both sides.
 
-        Whoever holds the environment (Dynamo, which made it, and asks it for guards at the end) goes on with the same
-        object, so that no guard is lost either way.
+        Code that holds the environment (Dynamo, which made it and asks it for guards at the end) keeps using
+        the same object, so no guard is lost either way.
 
         Raises:
-            ShapeEnvError: it is of another class than torch's, or records its events for replay.
+            ShapeEnvError: its class is not torch's own, or it records its events for replay.
         """
         if isinstance(shape_env, ShapeEnv):
             return shape_env
@@ -139,7 +142,8 @@ class ShapeEnv(_t.TorchShapeEnv):
         return made
 
     def simplify(self, expr: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        """torch's method, which takes ``int(a / b)`` for ``a // b``: another number where the quotient is negative and no integer."""
+        """Fix torch's method, which replaces ``int(a / b)`` by ``a // b``:
+        these differ for negative non-integer quotients."""
         functions = _t.sympy_functions
         truncated = (t.args[0] for t in expr.atoms(functions.TruncToInt))
         floats = {
@@ -150,14 +154,15 @@ class ShapeEnv(_t.TorchShapeEnv):
         return super().simplify(expr.xreplace(floats) if floats else expr, *args, **options)
 
     def _may_be_negative(self, quotient: Any) -> bool:
-        """Whether this is the quotient of two integers that are not known to have the same sign."""
+        """Return whether this is the quotient of two integers that may have different signs."""
         if not isinstance(quotient, _t.sympy_functions.IntTrueDiv):
             return False
         above, below = (self.bound_sympy(self.replace(part)) for part in quotient.args)
         return not (above.lower >= 0 and below.lower > 0)
 
     def _simplify_floor_div(self, expr: Any) -> Any:  # type: ignore[override]
-        """torch's method, which asks whether divisions inside a floor leave a remainder: an error with negative numbers."""
+        """Avoid torch's check whether divisions inside a floor leave a remainder:
+        it fails for negative numbers."""
         if any(
             not (
                 self.bound_sympy(division.args[0]).lower >= 0 and self.bound_sympy(division.args[1]).lower > 0
@@ -170,8 +175,10 @@ class ShapeEnv(_t.TorchShapeEnv):
     def _maybe_evaluate_static(  # type: ignore[override]
         self, expr: Any, *, unbacked_only: bool = False, **options: Any
     ) -> Any:
-        """torch's method; where sympy's recursion ends without an answer, what only simplifies gives the expression, not nothing. Nor has
-        it an answer where it cannot compare ranges: ``TruncToInt(ToFloat(0.0))``, a zero that was a float twice, is no number to it."""
+        """Fix torch's method in two cases. If sympy's recursion ends without an answer, a call that only
+        simplifies returns the expression, not None. If sympy cannot compare ranges
+        (``TruncToInt(ToFloat(0.0))``, a zero converted to float twice, is no number to it), there is no
+        answer."""
         try:
             known = super()._maybe_evaluate_static(expr, unbacked_only=unbacked_only, **options)
         except TypeError as error:
@@ -180,18 +187,18 @@ class ShapeEnv(_t.TorchShapeEnv):
             known = None
         return expr if known is None and unbacked_only else known
 
-    # torch clears the cache of its method where assertions change.
+    # torch clears its method's cache when assertions change.
     _maybe_evaluate_static.cache_clear = _t.TorchShapeEnv._maybe_evaluate_static.cache_clear  # type: ignore[attr-defined]
 
     def declare(self, name: str, dims: Dims) -> None:
-        """Promise something of the dimensions of an input, before it is seen.
+        """Declare promises about the dimensions of an input, before it is seen.
 
         Args:
             name: the input in the user's terms, such as ``"x"``.
             dims: its dimensions.
 
         Raises:
-            ContractError: wrong ``dims``.
+            ContractError: ``dims`` is invalid.
         """
         self.contract.add(name, dims)
 
@@ -199,22 +206,23 @@ class ShapeEnv(_t.TorchShapeEnv):
         """Compare what the program has forced with what was declared.
 
         Raises:
-            ContractViolationError: the graph does not serve all sizes that a contract allows.
+            ContractViolationError: the graph does not support all sizes that a contract allows.
         """
         check(self, self.contract)
 
     def explain(self) -> Explanation:
-        """The same as ``guards.explain()``."""
+        """Return ``guards.explain()``."""
         return self.guards.explain()
 
     def produce_guards_verbose(self, placeholders: Any, sources: Any, *args: Any, **options: Any) -> Any:
-        """torch's method, which Dynamo calls for what it will check: contracts first, then the minimal guards.
+        """Check contracts first, then produce the minimal guards;
+        Dynamo calls this for the guards that it checks.
 
         Raises:
-            ContractViolationError: a contract is not kept.
+            ContractViolationError: a contract is violated.
         """
         self.check_contracts()
-        # torch adds guards on its way where inputs are declared equal (export): then it has to issue its own.
+        # torch adds guards along the way if inputs are declared equal (export): then it has to issue its own.
         if (
             options.get("guards") is None
             and options.get("equalities_inputs") is None
@@ -225,23 +233,23 @@ class ShapeEnv(_t.TorchShapeEnv):
 
 
 class _ToldAnyway(logging.Filter):
-    """Keeps torch from logging a broken contract, with all its frames, above the error that tells it."""
+    """Keeps torch from logging a contract violation, with all its frames, above the error that reports it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not isinstance(sys.exc_info()[1], ContractViolationError)
 
 
 class _Contracts:
-    """What torch's tracers are to promise of inputs while they take their environments from here, innermost last."""
+    """Promises about inputs for torch's tracers while they create their environments here, innermost last."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._stack: list[tuple[Mapping[str, Dims], list[set[str]]]] = []
-        """Of each block the promises, and for each environment made in it the names of its inputs."""
+        """For each block, the promises, and for each environment created in it, the names of its inputs."""
 
     def on(self, contracts: Mapping[str, Dims] | None) -> None:
-        promised = Contract(contracts).by_input  # complains now
-        if not is_known_version():  # torch's environments would take no contract and say nothing
+        promised = Contract(contracts).by_input  # raises early
+        if not is_known_version():  # torch's own environments would silently ignore contracts
             raise UnsupportedTorchVersionError(
                 "fake.using_shape_env()", torch.__version__, SUPPORTED_VERSIONS
             )
@@ -267,7 +275,7 @@ class _Contracts:
         return bool(self._stack)
 
     def make(self, **settings: Any) -> ShapeEnv:
-        """Called by Dynamo and export in place of torch's class."""
+        """Create an environment, called by Dynamo and export in place of torch's class."""
         contracts, inputs = self._stack[-1] if self._stack else ({}, [])
         made = ShapeEnv(contracts=contracts, **settings)
         inputs.append(made.contract.inputs)
@@ -314,18 +322,19 @@ PATCHES = LEDGER.add(
 
 
 class using_shape_env(ContextDecorator):
-    """Inside, ``torch.compile`` and ``torch.export`` trace with this package's :class:`ShapeEnv`.
+    """Make ``torch.compile`` and ``torch.export`` trace with this package's
+    :class:`ShapeEnv` inside the block.
 
-    Their guards are minimal, know who asked for them, and contracts are checked: those given here, by the names of
-    inputs, and those put on tensors with :func:`fake.mark_dynamic`. It is process-wide, and may be nested. Names that no input of what was traced
-    had are warned of at the end.
+    Their guards are minimal and know who asked for them, and contracts are checked: those given here, by the
+    names of inputs, and those put on tensors with :func:`fake.mark_dynamic`. It is process-wide, and can be
+    nested. At the end, a warning lists names that no input of the traced programs had.
 
     Args:
-        contracts: for inputs by name, what is promised of their dimensions.
+        contracts: for inputs by name, the promises about their dimensions.
 
     Raises:
-        ContractError: wrong ``contracts`` (on entering).
-        UnsupportedTorchVersionError: this release of torch is unknown (on entering).
+        ContractError: ``contracts`` is invalid (on entry).
+        UnsupportedTorchVersionError: this release of torch is not supported (on entry).
 
     >>> import torch, fake
     >>> def f(x):
@@ -346,5 +355,5 @@ class using_shape_env(ContextDecorator):
 
     @staticmethod
     def is_enabled() -> bool:
-        """Whether torch takes our environments now."""
+        """Return whether torch currently uses our environments."""
         return _SWITCH.is_on

@@ -1,4 +1,5 @@
-"""The guards of an environment: the fewest that mean the same, each with its reasons, as data and as one function.
+"""The guards of an environment: the smallest equivalent set, each with its reasons,
+as data and as one function.
 
 A graph that was traced for some sizes may be used for others exactly if the guards hold. They are
 
@@ -6,7 +7,8 @@ A graph that was traced for some sizes may be used for others exactly if the gua
 - *ties* of one number of the inputs to others (a stride to a size, a size to another one);
 - *ranges* of the numbers that remain free.
 
-:func:`guards_of` collects them and drops each that the remaining ones imply (:mod:`fake.symbols.implications` proves it).
+:func:`guards_of` collects them, and drops each one that the others imply
+(:mod:`fake.symbols.implications` proves it).
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ class Guard:
 
     Attributes:
         expression: the condition in the user's terms, such as ``x.size(0) == 4``.
-        kind: ``"relation"``, ``"equality"`` (two numbers tied by what was asked of them), ``"duck"`` (tied because
-            they were equal in the example), ``"specialized"`` (to a constant), ``"layout"`` (a stride or an
-            offset), or ``"range"``.
-        condition: it in the environment's symbols; for ties, the tied number is ``tied``'s expression.
-        reasons: who asked, first asked first; empty for ducks, layouts and ranges that nobody asked for.
+        kind: ``"relation"``, ``"equality"`` (two numbers tied by the questions asked about them), ``"duck"``
+            (tied because they were equal in the example), ``"specialized"`` (to a constant), ``"layout"`` (a
+            stride or an offset), or ``"range"``.
+        condition: the condition in the environment's symbols; for ties, the number is ``tied``'s expression.
+        reasons: who asked, earliest first; empty for ducks, layouts and ranges that nobody asked for.
         tied: the input's number that the guard is about; ``None`` for relations and ranges.
     """
 
@@ -59,12 +61,12 @@ class Guard:
 
 @dataclass(frozen=True)
 class CompiledGuards:
-    """A function that says whether a graph may be used for given inputs.
+    """A function that checks whether a graph may be used for given inputs.
 
     Attributes:
-        code: the text of the function.
-        inputs: what its arguments are, in order.
-        ranks: for those that are tensors, how many dimensions they have.
+        code: the source of the function.
+        inputs: the inputs that its arguments stand for, in order.
+        ranks: the number of dimensions of each input that is a tensor.
     """
 
     code: str
@@ -73,14 +75,15 @@ class CompiledGuards:
     ranks: Mapping[str, int]
 
     def __call__(self, *inputs: Any) -> bool:
-        """Whether the guards hold. Takes tensors (or numbers, for inputs that are numbers) in the order of ``inputs``.
+        """Return whether the guards hold. Takes tensors (or numbers, for inputs that
+        are numbers) in order of ``inputs``.
 
         Raises:
-            ArgumentTypeError: something else than a tensor, where the guards are about a tensor.
+            ArgumentTypeError: an argument is not a tensor, but the guards are about a tensor.
         """
         for name, value in zip(
             self.inputs, inputs, strict=False
-        ):  # the call itself tells of a wrong number of them
+        ):  # the call itself raises for a wrong number of them
             if (rank := self.ranks.get(name)) is not None:
                 check_type("guards", name, value, torch.Tensor, "a tensor")
                 if value.dim() != rank:
@@ -92,9 +95,9 @@ class Guards(tuple[Guard, ...]):
     """The minimal guards of an environment at one moment.
 
     Attributes:
-        shape_env: the environment that they are of.
-        statics: sizes, strides and offsets that were constants from the start: they have to match, but nobody
-            specialized them.
+        shape_env: the environment that they belong to.
+        statics: sizes, strides and offsets that were constants from the start: they have to match, but
+            nothing specialized them.
     """
 
     shape_env: Any
@@ -105,12 +108,14 @@ class Guards(tuple[Guard, ...]):
         return "\n".join(map(str, self)) or "no guards"
 
     def text(self, condition: sympy.Basic) -> str:
-        """A condition in the user's terms, as it was when it was asked: no symbol replaced by another."""
+        """Format a condition in the user's terms, as it was when it was asked:
+        no symbol is replaced by another."""
         return self._terms.doprint(condition)
 
     def compile(self, *, static: bool = True) -> CompiledGuards:
-        """One Python function of the inputs that checks all guards (and, with ``static``, all constant sizes)."""
-        # Ranges first: what is checked after them may divide by what they keep from being zero.
+        """Compile all guards (and, with ``static``, all constant sizes) to one Python
+        function of the inputs."""
+        # Ranges first: later checks may divide by numbers that the ranges keep from being zero.
         guards = sorted(self, key=lambda guard: guard.kind != "range")
         checks = [*(self.statics if static else ()), *guards]
         properties = properties_of(self.shape_env)
@@ -146,7 +151,7 @@ class Guards(tuple[Guard, ...]):
         return CompiledGuards(code, inputs, space["accepts"], ranks)
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The guards as plain data."""
+        """Return the guards as plain data."""
         return [
             {
                 "expression": guard.expression,
@@ -171,7 +176,8 @@ def _code_of(guard: Guard, printer: Terms, names: dict[str, str]) -> str:
 def _bindings(
     shape_env: Any, properties: Sequence[Property]
 ) -> tuple[dict[sympy.Basic, str], dict[sympy.Basic, Property]]:
-    """For each free symbol its name in the user's terms, and the number of the inputs that is its value."""
+    """Return, for each free symbol, its name in the user's terms,
+    and the number of the inputs that is its value."""
     bound: dict[sympy.Basic, Property] = {}
     for p in properties:
         if isinstance(p.expression, sympy.Symbol):
@@ -179,15 +185,15 @@ def _bindings(
             if shape_env.source_to_var.get(bound[p.expression].source.name) != p.expression and (
                 shape_env.source_to_var.get(p.source.name) == p.expression
             ):
-                bound[p.expression] = p  # the number that the symbol was made for
+                bound[p.expression] = p  # the number that the symbol was created for
     return {symbol: p.text for symbol, p in bound.items()}, bound
 
 
 def guards_of(shape_env: Any) -> Guards:
-    """The minimal guards of a shape environment, torch's or ours, as of now.
+    """Return the minimal guards of a shape environment, torch's or ours, as of now.
 
     Raises:
-        ShapeEnvError: something else was given, such as a function or a mode.
+        ShapeEnvError: the argument is something else, such as a function or a mode.
 
     >>> import torch, fake
     >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
@@ -227,7 +233,7 @@ def _ties(
     terms: Terms,
     reasons: Sequence[Reason],
 ) -> tuple[list[Guard], list[Guard]]:
-    """Numbers of the inputs that are not free: tied to others, or constant."""
+    """Return guards for the numbers of the inputs that are not free: tied to others, or constant."""
     ties: list[Guard] = []
     statics: list[Guard] = []
     for p in properties:
@@ -259,12 +265,13 @@ def _ranges(shape_env: Any, symbols: Iterable[sympy.Basic]) -> list[Range]:
 
 
 def minimal_guards(shape_env: Any) -> list[Any]:
-    """Guard records that mean the same as an environment's own, with the ranges: fewer, and simpler."""
+    """Return guard records equivalent, together with the ranges, to an environment's own:
+    fewer, and simpler."""
     return [guard._replace(expr=condition) for condition, guard in minimal_relations(shape_env).items()]
 
 
 def minimal_relations(shape_env: Any) -> dict[sympy.Basic, Any]:
-    """The minimal conditions, simplified, each with the record that it comes from."""
+    """Return the minimal conditions, simplified, each with the record that it comes from."""
     return made_strict(_minimal(shape_env, list(shape_env.guards), None)[0])[0]
 
 
@@ -274,7 +281,10 @@ _STRICT = {sympy.Le: sympy.Lt, sympy.Ge: sympy.Gt}
 def made_strict(
     conditions: Mapping[sympy.Basic, Any],
 ) -> tuple[dict[sympy.Basic, Any], dict[sympy.Basic, Any]]:
-    """Conditions with pairs made one (``a <= b`` and ``a != b`` are ``a < b``: slices with symbolic bounds ask in two questions), and for each of these what the mapping holds for the inequality that is gone.
+    """Merge pairs of conditions: ``a <= b`` and ``a != b`` become ``a < b``.
+    Slices with symbolic bounds ask for both.
+
+    Returns the conditions, and for each merged one the mapping's value for the inequality that it absorbed.
 
     >>> a, b = sympy.symbols("a b", integer=True)
     >>> made_strict({a <= b: "first", sympy.Ne(b, a): "second"})
@@ -300,13 +310,13 @@ def made_strict(
 def _minimal(
     shape_env: Any, guards: list[Any], ranges: list[Range] | None
 ) -> tuple[dict[sympy.Basic, Any], list[Range]]:
-    """Drop, one after the other, what follows from all that is still there.
+    """Drop, one by one, each condition that follows from the remaining ones.
 
     Args:
         ranges: the ranges that may be dropped too; ``None`` if all of them will be checked anyway.
 
     Returns:
-        The conditions that remain, simplified, each with its record; and the ranges that remain.
+        The remaining conditions, simplified, each with its record; and the remaining ranges.
     """
     relations: dict[sympy.Basic, Any] = {}
     for guard in guards:
@@ -378,7 +388,7 @@ def _range(shape_env: Any, bounds: Range, terms: Terms, reasons: Sequence[Reason
 
 
 def _initial_facts(shape_env: Any, *symbols: sympy.Basic) -> Facts:
-    """Returns the facts that hold of symbols before any guard."""
+    """Return the facts that hold for symbols before any guard."""
     facts = Facts()
     for symbol in symbols:
         if symbol in _t.hints_of(shape_env) and symbol.is_positive:
@@ -387,14 +397,14 @@ def _initial_facts(shape_env: Any, *symbols: sympy.Basic) -> Facts:
 
 
 def responsible(shape_env: Any, condition: sympy.Basic, reasons: Sequence[Reason]) -> tuple[Reason, ...]:
-    """The fewest of the reasons, taken in order, that together force a condition.
+    """Return the fewest reasons, taken in order, that together force a condition.
 
-    Where that cannot be proved, all reasons that are about the condition's symbols.
+    If that cannot be proved, return all reasons that mention the condition's symbols.
 
     Args:
         shape_env: the environment.
-        condition: what is forced.
-        reasons: the guards and their causes, in the order in which they were recorded.
+        condition: the forced condition.
+        reasons: the guards and their causes, in the order of recording.
     """
     reached, connected = set(condition.free_symbols), list[Reason]()
     for _ in range(_LONGEST_CHAIN):
@@ -416,7 +426,7 @@ def responsible(shape_env: Any, condition: sympy.Basic, reasons: Sequence[Reason
         return tuple(r for r in reasons if r.condition.free_symbols & condition.free_symbols)
     count = bisect_left(range(len(connected)), True, key=lambda size: forced_by(connected[:size]))
     candidates = connected[:count]
-    for reason in candidates[-2 : -_LONGEST_CHAIN - 2 : -1]:  # the last one is needed
+    for reason in candidates[-2 : -_LONGEST_CHAIN - 2 : -1]:  # the last one is always needed
         others = [other for other in candidates if other is not reason]
         if forced_by(others):
             candidates = others

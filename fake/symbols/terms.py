@@ -1,4 +1,4 @@
-"""The user's terms: how a symbol is called where the inputs are called ``x`` and ``y``."""
+"""The user's terms: names of symbols based on the names of the inputs, such as ``x.size(0)``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNKNOWN = re.compile(r"__meta_utils_unknown_tensor(\d+)")
 
 
 def text_of_source(source: Any) -> str:
-    """Returns what a source reads as a user would write it.
+    """Return a source as a user would write it.
 
     >>> from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
     >>> text_of_source(TensorPropertySource(LocalSource("x"), TensorProperty.SIZE, 0))
@@ -33,7 +33,7 @@ def text_of_source(source: Any) -> str:
 
 
 def argument_names(inputs: Iterable[str]) -> dict[str, str]:
-    """A different Python name for each input."""
+    """Return a distinct Python name for each input."""
     names: dict[str, str] = {}
     for text in inputs:
         name = re.sub(r"\W+", "_", text).strip("_") or "value"
@@ -46,11 +46,11 @@ def argument_names(inputs: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Property:
-    """One number that the inputs bring along: a size, a stride, an offset, or an integer itself.
+    """One number that comes with the inputs: a size, a stride, an offset, or an integer itself.
 
     Attributes:
         source: how to reach it.
-        expression: what the environment knows it as now.
+        expression: its current expression in the environment.
         kind: ``"size"``, ``"stride"``, ``"offset"`` or ``"number"``.
     """
 
@@ -64,12 +64,12 @@ class Property:
 
     @property
     def root(self) -> str:
-        """The input that it belongs to."""
+        """The input that the number belongs to."""
         return text_of_source(self.source.base if self.kind != "number" else self.source)
 
     @property
     def code(self) -> str:
-        """The same as Python code about that input, which is called ``{root}``."""
+        """The number as Python code on that input, which is written ``{root}``."""
         if self.kind == "number":
             return "{root}"
         index = "" if self.source.idx is None else str(self.source.idx)
@@ -77,7 +77,7 @@ class Property:
 
 
 def properties_of(shape_env: Any) -> list[Property]:
-    """All numbers of all inputs of an environment, with their expressions as of now."""
+    """Return all numbers of all inputs of an environment, with their current expressions."""
     recorded = shape_env.__dict__.get("_fake_inputs", ())
     if shape_env.tracked_fakes:
         found = [p for source, value in _t.tracked_inputs(shape_env) for p in _of_input(source, value)]
@@ -95,7 +95,7 @@ def properties_of(shape_env: Any) -> list[Property]:
             if source.name not in seen and not source.is_ephemeral():
                 seen.add(source.name)
                 found.append(Property(source, symbol, _kind(source)))
-    # A number that a program reads in two places (the ``eps`` of a module) may be there twice.
+    # A number that a program reads in two places (a module's ``eps``, for example) may occur twice.
     once = {p.source.name: p for p in reversed(found)}
     return [Property(p.source, shape_env.simplify(p.expression), p.kind) for p in reversed(once.values())]
 
@@ -157,7 +157,7 @@ class Terms(_t.PythonPrinter):
         return f"{self._side(left)} {relation.rel_op} {self._side(right)}"
 
     def _print_Add(self, total: sympy.Add, order: Any = None) -> str:
-        """``n - 1``, not ``(-1) + n``."""
+        """Print ``n - 1``, not ``(-1) + n``."""
         terms = sorted(total.args, key=lambda term: (term.could_extract_minus_sign(), term.is_number))
         if terms[0].could_extract_minus_sign():
             return super()._print_Add(total, order)
@@ -174,7 +174,7 @@ class Terms(_t.PythonPrinter):
         return f"int({self._print(number.args[0])})"
 
     def _side(self, expression: sympy.Basic) -> str:
-        """``a % 2 == 0`` needs no parentheses."""
+        """Print ``a % 2 == 0`` without parentheses."""
         text = self._print(expression)
         if isinstance(expression, (_t.Mod, _t.PythonMod, _t.FloorDiv)):
             while text.startswith("(") and _closing(text) == len(text) - 1:
@@ -186,7 +186,7 @@ class Terms(_t.PythonPrinter):
 
 
 def _without_minus(left: sympy.Basic, right: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic]:
-    """``a >= 2*n`` for ``a - 2*n >= 0``."""
+    """Rewrite ``a - 2*n >= 0`` as ``a >= 2*n``."""
     if not (left.is_integer and right.is_integer) or not (left.is_Add or right.is_Add):
         return left, right
     moved = [t for t in sympy.Add.make_args(left) if t.could_extract_minus_sign()]
@@ -198,7 +198,7 @@ def _without_minus(left: sympy.Basic, right: sympy.Basic) -> tuple[sympy.Basic, 
 
 
 def _closing(text: str) -> int:
-    """Returns the index of the parenthesis that closes the one a text begins with."""
+    """Return the index of the parenthesis that closes the one at the start of a text."""
     depth = 0
     for index, character in enumerate(text):
         depth += {"(": 1, ")": -1}.get(character, 0)

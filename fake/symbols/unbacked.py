@@ -1,4 +1,4 @@
-"""Sizes that only data decides: what is known of them, and the checks that a graph makes while it runs."""
+"""Data-dependent sizes: what is known about them, and the checks that a graph makes at run time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fake.wrong_arguments import check_type
 
 @dataclass(frozen=True)
 class SizeFacts:
-    """The facts that an environment has about a symbolic number.
+    """The facts that an environment knows about a symbolic number.
 
     Attributes:
         expression: the number in the environment's symbols, after all replacements.
-        unbacked: whether it has no example value: data decides it.
+        unbacked: whether it is data-dependent, without an example value.
         min: the least value, ``None`` if unknown.
         max: the greatest value, ``None`` if unknown.
-        size_like: whether it is the size of something, and so not negative.
+        size_like: whether it is used as a size, and so not negative.
         divisors: numbers known to divide it.
     """
 
@@ -38,10 +38,10 @@ _ENVIRONMENT = "a ShapeEnv, such as mode.shape_env"
 
 
 def facts_of(number: int | torch.SymInt) -> SizeFacts:
-    """Returns the facts about a symbolic integer.
+    """Return the facts about a symbolic integer.
 
     Raises:
-        ArgumentTypeError: ``number`` is no integer.
+        ArgumentTypeError: ``number`` is not an integer.
 
     >>> import fake
     >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
@@ -74,11 +74,11 @@ def facts_of(number: int | torch.SymInt) -> SizeFacts:
 
 @dataclass(frozen=True)
 class RuntimeAssertion:
-    """A condition on data that a graph has to check while it runs.
+    """A condition on data that a graph has to check at run time.
 
     Attributes:
-        condition: in the environment's symbols.
-        message: what the error says.
+        condition: the condition in the environment's symbols.
+        message: the text of the error.
         reason: who asked; ``None`` in an environment of torch's that did not record it.
     """
 
@@ -93,13 +93,13 @@ class RuntimeAssertion:
 
 
 def runtime_assertions(shape_env: Any) -> list[RuntimeAssertion]:
-    """The runtime assertions of an environment that its ranges do not prove, in the order in which they arose.
+    """Return an environment's runtime assertions that its ranges do not prove, in order of origin.
 
     Raises:
-        ArgumentTypeError: ``shape_env`` is no environment.
+        ArgumentTypeError: ``shape_env`` is not an environment.
     """
     check_type("runtime_assertions", "shape_env", shape_env, _t.TorchShapeEnv, _ENVIRONMENT)
-    # torch keeps a canonical form of what was asked.
+    # torch stores a canonical form of what was asked.
     reasons = {
         _t.canonicalize_bool_expr(r.condition): r for r in reasons_of(shape_env) if r.kind == "assertion"
     }
@@ -113,7 +113,7 @@ def runtime_assertions(shape_env: Any) -> list[RuntimeAssertion]:
 def insert_runtime_assertions(
     graph_module: torch.fx.GraphModule, shape_env: Any, name: str = "graph"
 ) -> None:
-    """Write the runtime assertions of an environment into a graph that was traced in it, each as early as possible.
+    """Insert the runtime assertions of an environment into a graph traced in it, each as early as possible.
 
     Args:
         graph_module: the graph; changed in place, and recompiled.
@@ -121,7 +121,7 @@ def insert_runtime_assertions(
         name: the graph's name, for the log.
 
     Raises:
-        ArgumentTypeError: ``graph_module`` is no graph, or ``shape_env`` no environment.
+        ArgumentTypeError: ``graph_module`` is not a graph, or ``shape_env`` is not an environment.
     """
     wanted = "a torch.fx.GraphModule"
     check_type("insert_runtime_assertions", "graph_module", graph_module, torch.fx.GraphModule, wanted)
