@@ -1,4 +1,4 @@
-"""Propagation of fake tensors over FX graphs: incremental."""
+"""Incremental propagation of fake tensors over FX graphs."""
 
 from fake.propagate.prop import FakeTensorProp
 

@@ -1,4 +1,4 @@
-"""``FakeTensorProp``: write what every node of an FX graph would be into ``node.meta["val"]``."""
+"""``FakeTensorProp``: store the fake value of every node of an FX graph in ``node.meta["val"]``."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
 class NotOnTape(Exception):
-    """The graph does something that only running it node by node can answer."""
+    """The graph needs something that only running it node by node can provide."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """One node as it was when its value was computed."""
+    """A node as it was when its value was computed."""
 
     node: Node
     target: Any
@@ -50,7 +50,7 @@ class _Record:
 
 
 class Tape:
-    """The last run over one graph in one mode."""
+    """The last run over a graph in a mode."""
 
     def __init__(self) -> None:
         self.records: list[_Record] = []
@@ -59,7 +59,7 @@ class Tape:
         self.unusable = False
 
     def run(self, graph: Graph, mode: Any, inputs: tuple[Any, ...]) -> Any:
-        """Bring all values up to date; returns the value of the output node.
+        """Bring all values up to date. Returns the value of the output node.
 
         Args:
             graph: the graph, which may have changed since the last run.
@@ -80,7 +80,8 @@ class Tape:
         return self.records[-1].value
 
     def _is_current(self, graph: Graph, inputs: tuple[Any, ...]) -> bool:
-        """Whether graph and inputs are the very objects of the last run, and its values are still in place."""
+        """Return whether graph and inputs are the same objects as in the last run,
+        with its values still in place."""
         records = self.records
         if len(records) != len(graph.nodes) or len(inputs) != len(self.inputs):
             return False
@@ -100,14 +101,14 @@ class Tape:
 
 
 class _Walk:
-    """One pass over a graph that recomputes what differs from the records of the last one."""
+    """A pass over a graph that recomputes only what differs from the last one."""
 
     def __init__(self, graph: Graph, mode: Any, inputs: tuple[Any, ...], known: dict[Node, _Record]) -> None:
         self.graph, self.mode, self.known = graph, mode, known
         self.inputs = iter(inputs)
         self.values: dict[Node, Any] = {}
         self.stale: set[Node] = set()
-        """Nodes whose value is another object than last time."""
+        """Nodes whose value is a different object than last time."""
 
     def run(self) -> list[_Record]:
         # Handlers run with the mode entered and off the stack, as the dispatcher calls them.
@@ -146,7 +147,8 @@ class _Walk:
         )
 
     def _keep(self, node: Node, before: _Record | None, value: Any) -> Any:
-        """The old object, if the new one is the same to everything below: then nothing below has changed."""
+        """Return the old object if the new one is equivalent for all users:
+        then nothing downstream has changed."""
         if before is not None and before.value is value:
             return value
         if (
@@ -159,7 +161,7 @@ class _Walk:
         return value
 
     def _interchangeable(self, node: Node, old: Any, new: Any) -> bool:
-        """Whether a recomputed value is a fresh tensor like the old one (a view must follow its new base)."""
+        """Return whether a new value is a fresh tensor like the old one (a view must follow its new base)."""
         if not is_made_here(type(old)) or not is_made_here(type(new)):
             return False
         try:
@@ -184,7 +186,8 @@ class _Walk:
 
 
 def _call(target: Any, mode: Any, args: Any, kwargs: Any) -> Any:
-    """Through the handler where nothing above the mode would see the call, else through the dispatcher."""
+    """Call the handler directly if nothing above the mode would see the call,
+    otherwise go through the dispatcher."""
     if has_kernel(target.name(), _COMPOSITE) or any(
         isinstance(a, torch.Tensor) and a.is_complex() for a in args
     ):
@@ -194,7 +197,7 @@ def _call(target: Any, mode: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _checked(value: Any) -> Any:
-    """The value of a node, if the tape can hold it."""
+    """Return the value of a node if the tape can hold it, otherwise raise ``NotOnTape``."""
     for item in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(item, torch.Tensor):
             if has_symbols(item) or item.requires_grad:
@@ -208,14 +211,14 @@ _MISSING_INPUT = object()
 
 
 class FakeTensorProp(TorchFakeTensorProp):
-    """Propagates fake tensors through a graph, and on later runs only through what changed.
+    """Propagates fake tensors through a graph; later runs recompute only what changed.
 
     Args:
         module: the graph to propagate through.
-        mode: the mode that the values belong to; a new one by default.
+        mode: the mode that the values belong to; defaults to a new one.
 
-    A subclass that overrides ``run_node`` or ``call_function`` is run node by node, as torch's is; so are graphs with
-    operators that write to their inputs, with symbolic sizes, or with inputs that require gradients.
+    A subclass that overrides ``run_node`` or ``call_function`` runs node by node, as torch's does. So do
+    graphs with mutating operators, with symbolic sizes, or with inputs that require gradients.
 
     >>> import torch
     >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -235,7 +238,7 @@ class FakeTensorProp(TorchFakeTensorProp):
         super().__init__(module, FakeTensorMode() if mode is None else mode)
 
     def propagate_dont_convert_inputs(self, *args: object) -> Any:
-        """Propagate from inputs that are fake already; returns what the graph would return."""
+        """Propagate from inputs that are already fake. Returns the result of the graph."""
         if not self._may_use_tape(args):
             return super().propagate_dont_convert_inputs(*args)
         graph: Any = self.module.graph

@@ -1,1 +1,2 @@
-"""The seam between this project and torch: private names, in modules called after torch's own, and what is put into torch while it is needed."""
+"""The seam to torch: private names, in modules named after torch's own,
+and what is put into torch while needed."""

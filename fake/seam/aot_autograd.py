@@ -1,4 +1,4 @@
-"""``torch._functorch``: AOTAutograd's settings, and what it knows of a graph's outputs."""
+"""``torch._functorch``: AOTAutograd's settings, and its metadata about the outputs of a graph."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from torch._functorch._aot_autograd.schemas import OutputType
 
 
 def preferred_device_type() -> object | None:
-    """torch's setting that lets tensors of several devices meet."""
+    """Return torch's setting that allows tensors of different devices in one operator."""
     return getattr(config, "fake_tensor_prefer_device_type", None)

@@ -1,4 +1,4 @@
-"""The engine of backward passes: what it runs now, and the hooks that tensors saved for it get."""
+"""The autograd engine: the node that it is running, and hooks for saved tensors."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from torch.autograd.graph import _engine_run_backward as run_backward
 from fake.seam.dispatch import is_functorch_wrapped_tensor
 
 keeps_graph_in_engine: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-"""``retain_graph`` of the pass that torch's engine runs."""
+"""Returns ``retain_graph`` of the backward pass that torch's engine is running."""
 top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def keeps_graph() -> bool:
-    """``retain_graph`` of the pass that runs: a captured pass puts its own answer into torch."""
+    """Return ``retain_graph`` of the running backward pass;
+    a captured pass puts its own function into torch."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def autograd_node_type(name: str) -> type | None:
-    """The type of the nodes of one of autograd's formulas, such as ``"MaxBackward1"``; ``None`` if this torch has none."""
+    """Return the type of an autograd formula's nodes, such as ``"MaxBackward1"``;
+    ``None`` if this torch has none."""
     found: type | None = getattr(torch._C._functions, name, None)
     return found
 
 
 def function_of(node: Any) -> Any:
-    """The custom ``autograd.Function`` that a node, its class or its context belongs to; None for nodes in C++."""
+    """Return the custom ``autograd.Function`` of a node, its class or its context; None for C++ nodes."""
     return getattr(node, "_forward_cls", None)
 
 
 def saved_tensor(node: Any, name: str) -> torch.Tensor | None:
-    """What a node saved for its formula, without running hooks: ``None`` if a hook packed it, or for a tensor of a transform of ``torch.func``, which is of use inside alone."""
+    """Return a node's saved tensor without running hooks. ``None`` if a hook packed it, or for a tensor of a
+    ``torch.func`` transform, which is usable only inside that transform."""
     saved = getattr(node, f"_raw_saved_{name}", None)
     if saved is None or saved.unpack_hook is not None:
         return None

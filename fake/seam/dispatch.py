@@ -1,4 +1,4 @@
-"""Operators, and the dispatcher that calls them: its keys, modes, and the kernels that torch has in Python."""
+"""Operators and the dispatcher: its keys, its modes, and torch's kernels in Python."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 collectives = torch.ops._c10d_functional
 """The operators of functional collectives."""
 check = torch._check
-"""``check(condition, message)``: raises eager's ``RuntimeError`` where a condition does not hold."""
+"""``check(condition, message)`` raises eager's ``RuntimeError`` if the condition does not hold."""
 
 META_DEVICE = torch.device("meta")
 registered_hop_fake_fns = higher_order_utils.registered_hop_fake_fns
@@ -71,17 +71,18 @@ warn_on_data_ptr = torch._C._set_warn_deprecated_on_mutable_data_ptr
 dispatch_key_set = torch._C._dispatch_key_set
 disable_torch_dispatch = torch._C._DisableTorchDispatch
 put_on_storage_of = torch._functionalize_unsafe_set
-"""``put_on_storage_of(tensor, other)``: nothing but the storage is changed, the sizes above all are not looked at."""
+"""``put_on_storage_of(tensor, other)`` replaces only the storage; sizes, above all, are not checked."""
 copies_are_apart = functools.partial(is_key_excluded, DispatchKey.ADInplaceOrView)
-"""Whether ``detach`` gives a tensor that counts its own changes, as it does in the dispatch of an operator to a mode."""
+"""Returns whether ``detach`` returns a tensor with its own version counter, as when an operator is dispatched
+to a mode."""
 resize_storage = torch.ops.inductor.resize_storage_bytes_.default
-"""Gives a tensor a storage of so many bytes, which may be symbolic."""
+"""Resizes the storage of a tensor to a number of bytes, which may be symbolic."""
 ensure_cuda_device_guard: Any = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
 meta_in_tls = torch._C._meta_in_tls_dispatch_include
 PYTHON_KEY = DispatchKey.Python
 META_KEY = DispatchKey.Meta
 
-# What the dispatch of an operator may read from the thread: all of it is part of a cache key.
+# Thread state that the dispatch of an operator may read: all of it is part of a cache key.
 get_default_device = torch._C._get_default_device
 deterministic_algorithms = torch._C._get_deterministic_algorithms
 deterministic_only_warns = torch._C._get_deterministic_algorithms_warn_only
@@ -92,7 +93,8 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 
 def onednn_linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``a @ weight.t()``, and ``bias`` added to each row, by oneDNN. Looked up when it runs: there are builds without it.
+    """Compute ``a @ weight.t()`` plus ``bias`` per row with oneDNN, looked up at run time:
+    some builds lack it.
 
     Args:
         a: float32[rows, inner].
@@ -104,17 +106,17 @@ def onednn_linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def active_fake_mode() -> object | None:
-    """The fake-tensor mode on the dispatch stack, torch's or ours."""
+    """Return the fake-tensor mode on the dispatch stack, torch's or ours, or None."""
     return get_dispatch_mode(_FAKE_KEY)
 
 
 def is_python_dispatcher_enabled() -> bool:
-    """Whether ``enable_python_dispatcher`` is on: it changes which decompositions run."""
+    """Return whether ``enable_python_dispatcher`` is on: it changes which decompositions run."""
     return is_key_included(_PYTHON_DISPATCHER)
 
 
 def autocast_state() -> object:
-    """False, or which devices cast to which dtype in this thread."""
+    """Return the autocast dtype of each device with autocast enabled in this thread, or False."""
     if not is_any_autocast_enabled():
         return False
     return tuple(
@@ -125,50 +127,51 @@ def autocast_state() -> object:
 
 
 def registered_fake_kernel(func: OpOverload) -> object | None:
-    """What ``torch.library.register_fake`` holds for an operator now, or None."""
+    """Return the kernel currently registered for an operator by ``torch.library.register_fake``, or None."""
     return simple_registry.singleton.find(func.name()).fake_impl.kernel
 
 
 def fake_kernel_identity(func: OpOverload) -> object:
-    """What changes when an operator's fake kernel is registered again."""
+    """Return an object that changes when an operator's fake kernel is registered again."""
     kernel: object = registered_fake_kernel(func)
     return getattr(kernel, "func", kernel)
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """What two tensors in the same memory have in common; None for tensors without memory of that kind."""
+    """Return an identifier of a tensor's storage; None for tensors that are not strided."""
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 def has_symbols(tensor: torch.Tensor) -> bool:
-    """Whether a size, stride or offset of a tensor is symbolic."""
+    """Return whether a size, stride or offset of a tensor is symbolic."""
     return tensor._has_symbolic_sizes_strides
 
 
 def builtin_fake_kernels_exist() -> bool:
-    """Whether ``register_fake`` was called for an operator of torch's own."""
+    """Return whether ``register_fake`` was called for one of torch's own operators."""
     entries = list(simple_registry.singleton._data.items())
     return any(name.startswith("aten::") and entry.fake_impl.kernel is not None for name, entry in entries)
 
 
 def dispatch_modes_active() -> bool:
-    """Whether any dispatch mode of the user is on this thread (fake modes are looked at separately)."""
+    """Return whether any dispatch mode of the user is active on this thread (fake modes do not count)."""
     return dispatch_mode_depth() > (active_fake_mode() is not None)
 
 
 def is_plain_meta(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an unwrapped meta tensor, safe to keep as the storage of a fake one."""
+    """Return whether a tensor is an unwrapped meta tensor, safe to use as the storage of a fake one."""
     if type(tensor) is not torch.Tensor:
         return False
     keys = dispatch_keys(tensor)
     return keys.has(META_KEY) and not keys.has(PYTHON_KEY)
 
 
-# --- what rules for operators ask -----------------------------------------------------------------
-#: The dispatch key of kernels that are made of other operators, autograd included.
+# --- for operator rules ----------------------------------------------------------------------------
+#: The dispatch key of kernels that are composed of other operators, autograd included.
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
-#: The highest dispatch key that tensor subclasses and dispatch modes have, and real tensors outside of modes have not.
+#: The highest dispatch key of tensor subclasses and dispatch modes that real tensors outside of modes do not
+#: have.
 PYTHON_SNAPSHOT = DispatchKey.PythonTLSSnapshot.name
 BELOW_PYTHON_SNAPSHOT = torch._C._dispatch_keyset_full_after(DispatchKey.PythonTLSSnapshot)
 
@@ -178,10 +181,10 @@ _STRUCTURED_KEY = DispatchKey.CompositeExplicitAutogradNonFunctional
 
 @functools.cache
 def hides_structured_meta(func: OpOverload) -> bool:
-    """Whether a Python registration hides ``func``'s structured C++ meta function.
+    """Return whether a Python registration hides ``func``'s structured C++ meta function.
 
-    A structured operator shares one C++ meta function between all its backends: what it says is what eager does.
-    torch registers Python versions over many of them, because the C++ ones cannot take symbolic sizes.
+    All backends of a structured operator share one C++ meta function, so its answer is eager's. torch
+    registers Python versions over many of them, because the C++ ones do not support symbolic sizes.
     """
     dump = dispatch_table(func.name())
     return "Meta (inactive)" in dump and _STRUCTURED_KEY.name in dump
@@ -190,27 +193,28 @@ def hides_structured_meta(func: OpOverload) -> bool:
 def structured_meta(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run ``func``'s structured C++ meta function, hidden or not.
 
-    The dispatcher keeps it reachable in one place: the composite kernel that runs the meta function, allocates the
-    outputs that it asks for, and calls the out variant. On meta tensors nothing is computed.
+    The dispatcher keeps it reachable in one place: the composite kernel that runs the meta function,
+    allocates the outputs that it requests, and calls the out variant. On meta tensors nothing is computed.
     """
     return func._op_dk(_STRUCTURED_KEY, *args, **kwargs)
 
 
 def composite_kernel_exists(func: OpOverload) -> bool:
-    """Whether an operator is made of others in C++, autograd and views included."""
+    """Return whether an operator is composed of others in C++, autograd and views included."""
     return has_kernel(func.name(), COMPOSITE.name) and not has_kernel(func.name(), _VIEWS_KEY.name)
 
 
 @contextlib.contextmanager
 def in_eager() -> Iterator[None]:
-    """Real kernels for real tensors: no mode sees a call, autograd does not record it and autocast does not change it."""
+    """Run real kernels on real tensors: no mode sees a call, autograd does not record it,
+    autocast does not change it."""
     with no_dispatch(), DisableTorchFunction(), BelowAutograd(), DisableAutocast():
         yield
 
 
 @contextlib.contextmanager
 def without_function_modes() -> Iterator[None]:
-    """No ``TorchFunctionMode`` of the user sees a call: Dynamo's graph is what they have made of the calls already."""
+    """Hide calls from the user's ``TorchFunctionMode``s: Dynamo's graph already contains their effect."""
     modes = [_pop_torch_function_stack() for _ in range(function_mode_depth())]
     try:
         yield
@@ -221,7 +225,7 @@ def without_function_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def views_are_noted() -> Iterator[None]:
-    """Inside, views know what they are views of, even where a dispatch mode has taken over."""
+    """Make views record their bases inside, even where a dispatch mode has taken over."""
     excluded = is_key_excluded(_VIEWS_KEY)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS_KEY, False)
     try:
@@ -231,7 +235,7 @@ def views_are_noted() -> Iterator[None]:
 
 
 def conv_backend(input: torch.Tensor, weight: torch.Tensor, given: Mapping[str, Any]) -> Any:
-    """The library that eager would compute a convolution with.
+    """Return the library that eager would use to compute a convolution.
 
     Args:
         input: the images.
@@ -242,14 +246,14 @@ def conv_backend(input: torch.Tensor, weight: torch.Tensor, given: Mapping[str, 
     return torch._C._select_conv_backend(input, weight, None, *(given[name] for name in names), None)
 
 
-# --- what the cache and tracers ask ---------------------------------------------------------------
+# --- for the cache and tracers ----------------------------------------------------------------------
 def uncached_higher_order_operators() -> set[Any]:
-    """Higher-order operators whose fake implementation is not to be cached, as their authors said."""
+    """Return higher-order operators whose authors exclude their fake implementation from caching."""
     return getattr(higher_order_utils, "hops_that_skip_faketensor_cache", set())
 
 
 def wrapped_subgraph(value: object) -> Any:
-    """The graph inside a callable that torch puts around a subgraph, or None."""
+    """Return the graph inside a callable that torch wraps around a subgraph, or None."""
     wrapper = getattr(higher_order_utils, "SubgraphCallableWrapper", None)
     wrapper = wrapper or getattr(higher_order_utils, "FunctionalizeCtxWrapper", None)
     return value.subgraph if wrapper is not None and isinstance(value, wrapper) else None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""``torch.distributed.distributed_c10d``: process groups by the names that graphs hold."""
+"""``torch.distributed.distributed_c10d``: process groups by the names used in graphs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch.distributed as dist
 
 
 def process_group(name: str) -> Any:
-    """The process group of a name.
+    """Return the process group with a name.
 
     Raises:
-        Exception: there is none.
+        Exception: there is no such group.
     """
     return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def group_ranks(group: Any) -> list[int] | None:
-    """The global ranks of a process group that graphs hold, in order; ``None`` where this process knows none of that name.
+    """Return the global ranks of a process group used in a graph, in order;
+    ``None`` if this process does not know it.
 
     Args:
         group: its name, or the group itself.
@@ -32,7 +33,8 @@ def group_ranks(group: Any) -> list[int] | None:
 
 
 def ranks_of(group: str | None) -> list[int]:
-    """The global ranks of a process group of this process (``None``: all of the job), in order; one that cannot talk (``"fake"``) has only this rank."""
+    """Return the global ranks of a process group of this process (``None``: the whole job), in order. A group
+    that cannot communicate (``"fake"``) has only this rank."""
     found = None if group is None else process_group(group)
     ranks = list(dist.get_process_group_ranks(found))
     return ranks if dist.get_backend(found) != "fake" else [dist.get_rank()]

@@ -1,4 +1,4 @@
-"""``torch._dynamo``: its settings, its backends and what it compiles frames with."""
+"""``torch._dynamo``: its settings, its backends, and the machinery that compiles frames."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fake.seam.eval_frame import reset_code as reset_code
 
 
 def has_seen_frames() -> bool:
-    """Whether Dynamo has looked at any code since it was reset: then some may have compiled code."""
+    """Return whether Dynamo has seen any code since it was reset: some of it may have compiled code."""
     return bool(convert_frame.input_codes.seen)
 
 
 def codes_seen() -> list[CodeType]:
-    """The code objects that Dynamo has looked at."""
+    """Return the code objects that Dynamo has seen."""
     return [code for reference in convert_frame.input_codes.seen if (code := reference()) is not None]
 
 
 def code_that_compiles() -> CodeType | None:
-    """The code of the frame that Dynamo compiles in this thread; None outside of a compilation."""
+    """Return the code of the frame that Dynamo is compiling in this thread; None outside of a compilation."""
     try:
         return InstructionTranslator.current_tx().f_code  # type: ignore[no-any-return]
     except AttributeError:
@@ -41,9 +41,9 @@ def code_that_compiles() -> CodeType | None:
 
 
 def custom_ops_profiles() -> object | None:
-    """The operator profiles that draft export collected, if it is running."""
+    """Return the operator profiles that draft export has collected, if it is running."""
     return getattr(config, "_custom_ops_profile", None)
 
 
 compile_session: Any = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
-"""Sets what ``torch.compiler.is_compiling()`` answers; versions without it have no flag that asks for it."""
+"""Sets what ``torch.compiler.is_compiling()`` returns; versions without it have no flag that requires it."""

@@ -1,4 +1,5 @@
-"""torch's C++ evaluation of frames, without Dynamo: a process that runs plans imports nothing else of what compiles."""
+"""torch's C++ frame evaluation, without Dynamo: a process that runs plans imports
+nothing else that compiles."""
 
 from torch._C._dynamo.eval_frame import (
     _debug_get_precompile_entries as entries_of,

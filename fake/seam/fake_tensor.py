@@ -1,4 +1,4 @@
-"""``torch._subclasses``: torch's own fake and functional tensors, and what their kernels raise."""
+"""``torch._subclasses``: torch's own fake and functional tensors, and the errors of their kernels."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ is_plain_tensor = torch_fake._is_plain_tensor
 
 
 def fallback_is_possible(func: OpOverload) -> bool:
-    """Whether a mode that allows it may run the operator's real kernel on zeros: only operators that torch tests."""
+    """Return whether a mode may run the operator's real kernel on zeros if it allows that: only operators
+    that torch tests."""
     return func.namespace in FakeTensorMode._can_run_unsafe_fallback_allowed_namespaces
 
 
 def torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """What torch's own engine answers for ``func`` on symbolic sizes, as fake tensors of ``mode``.
+    """Return the answer of torch's own engine for ``func`` on symbolic sizes, as fake tensors of ``mode``.
 
-    The same order of preference as torch's ``_dispatch_impl``: fast path, decomposition, operator
+    The order of preference is that of torch's ``_dispatch_impl``: fast path, decomposition, operator
     implementation, meta kernel. Operators inside a decomposition go through ``mode`` again.
 
     Args:
@@ -80,14 +81,14 @@ def torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any
 
 
 def wrap(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any, result: Any) -> Any:
-    """Plain meta tensors as fake tensors on the device that the arguments decide; the rest as it is.
+    """Turn plain meta tensors into fake tensors on the device that the arguments determine; keep the rest.
 
     Args:
         mode: the mode of the fake tensors.
         func: the operator that was called.
         args: its positional arguments.
-        kwargs: its keyword arguments; a ``device`` among them decides.
-        result: what is wrapped.
+        kwargs: its keyword arguments; a ``device`` among them takes precedence.
+        result: the result to wrap.
     """
     device = kwargs.get("device") or common_device(func, tree_leaves((args, kwargs)))
 
@@ -100,5 +101,6 @@ def wrap(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any, result:
 
 
 def common_device(func: OpOverload, flat_args: list[Any]) -> torch.device:
-    """The device of ``func``'s results, or torch's error if its arguments' devices do not mix."""
+    """Return the device of ``func``'s results, or raise torch's error if its
+    arguments' devices do not mix."""
     return FakeTensor._find_common_device(func, flat_args)[0]

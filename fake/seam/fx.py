@@ -1,4 +1,4 @@
-"""``torch.fx``, and what makes and reads graphs: names that need neither Dynamo nor Inductor."""
+"""``torch.fx``: names for making and reading graphs that need neither Dynamo nor Inductor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.fx.operator_schemas import normalize_function
 
 @contextlib.contextmanager
 def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[None]:
-    """Call ``made`` with every node that is made in the graph of ``gm`` meanwhile."""
+    """Call ``made`` with every node created in the graph of ``gm`` inside the block."""
     gm._register_create_node_hook(made)
     try:
         yield
@@ -25,7 +25,7 @@ def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[N
 
 
 def size_hint(size: Any) -> int:
-    """A symbolic size as a number: its hint, or 0 for one that depends on data."""
+    """Return a symbolic size as an integer: its hint, or 0 if it is data-dependent."""
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else 0

@@ -1,4 +1,5 @@
-"""``torch._guards`` and the checks of guards in C++: what Dynamo and AOTAutograd know of the program that they trace."""
+"""``torch._guards`` and the C++ guard checks: what Dynamo and AOTAutograd know about
+the program that they trace."""
 
 from __future__ import annotations
 

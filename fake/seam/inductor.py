@@ -1,4 +1,4 @@
-"""``torch._inductor``: its settings, and what AOTAutograd is given of it."""
+"""``torch._inductor``: its settings, and the parts of it that AOTAutograd receives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Packages whose names are imported when somebody asks for them: ``import package`` then costs next to nothing.
+"""Lazy packages: names are imported on first access, so ``import package`` costs next to nothing.
 
-The package writes its imports once, where type checkers read them::
+The package lists its imports once, where type checkers read them::
 
     if TYPE_CHECKING:
         from package.module import name
@@ -31,17 +31,19 @@ from typing import Any
 def lazy_names(
     package: str, source: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package: names that it imports under ``if TYPE_CHECKING``, and its submodules.
+    """Return ``__getattr__`` and ``__dir__`` of a package,
+    for its imports under ``if TYPE_CHECKING`` and its submodules.
 
     Args:
-        package: its name; it is being imported.
-        source: its text, by default what stands in its file.
+        package: the package's name; it is being imported.
+        source: its source text; by default read from its file.
     """
     module = sys.modules[package]
 
     @functools.cache
     def homes() -> dict[str, tuple[str, str]]:
-        # Not the loader's own text: pytest's, which rewrites assertions in plugins and what is installed with them, has none.
+        # Not the loader's own text: pytest's loader, which rewrites assertions in plugins and packages
+        # installed with them, has none.
         text = "".join(linecache.getlines(str(module.__file__), vars(module))) if source is None else source
         assert text, f"the source of {package} is not there"
         return {

@@ -56,8 +56,9 @@ profiler_enabled = _C._autograd._profiler_enabled
 
 
 def tensors_like(*tensors: torch.Tensor) -> Callable[..., bool]:
-    """Returns a function that tells whether tensors have the types, dispatch keys (with those of the thread's state), dtypes, devices,
-    numbers of dimensions and need of gradients that these have. The same tensor twice is refused.
+    """Return a function that checks whether tensors match these in type, dispatch keys (including the
+    thread's state), dtype, device, number of dimensions and ``requires_grad``. The same tensor passed twice
+    is refused.
 
     >>> same = tensors_like(torch.ones(2))
     >>> same(torch.ones(3)), same(torch.ones(2, 2)), same(None)
@@ -67,8 +68,8 @@ def tensors_like(*tensors: torch.Tensor) -> Callable[..., bool]:
     return TensorGuards(*tensors, dynamic_dims_sizes=any_size, dynamic_dims_strides=any_size).check
 
 
-#: What torch enters around the kernel of a mutating operator. Older versions also stop the kernel's own operations
-#: from bumping versions.
+#: The guard that torch enters around the kernel of a mutating operator. Older versions also keep the kernel's
+#: own operations from bumping versions.
 BelowMutation = (
     BelowAutograd
     if hasattr(TorchCustomOpDef, "_register_mutation_version_bump")
@@ -77,15 +78,15 @@ BelowMutation = (
 any_output_is_alias = _C._any_output_is_alias_to_input_or_output
 increment_version = _C._increment_version
 after_autograd_keyset = _C._after_autograd_keyset
-#: Names of all kernels that Python code registered through any ``torch.library.Library``.
+#: Names of all kernels registered from Python through any ``torch.library.Library``.
 python_registrations: set[str] = torch_library._impls  # type: ignore[attr-defined]
-#: Files (or beginnings of their names) of torch's code that registers for its callers.
+#: Files (or prefixes of their names) of torch's code that registers on behalf of its callers.
 REGISTRATION_FILES = (torch_library.__file__, str(Path(_utils.__file__).parent))
 
 
 @cache
 def default_dispatch_state() -> tuple[int, int]:
-    """Include and exclude set (raw) of a thread in which nobody has entered anything."""
+    """Return the raw include and exclude sets of a thread in which nothing has been entered."""
     state: list[tuple[int, int]] = []
 
     def read() -> None:
@@ -116,12 +117,12 @@ OUT_TAG = getattr(torch.Tag, "out", None)
 
 
 def op_overload_name(op: OpOverload) -> str:
-    """``ns::name`` or ``ns::name.overload``."""
+    """Return ``ns::name`` or ``ns::name.overload``."""
     return op._name
 
 
 def find_schema(qualname: str) -> Any | None:
-    """The schema of an operator that exists, else None."""
+    """Return the schema of an operator, or None if it does not exist."""
     name, _, overload = qualname.partition(".")
     if _C._get_operation_overload(name, overload) is None:
         return None
@@ -133,7 +134,7 @@ def is_view_schema(schema: Any) -> bool:
 
 
 def set_source_of_fake(qualname: str, function: Callable[..., Any]) -> None:
-    """Record where ``function`` is written as the place of the operator's fake kernel, for error messages."""
+    """Record the location of ``function`` as that of the operator's fake kernel, for error messages."""
     kernel = simple_registry.singleton.find(qualname).fake_impl.kernel
     code = getattr(function, "__code__", None)
     if kernel is not None and code is not None:
@@ -145,12 +146,13 @@ class _Running(threading.local):
 
 
 _RUNNING = _Running()
-"""The fake kernel that runs in each thread: torch has one variable for all of them."""
+"""The running fake kernel of each thread: torch has one variable for all threads."""
 
 
 @contextmanager
 def running_fake_kernel(mode: Any, func: OpOverload) -> Iterator[None]:
-    """Have `fake_kernel_context` and ``torch.library.get_ctx`` answer a context of this mode in this thread."""
+    """Make `fake_kernel_context` and ``torch.library.get_ctx`` return a context of
+    this mode in this thread."""
     before, _RUNNING.context = _RUNNING.context, library_fake_impl.FakeImplCtx(mode, func)
     try:
         with library_fake_impl.set_ctx_getter(lambda: _RUNNING.context):
@@ -160,31 +162,31 @@ def running_fake_kernel(mode: Any, func: OpOverload) -> Iterator[None]:
 
 
 def fake_kernel_context() -> Any:
-    """The context of the fake kernel that runs now in this thread, or None outside of one."""
+    """Return the context of the fake kernel running in this thread, or None outside of one."""
     return _RUNNING.context or library_fake_impl.global_ctx_getter()
 
 
 def replace_library(op: TorchCustomOpDef, library: Any) -> None:
-    """Have a custom op that is being made register through ``library`` in the place of the one that torch made."""
+    """Make a custom op under construction register through ``library`` instead of the one that torch made."""
     op._lib._destroy()
     op._lib = OPDEF_TO_LIB[op._qualname] = library
 
 
 def take_library(qualname: str) -> Any | None:
-    """Remove and return the library that torch keeps for a custom op of that name."""
+    """Remove and return the library that torch keeps for the custom op with that name."""
     return OPDEF_TO_LIB.pop(qualname, None)
 
 
 @contextmanager
 def quiet_overrides() -> Iterator[None]:
-    """Silence torch's one-time warning that a dispatcher kernel is replaced."""
+    """Silence torch's one-time warning that a dispatcher kernel is being replaced."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
         yield
 
 
 # --- torch's own operator checks --------------------------------------------------------------------
-# These modules import Dynamo, which takes seconds; defining and calling operators needs none of it.
+# These modules import Dynamo, which takes seconds; defining and calling operators needs none of them.
 def _optests() -> Any:
     from torch.testing._internal.optests import generate_tests
 
@@ -192,26 +194,26 @@ def _optests() -> Any:
 
 
 def copy_of_optests() -> Any:
-    """torch's module of generated checks, executed once more: names in it can be replaced."""
+    """Return a second copy of torch's module of generated checks, in which names can be replaced."""
     spec: Any = _optests().__spec__
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-#: What torch's scripts that repeat a check import it from.
+#: The module that torch's repro scripts import a check from.
 OPTESTS = "torch.testing._internal.optests"
 
 
 def optest(name: str) -> Any:
-    """One of torch's checks as a function of its own, or what its tests need."""
+    """Return one of torch's checks as a function, or a helper of its tests."""
     from torch.testing._internal.optests import aot_autograd
 
     return getattr(_optests() if hasattr(_optests(), name) else aot_autograd, name)
 
 
 def resolve_overload(packet: OpOverloadPacket) -> OpOverload:
-    """The one overload of a packet; raises RuntimeError where there are several."""
+    """Return the only overload of a packet; raises RuntimeError if there are several."""
     return _optests().resolve_unique_overload_or_throw(packet)
 
 
@@ -220,7 +222,7 @@ def is_defined_in_python(op: OpOverload) -> bool:
 
 
 def backend_key_of(args: Any, kwargs: Any) -> str | None:
-    """The dispatch key of the device that a call runs on, or None where it has no tensors."""
+    """Return the dispatch key of the device that a call runs on, or None if it has no tensors."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     devices = sorted({t.device.type for t in tensors}, key=lambda d: d == "cpu")
     return key_for_device(devices[0]) if devices else None
@@ -239,7 +241,7 @@ def call_at_key(op: OpOverload, key: str, args: Any, kwargs: Any) -> Any:
 
 
 def run_functionalized(op: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Call an operator through AOTAutograd's functionalization with a compiler that changes nothing.
+    """Call an operator through AOTAutograd's functionalization, with a compiler that changes nothing.
 
     Args:
         op: the operator.
@@ -262,30 +264,30 @@ def run_functionalized(op: OpOverload, args: Any, kwargs: Any) -> Any:
     return compiled(*(leaves[place] for place in places))
 
 
-#: Errors that say that an operator has no fake kernel.
+#: Errors that report a missing fake kernel.
 MISSING_FAKE_KERNEL = (UnsupportedOperatorException,)
-#: Errors that say that a fake kernel asked for data.
+#: Errors that report a fake kernel that reads data.
 READS_DATA = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 
 def refuses_aliasing(error: Exception | None) -> bool:
-    """Whether an error is the one of a custom op whose output is in the memory of an argument."""
+    """Return whether an error is that of a custom op whose output shares memory with an argument."""
     return isinstance(error, RuntimeError) and "may not alias any inputs" in error_text(error)
 
 
 def range_of_size(size: torch.SymInt) -> tuple[Any, Any]:
-    """The smallest and the largest value that a symbolic size may have."""
+    """Return the smallest and largest possible value of a symbolic size."""
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
     return bounds.lower, bounds.upper
 
 
 def expression_of_size(size: torch.SymInt) -> Any:
-    """The expression of a symbolic size."""
+    """Return the expression of a symbolic size."""
     return size.node.expr
 
 
 def python_functions_of(op: OpOverload) -> list[Any]:
-    """The kernels, fake kernel and autograd formula of a custom op that are Python functions."""
+    """Return the kernels, fake kernel and autograd functions of a custom op that are Python functions."""
     custom = maybe_get_opdef(op)
     if custom is None:
         return []
@@ -294,7 +296,7 @@ def python_functions_of(op: OpOverload) -> list[Any]:
 
 
 def kernel_for_all_devices(op: OpOverload) -> Callable[..., Any] | None:
-    """The Python kernel of a custom op that runs on every device, or None where it has others."""
+    """Return the Python kernel of a custom op that runs on every device, or None if it has others."""
     custom = maybe_get_opdef(op)
     if custom is None or set(custom._backend_fns) != {None}:
         return None
@@ -302,13 +304,13 @@ def kernel_for_all_devices(op: OpOverload) -> Callable[..., Any] | None:
 
 
 def has_vmap_rule(op: OpOverload) -> bool:
-    """Whether an operator that Python defines has a vmap rule."""
+    """Return whether an operator defined in Python has a vmap rule."""
     custom = maybe_get_opdef(op)
     return custom is not None and custom._vmap_fn is not None
 
 
 def has_autograd_formula(op: OpOverload) -> bool:
-    """Whether Python code registered a backward formula for an operator."""
+    """Return whether Python code registered a backward formula for an operator."""
     custom = maybe_get_opdef(op)
     if custom is not None:
         return custom._backward_fn is not None
@@ -324,7 +326,7 @@ register_opaque_type: Callable[..., Any] = (
     or _opaque_object.register_opaque_type
 )
 is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)
-# Its name until torch 2.14 warns in 2.15.
+# The name that it had until torch 2.14 warns in 2.15.
 is_opaque_constant_type: Callable[[Any], bool] = getattr(
     _opaque_object,
     "is_opaque_constant_type",

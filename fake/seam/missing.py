@@ -1,8 +1,8 @@
-"""On a release of torch that nobody has seen, a private name that is gone takes with it what needs it, and nothing else.
+"""On an unknown release of torch, a missing private name disables what needs it, and nothing else.
 
-The seam files (``fake/seam``, ``_torch*.py``) are where private names are used. On an unknown release they are read by a loader of this
-module: a statement that fails for a name that torch does not have binds a stand-in, which raises when it is called, and on a
-known release nothing of this happens.
+The seam files (``fake/seam``, ``_torch*.py``) are where private names are used. On an unknown release this
+module's loader reads them: a statement that fails because torch lacks a name binds a stand-in instead, which
+raises when it is called. On a known release none of this happens.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, ClassVar
 
 PACKAGES = ("fake", "compiled_autograd", "fxpasses")
 _WITHOUT_TORCH = ("lazy", "missing", "patches")
-"""What stands in ``fake.seam`` and uses no private name: this is needed before the first file that does."""
+"""Modules of ``fake.seam`` that use no private name: they are needed before the first file that does."""
 _missing: dict[str, str] = {}
 
 
 class MissingTorchNameError(ImportError):
-    """Something needs a private name that this release of torch does not have.
+    """Code needs a private name that this release of torch does not have.
 
     Attributes:
-        name: the name, as the seam file asked for it.
-        file: the module that asked for it.
+        name: the name, as written in the seam file.
+        file: the module that needs it.
     """
 
     def __init__(self, name: str, file: str) -> None:
@@ -39,7 +39,7 @@ class MissingTorchNameError(ImportError):
 
 
 def is_seam(module: str) -> bool:
-    """Whether a module of the three packages may use private names of torch.
+    """Return whether a module of the three packages may use private names of torch.
 
     >>> from fake.seam.missing import is_seam
     >>> is_seam("fake.seam.dispatch"), is_seam("fxpasses.dynamo._torch"), is_seam("fake.mode")
@@ -52,21 +52,24 @@ def is_seam(module: str) -> bool:
 
 
 def missing_names() -> list[str]:
-    """What the seam files that are loaded asked for in vain."""
+    """Return the names that the loaded seam files need and torch lacks."""
     return sorted(_missing)
 
 
 def let_names_be_missing() -> None:
-    """Load seam files in this way from now on, if the release is not known; called before the first of them is imported.
+    """Load seam files this way from now on, if the release is unknown;
+    called before the first of them is imported.
 
-    Imports no torch: that comes with the first of these files, and what does without them does without torch.
+    This does not import torch: the first of these files does,
+    and code that needs none of them works without torch.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Missing(type):
-    """Stand-ins are classes: ``isinstance``, ``except`` and unions take them, and nothing is an instance."""
+    """Metaclass of stand-ins: ``isinstance``, ``except`` and unions accept them,
+    and nothing is an instance."""
 
     file: ClassVar[str]
 
@@ -87,7 +90,7 @@ def _stand_in(name: str, file: str) -> Any:
 
 
 def _absent(name: str, file: str, error: Exception) -> Any:
-    """What is bound in the place of a name; the error says which one torch lacks."""
+    """Return the stand-in to bind in place of a name; the error says which name torch lacks."""
     _missing.setdefault(name, str(error))
     return _stand_in(name, file)
 
@@ -98,7 +101,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module as Python finds it, with a loader that lets names be missing. Args: as of ``importlib``'s finders."""
+        """Return Python's spec with a loader that tolerates missing names. Args: as for any finder."""
         if not is_seam(fullname):
             return None
         if import_module("fake.seam.patches").is_known_version():
@@ -110,22 +113,22 @@ class _Finder:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs the statements of a file one by one; what it makes of a file is not cached."""
+    """Runs the statements of a file one by one; the compiled code is not cached."""
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """The code of the file with each statement on its own."""
+        """Return the code of the file, with each statement guarded separately."""
         tree = ast.parse(self.get_data(self.path), self.path)
         tree.body = [part for statement in tree.body for part in _guarded(statement, fullname)]
         return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run it with what stands in at hand."""
+        """Run the module, with the names that the guards need."""
         module.__dict__.update(_absent=_absent, _CANNOT=(ImportError, AttributeError))
         super().exec_module(module)
 
 
 def _guarded(statement: ast.stmt, file: str) -> list[ast.stmt]:
-    """A statement of a module, in ``try``, so that the names it binds are bound in any case."""
+    """Wrap a statement of a module in ``try``, so that the names it binds are bound in any case."""
     if isinstance(statement, ast.ImportFrom):
         if statement.module == "__future__":
             return [statement]

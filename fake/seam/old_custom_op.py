@@ -1,4 +1,5 @@
-"""``torch._custom_op``: the custom-op API of torch 2.0 to 2.3, as torch still has it. Not imported before somebody asks for it: it imports torchgen."""
+"""``torch._custom_op``: the custom-op API of torch 2.0 to 2.3, as torch still has it. Imported only on
+demand, because it imports torchgen."""
 
 from __future__ import annotations
 

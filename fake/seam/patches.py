@@ -1,8 +1,9 @@
-"""The ledger: everything of this project that is put into torch while it is needed, and the one way in and out.
+"""The ledger: everything of this project that is put into torch while it is needed,
+and the only way in and out.
 
-An entry says what it changes, when it is in force, for which releases of torch it was written and what is lost without it.
-Importing the packages adds entries and changes nothing. Whoever needs some entries enters them; they are counted, so that
-users nest and threads overlap, and the last one who leaves puts torch back as it was.
+An entry says what it changes, when it is in force, for which releases of torch it was written, and what is
+lost without it. Importing the packages adds entries and changes nothing. Code that needs entries enters them.
+Users are counted, so they can nest and threads can overlap; when the last one leaves, torch is restored.
 
 >>> import types
 >>> from fake.seam.patches import Ledger, Patch, When
@@ -33,7 +34,7 @@ from typing import Any, TypeVar
 import torch
 
 SUPPORTED_VERSIONS = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))
-"""The (major, minor) releases of torch whose private names were checked."""
+"""The (major, minor) releases of torch whose private names have been checked."""
 
 E = TypeVar("E", bound="Entry")
 _MISSING = object()
@@ -54,7 +55,7 @@ class When(enum.Enum):
 
 
 class PatchConflictError(RuntimeError):
-    """Something else has replaced an attribute of torch that is to be put back.
+    """Other code has replaced an attribute of torch that has to be restored.
 
     Attributes:
         name: the attribute.
@@ -69,13 +70,13 @@ class PatchConflictError(RuntimeError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry:
-    """What all entries have in common.
+    """Base of all entries.
 
     Attributes:
         when: when it is in force.
         lost: what is lost without it.
-        versions: the releases of torch that it was written for; None where its names are looked for instead.
-        unfit: says why it does not fit this torch, or ``""``.
+        versions: the releases of torch that it was written for; None if its names are looked up instead.
+        unfit: returns why it does not fit this torch, or ``""``.
     """
 
     when: When
@@ -89,41 +90,41 @@ class Entry:
         raise NotImplementedError
 
     def problem(self) -> str:
-        """Why this cannot be put into the torch that is here, or ``""``."""
+        """Return why this cannot be applied to the installed torch, or ``""``."""
         if self.versions is not None and not is_known_version(self.versions):
             known = ", ".join(f"{major}.{minor}" for major, minor in self.versions)
             return f"it is known to fit torch {known}, and this is {torch.__version__}"
         return self.unfit()
 
     def put(self) -> Callable[[], None]:
-        """Make the change; the result undoes it, and raises :class:`PatchConflictError` where it cannot."""
+        """Apply the change. The result undoes it, and raises :class:`PatchConflictError` if it cannot."""
         raise NotImplementedError
 
     def conflict(self) -> str:
-        """What is in the way of undoing it, or ``""``."""
+        """Return what prevents undoing it, or ``""``."""
         return ""
 
 
 def is_known_version(versions: Sequence[tuple[int, int]] = SUPPORTED_VERSIONS) -> bool:
-    """Whether this release of torch is one of ``versions``."""
+    """Return whether this release of torch is one of ``versions``."""
     major, minor = torch.__version__.split(".")[:2]
     return (int(major), int(minor)) in versions
 
 
 def always(value: Any) -> Callable[[Any], Any]:
-    """What makes ``value`` of whatever torch has: for :attr:`Patch.make`."""
+    """Return a function that ignores torch's value and returns ``value``, for :attr:`Patch.make`."""
     return lambda _: value
 
 
 @dataclass(frozen=True, eq=False)
 class Patch(Entry):
-    """An attribute of torch that is replaced.
+    """Replaces an attribute of torch.
 
     Attributes:
-        owner: a module, class or function; or the name of a module, which is left alone until something imports it.
-        attribute: of the owner.
-        make: given what is there (as it is stored: a ``staticmethod`` is one), returns what is put there.
-        adds: whether the owner need not have the attribute.
+        owner: a module, class or function; or the name of a module, which is left alone until it is imported.
+        attribute: the attribute of the owner.
+        make: takes the original (as stored: a ``staticmethod`` stays one), returns the replacement.
+        adds: whether the owner may lack the attribute.
 
     >>> import torch
     >>> from fake.seam.patches import Patch, When
@@ -155,11 +156,13 @@ class Patch(Entry):
 
     @property
     def torchs(self) -> Any:
-        """What torch itself has there; other threads may put the patch in while this is asked, unless it is in force."""
+        """torch's own value. Other threads may apply the patch during this call,
+        unless it is already in force."""
         return self._state["torchs"] if self._state else getattr(self._found_owner(), self.attribute)
 
     def both(self) -> tuple[Any, Any]:
-        """What torch has there and what stands there while the patch is in force; None twice while its module is not loaded."""
+        """Return torch's value and the replacement while the patch is in force; None twice while its module
+        is not loaded."""
         if self._state:
             return self._state["original"], self._state["ours"]
         owner = self._found_owner()
@@ -196,7 +199,7 @@ class Patch(Entry):
 
 
 def _stored(owner: Any, attribute: str) -> Any:
-    """What an object itself holds under a name, without what it inherits and without binding."""
+    """Return what an object itself stores under a name, without inheritance or binding."""
     if attribute in ("__code__",):
         return getattr(owner, attribute)
     return vars(owner).get(attribute, _MISSING)
@@ -204,7 +207,8 @@ def _stored(owner: Any, attribute: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Setting(Patch):
-    """A value that torch changes as well: what stood there is put back, whatever torch has put there meanwhile."""
+    """A value that torch changes, too: undoing restores the original,
+    whatever torch has set in the meantime."""
 
     def conflict(self) -> str:
         return ""
@@ -216,9 +220,9 @@ class _Replacements(threading.local):
 
 @dataclass(frozen=True, eq=False)
 class ThreadPatch(Patch):
-    """A function of torch that is another one for some time in one thread; other threads call torch's own meanwhile.
+    """Replaces a function of torch temporarily in one thread; other threads keep calling torch's own.
 
-    Use :meth:`Ledger.using` to say which function. ``make`` is not given.
+    Use :meth:`Ledger.using` to choose the function. ``make`` is not given.
     """
 
     make: Callable[[Any], Any] = field(init=False, default=lambda original: original)
@@ -240,7 +244,7 @@ class ThreadPatch(Patch):
 
     @contextmanager
     def used(self, function: Callable[..., Any]) -> Iterator[None]:
-        """Within, this thread calls ``function`` where torch's own function stands, if the patch is in force."""
+        """Inside, this thread calls ``function`` instead of torch's own, if the patch is in force."""
         before = self._local.stack
         self._local.stack = (*before, function)
         try:
@@ -251,11 +255,12 @@ class ThreadPatch(Patch):
 
 @dataclass(frozen=True, eq=False)
 class Edit(Entry):
-    """A change to torch that is not the replacement of an attribute: kernels in its dispatcher, an item of one of its lists.
+    """A change to torch other than replacing an attribute: kernels in its dispatcher,
+    an item in one of its lists.
 
     Attributes:
         what: what is changed.
-        do: makes the change and returns what undoes it.
+        do: applies the change and returns a function that undoes it.
     """
 
     what: str
@@ -270,9 +275,9 @@ class Edit(Entry):
 
 
 class Ledger:
-    """The list of entries, and which of them are in force: counted, safe in threads, undone in reverse order.
+    """The list of entries, and which of them are in force: counted, thread-safe, undone in reverse order.
 
-    An entry that does not fit the torch that is here is passed over (:meth:`Entry.problem` says why).
+    An entry that does not fit the installed torch is skipped (:meth:`Entry.problem` says why).
     """
 
     def __init__(self) -> None:
@@ -290,10 +295,11 @@ class Ledger:
         return tuple(self._entries)
 
     def add(self, *entries: E) -> tuple[E, ...]:
-        """Put entries on the list; nothing of torch is changed. Returns them.
+        """Add entries to the list, without changing torch. Returns them.
 
         Raises:
-            ValueError: an entry for the same place is on the list: two patches of one attribute could not be undone in any order.
+            ValueError: an entry for the same place is already listed: two patches of one attribute could not
+                be undone in any order.
         """
         names = {entry.name for entry in self._entries}
         for entry in entries:
@@ -306,23 +312,23 @@ class Ledger:
     def thread_patch(
         self, owner: Any, attribute: str, *, lost: str, versions: Sequence[tuple[int, int]] | None = None
     ) -> ThreadPatch:
-        """Put a :class:`ThreadPatch` for compilations on the list. Args: as of :class:`Patch`."""
+        """Add a :class:`ThreadPatch` for compilations to the list. Args: those of :class:`Patch`."""
         return self.add(ThreadPatch(owner, attribute, when=When.COMPILATION, lost=lost, versions=versions))[0]
 
     def of(self, when: When) -> tuple[Entry, ...]:
-        """The entries for a certain time."""
+        """Return the entries for a certain time."""
         return tuple(entry for entry in self._entries if entry.when is when)
 
     def users(self, entry: Entry) -> int:
-        """How many users an entry has now."""
+        """Return how many users an entry currently has."""
         return self._users[entry]
 
     def is_in_force(self, entry: Entry) -> bool:
-        """Whether an entry has been put into torch, and is still there."""
+        """Return whether an entry has been applied to torch, and is still in place."""
         return entry in self._undo
 
     def enter(self, *entries: Entry) -> None:
-        """Have entries in force until as many calls of :meth:`leave`; all of them or, if one raises, none.
+        """Put entries in force until :meth:`leave` is called as often; all of them, or none if one raises.
 
         Raises:
             ValueError: an entry is not on the list.
@@ -348,9 +354,9 @@ class Ledger:
         """Undo one :meth:`enter` of these entries.
 
         Args:
-            entries: those that were entered.
-            strict: raise if something else has replaced an attribute meanwhile, and leave everything in force. Otherwise ours
-                stays under what was put over it, until the entry is left for the next time.
+            entries: the entries that were entered.
+            strict: raise if other code has replaced an attribute meanwhile, and leave everything in force.
+                Otherwise our patch stays underneath the other one, until the entry is left the next time.
 
         Raises:
             PatchConflictError: see ``strict``.
@@ -365,12 +371,13 @@ class Ledger:
         self._drain()
 
     def leave_from_finalizer(self, *entries: Entry) -> None:
-        """:meth:`leave`, where the garbage collector may have come in between, in a thread that holds the lock."""
+        """Do the same as :meth:`leave`, when garbage collection may interrupt a thread
+        that holds the lock."""
         self._finalized.append(entries)
         self._drain()
 
     def keep(self, *entries: Entry) -> None:
-        """Have entries in force for the rest of the process; costs next to nothing where they are."""
+        """Put entries in force for the rest of the process; costs next to nothing if they already are."""
         for entry in entries:
             if entry not in self._kept:
                 self.enter(entry)  # twice, if two threads come at once: it is never left
@@ -378,7 +385,7 @@ class Ledger:
 
     @contextmanager
     def in_force(self, *entries: Entry) -> Iterator[None]:
-        """Have entries in force within the block."""
+        """Put entries in force inside the block."""
         self.enter(*entries)
         try:
             yield
@@ -387,7 +394,7 @@ class Ledger:
 
     @contextmanager
     def using(self, *replacements: tuple[ThreadPatch, Callable[..., Any]]) -> Iterator[None]:
-        """Within the block this thread calls the given functions where torch's own stand."""
+        """Make this thread call the given functions instead of torch's own inside the block."""
         with ExitStack() as stack:
             for patch, function in replacements:
                 stack.enter_context(patch.used(function))
@@ -396,7 +403,7 @@ class Ledger:
 
     @contextmanager
     def without(self, *entries: Entry) -> Iterator[None]:
-        """Within the block entries are passed over, as if they did not fit this torch: to measure what they are worth.
+        """Skip entries inside the block, as if they did not fit this torch, to measure what they are worth.
 
         Raises:
             ValueError: an entry is in force.
@@ -433,4 +440,4 @@ class Ledger:
 
 
 LEDGER = Ledger()
-"""The one list: torch is one per process, and so is this."""
+"""The only ledger: torch exists once per process, and so does this."""

@@ -1,4 +1,4 @@
-"""``torch.fx.experimental.proxy_tensor``: whether ``make_fx`` records, and the numbers of its traces."""
+"""``torch.fx.experimental.proxy_tensor``: whether ``make_fx`` is recording, and the numbers in its traces."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ _PRE_DISPATCH_MODES = vars(_PRE_DISPATCH_STATE).get("_ModeStackStateForPreDispat
 
 
 def is_tracing() -> bool:
-    """Whether ``make_fx`` records operators on this thread, before or after autograd."""
+    """Return whether ``make_fx`` records operators on this thread, before or after autograd."""
     return get_dispatch_mode(_PROXY_KEY) is not None or _PRE_DISPATCH_MODES[0] is not None
 
 
 def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
-    """What ``FunctionalTensor.__new__`` makes of a functional tensor with symbolic sizes outside inference mode."""
+    """Do what ``FunctionalTensor.__new__`` does for a functional tensor with symbolic
+    sizes outside inference mode."""
     _meet_numbers(elem)
     extra = FunctionalTensor._extra_dispatch_keys & dispatch_keys(elem)
     made: Any = torch.Tensor._make_wrapper_subclass(
@@ -43,12 +44,12 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
 
 
 _STORAGE_SIZE_IS_GIVEN = "storage_size" in FunctionalTensor.__new__.__code__.co_varnames
-"""Whether torch computes nothing there either (from 2.15 on)."""
+"""Whether torch computes nothing there either (2.15 and later)."""
 
 
 def _meet_numbers(elem: torch.Tensor) -> None:
-    """Put the sizes and strides of a tensor into the trace that records arithmetic, in the order in which torch meets them
-    when it computes the size of a storage: they are in the graph from there on."""
+    """Put a tensor's sizes and strides into the trace that records arithmetic, in the order in which torch
+    meets them when it computes the size of a storage: from there on they are in the graph."""
     mode: Any = get_dispatch_mode(_PROXY_KEY)
     if mode is None or mode.tracer.enable_thunkify or _STORAGE_SIZE_IS_GIVEN:
         return
@@ -61,13 +62,13 @@ def _meet_numbers(elem: torch.Tensor) -> None:
 
 
 def is_tracing_graph() -> bool:
-    """Whether ``make_fx`` is tracing."""
+    """Return whether ``make_fx`` is tracing."""
     return proxy_tensor._CURRENT_MAKE_FX_TRACER is not None
 
 
 def nodes_matter() -> bool:
-    """Whether somebody may look at which node a symbolic number has: a trace does, and what runs under functionalization
-    may become an input of one."""
+    """Return whether the node of a symbolic number may be observed: by a trace, or under functionalization,
+    whose values may become inputs of a trace."""
     return is_tracing_graph() or is_key_included(_FUNCTIONALIZE)
 
 
@@ -75,7 +76,7 @@ _FUNCTIONALIZE = DispatchKey.Functionalize
 
 
 def symbolic_arithmetic_is_watched() -> bool:
-    """Whether ``make_fx`` records symbolic arithmetic, or the structured log does."""
+    """Return whether ``make_fx`` or the structured log records symbolic arithmetic."""
     return (
         get_dispatch_mode(_PROXY_KEY) is not None
         or _PRE_DISPATCH_MODES[0] is not None
@@ -84,26 +85,27 @@ def symbolic_arithmetic_is_watched() -> bool:
 
 
 arithmetic_watchers = (get_dispatch_mode, _PROXY_KEY, _PRE_DISPATCH_MODES, log_state)
-"""The parts of the same question, for where a call of a function is too much."""
+"""The parts of that check, for code in which a function call is too expensive."""
 
 torchs_build_proxy = proxy_tensor._build_proxy_for_sym_expr
-"""Finds the numbers of a trace that make up an expression; with a symbolic number, has it stand for them."""
+"""Finds the traced numbers that make up an expression; given a symbolic number,
+makes the result its proxy."""
 
 
 def is_traced(tracer: Any, expr: sympy.Basic) -> bool:
-    """Whether a trace has met an expression."""
+    """Return whether a trace has seen an expression."""
     return tracer.sympy_expr_tracker.get(expr) is not None
 
 
 def trace_two(tracer: Any, kind: type, first: Any, second: Any, out: Any = None) -> Any:
-    """The sum or product of two traced numbers, in the trace.
+    """Return the sum or product of two traced numbers, in the trace.
 
     Args:
-        tracer: who traces.
+        tracer: the tracer.
         kind: sympy's ``Add`` or ``Mul``.
         first: a number of the trace.
-        second: another.
-        out: the symbolic number that the result is, if there is one already.
+        second: another number of the trace.
+        out: the symbolic number that is the result, if there already is one.
     """
     combine: Any = proxy_tensor._sympy_handlers()[kind]
     if out is None:

@@ -1,4 +1,4 @@
-"""``torch.utils._pytree``: arguments and results taken apart and put together again."""
+"""``torch.utils._pytree``: flatten arguments and results, and rebuild them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamo's frame hook leaves this package's own functions alone where torch calls them."""
+"""Make Dynamo's frame hook skip this package's own functions where torch calls them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fake.seam.patches import LEDGER, Edit, When
 
 
 def is_skipped(code: CodeType) -> bool:
-    """Whether Dynamo leaves frames of this code alone. Args: of a function that is not inlined."""
+    """Return whether Dynamo skips frames of this code. Args: the code of a function that is not inlined."""
     return trace_rules.check(code)
 
 
 def _unfit() -> str:
-    """Without this set (torch 2.11) what user code calls would be skipped as well, which ends its graph."""
+    """Return why this does not fit: without this set (torch 2.11), functions that user code calls would be
+    skipped as well, which breaks its graph."""
     known = hasattr(trace_rules, "BUILTIN_INLINE_WHEN_CALLED")
     return (
         "" if known else f"torch {torch.__version__} has no list of what is traced where user code calls it"
@@ -27,10 +28,11 @@ def _unfit() -> str:
 
 
 def skipped_frames(package: str, when: When = When.USE) -> Edit:
-    """An entry of the ledger: Dynamo's frame hook leaves the functions of ``package`` alone where torch calls them.
+    """Return a ledger entry that makes Dynamo's frame hook skip ``package``'s
+    functions where torch calls them.
 
-    The hook stays on behind a graph break in a compiled function, and torch's own tracing may begin there. What user
-    code calls is traced into its graph as before.
+    The hook stays active behind a graph break in a compiled function, and torch's own tracing may begin
+    there. Functions that user code calls are traced into its graph as before.
     """
 
     @functools.cache

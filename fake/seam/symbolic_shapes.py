@@ -1,4 +1,5 @@
-"""``torch.fx.experimental.symbolic_shapes`` and what stands around it: symbols, their functions, environments, where inputs come from."""
+"""``torch.fx.experimental.symbolic_shapes`` and related modules: symbols, their functions,
+environments, input sources."""
 
 from __future__ import annotations
 
@@ -59,12 +60,12 @@ torch_directory = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def text_of_size(size: Any) -> str:
-    """The code of a size: a number, or an expression of symbols."""
+    """Return the code of a size: a number, or an expression of symbols."""
     return PythonPrinter().doprint(size) if isinstance(size, sympy.Basic) else str(int(size))
 
 
 def concrete_bounds(shape_env: TorchShapeEnv, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
-    """The least and the greatest value of a symbol, ``None`` where there is no bound."""
+    """Return the least and greatest value of a symbol, ``None`` for a missing bound."""
     found = shape_env.var_to_range.get(symbol)
     if found is None or not symbol.is_integer:
         return None, None
@@ -73,12 +74,12 @@ def concrete_bounds(shape_env: TorchShapeEnv, symbol: sympy.Symbol) -> tuple[int
 
 
 def assume_divisible(shape_env: TorchShapeEnv, symbol: sympy.Symbol, divisor: int) -> None:
-    """Tell an environment what follows from its guards already, but not to its own reasoning.
+    """Tell an environment what already follows from its guards, but what its own reasoning does not find.
 
     Args:
         shape_env: the environment.
-        symbol: what is divisible.
-        divisor: by what.
+        symbol: the divisible symbol.
+        divisor: the divisor.
     """
     remainder = Mod(symbol, divisor)
     shape_env._add_divisible(remainder)
@@ -86,31 +87,33 @@ def assume_divisible(shape_env: TorchShapeEnv, symbol: sympy.Symbol, divisor: in
 
 
 def hints_of(shape_env: TorchShapeEnv) -> dict[sympy.Symbol, Any]:
-    """The example values of the backed symbols (2.11 has them under another name)."""
+    """Return the example values of the backed symbols (2.11 uses another name for them)."""
     found = shape_env.__dict__.get("backed_var_to_val")
     return shape_env.__dict__["var_to_val"] if found is None else found
 
 
 def user_stack() -> Sequence[Any]:
-    """The frames of the user's program that Dynamo is interpreting (outermost first), or nothing."""
+    """Return the frames of the user's program that Dynamo is interpreting, outermost first;
+    empty if there are none."""
     return TracingContext.extract_stack()
 
 
 def current_node_stack() -> str | None:
-    """The stack trace of the graph node that AOTAutograd or an interpreter is replaying, as text."""
+    """Return the stack trace, as text, of the graph node that AOTAutograd or an interpreter is replaying."""
     if not torch.fx.traceback.has_preserved_node_meta():
         return None
     return torch.fx.traceback.get_current_meta().get("stack_trace")
 
 
 def tracked_inputs(shape_env: TorchShapeEnv) -> Iterator[tuple[Source, Any]]:
-    """The inputs of the program that Dynamo fakified, with how to reach them."""
+    """Yield the inputs of the program that Dynamo fakified, with their sources."""
     for tracked in shape_env.tracked_fakes or ():
         yield tracked.source, tracked.fake
 
 
 def answer_without_guards(shape_env: TorchShapeEnv, guard: Any) -> Any:
-    """What the ranges of symbols alone say of a guard's condition; ``None`` where they do not."""
+    """Return what the ranges of symbols alone say about a guard's condition;
+    ``None`` if they do not decide it."""
     return shape_env._maybe_evaluate_static(guard.expr, axioms=(), size_oblivious=guard.size_oblivious)
 
 
@@ -120,13 +123,14 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
 
 
 def copy_node(node: SymNode) -> SymNode:
-    """A new node that shares all attributes with ``node``: what is learned about one holds for the other."""
+    """Return a new node that shares all attributes with ``node``:
+    what is learned about one holds for the other."""
     copied = object.__new__(node.__class__)
     copied.__dict__ = node.__dict__
     return copied
 
 
-# What tells that a symbol may have been replaced. Until 2.11 there was one counter for all that is known.
+# Shows that a symbol may have been replaced. Until 2.11 one counter covered everything that is known.
 replacements_version = operator.attrgetter(
     "_replacements_version_counter"
     if "_replacements_version_counter" in TorchShapeEnv._init.__code__.co_names
@@ -135,20 +139,20 @@ replacements_version = operator.attrgetter(
 
 
 def backed_size_oblivious() -> bool:
-    """torch's setting that makes backed sizes answer like unbacked ones."""
+    """Return torch's setting that makes backed sizes behave like unbacked ones."""
     return config.backed_size_oblivious
 
 
 def guards_are_suppressed() -> bool:
-    """Whether this thread asks symbolic questions without recording guards."""
+    """Return whether this thread evaluates symbolic conditions without recording guards."""
     return TorchShapeEnv._suppress_guards_tls()
 
 
 class _HiddenFiles:
-    """Files whose frames torch passes over when it notes which line of code asked for a guard.
+    """Files whose frames torch skips when it records which line of code asked for a guard.
 
-    Our frames stand between its symbols and its kernels; torch's list of such files is extended once it exists
-    (computing it imports much, and the first symbol does so).
+    Our frames are between torch's symbols and its kernels. torch's list of such files is extended once it
+    exists (computing it imports a lot, which the first symbol triggers anyway).
     """
 
     def __init__(self) -> None:
@@ -162,7 +166,7 @@ class _HiddenFiles:
             uninteresting_files().add(name)
 
     def tell_torch(self) -> None:
-        """Extend torch's list; to be called once there are symbols."""
+        """Extend torch's list; call this once there are symbols."""
         if not self._shown_to_torch:
             uninteresting_files().update(self._names)
             self._shown_to_torch = True
@@ -180,18 +184,19 @@ shape_env_changes = tuple(
     )
     if hasattr(TorchShapeEnv, name)
 )  # fmt: skip
-"""Methods that change what a shape environment knows, besides questions."""
+"""Methods, other than queries, that change what a shape environment knows."""
 
 
 def hint(value: Any) -> Any:
-    """The example value behind a symbolic number, recording no guard; ``None`` for an unbacked one."""
+    """Return the example value of a symbolic number without recording a guard;
+    ``None`` for an unbacked one."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value.node.hint
     return value
 
 
 def has_unbacked(tree: Any) -> bool:
-    """Whether a size among tensors and numbers depends on data."""
+    """Return whether a size among tensors and numbers is data-dependent."""
     return any(
         bool(free_unbacked_symbols(leaf))
         for leaf in tree_leaves(tree)

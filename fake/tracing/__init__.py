@@ -1,1 +1,1 @@
-"""What acceleration changes in torch's tracers besides the dispatch of fake tensors."""
+"""Changes that acceleration makes to torch's tracers, besides the dispatch of fake tensors."""

@@ -1,13 +1,15 @@
-"""Fewer full runs of the garbage collector while a model is traced.
+"""Run the garbage collector's full collections less often while a model is traced.
 
-Tracing makes hundreds of thousands of objects that live until it ends, and a full collection looks at them all, again and
-again: a tenth of the time. So the third threshold is raised, as Dynamo of torch 2.15 does for its own compilations. The first two stay: to look at
-fifty thousand young objects at once costs more than to look at seven hundred of them seventy times, which are still in the processor's cache.
-A program that has turned the collector off is left alone, and so are thresholds that are changed meanwhile.
+Tracing makes hundreds of thousands of objects that live until it ends, and full collections traverse all of
+them repeatedly, which takes a tenth of the time. So the third threshold is raised, as Dynamo in torch 2.15
+does for its own compilations. The first two stay: traversing fifty thousand young objects at once costs more
+than traversing seven hundred of them seventy times, while they are still in the processor's cache. A program
+that has turned the collector off is left alone, and so are thresholds that are changed in the meantime.
 
-At the end of a compilation torch has the young objects looked at once more. Those that stay are then enough for a full collection,
-over all the objects of the process, in the middle of the first step: a third of a second, as long as ten layers take to compile.
-It is postponed until it is due by the number of younger collections again.
+At the end of a compilation torch has the young objects collected once more. The survivors are then enough to
+trigger a full collection, over all objects of the process, in the middle of the first step: a third of a
+second, as long as ten layers take to compile. It is postponed until the number of younger collections makes
+it due again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Callable
 from fake.seam.patches import LEDGER, Edit, When
 
 YOUNG_COLLECTIONS = 1_000
-"""After how many collections of the younger objects all are looked at (Python's own value is 10)."""
+"""The number of collections of younger objects before a full collection (Python's default is 10)."""
 
 
 def _make_rarer() -> Callable[[], None]:
@@ -38,10 +40,11 @@ def _make_rarer() -> Callable[[], None]:
 
 
 def _postpone_full_collection() -> None:
-    """Have the collector count from zero, if it has just looked at the objects of the compilation.
+    """Restart the collector's counts, if it has just collected the objects of the compilation.
 
-    To freeze all objects and to thaw them moves them among the old ones, where survivors of a collection are already, and
-    resets the counts; it looks at no object. What a program has frozen for good stays frozen.
+    Freezing and unfreezing all objects moves them to the oldest generation, where survivors of a collection
+    already are, and resets the counts without traversing any object. What a program has frozen permanently
+    stays frozen.
     """
     _, young_collections, _ = gc.get_count()
     if young_collections == 0 and gc.get_freeze_count() < _FROZEN_BY_A_PROGRAM:
@@ -50,8 +53,9 @@ def _postpone_full_collection() -> None:
 
 
 _FROZEN_BY_A_PROGRAM = 2_000
-"""A program that freezes its objects freezes them all, of which Python makes some five thousand before it runs a line. Python 3.12
-itself freezes a few hundred that are never freed, and does so again at the next collection."""
+"""A program that freezes its objects freezes all of them, and Python makes some five thousand before it runs
+a line. Python 3.12 itself freezes a few hundred that are never freed, and does so again at the next
+collection."""
 
 (RARER_COLLECTIONS,) = LEDGER.add(
     Edit(
@@ -83,5 +87,6 @@ def _pause() -> Callable[[], None]:
 
 
 def collection_paused() -> contextlib.AbstractContextManager[None]:
-    """No garbage collection inside the block: for work that makes many objects that stay, and runs no user code."""
+    """Pause garbage collection inside the block, for work that makes many lasting
+    objects and runs no user code."""
     return LEDGER.in_force(_PAUSE)

@@ -1,9 +1,9 @@
-"""Tuples, lists and dictionaries of arguments, walked without a description of each.
+"""Walk tuples, lists and dictionaries of arguments without describing each of them.
 
-``torch.utils._pytree`` looks up a class for each leaf and builds a ``TreeSpec`` for each container, to forget it at once where
-only the leaves are asked for or changed. Functionalization does so four times for each operator, and a graph for each node that it
-makes. While something is traced, those two modules walk the containers of Python itself directly; whatever is registered, and
-named tuples, are left to torch.
+``torch.utils._pytree`` looks up a class for each leaf and builds a ``TreeSpec`` for each container, only to
+discard it if just the leaves are read or changed. Functionalization does so four times per operator, and a
+graph for each node that it creates. While something is traced, those two modules walk Python's own containers
+directly; registered types and named tuples are left to torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _collect(tree: Any, leaves: list[Any]) -> None:
 
 
 def tree_iter(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """The leaves of a tree, as torch's functions of this name and of the name ``tree_leaves`` find them."""
+    """Return the leaves of a tree, like torch's functions ``tree_iter`` and ``tree_leaves``."""
     if is_leaf is not None:
         return pytree.tree_leaves(tree, is_leaf)
     leaves: list[Any] = []
@@ -45,12 +45,12 @@ def tree_iter(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[A
 def tree_map_only(
     classes: Any, function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
-    """torch's function of this name.
+    """Do the same as torch's function of this name.
 
     Args:
-        classes: of the leaves that are changed.
-        function: what makes another leaf of one.
-        tree: containers in containers.
+        classes: the classes of the leaves to change.
+        function: returns the replacement of a leaf.
+        tree: nested containers.
         is_leaf: says what else is a leaf.
     """
     if is_leaf is not None or not isinstance(classes, type | tuple):
@@ -72,7 +72,7 @@ def tree_map_only(
 
 
 def _with_ours(original: types.ModuleType) -> types.ModuleType:
-    """A module like torch's, which others keep."""
+    """Return a modified copy of torch's module, which other users keep unmodified."""
     made = types.ModuleType(original.__name__, original.__doc__)
     made.__dict__.update(
         vars(original), tree_iter=tree_iter, tree_leaves=tree_iter, tree_map_only=tree_map_only

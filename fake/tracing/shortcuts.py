@@ -1,5 +1,5 @@
-"""The texts of the joint, forward and backward graphs, which AOTAutograd makes for the structured log and for entries of its cache:
-without either, nobody reads them.
+"""Skip the text of the joint, forward and backward graphs if nothing reads it: AOTAutograd makes it for the
+structured log and for entries of its cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fake.seam.patches import LEDGER, Patch, When
 
 
 def text_is_read(config: Any) -> bool:
-    """Whether someone reads the text of a graph: a log, or an entry of AOTAutograd's cache."""
+    """Return whether the text of a graph is read: by a log, or by an entry of AOTAutograd's cache."""
     return (
         config.cache_info is not None
         or structured_log_is_on()
