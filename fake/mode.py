@@ -83,8 +83,8 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
             unlike in torch's own mode; such an operator then raises ``FallbackNotAllowedError``.
         allow_non_fake_inputs: convert real tensors passed to operators instead of raising an error.
         shape_env: the environment for symbolic sizes; None for plain integers.
-        static_shapes: make ``from_tensor`` ignore ``shape_env``; by default, True only if there is no
-            ``shape_env``.
+        static_shapes: make ``from_tensor`` ignore ``shape_env``; by default,
+            True only if there is no ``shape_env``.
         export: for ``torch.export``: scalar inputs get no symbolic ``item()``.
         cache_custom_ops: cache operators that are not torch's own, keyed by their registered fake kernel.
             Correct only if the kernels depend on nothing but their arguments.
@@ -223,13 +223,13 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
             trace: write the conversion to torch's structured log.
             name: the tensor's name in guards and messages.
             dims: for each dimension a :class:`fake.Dim` (a contract), ``"dynamic"``, ``"auto"`` (equal sizes share a
-                symbol), ``"unbacked"`` or ``"static"``; dimensions not listed are static. By default all are
-                ``"auto"``.
+                symbol), ``"unbacked"`` or ``"static"``; dimensions not listed are
+                static. By default all are ``"auto"``.
 
         Raises:
             ArgumentTypeError: ``tensor`` is not a tensor, or another argument has the wrong type.
-            ContractError: ``dims`` is invalid, or asks for symbolic sizes in a mode without a shape
-                environment.
+            ContractError: ``dims`` is invalid, or asks for symbolic sizes in a mode
+                without a shape environment.
             ContractInputError: the tensor itself violates the contract.
         """
         check_type("from_tensor", "tensor", tensor, torch.Tensor, "a tensor")

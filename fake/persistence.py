@@ -88,8 +88,8 @@ def save_disk_cache() -> Path | None:
     """Write the entries that are new since the last save. Returns the file, or None if there were none.
 
     Raises:
-        OSError: the file cannot be written. Nothing is lost: the next save retries. At exit this is only a
-            warning.
+        OSError: the file cannot be written. Nothing is lost: the next save retries.
+            At exit this is only a warning.
     """
     return _PERSISTENCE.save()
 

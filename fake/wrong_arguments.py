@@ -1,5 +1,5 @@
-"""Argument type checks: one error that names the call, the argument, its value and what is expected, before
-anything happens."""
+"""Argument type checks: one error that names the call, the argument, its value and what is expected,
+before anything happens."""
 
 from __future__ import annotations
 

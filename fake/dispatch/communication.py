@@ -21,8 +21,8 @@ _GROUPS = {"group_name", "process_group", "ranks"}
 
 @functools.cache
 def communicates(target: Any) -> bool:
-    """Return whether an operator communicates with other processes: by its namespace or a process group
-    argument.
+    """Return whether an operator communicates with other processes:
+    by its namespace or a process group argument.
 
     In graphs captured by Dynamo, functions of ``torch.distributed`` communicate, too.
 

@@ -66,8 +66,8 @@ class Codec:
         flatten: value → one value per leaf.
         rebuild: one value per leaf → value.
         kind: the annotation's family; ``"plain"`` if the parameter already has a schema type.
-        rebuild_grads: one gradient per leaf → what a backward formula sees (and the inverse is
-            ``flatten_grads``).
+        rebuild_grads: one gradient per leaf → what a backward formula sees (and the
+            inverse is ``flatten_grads``).
     """
 
     leaves: tuple[Leaf, ...]

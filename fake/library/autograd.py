@@ -30,8 +30,8 @@ def make_function(
     Args:
         name: the class's name, as shown in error messages.
         op: the operator, for messages.
-        converted: converts a kernel's result that is not a tensor to the form that the dispatcher returns, or
-            raises.
+        converted: converts a kernel's result that is not a tensor to the form that the
+            dispatcher returns, or raises.
         is_alias: raises the error for a result that shares memory with an input.
         backward: the user's formula, or None.
         setup_context: saves what ``backward`` needs, or None.

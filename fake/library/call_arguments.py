@@ -134,8 +134,8 @@ LISTS = {
 def argument_type(argument: Any) -> tuple[str, bool]:
     """Return the type of a schema argument, and whether it is optional.
 
-    ``type`` reports every enumeration as int; ``real_type`` distinguishes dtypes (and SymInt, which takes the
-    same values).
+    ``type`` reports every enumeration as int; ``real_type`` distinguishes dtypes (and
+    SymInt, which takes the same values).
     """
     kind = str(argument.type)
     if kind.removeprefix("Optional[").startswith("int"):

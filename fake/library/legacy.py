@@ -1,5 +1,5 @@
-"""The custom-op API of torch 2.0 to 2.3, for code that still uses it. New code should use
-`fake.library.custom_op`.
+"""The custom-op API of torch 2.0 to 2.3, for code that still uses it.
+New code should use `fake.library.custom_op`.
 
 `custom_op`, `impl`, `impl_save_for_backward` and `impl_backward` are those of torch's own
 ``torch._custom_ops``, which warns that it is deprecated; `impl_fake` is `fake.library.register_fake`.
@@ -50,8 +50,8 @@ class CustomOp(_torch.CustomOp):
 
 
 def custom_op(qualname: str, func_or_schema: Any = None) -> Any:
-    """Define an operator from an annotated prototype (as a decorator) or a schema; `impl` and friends
-    complete it.
+    """Define an operator from an annotated prototype (as a decorator) or a schema;
+    `impl` and friends complete it.
 
     Raises:
         ValueError: the name, namespace, prototype or schema is invalid.

@@ -44,8 +44,8 @@ class Library(torch.library.Library):
         dispatch_key: the key of kernels registered without one.
 
     Raises:
-        ValueError: the kind is unknown, the namespace is reserved (`ReservedNamespaceError`) or no string
-            (`SchemaError`).
+        ValueError: the kind is unknown, the namespace is reserved
+            (`ReservedNamespaceError`) or no string (`SchemaError`).
 
     >>> lib = Library("doc_library", "DEF")
     >>> lib.define("double(Tensor x) -> Tensor")
@@ -110,8 +110,8 @@ class Library(torch.library.Library):
 
         Raises:
             TypeError: ``fn`` is not callable.
-            SignatureError: it cannot be called with the operator's arguments (checked for backend and
-                composite keys).
+            SignatureError: it cannot be called with the operator's arguments (checked
+                for backend and composite keys).
             RuntimeError: ``allow_override=False``, and there already is a kernel.
         """
         key = dispatch_key or self.dispatch_key or "CompositeImplicitAutograd"

@@ -32,8 +32,8 @@ class Location:
 
 
 def user_location(stacklevel: int = 1) -> Location:
-    """Return the innermost line of the call stack that is neither in this package nor in torch's registration
-    code.
+    """Return the innermost line of the call stack that is neither in this package nor
+    in torch's registration code.
 
     Args:
         stacklevel: 2 for the caller of that line, and so on, for a user's function that registers for its

@@ -250,8 +250,8 @@ def register_autocast(
 
 
 def register_effect(op: OpLike, effect: Any, *, lib: torch.library.Library | None = None) -> None:
-    """Declare an operator's side effects (``EffectType.ORDERED``: compilers keep their order), or None for
-    none.
+    """Declare an operator's side effects (``EffectType.ORDERED``: compilers keep their order),
+    or None for none.
 
     Args:
         op: the operator, or its name.
@@ -272,8 +272,8 @@ def register_effect(op: OpLike, effect: Any, *, lib: torch.library.Library | Non
 
 
 def get_kernel(op: OpLike, dispatch_key: Any) -> Any:
-    """Return the kernel that the dispatcher would run for a dispatch key; ``.call_boxed(keyset, *args)``
-    calls it.
+    """Return the kernel that the dispatcher would run for a dispatch key;
+    ``.call_boxed(keyset, *args)`` calls it.
 
     Raises:
         ValueError: the key is unknown, or ``op`` is not an operator.

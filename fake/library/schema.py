@@ -55,8 +55,8 @@ def infer_schema(
         tags: tags of the operator.
 
     Raises:
-        UnsupportedAnnotationError: an annotation is missing or has no schema type; the message lists those
-            that do.
+        UnsupportedAnnotationError: an annotation is missing or has no schema type;
+            the message lists those that do.
         SchemaError: ``mutates_args`` names something that is not a tensor argument.
 
     >>> import torch

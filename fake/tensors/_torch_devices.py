@@ -26,8 +26,8 @@ _METHODS = 64  # more virtual methods than the interface has
 
 
 def allow_cuda() -> bool:
-    """Let fake tensors on ``cuda`` work in a build of torch without CUDA as in one with it, for the rest of
-    the process.
+    """Let fake tensors on ``cuda`` work in a build of torch without CUDA as in one with it,
+    for the rest of the process.
 
     The first operator asked for a fake tensor on ``cuda`` calls this. Until then, code that asks for the
     device before it calls an operator (``x.cuda()``, ``module.to("cuda")``) raises torch's error; a program

@@ -14,8 +14,8 @@ import torch
 
 
 class TensorMetadata:
-    """Everything about one strided tensor that decides an operator's answer, except storage size and
-    ``requires_grad``.
+    """Everything about one strided tensor that decides an operator's answer,
+    except storage size and ``requires_grad``.
 
     Those two change without the tensor noticing (a view's storage is resized through its base, autograd sets
     ``requires_grad`` after the operator returned), so keys read them from the tensor where they matter.

@@ -52,8 +52,8 @@ class SymbolicSizes(Unkeyable):
 class _EqualsTorchsClass(type(TorchFakeTensor)):  # type: ignore[misc]
     """Makes ``type(x) in (torch.Tensor, ..., torch's FakeTensor)`` true for our tensors.
 
-    Dynamo, functionalization and ``make_fx`` look up the exact type in tuples and dictionaries, not by
-    isinstance.
+    Dynamo, functionalization and ``make_fx`` look up the exact type in tuples and dictionaries,
+    not by isinstance.
     """
 
     def __eq__(cls, other: object) -> bool:

@@ -56,8 +56,8 @@ class _Inside(threading.local):
 
 def _tester(name: str) -> Callable[..., None]:
     def run(op: Any, args: Any, kwargs: Any, *, copy_inputs: bool = True) -> None:
-        """Run the check. Args: the operator and its arguments; ``copy_inputs`` is torch's: inputs are always
-        copied.
+        """Run the check. Args: the operator and its arguments; ``copy_inputs`` is torch's:
+        inputs are always copied.
         Raises: what the check raises."""
         call = Call(tuple(args), dict(kwargs))
         if not is_abstract(call):

@@ -44,8 +44,8 @@ Level = tuple[Any, ...]
 def key_of(facts: Facts, level: Level) -> Any:
     """Return the class of a call.
 
-    ``("class", 1)`` separates calls by the kinds of arguments and by flags, 2 also by ranks, 3 also by
-    numbers.
+    ``("class", 1)`` separates calls by the kinds of arguments and by flags, 2 also by ranks,
+    3 also by numbers.
     """
     kind = level[0]
     if kind == "all":
@@ -69,8 +69,8 @@ class Property:
     Attributes:
         levels: the ways of dividing calls into classes that have rules, coarsest first.
         rules: level and class → expressions.
-        extra: computes a further part of the class key (the dtypes, or whether inputs are contiguous), or
-            None.
+        extra: computes a further part of the class key (the dtypes, or whether inputs
+            are contiguous), or None.
         refuses_empty: whether the rules do not hold for inputs without elements.
     """
 
@@ -127,8 +127,8 @@ def evaluate(expression: str, environment: Mapping[str, Any]) -> Any:
 class FakeRule:
     """A derived fake kernel.
 
-    Call it with the operator's arguments (fake or meta tensors) to get the outputs, `register` it, or print
-    it.
+    Call it with the operator's arguments (fake or meta tensors) to get the outputs, `register` it,
+    or print it.
 
     Attributes:
         op: the operator's name.
@@ -210,8 +210,8 @@ class FakeRule:
     def describe(
         self, *args: Any, **kwargs: Any
     ) -> list[tuple[tuple[Any, ...], tuple[int, ...] | None, torch.dtype]]:
-        """Return ``(shape, strides, dtype)`` of each output; if a size depends on data, it and the strides
-        are None.
+        """Return ``(shape, strides, dtype)`` of each output; if a size depends on data,
+        it and the strides are None.
 
         Raises:
             UndecidedError: the evidence does not cover this call.
