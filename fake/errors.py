@@ -123,7 +123,7 @@ class UnsupportedTorchVersionError(RuntimeError):
 
 
 class AccelerateError(RuntimeError):
-    """``accelerate()`` could not be turned on or off, because another tool patched the same functions."""
+    """``accelerate()`` cannot be turned off: other code patched the same functions, or it is off already."""
 
 
 class ShapeEnvError(TypeError):

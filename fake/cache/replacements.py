@@ -124,8 +124,7 @@ class Replacements:
     @staticmethod
     def _decides_answers(namespace: str, name: str, key: str) -> bool:
         """Return whether a kernel changes what fake tensors report. torch defines prims, and operators of
-        jagged tensors,
-        lazily: their first kernel changes nothing."""
+        jagged tensors, lazily: their first kernel changes nothing."""
         if key != "Meta" and not key.startswith("Composite"):
             return False
         if namespace == "aten" and name.removeprefix("aten::").startswith("_nested_"):

@@ -379,8 +379,7 @@ def _before_others(change: Callable[[Any, Call], None]) -> Step:
 
 _REFUSALS = (
     _before_others(refuse_arguments),
-    # After the argument checks, because this tries small tensors: given wrong ones, some kernels write out of
-    # bounds.
+    # After the argument checks, as this tries small tensors: wrong ones make some kernels write out of bounds.
     _before_others(refuse_dtypes),
     _before_others(partial(refuse_in_place, dispatch=dispatch)),
 )

@@ -284,7 +284,7 @@ def made_strict(
     """Merge pairs of conditions: ``a <= b`` and ``a != b`` become ``a < b``.
     Slices with symbolic bounds ask for both.
 
-    Returns the conditions, and for each merged one the mapping's value for the inequality that it absorbed.
+    Returns the conditions, and for each merged one the mapping's value for the ``!=`` that it absorbed.
 
     >>> a, b = sympy.symbols("a b", integer=True)
     >>> made_strict({a <= b: "first", sympy.Ne(b, a): "second"})

@@ -139,15 +139,15 @@ _RELATIVE = 0.05
 _TIMES = 8.0
 """In a lower precision, the formula's error in units may be this many times its error in float32."""
 _NEAR = 1.0
-"""And this many times the effect of moving inputs by a unit: ``sin(1000 * x)`` has any slope then."""
+"""And this many times the effect of moving inputs by a unit: in low precision, ``sin(1000 * x)`` may have
+any slope."""
 
 
 def _check_types(op: Any, call: Call) -> None:
     """Compare gradients in each dtype that the operator accepts with those for the same values in float64."""
     for dtype in _LOWER:
         found = _wrong_in(op, call, dtype)
-        # Where a maximum is chosen, or a value rounded, low precision may choose another one: next to it it
-        # does not.
+        # Where a maximum is chosen or a value is rounded, low precision may choose another; next to it, not.
         if found and _wrong_in(op, jittered(call), dtype):
             raise Fault(
                 f"the backward formula is another one in {dtype}",

@@ -34,7 +34,7 @@ class Freedom:
         sizes: their values in the sample; the first is the one that was queried.
         relation: "same" size, "grow" by as much, or "scale" by the same factor.
         accepted: a value of the first size that the kernel accepts.
-        in_output: whether the outputs' sizes change with it (sizes that are summed over do not matter there).
+        in_output: whether the outputs' sizes change with it (not if the sizes are summed over).
     """
 
     sizes: dict[SizeKey, int]

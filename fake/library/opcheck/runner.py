@@ -132,8 +132,8 @@ def opcheck(
         op: a custom op, an ``OpOverload``, or a packet with one overload.
         args, kwargs: the sample. Use ``requires_grad=True`` if the operator is differentiable.
         test_utils: names of the checks to run, or ``"ALL"``. By default torch's four are reported, and six
-            more (`test_fake_variations`, `test_fake_device`, `test_kernel_variations`,
-            `test_uninitialized_memory`, `test_gradients`, `test_vmap`) only if they fail.
+            more only if they fail: `test_fake_variations`, `test_uninitialized_memory`, `test_gradients`,
+            `test_vmap` and, if ``strict``, `test_fake_device` and `test_kernel_variations`.
         raise_exception: raise the first failure; otherwise the verdict holds it.
         strict: whether fake kernels must also be right for other strides and dtypes than the sample's. By
             default only for operators made by `fake.library`: many of other libraries are right for
