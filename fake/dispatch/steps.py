@@ -379,7 +379,7 @@ def _before_others(change: Callable[[Any, Call], None]) -> Step:
 
 _REFUSALS = (
     _before_others(refuse_arguments),
-    # After the argument checks, as this tries small tensors: wrong ones make some kernels write out of bounds.
+    # After the argument checks, as this tries small tensors: some kernels write out of bounds for bad ones.
     _before_others(refuse_dtypes),
     _before_others(partial(refuse_in_place, dispatch=dispatch)),
 )

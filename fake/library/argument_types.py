@@ -66,8 +66,7 @@ class Codec:
         flatten: value → one value per leaf.
         rebuild: one value per leaf → value.
         kind: the annotation's family; ``"plain"`` if the parameter already has a schema type.
-        rebuild_grads: one gradient per leaf → what a backward formula sees (and the
-            inverse is ``flatten_grads``).
+        children: the parts of a composite parameter, as (key, codec) pairs; empty for others.
     """
 
     leaves: tuple[Leaf, ...]

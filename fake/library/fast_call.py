@@ -3,11 +3,10 @@
 For each operator one Python function is generated from its schema. It checks that
 
 * every tensor is a plain `torch.Tensor` or `Parameter` whose dispatch keys are those of an ordinary dense
-tensor on
-  a device that has a kernel (this excludes fake, sparse, conjugated, negated, functorch, inference...
-  tensors),
+  tensor on a device that has a kernel (this excludes fake, sparse, conjugated, negated, functorch,
+  inference... tensors),
 * the thread's dispatcher state is the default (this excludes modes, vmap, tracing, autocast, inference
-mode...),
+  mode...),
 * no torch function mode, no profiler and no Dynamo frame hook is active,
 * every other argument already has the Python type that the dispatcher would convert it to,
 * no other code registered a kernel for this operator behind our back,
