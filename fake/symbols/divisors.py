@@ -51,8 +51,7 @@ def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> di
         if simpler.keys() == found.keys():
             break
         found = simpler
-    # In this order, a check divides by ``s // k`` only after ``k`` is known to divide ``s``, so it is not
-    # zero.
+    # In this order, a check divides by ``s // k`` only once ``k`` is known to divide ``s``: it is not zero.
     return dict(sorted(found.items(), key=lambda item: _divisibility(item[0]) is None))
 
 

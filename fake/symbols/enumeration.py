@@ -63,7 +63,7 @@ def _is_a_fixed_quotient(condition: sympy.Basic, symbol: sympy.Symbol, lower: in
 
 
 def _period(part: sympy.Basic, symbol: sympy.Symbol) -> int:
-    """Return a period such that an expression is linear in sizes of each remainder; 0 if there is none."""
+    """Return the number of remainders for each of which an expression is linear in a size; 0 if unknown."""
     if part == symbol or part.is_Integer:
         return 1
     if isinstance(part, sympy.Add):

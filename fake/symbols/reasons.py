@@ -102,7 +102,7 @@ class Reason:
 
     @property
     def is_of_program(self) -> bool:
-        """Whether the user's line may have asked itself: it compares or converts something,
+        """Whether the user's line itself may have asked: it compares or converts something,
         or cannot be read."""
         return self.where is None or not self.where.code or _LOOKS.search(self.where.code) is not None
 

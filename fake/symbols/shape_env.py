@@ -35,7 +35,7 @@ class GuardList(list[Any]):
         self.shape_env = shape_env
 
     def minimal(self) -> Guards:
-        """Return the smallest equivalent set of guards."""
+        """Return a minimal equivalent set of guards."""
         return guards_of(self.shape_env)
 
     def explain(self) -> Explanation:

@@ -1,5 +1,4 @@
-"""The guards of an environment: the smallest equivalent set, each with its reasons,
-as data and as one function.
+"""The guards of an environment: a minimal equivalent set, each with its reasons, as data and one function.
 
 A graph that was traced for some sizes may be used for others exactly if the guards hold. They are
 
