@@ -155,7 +155,7 @@ def _copy_grad_dtype(t: torch.Tensor, out: Any) -> None:
 
 
 def _remember_item(t: torch.Tensor, out: Any, source: Any, symbolic_context: Any, shape_env: Any) -> None:
-    """Make ``item()`` of a scalar input a symbol with a known source. Of the floats, only float64 is exact."""
+    """Make ``item()`` of a scalar input a symbol with a known source. Of floats, only float64 is exact."""
     if (
         not fake_tensor.is_plain_tensor(t)
         or t.dim() != 0
