@@ -1,4 +1,4 @@
-"""For the authors of passes: is a rewrite right, decided in exact arithmetic at each of its match sites."""
+"""For authors of passes: decide in exact arithmetic whether a rewrite is right, at each match site."""
 
 from typing import TYPE_CHECKING
 

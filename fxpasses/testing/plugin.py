@@ -1,11 +1,11 @@
-"""A pytest plugin for the authors of passes: the fixture ``prove_pass``.
+"""A pytest plugin for authors of passes, with the fixture ``prove_pass``.
 
 ::
 
     def test_my_pass(prove_pass):
         prove_pass(MyPass())
 
-It is there wherever fxpasses is installed; ``-p no:fxpasses`` leaves it out.
+It is available wherever fxpasses is installed. ``-p no:fxpasses`` turns it off.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pytest
 
 @pytest.fixture
 def prove_pass() -> Callable[..., Any]:
-    """Proves a pass as :func:`fxpasses.testing.prove` does, and fails the test with the sites that are wrong, or that nothing proves.
+    """Prove a pass as :func:`fxpasses.testing.prove` does, and fail the test if a site is wrong or unproved.
 
     Returns:
-        A function of the arguments of ``prove``; it returns the proof.
+        A function with the arguments of ``prove``; it returns the proof.
     """
-    # Here, so that pytest does not import torch for those who do not use it.
+    # Import here, so that pytest does not import torch unless a test uses the fixture.
     from fxpasses.testing import prove
 
     def run(item: Any, *arguments: Any, **keywords: Any) -> Any:

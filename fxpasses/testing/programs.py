@@ -1,4 +1,4 @@
-"""Programs to try a pass on, and the settings in which each is tried."""
+"""Programs to try a pass on, and the settings to try each in."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Program:
     """A function or module with inputs.
 
     Attributes:
-        name: what it is, in a few words.
+        name: a short description.
         make: makes the callable and its inputs.
-        variants: the same with other numbers among its constants, by what these are.
+        variants: the same program with other constants, each under the name of its change.
     """
 
     name: str
@@ -32,11 +32,11 @@ class Setting:
     """One way to run a program.
 
     Attributes:
-        name: in words.
-        dtype: of floating inputs and parameters; their own if not given.
-        sizes: other sizes for those of the inputs.
-        strided: whether inputs of two dimensions and more are not contiguous.
-        gradients: whether inputs want gradients.
+        name: the setting in words.
+        dtype: the dtype of floating-point inputs and parameters; ``None`` keeps their own.
+        sizes: replacements for sizes of the inputs.
+        strided: whether inputs of two or more dimensions are non-contiguous.
+        gradients: whether inputs require grad.
         dynamic: whether sizes are symbolic.
     """
 
@@ -49,16 +49,16 @@ class Setting:
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is one of those in which every program is tried."""
+        """Whether every program is tried in this setting."""
         return not self.sizes and not self.strided and self.dtype in (None, torch.bfloat16)
 
 
 def settings(inputs: Sequence[Any], gradients: bool) -> Iterator[Setting]:
-    """The settings in which a program is tried: as it is first, then with one thing changed at a time.
+    """Yield the settings to try a program in: unchanged first, then with one thing changed at a time.
 
     Args:
-        inputs: of the program.
-        gradients: whether it is differentiated where it can be.
+        inputs: the inputs of the program.
+        gradients: whether it is differentiated where possible.
     """
     yield Setting("as it is", gradients=gradients)
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
@@ -78,10 +78,10 @@ def settings(inputs: Sequence[Any], gradients: bool) -> Iterator[Setting]:
 def with_setting(
     model: Callable[..., Any], inputs: Sequence[Any], setting: Setting
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """A program as a setting asks for it.
+    """Apply a setting to a program.
 
     Args:
-        model: the callable; a module is changed to the type that is asked for.
+        model: the callable. A module is converted in place to the dtype of the setting.
         inputs: its positional arguments.
         setting: what to change.
     """

@@ -1,4 +1,4 @@
-"""``prove``: run a pass on the graphs of a model, or of programs of many kinds, and decide for each match site whether the graph is the same function."""
+"""``prove``: run a pass on graphs of a model or of many programs, and decide at each site if it is right."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from fxpasses.testing.programs import PROGRAMS, Program, Setting, settings, with
 
 
 class NoSiteError(FxPassesError):
-    """The pass changes nothing in any graph of the model: there is nothing to prove.
+    """The pass changes nothing in any graph of the model, so there is nothing to prove.
 
     Args:
         text: the message.
-        left_alone: what looks like the pattern of the pass, each with the reason why it was not replaced.
+        left_alone: near misses of the pass's pattern, each with the reason why it was not replaced.
     """
 
     def __init__(self, text: str, left_alone: Sequence[str] = ()) -> None:
@@ -59,7 +59,7 @@ class NoSiteError(FxPassesError):
 
 
 class WrongPassError(FxPassesError):
-    """A pass computes something else; its message names each wrong match site."""
+    """A pass computes something else. The message names each wrong match site."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,15 @@ class SiteProof:
 
     Attributes:
         graph: the kind of graph.
-        program: what the graph was captured from, where :func:`prove` was given no model.
-        setting: how, in words: types, sizes, strides.
-        site: position among the sites that the pass claims there; ``None`` for a pass that claims none, whose whole run is judged.
-        location: the node and the user's line, where a site was claimed.
-        verdict: of the graphs before and after this rewrite alone.
-        findings: what is wrong all the same, as ``check="values"`` finds it: on values that no random sample reaches, and by rounding.
-        is_checked: whether that was looked for: of a whole run that nothing else shows to be wrong.
-        notes: differences that no input shows (see :func:`~fxpasses.checking.unreachable.unreachable`), and what could not be looked at.
+        program: the captured program, if :func:`prove` was given no model.
+        setting: its setting in words: dtypes, sizes, strides.
+        site: position among the sites that the pass claims there; ``None``: the whole run of one without.
+        location: the node and the user's line, if a site was claimed.
+        verdict: compares the graphs before and after this rewrite alone.
+        findings: faults that ``check="values"`` finds anyway: values that no random sample reaches, rounding.
+        is_checked: whether such faults were looked for: in a whole run that nothing else shows to be wrong.
+        notes: what could not be examined, and differences that no input shows (see
+            :func:`~fxpasses.checking.unreachable.unreachable`).
     """
 
     graph: GraphKind
@@ -112,11 +113,11 @@ class PassProof:
     """The result of :func:`prove`.
 
     Attributes:
-        name: of the pass.
+        name: the name of the pass.
         sites: one verdict for each match site, and one for all of them together.
-        idle: programs and settings in which the pass changes nothing, of those in which it does otherwise.
-        numerics: what the pass's contract says of results; with ``"none"`` it may approximate them.
-        uncaptured: programs and settings that cannot be captured: nothing is said of these.
+        idle: programs and settings that the pass does not change, though it changes the program in others.
+        numerics: the numerics of the pass's contract. With ``"none"``, the pass may approximate results.
+        uncaptured: programs and settings that cannot be captured. Nothing is claimed about them.
     """
 
     name: str
@@ -127,13 +128,13 @@ class PassProof:
 
     @property
     def ok(self) -> bool:
-        """Whether every rewrite is the same function, and rounds no worse than it may; or an approximation, where the contract says so."""
+        """Whether every rewrite is the same function or an allowed approximation, within rounding limits."""
         right = ("EQUAL", "APPROXIMATE") if self.numerics == "none" else ("EQUAL",)
         return all(site.said in right for site in self.sites)
 
     @property
     def conditions(self) -> list[str]:
-        """What has to hold: settings in which the pass is not right, or changes nothing, though it is and does otherwise."""
+        """What has to hold: settings in which a pass that is otherwise right fails, or changes nothing."""
         by_setting: dict[tuple[str, str], set[str]] = {}
         for site in self.sites:
             by_setting.setdefault((site.program, site.setting), set()).add(site.said)
@@ -150,7 +151,7 @@ class PassProof:
         ]
 
     def table(self) -> str:
-        """The verdicts as a table in Markdown, for the page of the pass: one row for each program, its graphs and what is said of them."""
+        """Return the verdicts as a Markdown table for the page of the pass. Each program has a row."""
         said: dict[tuple[str, str], dict[str, list[str]]] = {}
         for site in self.sites:
             of = said.setdefault((site.program, site.setting), {})
@@ -176,10 +177,10 @@ class PassProof:
         return as_html(text, ("program", "setting", "graph", "site", "verdict"), rows)
 
     def raise_if_wrong(self) -> None:
-        """Raise unless no rewrite is another function.
+        """Raise an error if a rewrite is another function.
 
         Raises:
-            WrongPassError: naming the sites that are.
+            WrongPassError: names the wrong sites.
         """
         faults = {"DIFFERENT", "LESS PRECISE"} | ({"APPROXIMATE"} if self.numerics != "none" else set())
         wrong = [str(site) for site in self.sites if site.said in faults]
@@ -199,30 +200,30 @@ def prove(
     samples: int = 2,
     **keywords: Any,
 ) -> PassProof:
-    """Decide in exact arithmetic whether a pass leaves the graphs of a model the functions that they are.
+    """Decide in exact arithmetic whether a pass preserves the functions that a model's graphs compute.
 
-    Each match site is rewritten alone and judged alone; then all are, together. A pass that claims no sites is judged as a whole. One that finds nothing in
-    a graph as it is captured gets it as the default passes leave it.
+    Each match site is rewritten and judged alone, then all together. A pass without claimed sites is judged
+    as a whole. If it finds nothing in a graph as captured, it gets the graph as the default passes leave it.
 
     Args:
         item: the pass.
-        model: a function or module; it is captured, forward and backward, and not changed. If not given, the pass is tried on
-            programs of many kinds (a pass made of a pattern: on its pattern), in several types, sizes and strides, with and
-            without gradients.
+        model: a function or module; it is captured, forward and backward, and not changed. If not given, the
+            pass is tried on programs of many kinds (a pass made of a pattern: on its pattern), in several
+            dtypes, sizes and strides, with and without gradients.
         *inputs: its positional arguments.
         dynamic: whether sizes are symbolic, as for ``torch.compile``; other sizes are then tried as well.
         decompose: whether the pass sees the operators that it sees under ``torch.compile``, or those of ATen.
-        samples: how many random samples of the inputs.
+        samples: how many random samples of the inputs to try.
         **keywords: keyword arguments of the model.
 
     Returns:
         The verdicts; see :class:`PassProof`.
 
     Raises:
-        NoSiteError: if the pass changes no graph that it takes.
-        CaptureError: if the model cannot be captured as one graph.
-        PassError: if the pass fails.
-        ArgumentTypeError: ``item`` is no pass, or ``model`` no function.
+        NoSiteError: the pass changes no graph of the kinds that it takes.
+        CaptureError: the model cannot be captured as one graph.
+        PassError: the pass fails.
+        ArgumentTypeError: ``item`` is not a pass, or ``model`` is not a function.
 
     >>> import torch, fxpasses
     >>> from fxpasses.passes import EliminateCommonSubexpressions
@@ -236,7 +237,7 @@ def prove(
         return _survey(item, decompose, samples)
     check_type("prove", "model", model, callable, "a module or function")
     if isinstance(item, PatternPass):
-        item = replace(item, expect_match=True)  # which tells why it does not
+        item = replace(item, expect_match=True)  # makes it warn with the reason if it does not match
     found: list[SiteProof] = []
     kinds: set[str] = set()
     with _left_alone() as left_alone:
@@ -256,10 +257,10 @@ def prove(
 
 @contextlib.contextmanager
 def _left_alone() -> Iterator[list[str]]:
-    """Within, what looks like a pattern and is left alone is collected, and patterns that are found nowhere are not warned of."""
+    """Collect near misses of patterns, and suppress the warnings about patterns without a match."""
     reasons: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", NoMatchWarning)  # it is read here, whatever the program shows
+        warnings.simplefilter("always", NoMatchWarning)  # read below, whatever the program's filters
         yield reasons
     for warning in caught:
         if isinstance(warning.message, NoMatchWarning):
@@ -285,7 +286,7 @@ def _programs(item: Pass) -> tuple[Program, ...]:
 def _pattern_called(
     pattern: Callable[..., Any], examples: Sequence[Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A function that calls a pattern, and tensors for it. The numbers are written in its code: as variables they would be symbols, with symbolic sizes."""
+    """Return a function that calls a pattern, and tensors. Numbers are literals: variables become symbols."""
     generator = torch.Generator().manual_seed(0)
     tensors = [v for v in examples if isinstance(v, ExampleTensor)]
     parameters = [f"tensor_{i}" for i in range(len(tensors))]
@@ -305,7 +306,7 @@ def _pattern_called(
 
 
 def _other_numbers(value: Any) -> list[Any]:
-    """Numbers in the place of one that a pattern leaves open: of the other sign, an odd one, and a fraction."""
+    """Return values to try for a number that a pattern leaves open: other sign, odd, and a fraction."""
     if type(value) is int:
         return [other for other in (-value, value + 1) if other != value]
     if type(value) is float:
@@ -320,7 +321,8 @@ def _drawn(example: ExampleTensor, generator: torch.Generator) -> Tensor:
 
 
 def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
-    """The proof on all programs in which the pass finds something to rewrite: in all settings on the first, in the usual ones on others."""
+    """Prove the pass on all programs that it rewrites: the first in all settings, others in the usual ones.
+    """
     differentiated = bool(set(item.contract.graphs) & {"joint", "forward", "backward"})
     found: list[SiteProof] = []
     idle: list[tuple[str, str]] = []
@@ -329,14 +331,14 @@ def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
     left_alone: Sequence[str] = ()
     for program in _programs(item):
         first, inputs = True, program.make()[1]
-        # What eager differentiates in no way (statistics that want a gradient) is tried without.
+        # Programs that eager cannot differentiate (statistics that require grad, say) run without gradients.
         gradients = differentiated and _runs(*with_setting(*program.make(), Setting("")), gradients=True)
         tried = [(program.make, setting) for setting in settings(inputs, gradients)]
         tried += [(make, Setting(name, gradients=gradients)) for name, make in program.variants]
         for make, setting in [(make, setting) for make, setting in tried if not found or setting.is_usual]:
             model, given = with_setting(*make(), setting)
             if not _runs(model, given, setting.gradients):
-                given = [_without_zeros(v) for v in given]  # which may be divisors
+                given = [_without_zeros(v) for v in given]  # they may be divisors
                 if not _runs(model, given, setting.gradients):
                     continue
             dynamic = setting.dynamic or None
@@ -367,7 +369,7 @@ def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
 
 
 def _runs(model: Callable[..., Any], inputs: Sequence[Any], gradients: bool) -> bool:
-    """Whether eager takes these inputs: sizes of one may not fit, and not every operator has every type."""
+    """Whether eager accepts these inputs: sizes of 1 may not fit, and not every operator has every dtype."""
     try:
         result = model(*inputs)
         wanted = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.requires_grad]
@@ -393,7 +395,7 @@ def _proofs(
     item: Pass, kind: GraphKind, gm: fx.GraphModule, inputs: Sequence[Any], samples: int
 ) -> Iterator[SiteProof]:
     whole, runs, sites = _rewrite_all(item, gm, kind)
-    if runs is None:  # many passes look for the form that the default ones bring a graph into
+    if runs is None:  # many passes match only the form that the default passes produce
         gm = copy_graph(gm)
         PassManager(list(default_passes())).run(gm, kind)
         whole, runs, sites = _rewrite_all(item, gm, kind)
@@ -424,7 +426,7 @@ def _proofs(
 
 
 def _with_name(verdict: Verdict, names: Sequence[str]) -> Verdict:
-    """A verdict that calls a result as the value check does: the gradient of a parameter, say."""
+    """Return the verdict with a result named as in the value check, such as the gradient of a parameter."""
     finding = verdict.finding
     if finding is None:
         return verdict
@@ -437,7 +439,7 @@ def _with_name(verdict: Verdict, names: Sequence[str]) -> Verdict:
 def _rewrite_all(
     item: Pass, gm: fx.GraphModule, kind: GraphKind
 ) -> tuple[fx.GraphModule, list[PassRun] | None, list[MatchSite]]:
-    """A rewritten copy, the runs of the pass (``None`` where it changes nothing), and the sites that it claimed."""
+    """Return a rewritten copy, the runs of the pass (``None`` if nothing changed), and the claimed sites."""
     whole = copy_graph(gm, constants=True)
     with collect_sites() as sites:
         runs = PassManager([item]).run(whole, kind)
@@ -459,7 +461,7 @@ def _graphs(
     dynamic: bool | None,
     decompose: bool,
 ) -> Iterator[tuple[GraphKind, fx.GraphModule, list[Any]]]:
-    """The graphs of the model that the pass takes, with real inputs."""
+    """Yield the graphs of the model that the pass takes, with real inputs."""
     wanted = set(item.contract.graphs)
     if wanted & {"joint", "forward", "backward"}:
         captured = capture(model, *inputs, dynamic=dynamic, decompose=decompose, **keywords)
@@ -490,7 +492,7 @@ def _backward_inputs(captured: Captured, backward: fx.GraphModule) -> list[Any]:
 
 
 def _with_gradients(gm: fx.GraphModule, given: Mapping[str, Any]) -> list[Any]:
-    """The inputs of a graph; those that are not given are gradients of outputs, for which any value will do."""
+    """Return the inputs of a graph. Those not given are gradients of outputs, for which any value will do."""
     nodes = gm.graph.find_nodes(op="placeholder")
     others = iter(inputs_from_hints([node for node in nodes if node.name not in given]))
     return [given[node.name] if node.name in given else next(others) for node in nodes]

@@ -1,8 +1,8 @@
-"""Tuned programs: passes and options of a graph chosen by measuring it, checked against eager, and kept for later processes.
+"""Tuned programs: measure the passes and options of a graph, check them against eager, and keep the best.
 
 ::
 
-    first call of a graph ── proposals (what changes it, the most promising first)
-        each: compile ── duel with the best so far ── compare with eager ── ask for the exact verdict ── keep, or not
-    best ── duel with the default ── kept on disk, with the ledger of what was tried
+    first call of a graph ── proposals (what would change it, the most promising first)
+        each: compile ── duel with the best so far ── compare with eager ── exact verdict ── keep, or not
+    best ── duel with the default ── kept on disk for later processes, with the ledger of what was tried
 """

@@ -18,13 +18,13 @@ from fxpasses.plans._torch_frames import never_traced
 
 
 def is_compiled(model: object) -> bool:
-    """Whether calling a model calls what ``torch.compile`` made of it, which can be compiled no second time."""
+    """Whether the model is already the result of ``torch.compile``, which cannot be compiled again."""
     compiled = isinstance(model, OptimizedModule) or hasattr(model, "_torchdynamo_orig_callable")
     return compiled or getattr(model, "_compiled_call_impl", None) is not None
 
 
 def is_profiling() -> bool:
-    """Whether the user profiles: the profiler that measures memory would end that."""
+    """Whether the user is profiling. The profiler that measures memory would end that profile."""
     return torch.autograd._profiler_enabled()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -33,7 +33,10 @@ _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 @contextlib.contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """The profiler tells that it starts and stops, and that there is no GPU, unless this variable is set when it is first used."""
+    """Silence the profiler, which reports that it starts, that it stops, and that there is no GPU.
+
+    It reads this variable when it is first used.
+    """
     if _LOG_LEVEL in os.environ:
         yield
         return
@@ -45,7 +48,7 @@ def _quiet_profiler() -> Iterator[None]:
 
 
 def peak_bytes(step: Callable[[], object]) -> int:
-    """The most memory that tensors made inside of ``step`` take at once: as allocators report it."""
+    """Return the peak memory of tensors made inside of ``step``, as the allocators report it."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -65,18 +68,19 @@ def peak_bytes(step: Callable[[], object]) -> int:
 
 
 def element_address(value: Tensor) -> int:
-    """Where the first element of a tensor is. Args: as for ``storage_address``."""
+    """Return the address of a tensor's first element. Args: as for ``storage_address``."""
     return storage_address(value) + int(value.storage_offset()) * value.element_size()
 
 
 def lazy_copy(value: Tensor) -> Tensor | None:
-    """A copy that shares memory with a tensor until one of them is written to, which moves that one.
+    """Return a copy that shares memory with a tensor until one of them is written to, which moves that one.
 
-    ``None`` for a tensor that something else might write to without asking torch for a pointer: shared memory, a NumPy array (which keeps a storage from
-    being resized), DLPack (which holds the tensor, or another one of its memory).
+    Returns ``None`` if something could write to the tensor without asking torch for a pointer: shared memory,
+    a NumPy array (which keeps a storage from being resized), or DLPack (which holds the tensor, or another
+    one of its memory).
     """
     storage = value.untyped_storage()
-    held = torch._C._storage_Use_Count(storage._cdata) - 1  # by `storage`
+    held = torch._C._storage_Use_Count(storage._cdata) - 1  # not counting `storage`
     by_torch = value._use_count()  # type: ignore[attr-defined]
     if held > 1 or by_torch > 1 or not storage.resizable():
         return None
@@ -87,13 +91,16 @@ def lazy_copy(value: Tensor) -> Tensor | None:
 
 
 def watch_backward(inputs: Sequence[Any], failed: Callable[[Exception], None]) -> Callable[[Any], bool]:
-    """Have an error of a compiled graph's backward pass told, that of compiling it included; not one of how the pass is called.
+    """Report errors of a compiled graph's backward pass, including errors of compiling it.
+
+    Errors of how the pass is called are not reported.
 
     Args:
-        inputs: of a call of the graph that follows.
-        failed: is told.
+        inputs: the inputs of a call of the graph that follows.
+        failed: is called with the error.
 
-    Returns: a function of the call's results, which says whether there is such a pass.
+    Returns:
+        a function of the call's results, which says whether there is such a pass.
     """
     before = set(_nodes(inputs))
 
@@ -125,8 +132,8 @@ def _telling(
         try:
             return run(ctx, given)
         except Exception as error:
-            if not (keeps_graph() and function.metadata.bw_donated_idxs):  # which is not for such graphs
+            if not (keeps_graph() and function.metadata.bw_donated_idxs):  # a misuse, as buffers are donated
                 failed(error)
             raise
 
-    return never_traced(watched)  # in a compiled function the backward pass runs behind a graph break
+    return never_traced(watched)  # in a compiled function, the backward pass runs after a graph break

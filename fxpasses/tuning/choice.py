@@ -1,4 +1,4 @@
-"""A choice: the steps that a tuned graph takes beyond the default, each of them a pass or a setting."""
+"""Choices: the steps that a tuned graph takes beyond the default. Each step is a pass or a setting."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from fxpasses.passes import default_passes
 from fxpasses.tuning.content import family_of
 
 THE_REST = "the rest"
-"""The place of passes that run in no region."""
+"""The place of passes that run outside all regions."""
 
 PARTS = ("forward", "backward")
 """The graphs after the partition."""
 
 
 def takes_parts(item: Pass) -> bool:
-    """Whether a pass runs after the partition, and so after all those for whole graphs."""
+    """Whether a pass runs after the partition, hence after all passes on whole graphs."""
     return "joint" not in item.contract.graphs and bool({*PARTS} & set(item.contract.graphs))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One change of how a graph is compiled.
+    """One change to how a graph is compiled.
 
     Attributes:
         name: the pass with its options as text, or the setting (``memory_budget=0.5``).
-        item: the pass, for a step that is one.
-        settings: the options of :class:`fxpasses.Options` that it sets, for one that is not.
-        predicted: what the cost model expects of it: time with it over time without.
-        growth: how many calls the graph has with it over those without, which is what compiling it takes.
-        allowed: whether the user takes results that are not eager's for it.
-        places: where a pass runs: in the regions of these families, in ``THE_REST`` of the graph; with ``None``, everywhere.
+        item: the pass, if the step is one.
+        settings: the options of :class:`fxpasses.Options` that the step sets, if it is not a pass.
+        predicted: the time with the step over the time without, as the cost model predicts.
+        growth: the number of calls in the graph with the step over the number without. Compile time scales
+            with it.
+        allowed: whether the user accepts results that differ from eager.
+        places: where a pass runs: in regions of these families, or in ``THE_REST`` of the graph. ``None``
+            means everywhere.
     """
 
     name: str
@@ -50,22 +52,22 @@ class Step:
 
     @classmethod
     def of_pass(cls, item: Pass, places: tuple[str, ...] | None = None, **more: Any) -> Step:
-        """A step that is a pass."""
+        """Make a step that runs a pass."""
         told = [place if place == THE_REST else f"region {place[:8]}" for place in places or ()]
         return cls(f"{item} in {' and '.join(told)}" if told else str(item), item, places=places, **more)
 
     def runs_in(self, place: str) -> bool:
-        """Whether a step that is a pass runs in a region of that family, or in ``THE_REST`` of the graph."""
+        """Whether a pass step runs in regions of that family, or in ``THE_REST`` of the graph."""
         return self.places is None or place in self.places
 
     @classmethod
     def setting(cls, option: str, value: Any) -> Step:
-        """A step that sets one option."""
+        """Make a step that sets one option."""
         told = ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
         return cls(f"{option}={told}", None, {option: value})
 
     def to_data(self) -> dict[str, Any]:
-        """The step as plain data; of a pass the text, and a digest of what it does."""
+        """Return the step as plain data. A pass is stored as its text and a digest of what it does."""
         digest = self.item.identify().digest if self.item is not None else None
         return {
             "name": self.name if self.item is None else str(self.item), "settings": dict(self.settings), "digest": digest,
@@ -74,14 +76,14 @@ class Step:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], make: Callable[[str], Pass]) -> Step:
-        """The step that :meth:`to_data` wrote.
+        """Rebuild the step that :meth:`to_data` wrote.
 
         Args:
             data: what it wrote.
-            make: gives the pass of a text.
+            make: makes a pass from its text.
 
         Raises:
-            OptionsError: there is no such pass, or it does something else by now.
+            OptionsError: the pass does not exist, or does something else by now.
         """
         if data["digest"] is None:
             return cls(data["name"], None, data["settings"])
@@ -95,7 +97,7 @@ class Step:
 
 
 PLAIN = Step("plain", None, {"regions": "off", "partition": "torch"})
-"""What Inductor alone makes of a graph: without the default passes, each layer compiled where it stands, and cut into forward and backward as torch does."""
+"""Inductor alone: no default passes, no regions, and torch's partition into forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -103,32 +105,34 @@ class Choice:
     """The steps of one program, in order.
 
     Attributes:
-        steps: what differs from the default; nothing for the default itself.
+        steps: the differences from the default; empty for the default itself.
     """
 
     steps: tuple[Step, ...] = ()
 
     def plus(self, step: Step) -> Choice:
-        """The choice with one more step; a pass that is among them already runs where the new step says, and not elsewhere."""
+        """Return the choice with one more step. A pass that it already has moves to the step's places."""
         return Choice((*(s for s in self.steps if s.item is None or s.item != step.item), step))
 
     def everywhere(self) -> Choice:
-        """The choice with its passes wherever they change something."""
+        """Return the choice with its passes running wherever they change something."""
         return Choice(tuple(replace(step, places=None) for step in self.steps))
 
     def without_inductor(self) -> Choice:
-        """The choice without options of Inductor: what decides which graphs it is given."""
+        """Return the choice without Inductor options: the part that decides which graphs Inductor gets."""
         return Choice(tuple(step for step in self.steps if "inductor" not in step.settings))
 
     def without_allowed(self) -> Choice:
-        """The choice without the steps whose results need not be eager's: what can be compared."""
+        """Return the choice without steps whose results may differ from eager: what can be compared."""
         return Choice(tuple(step for step in self.steps if not step.allowed))
 
     def options(self, base: Options) -> Options:
-        """The options to compile with. What fails with these steps is no program of theirs: it raises, and nothing takes its place.
+        """Return the options to compile with.
+
+        They raise on failure: what a fallback would run instead is not the program of these steps.
 
         Args:
-            base: the user's.
+            base: the user's options.
         """
         if self.steps:
             base = replace(base, on_failure="raise")
@@ -146,14 +150,14 @@ class Choice:
         return base
 
     def passes(self, given: tuple[Pass, ...], place: str) -> tuple[Pass, ...]:
-        """The passes for a part of the graph.
+        """Return the passes for one part of the graph.
 
         Args:
-            given: the user's.
+            given: the user's passes.
             place: the family of a region, or ``THE_REST``.
         """
         own = [step.item for step in self.steps if step.item is not None and step.runs_in(place)]
-        own.sort(key=takes_parts)  # in inference graphs, too, they run last
+        own.sort(key=takes_parts)  # these run last in inference graphs as well
         return (*given, *own, *(() if PLAIN in self.steps else default_passes())) if own else given
 
     def __str__(self) -> str:
@@ -162,7 +166,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _PlacedOptions(Options):
-    """Options whose passes are those around regions: each region has those that are chosen for its family."""
+    """Options whose passes apply around regions. Each region gets the passes chosen for its family."""
 
     choice: Choice = Choice()
     given: tuple[Pass, ...] = ()

@@ -1,8 +1,8 @@
-"""The content of a Dynamo graph as a digest: the same in every process, whatever the values are called.
+"""Digests of the content of a Dynamo graph: the same in every process, whatever its values are called.
 
-Besides the exact one there is that of its *family*: without sizes, and without how often a layer is repeated, so that the same model with
-a longer sequence, with symbolic sizes, or with more layers is known again: graphs whose calls, each told together with the calls that its
-arguments come from, are the same set.
+There is an exact digest and one of the *family*, which ignores sizes and how often a layer is repeated. The
+same model with a longer sequence, symbolic sizes or more layers has the same family. Graphs are of one family
+if they have the same set of calls, each described with the calls that produce its arguments.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SIZE = "size"
 
 
 def graph_digest(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """The digest of a graph's calls, and of the metadata of its inputs.
+    """Return the digest of a graph's calls and of the metadata of its inputs.
 
     Args:
         gm: a Dynamo graph.
-        inputs: its inputs; of tensors the metadata count.
+        inputs: its inputs. Only the metadata of tensors counts.
     """
     told = [
         (str(v.dtype), str(tuple(v.shape)), str(_strides(v)), str(v.device), v.requires_grad)
@@ -37,7 +37,7 @@ def graph_digest(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def family_of(gm: fx.GraphModule, inputs: Sequence[Any] | None = None) -> str:
-    """The digest of a graph and its inputs without sizes, and without how often anything in it is repeated.
+    """Return the digest of a graph and its inputs without sizes and repetitions.
 
     Args:
         gm: a Dynamo graph.
@@ -57,9 +57,7 @@ def family_of(gm: fx.GraphModule, inputs: Sequence[Any] | None = None) -> str:
 def _family(gm: fx.GraphModule, inputs: Sequence[str]) -> str:
     constants, inner = constants_of(gm), subgraphs(gm)
     placeholders = iter(inputs)
-    calls: dict[
-        fx.Node, str
-    ] = {}  # and inputs, each on its own; where sizes are symbolic, calls make these, too
+    calls: dict[fx.Node, str] = {}  # includes inputs and, with symbolic sizes, the calls that compute sizes
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             calls[node] = next(placeholders, "input")
@@ -91,7 +89,7 @@ def _strides(value: torch.Tensor) -> Any:
 
 
 def _lines(gm: fx.GraphModule) -> list[str]:
-    """One line a call; values are called by their number."""
+    """Return one line of text for each call. Values are named by their number."""
     constants = constants_of(gm)
     numbers: dict[fx.Node, str] = {}
     lines: list[str] = []
@@ -116,7 +114,7 @@ def _gives_tensors(node: fx.Node) -> bool:
 
 
 def _told(value: Any, numbers: Mapping[fx.Node, str] | None) -> str:
-    """An argument as text. Without numbers, neither values are told apart nor sizes told."""
+    """Return an argument as text. Without numbers, all values and all sizes look the same."""
     if isinstance(value, fx.Node):
         return "%" if numbers is None else numbers[value]
     if isinstance(value, (list, tuple)):
@@ -126,6 +124,6 @@ def _told(value: Any, numbers: Mapping[fx.Node, str] | None) -> str:
     if isinstance(value, slice):
         return f"slice{_told((value.start, value.stop, value.step), numbers)}"
     if numbers is None and isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return "%"  # with symbolic sizes it is a node
+        return "%"  # with symbolic sizes this is a node
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text

@@ -1,7 +1,7 @@
-"""Freezing: the weights of convolutions, batch norms and matmuls as constants, so that Inductor folds one into the other and lays them out once.
+"""Freezing: make weights of convolutions, batch norms and matmuls constants, which Inductor folds.
 
-Inductor's own freezing runs on with the old weights when they are changed. Here each call asks whether they were: see
-:class:`fxpasses.tuning.unchanged.Unchanged`.
+Inductor also lays them out for the kernel once. Its own freezing keeps using the old weights after they
+change. Here each call checks whether they did: see :class:`fxpasses.tuning.unchanged.Unchanged`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ from fxpasses.tuning.unchanged import Unchanged
 log = logging.getLogger(__name__)
 
 FREEZING = Step("freezing", None, {"inductor": {"freezing": True, "cpp_wrapper": True}, "regions": "off"})
-"""The step: regions take their weights as arguments, so there are none. With Inductor's C++ wrapper, as a net of convolutions is many short kernels, and a
-frozen program has no plan to call them."""
+"""The step. It turns regions off, since they take their weights as arguments.
+
+It turns on Inductor's C++ wrapper, because a convolutional net runs many short kernels, and a frozen program
+has no plan to call them.
+"""
 
 _TAKE_WEIGHTS = ("batch_norm", "linear", "addmm", "matmul", "mm")
-"""Calls beside convolutions whose constant weights Inductor folds, or lays out for the kernel."""
+"""Calls besides convolutions whose constant weights Inductor folds, or lays out for the kernel."""
 
 
 def weights_to_freeze(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """Which inputs of a Dynamo graph are parameters and buffers of convolutions, batch norms and matmuls, dense and in the memory of the CPU.
+    """Return the indices of a Dynamo graph's inputs that can be frozen.
+
+    These are dense parameters and buffers in CPU memory that convolutions, batch norms or matmuls use.
 
     Args:
         gm: the graph.
@@ -59,12 +64,14 @@ def _is_dense(value: Tensor) -> bool:
 
 
 class FrozenProgram:
-    """A graph with its weights as constants, compiled when it is first called; without, as soon as they are other ones.
+    """A graph with its weights as constants, compiled on its first call.
+
+    Once the weights change, it is compiled with the weights as inputs.
 
     Args:
         gm: a Dynamo graph.
-        options: with Inductor's ``freezing``.
-        compile: compiles a graph for inputs with some options.
+        options: options with Inductor's ``freezing``.
+        compile: compiles a graph for given inputs and options.
     """
 
     def __init__(
@@ -78,7 +85,7 @@ class FrozenProgram:
         self._weights: Unchanged | None = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run it. Args: the inputs of the graph."""
+        """Run the program. Args: the inputs of the graph."""
         if self._running is None:
             self._freeze(inputs)
         assert self._running is not None
@@ -91,7 +98,7 @@ class FrozenProgram:
 
     def _freeze(self, inputs: Sequence[Any]) -> None:
         frozen = weights_to_freeze(self._gm, inputs)
-        weights = Unchanged(frozen, inputs)  # before they are read: what is written meanwhile is seen
+        weights = Unchanged(frozen, inputs)  # watch before reading them, so that no write is missed
         gm = copy_graph(self._gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
         for i in frozen:

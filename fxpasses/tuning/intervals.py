@@ -1,8 +1,9 @@
-"""Intervals of ratios that were measured in pairs: medians, without an assumption on how the noise is distributed.
+"""Confidence intervals of ratios measured in pairs: medians, with no assumption on the distribution of noise.
 
-A pair is the time of one program over that of another one, measured side by side, so that a slow moment of the machine
-hits both. The interval of the median of ``n`` pairs runs from the k-th smallest to the k-th largest of them: it misses the
-median only if fewer than ``k`` of ``n`` fair coins show one side. A few wild pairs do not move it.
+A pair is the time of one program over that of another, measured side by side, so that a slow moment of the
+machine hits both. The interval of the median of ``n`` pairs runs from the k-th smallest to the k-th largest.
+It misses the median only if fewer than ``k`` of ``n`` fair coins show one side. A few outliers do not move
+it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOOKS = (8, 16, 32, 64)
-"""After how many pairs a duel is looked at."""
+"""The numbers of pairs after which a duel checks its interval."""
 
 RISK = 0.05 / len(LOOKS)
-"""The probability of an interval that misses, for each look: all looks together have 5%."""
+"""The probability that the interval of one look misses the median. All looks together have 5%."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median ratio, and where it lies with a confidence of 95%.
+    """A median ratio with its 95% confidence interval.
 
     Attributes:
         low: the lower end.
@@ -38,11 +39,12 @@ class Interval:
 
 
 def median_interval(ratios: Sequence[float], risk: float = RISK) -> Interval:
-    """The interval of the median of some ratios.
+    """Return the confidence interval of the median of some ratios.
 
     Args:
-        ratios: at least one, each of one pair.
-        risk: the probability that the interval misses the median. Where there are too few pairs for it the interval has no ends.
+        ratios: at least one ratio, each of one pair.
+        risk: the probability that the interval misses the median. With too few pairs for it, the interval is
+            unbounded.
 
     >>> print(median_interval([0.9, 0.91, 0.89, 0.9, 2.0, 0.9, 0.92, 0.88], risk=0.05))
     0.900 [0.880, 2.000]

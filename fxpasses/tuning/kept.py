@@ -1,7 +1,7 @@
-"""What tuning found, kept on disk beside the plans: one JSON file a graph, written at once or not at all.
+"""Tuning results on disk, beside the plans: one JSON file for each graph, written atomically.
 
-``tuned/FAMILY/GRAPH.json``: a family is a graph whatever its sizes are, so that another size finds what was measured for one.
-Reading needs no torch.
+The path is ``tuned/FAMILY/GRAPH.json``. A family is a graph regardless of its sizes, so that another size
+finds what was measured for one. Reading needs no torch.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 _VERSIONS = ("torch", "python", "fxpasses source", "device", "instruction set")
-"""What differs between two ledgers that are compared."""
+"""What may differ between two ledgers that are compared."""
 
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading raises of a file that holds something else."""
+"""What reading raises if a file has other contents."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Kept:
 
     Attributes:
         graph: the digest of its content.
-        steps: the steps of the choice, as plain data; none for the default.
+        steps: the steps of the choice, as plain data; empty for the default.
         entries: the ledger.
-        surroundings: versions, device, settings: what the measurements hold for.
-        ratio: time over the default's, with its interval, as numbers; empty for the default.
-        memory: the same for peak memory, where it was measured.
+        surroundings: the versions, device and settings that the measurements hold for.
+        ratio: the time over the default's, with its interval, as numbers; empty for the default.
+        memory: the same for peak memory, if it was measured.
         left: the steps that there was no time for.
-        struck: why the choice is not used any more, "" if it is.
-        candidates: the passes that there were to choose from, each with a digest of what it does.
-        seconds: how long tuning might take: with no more than that, ``left`` is left again.
+        struck: why the choice is no longer used; "" if it is.
+        candidates: the passes that were available to choose from, each with a digest of what it does.
+        seconds: the time limit of the tuning. A run with no more time would leave ``left`` again.
     """
 
     graph: str
@@ -70,7 +70,7 @@ class Kept:
     seconds: float = 0.0
 
     def to_data(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """Return the result as plain data."""
         return {
             "format": _FORMAT, "graph": self.graph, "steps": list(self.steps), "entries": [e.to_data() for e in self.entries],
             "surroundings": dict(self.surroundings), "ratio": list(self.ratio), "memory": self.memory, "left": list(self.left),
@@ -96,7 +96,7 @@ class Kept:
         )  # fmt: skip
 
     def covers(self, passes: Sequence[Pass]) -> bool:
-        """Whether all these passes were there to choose from, as they are now."""
+        """Whether all these passes were candidates, in their current version."""
         return all(
             str(item) in self.candidates and self.candidates[str(item)] == item.identify().digest
             for item in passes
@@ -104,24 +104,24 @@ class Kept:
 
     @property
     def situation(self) -> str:
-        """What it was measured in: see :class:`~fxpasses.tuning.tuning_ledger.Entry`."""
+        """The conditions of the measurement: see :class:`~fxpasses.tuning.tuning_ledger.Entry`."""
         told = {name: value for name, value in self.surroundings.items() if name not in _VERSIONS}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:6]
         kind = "training" if told.get("gradients enabled") == "True" else "inference"
         return f"{kind}, {told.get('threads')} threads, {told.get('goal')}, {digest}"
 
     def struck_for(self, graph: str, why: str) -> Kept:
-        """The result with the choice struck, for its graph or for another size of it: the default is used from now on.
+        """Return the result with its choice struck, so that the default is used from now on.
 
         Args:
-            graph: the digest of the graph that it failed for.
-            why: what it failed of.
+            graph: the digest of the graph that it failed for: its own, or one of another size.
+            why: the reason for the failure.
         """
         measured = self.entries if graph == self.graph else ()
         entries = tuple(
             replace(e, outcome="struck", verdict=why) if e.outcome == "kept" else e for e in measured
         )
-        if all(e.outcome != "struck" for e in entries):  # it was measured for another size
+        if all(e.outcome != "struck" for e in entries):  # measured for another size
             told = (
                 Entry(graph, step["name"], "struck", verdict=why, situation=self.situation)
                 for step in self.steps
@@ -132,12 +132,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the result for a graph is kept, in given surroundings.
+    """Where the result for a graph is kept, for given surroundings.
 
     Attributes:
-        directory: the folder of all results, or ``None`` when nothing is kept.
+        directory: the folder of all results, or ``None`` if nothing is kept.
         graph: the digest of the graph's content.
-        family: that of its content without sizes.
+        family: the digest of its content without sizes.
         surroundings: what the measurements hold for, goal and options included.
     """
 
@@ -148,12 +148,12 @@ class Place:
 
     @classmethod
     def under(cls, cache: str, graph: str, family: str, surroundings: Mapping[str, str]) -> Place:
-        """The place in the folder that ``cache`` names (see :func:`fxpasses.compile`).
+        """Return the place in the folder that ``cache`` names (see :func:`fxpasses.compile`).
 
         Args:
             cache: ``"auto"``, ``"off"`` or a folder.
             graph: the digest of the graph's content.
-            family: that of its content without sizes.
+            family: the digest of its content without sizes.
             surroundings: what the measurements hold for.
         """
         root = cache_directory(cache)
@@ -167,17 +167,17 @@ class Place:
 
     @property
     def file(self) -> Path | None:
-        """The file of the result for the graph itself, or ``None`` when nothing is kept."""
+        """The file with the result for this graph, or ``None`` if nothing is kept."""
         folder = self._folder()
         return None if folder is None else folder / f"{self.graph}.json"
 
     def write(self, kept: Kept) -> None:
-        """Keep a result. A disk that refuses is logged: the program is there all the same."""
+        """Write a result. A write error is only logged, because the program works without the file."""
         if self.file is not None:
             write_result(self.file, kept)
 
     def read(self) -> tuple[Kept, bool] | None:
-        """The result for the graph, or for another size of it, and whether it is for these sizes."""
+        """Return the result for the graph, or for another size of it, and whether it is for these sizes."""
         folder = self._folder()
         if folder is None or not folder.is_dir():
             return None
@@ -190,7 +190,7 @@ class Place:
         return None
 
     def of_known(self, known: Sequence[tuple[Place, Kept]]) -> tuple[Kept, bool] | None:
-        """The same among results with their places: of a process that keeps none on disk, or cannot. Args: these."""
+        """Like :meth:`read`, but for results in memory, with their places. Args: these."""
         about = self.family, dict(self.surroundings)
         fit = [
             (kept, place.graph == self.graph)
@@ -200,7 +200,10 @@ class Place:
         return max(fit, key=lambda pair: pair[1], default=None)
 
     def gained(self) -> dict[str, float]:
-        """What steps gave other graphs in the same surroundings, where they were kept: the median, time with it over time without."""
+        """Return the median ratio of each step that was kept for other graphs in the same surroundings.
+
+        A ratio is the time with the step over the time without.
+        """
         ratios: dict[str, list[float]] = {}
         for kept in every_result(self.directory.parent) if self.directory is not None else ():
             if dict(kept.surroundings) == dict(self.surroundings):
@@ -211,7 +214,7 @@ class Place:
 
 
 def add_to_report(directory: str, kept: Kept) -> None:
-    """Have a result among those of a report, in the place of an earlier one for the same graph."""
+    """Add a result to those of a report, replacing an earlier one for the same graph."""
     path = Path(directory) / LEDGER_FILE
     try:
         before = json.loads(path.read_text()) if path.exists() else []
@@ -225,8 +228,8 @@ def read_result(path: Path) -> Kept:
     """Read one file.
 
     Raises:
-        PlanFileError: it is damaged, of another version, or others than the user may write to it.
-        OSError: it cannot be read.
+        PlanFileError: the file is damaged, of another version, or writable by others than the user.
+        OSError: the file cannot be read.
     """
     check_owner(path)
     try:
@@ -236,7 +239,7 @@ def read_result(path: Path) -> Kept:
 
 
 def write_result(path: Path, kept: Kept) -> None:
-    """Write one file. A disk that refuses is logged."""
+    """Write one file. A write error is only logged."""
     try:
         write_atomically(path, json.dumps(kept.to_data(), indent=1).encode())
     except OSError as error:
@@ -244,7 +247,7 @@ def write_result(path: Path, kept: Kept) -> None:
 
 
 def read_if_whole(path: Path) -> Kept | None:
-    """What one file holds; ``None``, which is logged, where it cannot be used."""
+    """Return the contents of one file, or ``None`` if it cannot be used, which is logged."""
     try:
         return read_result(path)
     except (PlanFileError, OSError) as error:
@@ -256,11 +259,11 @@ def read_if_whole(path: Path) -> Kept | None:
 def _left_aside(why: str) -> None:
     log.warning(
         "a result of tuning is left aside: %s", why
-    )  # once: a graph's file is looked at several times
+    )  # log once: the file of a graph is read several times
 
 
 def every_result(directory: Path) -> Iterator[Kept]:
-    """All results under a cache's directory; files that cannot be used are left out."""
+    """Iterate over all results under a cache directory, skipping files that cannot be used."""
     for path in sorted((directory / "tuned").glob("*/*.json")):
         kept = read_if_whole(path)
         if kept is not None:
@@ -268,10 +271,10 @@ def every_result(directory: Path) -> Iterator[Kept]:
 
 
 def ledger_file(path: Path) -> list[Entry]:
-    """The entries of a ledger that was saved with ``fxpasses ledger --json``, of that of a report, or of a cache's directory.
+    """Read the entries of a ledger: of ``fxpasses ledger --json``, of a report, or of a cache directory.
 
     Raises:
-        OptionsError: it is none of these.
+        OptionsError: ``path`` is none of these.
     """
     if path.is_dir() and not (path / LEDGER_FILE).is_file():
         return [entry for kept in every_result(path) for entry in kept.entries]
@@ -279,7 +282,7 @@ def ledger_file(path: Path) -> list[Entry]:
         data = json.loads((path / LEDGER_FILE if path.is_dir() else path).read_text())
         if not isinstance(data, list):
             raise TypeError(f"it is {type(data).__name__}")
-        listed = (one.get("entries", [one]) for one in data)  # a report has it by graphs
+        listed = (one.get("entries", [one]) for one in data)  # a report groups entries by graph
         return [Entry.from_data(entry) for entries in listed for entry in entries]
     except (OSError, *_DAMAGE) as error:
         problem = f"{path} is no ledger that 'fxpasses ledger --json' printed"

@@ -1,6 +1,7 @@
-"""How long kernels take here: matmuls, convolutions and attention of a graph, each run alone on tensors of its sizes and strides.
+"""Kernel times on this machine: each matmul, convolution and attention of a graph runs alone.
 
-FLOPs do not tell one library's matmul from another's, nor one large matmul from two small ones. Their times on this machine do.
+The tensors have the sizes and strides of the graph. FLOPs cannot tell one library's matmul from another's,
+nor one large matmul from two small ones. Measured times can.
 """
 
 from __future__ import annotations
@@ -20,25 +21,28 @@ from fxpasses.partitioner.cost import CostModel
 from fxpasses.tuning.measuring import wall_clock
 
 _RUNS = 4
-"""How often each is run, the first time to load what it needs: the shortest counts, as other work of the machine only adds to it."""
+"""How often each call runs, including a first time that loads what it needs.
+
+The shortest time counts, because other work on the machine only adds to it.
+"""
 
 aten = torch.ops.aten
 
 _OF_IMAGES = (
     aten.convolution.default, aten.convolution_backward.default, onednn_pixelwise, onednn_pixelwise_weight
 )  # fmt: skip
-"""Calls whose images Inductor lays out channels last on the CPU, whatever the strides in the graph."""
+"""Calls whose images Inductor lays out channels-last on the CPU, whatever the strides in the graph."""
 
 _LONG = 0.05
-"""Seconds after which one is not run again."""
+"""A call is not run again after this many seconds."""
 
 
 class KernelTimes:
-    """Times of calls that have a formula of FLOPs, each kind of call measured at most once.
+    """Times of calls that have a FLOP formula. Each kind of call is measured at most once.
 
     Args:
-        seconds: how long measuring may take, all in all; calls beyond that have no time.
-        clock: gives the seconds that are measured.
+        seconds: the total time limit for measuring. Calls beyond it have no time.
+        clock: returns the seconds that are measured.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = wall_clock) -> None:
@@ -46,7 +50,7 @@ class KernelTimes:
         self._known: dict[object, float | None] = {}
 
     def seconds(self, node: fx.Node) -> float | None:
-        """How long a call takes; ``None`` where it is not known. Args: a call with values in its ``meta``."""
+        """Return the time of a call; ``None`` if it is unknown. Args: a call with values in its ``meta``."""
         if not CostModel.has_formula(node):
             return None
         described = _described_image if node.target in _OF_IMAGES else _described
@@ -59,7 +63,7 @@ class KernelTimes:
         return self._known[key]
 
     def know(self, gm: fx.GraphModule) -> bool:
-        """Whether the time of each call of a graph that has a formula is known."""
+        """Whether the times of all calls in the graph that have a FLOP formula are known."""
         return all(self.seconds(n) is not None for n in gm.graph.nodes if CostModel.has_formula(n))
 
     def _measured(self, node: fx.Node, values: Any) -> float | None:
@@ -73,12 +77,12 @@ class KernelTimes:
                     node.target(*args, **kwargs)
                     found.append(self._clock() - start)
             except (RuntimeError, TypeError, ValueError, IndexError):
-                return None  # a call that does not take such values, or memory: what it takes is estimated
+                return None  # the call rejects these values, or memory ran out: its time is estimated
         return min(found)
 
 
 class _Described:
-    """A tensor without its values."""
+    """The metadata of a tensor, without its values."""
 
     def __init__(self, value: Tensor) -> None:
         self.size, self.stride = [[size_hint(n) for n in of] for of in (value.shape, value.stride())]
@@ -106,7 +110,7 @@ def _described_image(value: Any) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """A tensor as it was described: of ones, as zeros and what was in memory before may be slow to compute with."""
+    """Make a tensor of ones from its description. Zeros or leftover memory may be slow to compute with."""
     if not isinstance(value, _Described):
         return value
     return torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device).fill_(1)

@@ -1,4 +1,4 @@
-"""Measuring programs: two of them in turns, and the memory of one."""
+"""Measurements of programs: the time of two in turns, and the memory of one."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fxpasses.tuning import _torch
 from fxpasses.tuning.intervals import LOOKS, Interval, median_interval
 
 _SHORTEST = 0.004
-"""Seconds of one measurement: a program that takes less runs several times in each."""
+"""The minimum seconds of one measurement. A faster program runs several times in each."""
 
 _FEWEST, _LOST = 2, 1.5
-"""Pairs after which a program that took so many times as long in each is given up, if the time is up."""
+"""With the time up, a program is given up if it took ``_LOST`` times as long in all of ``_FEWEST`` pairs."""
 
 _UNEVEN = 0.01
-"""Ratios closer than this to each other are not told apart for longer."""
+"""Stop measuring once the interval is narrower than this."""
 
 
 def wall_clock() -> float:
-    """Seconds, once all work that accelerators were given is done."""
+    """Return the time in seconds, after synchronizing with the accelerator if there is one."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def own_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """Copies of inputs to measure on: a graph may write to any of them, to the parameters of an optimizer, say.
+    """Copy inputs to measure on, because a graph may mutate any of them, such as an optimizer's parameters.
 
     Raises:
-        Unsupported: for a tensor that cannot be copied.
+        Unsupported: a tensor cannot be copied.
     """
     distinct = {id(value): value for value in inputs}
     copies = dict(zip(distinct, cloned(list(distinct.values())), strict=True))
@@ -47,7 +47,7 @@ def own_inputs(inputs: Sequence[Any]) -> list[Any]:
 
 
 class Program:
-    """A compiled graph, with inputs to run it on: forward, and backward where an output needs it.
+    """A compiled graph with inputs to run it on: forward, then backward if an output requires grad.
 
     Args:
         run: takes the inputs and returns a tuple or list of outputs.
@@ -60,7 +60,7 @@ class Program:
         self._gradients: list[Tensor] | None = None
 
     def step(self) -> None:
-        """Run it once."""
+        """Run the program once."""
         outputs = self.run(*self._inputs)
         ends = [v for v in outputs if isinstance(v, Tensor) and v.requires_grad]
         if ends and self._wanted and torch.is_grad_enabled():
@@ -69,7 +69,7 @@ class Program:
             torch.autograd.grad(ends, self._wanted, self._gradients, allow_unused=True)
 
     def peak_bytes(self) -> int:
-        """The most memory that tensors made by one step take at once: not the first one, which makes more than later ones do."""
+        """Return the peak memory of tensors made by one step: the second, because the first makes more."""
         self.step()
         gc.collect()
         return _torch.peak_bytes(self.step)
@@ -88,11 +88,11 @@ def duel(
 
     Args:
         old: the program to beat.
-        new: the other one.
-        clock: gives seconds.
-        settled: whether the interval answers the question; more pairs are measured until it does.
+        new: the challenger.
+        clock: returns seconds.
+        settled: whether the interval answers the question. More pairs are measured until it does.
         has_time: whether to measure another pair.
-        least: how many pairs are measured though there is no time.
+        least: how many pairs to measure even without time.
     """
     times = [_seconds(clock, program, 1) for program in (old, new, old, new)]  # also warms both up
     repeats = max(1, round(_SHORTEST / max(min(times[2:]), _SHORTEST / 100)))
@@ -117,7 +117,7 @@ def duel(
 
 
 def _is_lost(ratios: Sequence[float]) -> bool:
-    """Whether nothing is to be won: measuring on, though the time is up, would only tell by how much the new program is slower."""
+    """Whether the new program has clearly lost. More pairs would only tell by how much it is slower."""
     return len(ratios) >= _FEWEST and min(ratios) > _LOST
 
 

@@ -1,8 +1,9 @@
-"""Proposals: the steps that would change a graph at all, in the order in which a cost model expects them to help.
+"""Proposals: the steps that would change a graph at all, ordered by how much a cost model expects of them.
 
-A pass that changes nothing in the captured graph is never compiled. What one changes is weighed: matmuls, convolutions and attention take as long as they do when
-each is run alone on this machine; other calls as long as their arithmetic or their memory traffic, whichever is longer. What other graphs gained by, as measured, comes first.
-That orders the candidates, and decides nothing.
+A pass that leaves the captured graph unchanged is never compiled. The others are ranked by predicted time.
+Matmuls, convolutions and attention are predicted from a measurement of each alone on this machine. Other
+calls take the longer of their arithmetic and their memory traffic. Steps with measured gains on other graphs
+come first. The ranking only orders the candidates; it decides nothing.
 """
 
 from __future__ import annotations
@@ -34,20 +35,26 @@ from fxpasses.tuning.search import Goal
 aten = torch.ops.aten
 
 _FLOPS, _BYTES = 5e10, 1e10
-"""Of one second, for what is not measured: the ratio of the two is what counts."""
+"""Per second, for calls that are not measured. Only the ratio of the two matters."""
 
 _UNWEIGHED = 1.1
-"""What is expected of settings that nothing weighs: less than of a pass that should change little, as weights are off by some 5%."""
+"""The prediction for settings without a cost model.
+
+It ranks them below passes that should change little, as predictions are off by some 5%.
+"""
 
 _OF_PARTITION = 0.985
-"""What is expected of torch's partition: a few models gain a tenth by it, most nothing. A pass that should give less comes after it."""
+"""The prediction for torch's partition. A few models gain a tenth by it, most gain nothing.
+
+Passes that are predicted to gain less come after it.
+"""
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 
 def default_candidates() -> tuple[Pass, ...]:
-    """The passes of the library that keep results, up to rounding, and are not run anyway."""
+    """Return the library's passes that preserve results up to rounding and do not run by default."""
     ran = {type(item) for item in default_passes()}
     return tuple(
         kind() for kind in library().values() if kind not in ran and kind.contract.numerics != "none"
@@ -60,13 +67,13 @@ class Proposals:
     Args:
         gm: a Dynamo graph.
         inputs: real inputs for it.
-        options: the user's.
-        goal: of the search.
+        options: the user's options.
+        goal: the goal of the search.
         passes: the passes to choose from; ``None`` for :func:`default_candidates`.
-        allowed: further ones, whose results need not be eager's.
-        regions: whether repeated layers of it are compiled once.
-        gained: what steps gave other graphs, by name: these come first.
-        kernels: times of kernels; ``None`` for measuring none.
+        allowed: further passes, whose results may differ from eager.
+        regions: whether repeated layers of the graph are compiled once.
+        gained: what steps gained on other graphs, by name. These steps come first.
+        kernels: times of kernels; ``None`` to measure none.
     """
 
     def __init__(
@@ -102,10 +109,13 @@ class Proposals:
         self._of_places = self._changed(_captured(gm, inputs, options).kept) if regions else {}
 
     def __call__(self, choice: Choice) -> list[tuple[Step, int]]:
-        """The steps that would change the program of a choice, the most promising first, with the number of calls that each changes."""
+        """Return the steps that would change the program of a choice, the most promising first.
+
+        Each has the number of calls that it changes.
+        """
         if choice not in self._known:
             taken = [step.item for step in choice.steps if step.item is not None]
-            # What passes for joint graphs change, and where these are parted, graphs captured again show.
+            # Passes on joint graphs also change the partition. Capture again to see both.
             seen = self._whole(choice.everywhere()).kept.get(THE_REST, {}) if taken else self._graphs
             graphs = {kind: _rewritten(gm, taken, kind)[0] for kind, gm in seen.items()}
             pairs = [self._of_pass(item, graphs) for item in self._candidates if item not in taken]
@@ -121,7 +131,7 @@ class Proposals:
         return sorted(found, key=lambda pair: self._gained.get(pair[0].name, 1.0))
 
     def _moved(self, choice: Choice) -> list[tuple[Step, int]]:
-        """The passes that change several places, in one place more or less than now."""
+        """For passes that change several places, return steps that run them in one place more or fewer."""
         found: list[tuple[Step, int]] = []
         if any(step.settings.get("regions") == "off" for step in choice.steps):
             return found
@@ -140,7 +150,7 @@ class Proposals:
     def _changed(
         self, places: Mapping[str, dict[str, fx.GraphModule]]
     ) -> dict[Pass, dict[str, tuple[Step, int]]]:
-        """The passes that change several places, and what they change in each."""
+        """Return the passes that change several places, and what they change in each."""
         found: dict[Pass, dict[str, tuple[Step, int]]] = {}
         for item in self._candidates:
             steps = {place: self._of_pass(item, graphs) for place, graphs in places.items()}
@@ -159,13 +169,13 @@ class Proposals:
             changed = sum(calls for _, calls in pairs)
             after, before = [gm for gm, _ in pairs], [graphs[kind] for kind in kinds]
             share = self._share(after, before) if changed else 1.0
-        except Exception:  # noqa: BLE001  (a pass that fails, or leaves a broken graph: compiling it will tell)
+        except Exception:  # noqa: BLE001  (compiling it will tell what is wrong with the pass)
             return self._step(item), 0
         growth = sum(len(gm.graph.nodes) for gm in after) / sum(len(gm.graph.nodes) for gm in before)
         return (self._step(item, share, max(growth, 1.0)), changed) if changed else None
 
     def _share(self, after: Sequence[fx.GraphModule], before: Sequence[fx.GraphModule]) -> float:
-        """Time of some graphs over that of others: both with kernels that are measured, or both without."""
+        """Return the time of ``after`` over that of ``before``: both with measured kernels, or neither."""
         kernels = self._kernels if all(map(self._kernels.know, (*before, *after))) else None
         whole = sum(_seconds(gm, kernels) for gm in before)
         return sum(_seconds(gm, kernels) for gm in after) / whole if whole else 1.0
@@ -175,14 +185,14 @@ class Proposals:
 
 
 def _expected(step: Step) -> float:
-    """Time with a step over time without, as far as that is known before it is measured."""
+    """Return the time with a step over the time without, as predicted before it is measured."""
     if step.item is not None or step == FREEZING:
         return step.predicted
     return _OF_PARTITION if step.settings.keys() == {"partition"} else _UNWEIGHED
 
 
 class _Graphs(Observer):
-    """Keeps the graphs that passes see, by place: those of regions, and that around them."""
+    """Collects the graphs that passes see, by place: those of regions, and the graph around them."""
 
     def __init__(
         self, place: str = THE_REST, kept: dict[str, dict[str, fx.GraphModule]] | None = None
@@ -201,14 +211,14 @@ class _Graphs(Observer):
 
 def _captured(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> _Graphs:
     seen = _Graphs()
-    # No graphs come from the cache; the backward graph is made now, and not in a backward pass that never runs.
+    # Bypass the AOTAutograd cache, and lower the backward graph now: its backward pass never runs.
     with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
         compile_graph(gm, inputs, options, Hooks(observers=[seen], counts=False))
     return seen
 
 
 def _rewritten(gm: fx.GraphModule, passes: Sequence[Pass], kind: Any) -> tuple[fx.GraphModule, int]:
-    """The graph after some passes, and how many calls these added, changed or removed."""
+    """Return the graph after some passes, and how many calls they added, changed or removed."""
     if not passes:
         return gm, 0
     copied = copy_graph(gm)
@@ -233,7 +243,7 @@ def _seconds(gm: fx.GraphModule, kernels: KernelTimes | None) -> float:
 
 
 def _share_once_laid_out(graphs: Mapping[str, fx.GraphModule], kernels: KernelTimes) -> float:
-    """Time with weights that are laid out for the kernel once, over that where each call reads and writes them for it."""
+    """Return the time with weights laid out for the kernel once, over the time with a layout in each call."""
     costs, weights, total = CostModel(), set(), 0.0
     known = kernels if all(map(kernels.know, graphs.values())) else None
     for gm in graphs.values():
@@ -252,18 +262,19 @@ def _share_once_laid_out(graphs: Mapping[str, fx.GraphModule], kernels: KernelTi
 def _settings(
     graphs: dict[str, fx.GraphModule], inputs: Sequence[Any], options: Options, goal: Goal, regions: bool
 ) -> list[tuple[str, Any]]:
-    """Options beside passes, each with a value to try."""
+    """Return options other than passes, each with a value to try."""
     calls = {node.target for gm in graphs.values() for node in gm.graph.nodes}
     cuda = any(isinstance(v, torch.Tensor) and v.is_cuda for v in inputs)
     found: list[tuple[str, Any]] = [("regions", "off")] if regions and goal != "memory" else []
     inductor: list[dict[str, Any]] = []
     if cuda and calls & set(
         _CONVOLUTIONS
-    ):  # on the CPU Inductor lays out every convolution channels last anyway
+    ):  # on the CPU, Inductor already lays out every convolution channels-last
         inductor.append({"force_layout_optimization": True})
     if goal != "memory":
-        # Not the C++ wrapper alone: on the CPU plans call kernels directly, on a GPU a CUDA graph does more, and a process died while it
-        # was tried on one. Autotuning comes last, as one candidate of it compiles for a minute.
+        # Do not try the C++ wrapper alone. On the CPU, plans call kernels directly. On a GPU, a CUDA graph
+        # gains more, and a process died while the wrapper was tried. Autotuning comes last, as one candidate
+        # compiles for a minute.
         if cuda:
             inductor.append({"triton.cudagraphs": True})
         if cuda and calls & set(_MATMULS):

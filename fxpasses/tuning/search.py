@@ -1,6 +1,7 @@
-"""The search: one step after the other, the most promising first; each is kept only if it is measured better and proved equal.
+"""The search: try one step after the other, and keep each only if it measures better and is proved equal.
 
-The search knows nothing of graphs and compilers: what it asks for is a :class:`Workbench`.
+The most promising step is first. The search knows nothing of graphs and compilers; it asks a
+:class:`Workbench`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.tuning_ledger import Entry
 
 Goal = Literal["time", "memory", "both"]
-"""``time``: faster, whatever it takes. ``memory``: a lower peak, whatever it takes. ``both``: one of them, and not at the other's expense."""
+"""``time``: faster at any cost. ``memory``: a lower peak at any cost. ``both``: one of them, neither worse.
+"""
 
 GOALS = ("time", "memory", "both")
 
@@ -24,58 +26,61 @@ _GAIN = 0.995
 """A step is kept if the whole interval of its ratio is below this."""
 
 _HARM = 1.01
-"""What counts as no worse."""
+"""Ratios below this count as no worse."""
 
 
 class Workbench(Protocol):
-    """Compiles, measures and checks one graph. Programs are whatever it makes them."""
+    """Compiles, measures and checks one graph. Programs are opaque to the search."""
 
     def proposals(self, choice: Choice) -> Sequence[tuple[Step, int]]:
-        """The steps that would change the program of ``choice``, the most promising first, with the number of calls that each changes."""
+        """Return the steps that would change the program of ``choice``, the most promising first.
+
+        Each has the number of calls that it changes.
+        """
 
     def compiled(self, choice: Choice) -> Any:
-        """The program of a choice. Raises whatever goes wrong."""
+        """Compile the program of a choice. Any exception may propagate."""
 
     def duel(
         self, old: Any, new: Any, settled: Callable[[Interval], bool], least: int = LOOKS[0]
     ) -> Interval:
-        """The time of one program over that of another, measured in turns.
+        """Measure two programs in turns and return the ratio of their times, new over old.
 
         Args:
-            old: the program that the time is divided by.
-            new: the other one.
+            old: the program in the denominator.
+            new: the program in the numerator.
             settled: whether an interval is narrow enough.
-            least: how many pairs are measured even when the time is up.
+            least: how many pairs to measure even after the time is up.
         """
 
     def peak_bytes(self, program: Any) -> int:
-        """The most memory that one step of a program takes."""
+        """Return the peak memory of one step of a program."""
 
     def refusal(self, choice: Choice, program: Any) -> tuple[str, str]:
-        """Why a program may not be used, or "", and what the checks say of it."""
+        """Return why a program may not be used, or "", and what the checks say of it."""
 
     def seconds_left(self) -> float:
-        """Until the search has to be over."""
+        """Return the seconds until the search has to end."""
 
     def expected_seconds(self, step: Step) -> float:
-        """How long compiling and measuring the program of one more step takes, as far as is known."""
+        """Estimate how long it takes to compile and measure the program with one more step."""
 
     def tell(self, what: str) -> None:
-        """Say what is done now."""
+        """Report what is being done now."""
 
 
 @dataclass
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        choice: the best that was measured and checked; the default if nothing is better.
+        choice: the best choice that was measured and checked; the default if nothing is better.
         program: its program.
-        entries: the ledger, one entry a step that was tried.
-        ratio: time of the program over the default's, from measurements of their own; ``None`` for the default.
-        memory: the same for peak memory, where it was measured.
+        entries: the ledger, with one entry for each step that was tried.
+        ratio: the program's time over the default's, from a separate measurement; ``None`` for the default.
+        memory: the same for peak memory, if it was measured.
         left: the steps that there was no time for.
-        interrupted: whether the search was stopped by the user.
+        interrupted: whether the user stopped the search.
     """
 
     choice: Choice
@@ -88,12 +93,12 @@ class Found:
 
 
 def search(bench: Workbench, graph: str, goal: Goal, default: Any) -> Found:
-    """Look for the best choice in the time that there is.
+    """Search for the best choice in the time available.
 
     Args:
         bench: compiles, measures and checks.
         graph: the digest of the graph, for the ledger.
-        goal: what is better.
+        goal: what counts as better.
         default: the program of the default choice.
     """
     state = _Search(bench, graph, goal, default)
@@ -112,7 +117,7 @@ class _Search:
         self._peaks = {Choice(): bench.peak_bytes(default)} if goal != "time" else {}
 
     def run(self) -> None:
-        """Try the steps until none is left, or no time."""
+        """Try steps until none is left, or until the time is up."""
         while True:
             proposed = self._bench.proposals(self.found.choice)
             steps = [pair for pair in proposed if pair[0].name not in self._tried]
@@ -136,7 +141,7 @@ class _Search:
             if entry.outcome != "kept":
                 return entry
             refused, verdict = self._bench.refusal(choice, program)
-        except Exception as error:  # noqa: BLE001  (whatever is wrong with a candidate, the default is there)
+        except Exception as error:  # noqa: BLE001  (whatever fails in a candidate, the default still works)
             return replace(entry, outcome="failed", verdict=first_line(error))
         if refused:
             return replace(entry, outcome="wrong", verdict=refused)
@@ -155,7 +160,7 @@ class _Search:
         return replace(entry, outcome=_outcome(self._goal, faster, memory))
 
     def confirmed(self) -> Found:
-        """What was found, measured against the default once more: the best of many is partly luck."""
+        """Measure the winner against the default again: the best of many candidates is partly luck."""
         found = self.found
         if not found.choice.steps:
             return found
@@ -196,7 +201,7 @@ def _holds(goal: Goal, time: Interval, memory: float | None) -> bool:
 
 
 def _settled(found: Interval) -> bool:
-    """Whether it is clear that a step gains, or that it gains too little to ask further."""
+    """Whether the step clearly gains, or clearly gains too little to keep measuring."""
     return found.high < _GAIN or found.low > _GAIN
 
 

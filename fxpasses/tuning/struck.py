@@ -1,4 +1,4 @@
-"""What becomes of a choice that was measured and kept, and whose program fails later: nobody uses it any more, and all are told."""
+"""Striking: if the program of a kept choice fails later, nobody uses it any more, and all are told."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ log = logging.getLogger(__name__)
 
 
 def told_struck(graph: str, steps: str, what: str) -> str:
-    """What an error says besides that cannot be undone.
+    """Return the note that an error gets when the failed call cannot be repeated without the tuned program.
 
     Args:
         graph: the digest of the graph.
         steps: what was chosen for it.
-        what: raised the error: ``"whose backward pass"``, or ``"which"``.
+        what: what raised the error: ``"whose backward pass"`` or ``"which"``.
     """
     return f"fxpasses: graph {graph[:8]} ran a tuned program ({steps}), {what} raised this; it is struck, and the next call runs without it"
 
 
 def strike(path: Path | None, struck: Kept) -> None:
-    """Have a choice that failed known: in the log, in the counters, and for later processes.
+    """Record that a choice failed: in the log, in the counters, and on disk for later processes.
 
     Args:
-        path: where it is kept.
+        path: where the choice is kept.
         struck: the result with the choice struck.
     """
     log.warning("a tuned program is struck, and the graph runs without it: %s", struck.struck)
@@ -40,11 +40,11 @@ def strike(path: Path | None, struck: Kept) -> None:
 
 
 def strike_for_backward(files: Iterable[str], error: Exception) -> None:
-    """Strike the choices of a program that failed in its backward pass, and say so in the error.
+    """Strike the choices of a program that failed in its backward pass, and add a note to the error.
 
     Args:
         files: where they are kept.
-        error: what was raised.
+        error: the error that was raised.
     """
     for path in map(Path, files):
         kept = read_if_whole(path)

@@ -36,15 +36,16 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Tuned(Generic[M]):
-    """A tuned model: called like the model. Prints as the ledger.
+    """A tuned model. Call it like the model; printing it shows the ledger.
 
     Attributes:
         model: the model.
-        graphs: what was found, one a graph that Dynamo made.
-        seconds: how long it took.
-        reused: how many of the graphs were tuned before, and not again.
-        interrupted: whether it was stopped early.
-        untuned: why graphs were not tuned, one a graph: sizes that are symbolic, a job of several processes.
+        graphs: the result for each graph that Dynamo made.
+        seconds: how long tuning took.
+        reused: how many graphs used the result of an earlier tuning.
+        interrupted: whether tuning was stopped early.
+        untuned: the reason for each graph that was not tuned, such as symbolic sizes or a job of several
+            processes.
     """
 
     model: M
@@ -56,17 +57,17 @@ class Tuned(Generic[M]):
     untuned: tuple[str, ...] = ()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, compiled with what was found."""
+        """Call the model, compiled with the passes and options that were found."""
         return self._compiled(*args, **kwargs)
 
     @property
     def ledger(self) -> tuple[Entry, ...]:
-        """What was tried, on all graphs."""
+        """The entries of all graphs: what was tried."""
         return tuple(entry for kept in self.graphs for entry in kept.entries)
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The names of the passes and settings that are used, on all graphs."""
+        """The names of the passes and settings in use, on all graphs."""
         return tuple(step["name"] for kept in self.graphs for step in kept.steps)
 
     def __rich__(self) -> Table:
@@ -104,31 +105,40 @@ def tune(
     clock: Callable[[], float] = wall_clock,
     show: bool = True,
 ) -> Tuned[M]:
-    """Find the passes and options with which a model is fastest, or takes least memory, by measuring them on real inputs.
+    """Find the passes and options that make a model fastest, or smallest in memory, by measuring them.
 
-    Each graph that Dynamo makes is tuned on its own: passes that change it, the memory budget, and options of Inductor are tried against the
-    best so far, in turns. What is not clearly better, gives other results or gradients than eager, or has a rewrite that is not proved equal,
-    is not used. What was found is kept on disk; a later call, or ``options={"passes": "tuned"}`` in another process, takes it from there. A copy of a
-    module runs; a function that is none changes what it holds. With Ctrl-C the best so far is taken.
+    Each graph that Dynamo makes is tuned on its own, on real inputs. Passes that change it, the memory budget
+    and Inductor options are each measured in turns against the best so far. A candidate is rejected if it is
+    not clearly better, if its results or gradients differ from eager, or if one of its rewrites is not proved
+    equal.
+
+    The result is kept on disk. A later call, or ``options={"passes": "tuned"}`` in another process, reads it
+    from there. A module is copied before it runs; a plain function mutates the state it holds. Ctrl-C keeps
+    the best so far.
 
     Args:
         model: a module or function. Its training step is tuned, or inference within ``torch.no_grad()``.
         inputs: a tensor, or a tuple of positional arguments.
         kwargs: its keyword arguments.
-        seconds: how long it may take, tracing and compiling the default included; these are done in any case, and so is the last comparison with it.
-        goal: ``"time"``, ``"memory"`` (the peak of a step), or ``"both"``: one of them, and none at the other's expense.
-        passes: the passes to choose from; by default those of the library whose results are the same up to rounding.
-        allow: passes to choose from as well that compute something else on purpose (``"pack_dropout_rng"``, ``"downcast_saved_activations"``):
-            these are measured, and not compared with eager.
-        options: other options of :class:`fxpasses.Options`, which stay as they are.
-        cache: where results and plans are kept, as for :func:`fxpasses.compile`; the same as ``options={"cache": ...}``.
-        fresh: whether to measure again what is kept.
-        clock: gives the seconds that are compared: ``time.process_time`` on a machine that others use, too.
-        show: whether to say what is being tried, on standard error.
+        seconds: the time limit. It includes tracing and compiling the default; these always run, as does the
+            final comparison with it.
+        goal: ``"time"``, ``"memory"`` (the peak of a step), or ``"both"``: better in one, and not worse in
+            the other.
+        passes: the passes to choose from. By default, those of the library that preserve results up to
+            rounding.
+        allow: further passes to choose from that change results on purpose (``"pack_dropout_rng"``,
+            ``"downcast_saved_activations"``). These are measured, but not compared with eager.
+        options: other options of :class:`fxpasses.Options`, which stay fixed.
+        cache: where results and plans are kept, as for :func:`fxpasses.compile`; the same as
+            ``options={"cache": ...}``.
+        fresh: whether to measure again instead of reusing kept results.
+        clock: returns the seconds that are compared. Use ``time.process_time`` on a machine shared with
+            others.
+        show: whether to report progress on standard error.
 
     Raises:
-        OptionsError: for a wrong argument, or a pass that holds state of which nothing can be said.
-        StageError: when the default cannot be compiled.
+        OptionsError: an argument is invalid, or a pass holds state that cannot be identified.
+        StageError: the default cannot be compiled.
     """
     wanted, where = _check(model, kwargs, seconds, goal, options, cache, clock)
     for name, flag in (("fresh", fresh), ("show", show)):
@@ -142,7 +152,7 @@ def tune(
     file = file_of_call(model, args, kwargs or {}, {**wanted, "passes": later}, where)
     known = None if fresh or file is None else read_call(file)
     if known is not None and all(choice_of(kept, later) for kept in known):
-        # Should it be traced into other graphs after all, these are tuned when they first run.
+        # If Dynamo traces the model into other graphs after all, they are tuned when they first run.
         for _ in known:
             counters.count("tuned_reused")
         compiled = _compiled(model, wanted, later)
@@ -168,7 +178,8 @@ def tune(
     if file is not None and not one.interrupted:
         write_call(file, [place.file for place in one.places])
     later.seconds, later.known = 0.0, [*zip(one.places, one.results, strict=True)]
-    # The default is called as it is without tuning: through its plan, which a program that may yet be tuned does not have.
+    # Without a better choice, call the default as if nothing had been tuned. Then it can run from its plan.
+    # A program that may still be tuned has none.
     kept = any(found.steps for found in results)
     compiled = _compiled(model, wanted, later if kept else None)
     spent = time.monotonic() - start
@@ -198,7 +209,7 @@ def _listed(name: str, value: Any) -> tuple[Pass, ...]:
 def _check(
     model: Any, kwargs: Any, seconds: Any, goal: Any, options: Any, cache: Any, clock: Any
 ) -> tuple[dict[str, Any], str]:
-    """The options, and where results are kept, which is one of them."""
+    """Return the validated options and the directory for results, which is one of them."""
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
     if is_compiled(model) or isinstance(model, (Compiled, Tuned)):
@@ -211,7 +222,7 @@ def _check(
         raise OptionsError("kwargs", kwargs, "the model's keyword arguments by name")
     try:
         told = clock()
-    except TypeError:  # it is no function, or one of arguments
+    except TypeError:  # not callable, or it needs arguments
         told = None
     if not isinstance(told, (int, float)) or isinstance(told, bool):
         problem = "a function without arguments that returns seconds, such as time.process_time"

@@ -1,7 +1,8 @@
-"""Calls that were tuned: which results each graph of theirs has, known before anything is traced.
+"""Tuned calls: find the results for each graph of a call before anything is traced.
 
-Tracing a model again to find that all of its graphs were tuned takes seconds. What decides which graphs a call is traced into is what the key of
-:mod:`a plan <fxpasses.plans>` is made of. One file a call, ``tuned/calls/KEY.call``, names the files of the results.
+Tracing a model again only to find that all its graphs were tuned takes seconds. The key of a call is made of
+what decides which graphs it is traced into, like the key of :mod:`a plan <fxpasses.plans>`. There is one file
+for each call, ``tuned/calls/KEY.call``, which names the files of the results.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def file_of_call(
     options: Mapping[str, Any],
     cache: str,
 ) -> Path | None:
-    """The file for a call; ``None`` where it depends on something that cannot be told, or nothing is kept.
+    """Return the file for a call; ``None`` if it depends on what cannot be described, or nothing is kept.
 
     Args:
         model: what is called.
-        args: its arguments.
-        kwargs: those given by name.
-        options: of the compilation, passes and how they are measured among them.
-        cache: where results are kept: as for :func:`fxpasses.compile`.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        options: the options of the compilation, including passes and how they are measured.
+        cache: where results are kept, as for :func:`fxpasses.compile`.
     """
     root = cache_directory(cache)
     if root is None:
@@ -57,7 +58,11 @@ def file_of_call(
 
 
 def read_call(file: Path) -> list[Kept] | None:
-    """The results of all graphs of a call; ``None`` where it was not tuned, or one of them is gone. Args: what :func:`file_of_call` gave."""
+    """Return the results of all graphs of a call, or ``None`` if it was not tuned or a result is missing.
+
+    Args:
+        file: what :func:`file_of_call` returned.
+    """
     if not file.exists():
         return None
     try:
@@ -69,11 +74,11 @@ def read_call(file: Path) -> list[Kept] | None:
 
 
 def write_call(file: Path, results: Sequence[Path | None]) -> None:
-    """Note that a call was tuned.
+    """Record that a call was tuned.
 
     Args:
-        file: what :func:`file_of_call` gave.
-        results: the files of all of its graphs' results.
+        file: what :func:`file_of_call` returned.
+        results: the files of the results of all its graphs.
     """
     folder = file.parent.parent
     names = [str(path.relative_to(folder)) for path in results if path is not None and path.exists()]

@@ -1,4 +1,4 @@
-"""One graph of Dynamo, tuned: with what an earlier tuning kept, or when it first runs on real inputs."""
+"""One Dynamo graph, tuned: by the result of an earlier tuning, or when it first runs on real inputs."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ log = logging.getLogger(__name__)
 def tuned_graph(
     gm: fx.GraphModule, inputs: Sequence[Any], options: Options, one: Session | None, compile: Compile
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with what is best for it.
+    """Compile a Dynamo graph with the best choice known for it, or tune it on its first call.
 
     Args:
         gm: the graph.
         inputs: its inputs, as Dynamo gives them.
-        options: the user's, with the default passes.
+        options: the user's options, with the default passes.
         one: how to measure; ``None`` for a graph that is tuned on its own when it first runs.
         compile: compiles a graph.
 
     Raises:
-        StageError: when the default cannot be compiled.
+        StageError: the default cannot be compiled.
     """
     alone = one is None
     one = one or Session(cache="auto" if options.cache == "off" else options.cache, takes_any=True)
@@ -89,32 +89,32 @@ def tuned_graph(
 
 
 def _untuned(one: Session, why: str, program: Callable[..., Any]) -> Callable[..., Any]:
-    """The program of a graph that is not tuned. Args: how is measured, why it is not, and the program."""
+    """Return the program of a graph that is not tuned. Args: the session, the reason, and the program."""
     log.info("not tuned: %s", why)
     one.untuned.append(why)
     return program
 
 
 def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
-    """What was kept, its choice, and whether it is for these sizes; ``None`` where there is nothing, or it does not hold any more."""
+    """Return the kept result, its choice, and whether it is for these sizes; ``None`` if none is valid."""
     found = place.read() or place.of_known(one.known)
     choice = None if found is None else choice_of(found[0], one)
     return None if found is None or choice is None else (found[0], choice, found[1])
 
 
 def _unknown_passes(place: Place) -> list[str]:
-    """The passes of what is kept for a graph that nobody has registered: those of the user who tuned it, by name."""
+    """Return the names of kept passes that this process has not registered: those of the user who tuned."""
     found = place.read()
     names = [step["name"] for step in found[0].steps if step.get("digest")] if found is not None else []
     return [name for name in names if name.partition("{")[0] not in available_passes()]
 
 
 def choice_of(kept: Kept, one: Session) -> Choice | None:
-    """The choice that was kept; ``None`` where it does not hold any more, or there is time now for steps that there was none for.
+    """Return the kept choice; ``None`` if it is no longer valid, or there is now time for steps left untried.
 
     Args:
         kept: what was kept.
-        one: how is measured, and what may be chosen.
+        one: how to measure, and what to choose from.
     """
     goes_on = bool(kept.left) and not kept.struck and one.seconds > kept.seconds
     if not one.takes_any and (goes_on or not kept.covers(_candidates(one))):
@@ -138,7 +138,7 @@ def _candidates(one: Session) -> Sequence[Pass]:
 
 
 def _told_to_plan(place: Place, found: tuple[Kept, Choice, bool] | None) -> None:
-    """A plan has what was kept for these sizes, as long as it is: not what is compared with eager first."""
+    """Make a plan depend on the kept result if it is for these sizes. Others get compared with eager."""
     recording = recorder()
     if recording is not None:
         is_kept = found is not None and found[2] and place.file is not None and place.file.exists()
@@ -154,12 +154,14 @@ def _told(options: Options) -> str:
 
 @dataclass(eq=False)
 class _FirstCall:
-    """A graph that is tuned on the inputs of its first call. Programs are compared as they are compiled for a call, so that none is compiled before.
+    """A graph that is tuned on the inputs of its first call.
+
+    Programs are compared as compiled for that call, so nothing is compiled before it.
 
     Attributes:
         graph: the graph.
         session: how to measure.
-        alone: whether the graph is tuned outside of a session of several.
+        alone: whether the graph is tuned on its own, outside of a session for several graphs.
         running: the program that runs from the first call on.
     """
 
@@ -177,12 +179,12 @@ class _FirstCall:
         one, place = self.session, self.graph.place
         try:
             found, default = self._searched(inputs)
-        except KeyboardInterrupt:  # before anything was tried, or for the second time: the default it is
+        except KeyboardInterrupt:  # before anything was tried, or for the second time: use the default
             one.interrupted = True
             if self.alone:
                 raise
             return self.graph.compiled_in_a_call(inputs)
-        except Exception as error:  # noqa: BLE001  (the default runs, whatever tuning meets)
+        except Exception as error:  # noqa: BLE001  (the default runs whatever fails in tuning)
             one.untuned.append(describe_error(error))
             log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
             counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
@@ -201,7 +203,7 @@ class _FirstCall:
         return TunedProgram(self.graph, kept, found.choice, True, running=found.program.run, default=default)
 
     def _searched(self, inputs: Sequence[Any]) -> tuple[Found, Callable[..., Any]]:
-        """What was found, and the default."""
+        """Run the search. Return what it found, and the default program."""
         one = self.session
         with torch.random.fork_rng(), ProgressLine(self.alone, name="fxpasses.tune") as line:
             if self.alone:
@@ -237,13 +239,13 @@ def _kept(found: Found, place: Place, one: Session) -> Kept:
 
 
 _ANY = Step("any step")
-"""What is left where there is no time to compile one: which there are takes time to find, too."""
+"""What is left if there is no time to compile any step. Finding out which steps exist takes time as well."""
 
 _CAPTURING = 0.25
-"""What capturing a graph takes of compiling it, at most."""
+"""An upper bound on the time to capture a graph, as a share of the time to compile it."""
 
 _WEIGHING = 0.05
-"""The share of the time left in which kernels are measured: what weighs steps is not to take the place of trying them."""
+"""The share of the time left in which kernels are measured. Ranking steps must not replace trying them."""
 
 
 class _Bench:
@@ -259,7 +261,7 @@ class _Bench:
         regions = counters.snapshot().regions
         self.default = self.compiled(Choice(), graph.options)
         has_regions = counters.snapshot().regions > regions
-        # Which steps there are is asked of graphs that are captured again. One of them is to be tried then.
+        # Finding the steps captures the graph again. Do that only if there is time left to try one of them.
         self._tries = one.seconds_left() > (1 + _CAPTURING) * self.expected_seconds(_ANY)
         if self._tries:
             one.tell("looking for passes that change the graph")
@@ -268,12 +270,13 @@ class _Bench:
             self.proposals = Proposals(
                 gm, inputs, options, one.goal, one.passes, one.allowed, has_regions, gained, kernels
             )
-        # Measuring may write to inputs: what is compared begins with others.
+        # Measuring may mutate inputs, so the comparison starts from copies.
         self._verdicts = Verdicts(gm, own_inputs(inputs), options, self._compile)
 
     def compiled(self, choice: Choice, options: Options | None = None) -> Program:
         start = time.monotonic()
-        # Kernels of other programs take pointers to weights with which these might be written to: frozen ones would be compared in each call.
+        # Kernels of other programs ask for writable pointers to weights. If frozen weights were shared with
+        # them, each call would have to compare their bits.
         inputs = own_inputs(self._inputs) if FREEZING in choice.steps else self._inputs
         program = Program(self._compile(choice.options(options or self._options)), inputs)
         program.step()
@@ -298,5 +301,9 @@ class _Bench:
         return self._verdicts.refusal(choice, program.run, max(self.seconds_left() / 2, 0.0))
 
     def expected_seconds(self, step: Step) -> float:
-        """Compiling as long as the last time (the first loads what all need), longer for more calls, measuring it and the winner as long as the longest so far."""
+        """Estimate the seconds to compile a program, and to measure it and the winner.
+
+        Compiling takes as long as the last time (the first loads what all need), and longer for more calls.
+        Each measurement takes as long as the longest so far.
+        """
         return self._compiling * step.growth + 2 * self._measuring if self._tries else math.inf

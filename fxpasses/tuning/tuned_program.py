@@ -1,4 +1,4 @@
-"""A tuned program, until it fails: then it is struck from what is kept, and the graph runs without it."""
+"""A tuned program. If it fails, its choice is struck from the kept results, and the graph runs without it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fxpasses.tuning.struck import strike, told_struck
 from fxpasses.tuning.verdicts import Verdicts
 
 Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
-"""Compiles a Dynamo graph for inputs, fake or real, with some options."""
+"""Compiles a Dynamo graph for inputs, fake or real, with given options."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph of Dynamo, the user's options for it, what compiles it, and where its results are kept."""
+    """A Dynamo graph, the user's options for it, its compiler, and where its results are kept."""
 
     gm: fx.GraphModule
     options: Options
@@ -36,14 +36,14 @@ class Graph:
     place: Place
 
     def compiled(self, inputs: Sequence[Any], options: Options | None = None) -> Callable[..., Any]:
-        """The graph compiled for inputs, fake or real, with these options or the user's."""
+        """Compile the graph for inputs, fake or real, with these options or the user's."""
         options = options or self.options
         if not options.inductor.get("freezing") or self.options.inductor.get("freezing"):
             return self.compile(self.gm, inputs, options)
         return FrozenProgram(self.gm, options, self._compile_alone)
 
     def compiled_in_a_call(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The default, compiled for the inputs of a call."""
+        """Compile the default for the inputs of a call."""
         return self._compile_alone(self.gm, inputs, self.options)
 
     def _compile_alone(
@@ -59,11 +59,11 @@ class TunedProgram:
 
     Attributes:
         graph: the graph.
-        kept: what the tuning kept.
+        kept: the kept result of tuning.
         choice: its steps.
-        checked: whether the choice was compared with eager for inputs of these sizes.
-        running: the program; ``None`` where it is struck.
-        default: the program without the choice, where it is compiled.
+        checked: whether the choice was compared with eager on inputs of these sizes.
+        running: the program; ``None`` once it is struck.
+        default: the program without the choice, if it is compiled.
     """
 
     graph: Graph
@@ -76,12 +76,12 @@ class TunedProgram:
     _is_watched: bool = False
 
     def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What the backend returns. Args: the inputs that Dynamo gave."""
+        """Return what the backend returns. Args: the inputs that Dynamo gave."""
         self._symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
         if self._symbolic:
             self.choice = Choice(
                 tuple(step for step in self.choice.steps if step != FREEZING)
-            )  # it is for fixed sizes
+            )  # freezing needs fixed sizes
         if not self.choice.steps:
             return self.graph.compiled(inputs)
         try:
@@ -92,7 +92,7 @@ class TunedProgram:
         recording = recorder()
         if recording is None or FREEZING not in self.choice.steps:
             return self
-        recording.observer()  # the rest is compiled when it first runs, and asks for its weights in each call
+        recording.observer()  # the rest compiles on its first run, and checks its weights in each call
         return recording.watched(self, in_memory=True)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -102,14 +102,14 @@ class TunedProgram:
         try:
             if not self.checked:
                 self._check(running, inputs)
-        except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
-            saved = self._instead(inputs)  # raises the same if it is not the choice that fails
+        except Exception as error:  # noqa: BLE001  (raised again if the default raises it as well)
+            saved = self._instead(inputs)  # raises the same error if the choice is not to blame
             self._strike(str(error) if isinstance(error, _Wrong) else describe_error(error))
             return saved
         try:
             return running(*inputs) if self._is_watched else self._watched(running, inputs)
         except Exception as error:
-            changes = self._changes(inputs)  # raises the same if it is not the choice that fails
+            changes = self._changes(inputs)  # raises the same error if the choice is not to blame
             self._strike(describe_error(error))
             if changes:
                 error.add_note(told_struck(self.graph.place.graph, str(self.choice), "which"))
@@ -117,7 +117,10 @@ class TunedProgram:
         return self._instead(inputs)
 
     def _changes(self, inputs: Sequence[Any]) -> bool:
-        """Whether the graph writes to its inputs, as it does to copies in eager: what failed may have written to them, and is not done twice."""
+        """Whether the graph mutates its inputs, which is tried in eager on copies.
+
+        If so, the failed program may already have mutated them, and the call is not repeated.
+        """
         with torch.random.fork_rng(), torch.no_grad():
             given = [v.detach() if isinstance(v, Tensor) else v for v in own_inputs(inputs)]
             tensors = [value for value in given if isinstance(value, Tensor)]
@@ -126,30 +129,35 @@ class TunedProgram:
         return before != [value._version for value in tensors]
 
     def _watched(self, running: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """A call after which an error of its backward pass strikes the choice, and that of any later call."""
+        """Run a call, and strike the choice if its backward pass, or that of a later call, fails."""
         watch = watch_backward(inputs, self._backward_failed)
         outputs = running(*inputs)
         self._is_watched = not torch.is_grad_enabled() or watch(outputs)
         return outputs
 
     def _backward_failed(self, error: Exception) -> None:
-        """The forward pass is over, and what it saved may be gone: the error is the user's, later calls run without the choice."""
+        """Strike the choice, and leave the error to the user. Later calls run without the choice.
+
+        The call cannot be repeated: its forward pass is over, and the tensors it saved may be gone.
+        """
         if self.running is not None:
             error.add_note(told_struck(self.graph.place.graph, str(self.choice), "whose backward pass"))
             self._strike(f"in the backward pass: {describe_error(error)}")
 
     def _instead(self, inputs: Sequence[Any]) -> Any:
-        """The call in which it fails, without it."""
+        """Run the call in which the program failed without the choice."""
         return (self.default or self.graph.gm.forward)(*inputs)
 
     def _without(self, inputs: Sequence[Any]) -> Any:
-        """Later calls. What is compiled for the sizes of one of them would not be for all that symbolic ones stand for."""
+        """Run later calls. With symbolic sizes nothing is compiled: it would hold for the sizes of one call
+        only.
+        """
         if self.default is None and not self._symbolic:
             self.default = self.graph.compiled_in_a_call(inputs)
         return self._instead(inputs)
 
     def _check(self, running: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        """Compare with eager once: the choice was checked for other sizes."""
+        """Compare with eager once, because the choice was checked for other sizes."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
             given = own_inputs(inputs)
@@ -173,4 +181,4 @@ class TunedProgram:
 
 
 class _Wrong(Exception):
-    """A tuned program that gives other results than eager."""
+    """The results of a tuned program differ from eager."""

@@ -1,4 +1,4 @@
-"""The ledger of tuning: what each step did to each graph, what it gave, and what became of it."""
+"""The ledger of tuning: what each step did to each graph, what it gained, and its outcome."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from rich.table import Table  # reading a ledger needs none
 
 Outcome = Literal["kept", "no gain", "loses", "wrong", "failed", "struck"]
-"""Kept in the tuned program; measured and no better; measured and worse; refused by a check; not compiled or run;
-once kept, until the program failed."""
+"""The outcomes: kept in the tuned program; measured and no better; measured and worse; refused by a check;
+not compiled or run; once kept, until the program failed.
+"""
 
 _REFUSED = ("wrong", "failed", "struck")
 _MEASURED = ("ratio", "low", "high", "memory")
@@ -26,15 +27,16 @@ class Entry:
         graph: the digest of the graph's content.
         step: the name of the step.
         outcome: what became of it.
-        predicted: time with it over time without, as the cost model expects.
+        predicted: the time with it over the time without, as the cost model predicts.
         ratio: the same, measured; ``None`` if it was not.
-        low: the lower end of the interval of ``ratio``; ``None`` where too few pairs were measured for one.
+        low: the lower end of the interval of ``ratio``; ``None`` if too few pairs were measured for one.
         high: the upper end.
-        memory: peak memory with it over peak memory without, where it was measured.
-        changed: calls that it added, changed or removed, for a pass.
+        memory: the peak memory with it over the peak memory without, if it was measured.
+        changed: the number of calls that a pass added, changed or removed.
         verdict: what the checks say, or why it was refused.
-        situation: what it was measured in, whatever the versions: ``"training, 2 threads, time"`` and a digest of the options.
-        on: the steps that it was added to, and measured against.
+        situation: the conditions of the measurement apart from versions: ``"training, 2 threads, time"`` and
+            a digest of the options.
+        on: the steps that it was added to and measured against.
     """
 
     graph: str
@@ -51,12 +53,14 @@ class Entry:
     on: str = ""
 
     def to_data(self) -> dict[str, Any]:
-        """The entry as plain data."""
+        """Return the entry as plain data."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Entry:
-        """Read what :meth:`to_data` gave; keys of later versions are left out. Raises: TypeError: a value is of another type."""
+        """Read what :meth:`to_data` gave; unknown keys are ignored. Raises: TypeError: a value of another
+        type.
+        """
         numbers: dict[str, Any] = dict.fromkeys(("predicted", "ratio", "low", "high", "memory"), (int, float))
         kinds = {"changed": int, **numbers}
         found = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
@@ -76,11 +80,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Change:
-    """How a step on a graph did in one ledger and in another one.
+    """How a step did on a graph in two ledgers.
 
     Attributes:
         before: the entry of the other ledger, if it has one.
-        after: that of this one.
+        after: the entry of this one.
     """
 
     before: Entry | None
@@ -88,8 +92,11 @@ class Change:
 
     @property
     def word(self) -> str:
-        """``wins``, ``loses``, ``new``, ``gone`` or ``as before``: the first two where the intervals have nothing in common, or one was refused. Where it was
-        added to other steps, these may be why it gives less: it has to be kept in one ledger and lose in the other one."""
+        """``wins``, ``loses``, ``new``, ``gone`` or ``as before``.
+
+        The first two need disjoint intervals, or a refusal in one ledger. If the step was added to different
+        steps, these may be why it gains less. It then has to be kept in one ledger and lose in the other.
+        """
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"
         a, b = self.before, self.after
@@ -103,14 +110,14 @@ class Change:
 
 
 def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
-    """What became of each step on each graph, in each situation, between two ledgers."""
+    """Compare two ledgers: what became of each step on each graph, in each situation."""
     old = {(e.graph, e.situation, e.step): e for e in before}
     new = {(e.graph, e.situation, e.step): e for e in after}
     return [Change(old.get(key), new.get(key)) for key in dict.fromkeys((*old, *new))]
 
 
 def table_of_entries(entries: Sequence[Entry], title: str = "") -> Table:
-    """The ledger as a table."""
+    """Return the ledger as a table."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", title=title or None, title_justify="left")
@@ -132,7 +139,7 @@ def table_of_entries(entries: Sequence[Entry], title: str = "") -> Table:
 
 
 def table_of_changes(found: Sequence[Change]) -> Table:
-    """The comparison of two ledgers as a table."""
+    """Return the comparison of two ledgers as a table."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")

@@ -1,4 +1,4 @@
-"""How graphs are tuned: time, goal, candidates, and what came of it."""
+"""Tuning sessions: the time limit, the goal, the candidates and the results."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from fxpasses.tuning.search import Goal
 
 @dataclass(eq=False)
 class Session(TunedPasses):
-    """The settings of one call of :func:`fxpasses.tune`, in the place of its passes: Dynamo compiles anew for each.
+    """The settings of one call of :func:`fxpasses.tune`, in place of its passes: Dynamo recompiles for each.
 
     Attributes:
-        seconds: how long may be spent, on all graphs together.
-        goal: what is better.
-        passes: the passes to choose from; ``None`` for those of the library that keep results.
-        allowed: passes to choose from as well, whose results need not be eager's.
-        clock: gives the seconds that are compared.
-        tell: says what is done.
-        fresh: whether what is kept of earlier tuning is left aside.
-        cache: where results are kept: as for :func:`fxpasses.compile`.
-        results: what was found, one a graph.
-        places: the place of each of them.
-        known: results that hold though they may not be on disk, with their places.
-        reused: how many of the results were kept by an earlier tuning.
-        spent: seconds that counted before that.
-        since: when the time that counts began, by the wall clock; ``None`` while none does.
+        seconds: the time limit for all graphs together.
+        goal: what counts as better.
+        passes: the passes to choose from; ``None`` for those of the library that preserve results.
+        allowed: further passes to choose from, whose results may differ from eager.
+        clock: returns the seconds that are compared.
+        tell: reports progress.
+        fresh: whether to ignore the kept results of earlier tuning.
+        cache: where results are kept, as for :func:`fxpasses.compile`.
+        results: the result for each graph.
+        places: the place of each result.
+        known: results that are valid even if they are not on disk, with their places.
+        reused: how many results were kept by an earlier tuning.
+        spent: the seconds that counted before ``since``.
+        since: when the time that counts began, by ``time.monotonic``; ``None`` while none counts.
         interrupted: whether the user stopped it.
-        untuned: why graphs were not tuned, one a graph.
-        takes_any: whether what an earlier tuning found holds whatever it chose from.
+        untuned: the reason for each graph that was not tuned.
+        takes_any: whether results of an earlier tuning are valid whatever it chose from.
     """
 
     seconds: float = 60.0
@@ -57,7 +57,7 @@ class Session(TunedPasses):
     takes_any: bool = False
 
     def told(self) -> str:
-        """The goal and what may be chosen, passes with digests of what they do."""
+        """Return the goal and the candidates as text, passes with digests of what they do."""
         if (self.goal, self.passes, self.allowed) == ("time", None, ()):
             return super().told()
         named = [[(str(item), item.identity()) for item in of or ()] for of in (self.passes, self.allowed)]
@@ -65,7 +65,7 @@ class Session(TunedPasses):
 
     @contextlib.contextmanager
     def searching(self) -> Iterator[None]:
-        """Time that counts: all of a call of :func:`fxpasses.tune`, what the search of a graph takes within it included."""
+        """Count the time of a call of :func:`fxpasses.tune`, including the searches of graphs within it."""
         if self.since is not None:
             yield
             return
@@ -76,6 +76,6 @@ class Session(TunedPasses):
             self.spent, self.since = self.spent + time.monotonic() - start, None
 
     def seconds_left(self) -> float:
-        """Until the time is up."""
+        """Return the seconds until the time is up."""
         now = 0.0 if self.since is None else time.monotonic() - self.since
         return 0.0 if self.interrupted else self.seconds - self.spent - now

@@ -1,8 +1,10 @@
-"""Tensors that are known to be unchanged, without reading them.
+"""Detects whether tensors are unchanged, without reading them.
 
-``.data``, NumPy and other processes write to a tensor without a trace in its version counter. But torch can share memory lazily: of two tensors that do, the
-one that is written to moves to memory of its own first, whoever asks for a pointer to write to. So a lazy copy is kept of each tensor, and as long as the
-tensor is where it was, nothing has written to it. Reading through a pointer that might be written to moves a tensor, too: then bits are compared.
+``.data``, NumPy and other processes write to a tensor without changing its version counter. But torch can
+share memory lazily (copy-on-write): when anything asks for a pointer to write to one of two such tensors,
+torch first moves that one to memory of its own. So a lazy copy of each tensor is kept. As long as the tensor
+has not moved, nothing has written to it. Reading through a writable pointer moves a tensor as well. In that
+case the bits are compared.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Unchanged:
-    """Remembers what some of a program's inputs are, and tells whether they still are.
+    """Remembers some of a program's inputs, and tells whether they are unchanged.
 
     Args:
-        indices: which ones; their elements lie in the memory of the CPU without gaps.
-        inputs: the inputs of a program.
+        indices: which inputs. Their elements lie in CPU memory without gaps.
+        inputs: the inputs of the program.
     """
 
     def __init__(self, indices: Sequence[int], inputs: Sequence[Any]) -> None:
@@ -35,13 +37,13 @@ class Unchanged:
         self._watch(indices, inputs)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
-        """Whether all of them are as they were, bit by bit. Args: those of the program."""
+        """Whether all of them are bitwise unchanged. Args: the inputs of the program."""
         if not all(self._is_same(i, inputs[i]) for i in self._compared):
             return False
         return self._places(inputs) == self._known or self._hold_elsewhere(inputs)
 
     def _watch(self, indices: Sequence[int], inputs: Sequence[Any]) -> None:
-        """From now on, know by where they are that these are unchanged; compare those of which there is no lazy copy."""
+        """Detect writes by address from now on. Tensors without a lazy copy are compared instead."""
         watched = []
         for i in indices:
             copy = _torch.lazy_copy(inputs[i])
@@ -59,7 +61,10 @@ class Unchanged:
         return list(map(storage_address, picked)), [value.storage_offset() for value in picked]
 
     def _hold_elsewhere(self, inputs: Sequence[Any]) -> bool:
-        """The same for tensors of which some were moved: they are compared, and after twice as many calls each time watched again."""
+        """Like :meth:`hold`, for tensors of which some have moved: compare them.
+
+        They are watched again after a number of calls that doubles each time.
+        """
         if not all(self._is_same(i, inputs[i]) for i in self._watched):
             return False
         self._calls += 1

@@ -1,4 +1,7 @@
-"""Verdicts: may a tuned program replace the default? It is compared with eager, and its rewrites are judged one by one."""
+"""Verdicts: whether a tuned program may replace the default.
+
+The program is compared with eager, and its rewrites are judged one by one.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from fxpasses.pipeline.stages import Hooks
 from fxpasses.tuning.choice import Choice, Step
 
 _RANDOM = {"fallback_random": True}
-"""With this option of Inductor compiled graphs draw what eager draws."""
+"""With this Inductor option, compiled graphs draw the same random numbers as eager."""
 
 
 _NO_FARTHER = 2.0
-"""What is at most so many times as far from float64 as the default is no farther."""
+"""A result is accepted if it is at most this many times as far from float64 as the default's."""
 
 
 class Verdicts:
@@ -33,8 +36,8 @@ class Verdicts:
     Args:
         gm: a Dynamo graph.
         inputs: real inputs for it.
-        options: the user's.
-        compile: compiles ``gm`` with some options.
+        options: the user's options.
+        compile: compiles ``gm`` with given options.
     """
 
     def __init__(
@@ -50,12 +53,12 @@ class Verdicts:
         self._default: Results | None = None
 
     def refusal(self, choice: Choice, program: Callable[..., Any], seconds: float) -> tuple[str, str]:
-        """Why a program may not be used, or "", and what the checks say of it.
+        """Return why a program may not be used, or "", and what the checks say of it.
 
         Args:
-            choice: what it was compiled with; its last step is the one that was not checked yet.
+            choice: what it was compiled with. Only its last step is not checked yet.
             program: takes the inputs.
-            seconds: after how long rewrites are tried on the real inputs only.
+            seconds: the time after which rewrites are only tried on the real inputs.
         """
         end = self.compared(choice, program)
         if not end.ok:
@@ -73,8 +76,10 @@ class Verdicts:
         return "", "; ".join(told)
 
     def compared(self, choice: Choice, program: Callable[..., Any]) -> StageCheck:
-        """The results and gradients of a program next to those of eager: what is no farther from float64 than the default's is right, too, as some are
-        that kernels compute in another order (batch norm's gradients).
+        """Compare the results and gradients of a program with those of eager.
+
+        A result that is no farther from float64 than the default's is right as well. Some kernels compute in
+        another order (the gradients of batch norm).
 
         Args:
             choice: what it was compiled with.
@@ -88,7 +93,7 @@ class Verdicts:
         if self._random or same != choice:
             program = self._compile(self._drawing(same))
         got = self._steps.compiled(lambda step: program)
-        # Judged as kernels are, whoever runs the graph: which rewrites round worse, their verdicts say.
+        # Apply the limits for kernels, whatever runs the graph. Verdicts on rewrites say which round worse.
         end = judged(f"inductor, {choice}", got, self._eager, self._wide)
         if end.ok:
             return end
@@ -104,13 +109,13 @@ class Verdicts:
         return bool(self._varies) and self._options.compiler == "inductor"
 
     def _drawing(self, choice: Choice) -> Options:
-        """The options of a choice, with which the program draws what eager draws."""
+        """Return the options of a choice, set to draw the random numbers that eager draws."""
         options = choice.options(self._options)
         draws = {**options.inductor, **_RANDOM} if self._random else options.inductor
         return dataclasses.replace(options, inductor=draws)
 
     def _of_step(self, step: Step, choice: Choice, seconds: float) -> tuple[str, str]:
-        """The verdict of a step: of all its rewrites in the whole graph, also where it is for a part of it."""
+        """Return the verdict on all rewrites of a step in the whole graph, even if it is for a part of it."""
         if step.item is None:
             return "", ""
         if step.allowed:
