@@ -1,1 +1,1 @@
-"""The command line: one file a command; none of them imports torch before it runs."""
+"""The command line, with one file for each command. None of them imports torch before it runs."""

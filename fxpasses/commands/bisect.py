@@ -14,7 +14,7 @@ HELP = "find the stage, pass and match site that make a script fail"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the script and how it is searched."""
+    """Declare the script and the options of the search."""
     parser.add_argument(
         "--output", default="fxpasses_bisect", metavar="DIR", help="for the state and the repro file"
     )
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Search."""
+    """Run the search."""
     for option in ("--output", "--state", "--timeout", "--confirm", "--json", "--debug"):
         if any(word == option or word.startswith(option + "=") for word in arguments.args):
             print(

@@ -35,13 +35,13 @@ _PICKLED = ("aotautograd", "fxgraph")
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder of a cache, or for ``verify`` one file that is not used.
+    """One folder of a cache or, for ``verify``, one file that is not used.
 
     Attributes:
         cache: one of the words of ``--only``.
         path: the folder or file.
-        files: how many there are in it.
-        bytes: their size.
+        files: the number of files in it.
+        bytes: their total size.
         problem: what is wrong, or why it is not used.
     """
 
@@ -53,7 +53,7 @@ class Entry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what to do, and with which cache."""
+    """Declare the action and the cache."""
     parser.add_argument("action", choices=("list", "verify", "clear"))
     parser.add_argument("--only", choices=_CACHES, help="this cache only")
     parser.add_argument(
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Do it."""
+    """Run the action."""
     roots = _roots(arguments)
     if arguments.action == "verify":
         return _verify(roots)
@@ -117,7 +117,11 @@ def _roots(arguments: argparse.Namespace) -> dict[str, Path]:
 
 
 def _folders(cache: str, root: Path) -> list[Entry]:
-    """What is cleared: all of Inductor's directory, by folder; of others, which the user may have named, our own files only."""
+    """Return what ``clear`` removes.
+
+    That is all of Inductor's directory, by folder. In other directories, which the user may have chosen, it
+    is only our own files.
+    """
     if cache in _OWN_FILES:
         return [
             Entry(cache, str(p), 1, p.stat().st_size)
@@ -173,7 +177,7 @@ def _verify(roots: dict[str, Path]) -> Outcome:
 
 
 def _problem_of_file(path: Path) -> str:
-    """Why a plan or a result of tuning is left aside, or ""."""
+    """Return why a plan or tuning result is not used, or ""."""
     try:
         if path.suffix in (".plan", ".none"):
             read_sections(path)
@@ -189,7 +193,7 @@ def _problem_of_file(path: Path) -> str:
 
 
 def _problem_of_pickle(path: Path) -> str:
-    """Why a file is not one whole pickle, or ""; read through without being loaded: nothing in it runs."""
+    """Return why a file is not one complete pickle, or "". Nothing is unpickled, so no code in it runs."""
     try:
         for _ in pickletools.genops(path.read_bytes()):
             pass

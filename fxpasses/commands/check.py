@@ -14,7 +14,7 @@ HELP = "compare a model in eager, after each stage, and compiled"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the model and how it is compiled."""
+    """Declare the model and how to compile it."""
     parser.add_argument(
         "model",
         help="MODULE:FUNCTION or FILE.py:FUNCTION; the function returns a model and a tuple of inputs",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Make the model, and check it; the table is printed when it is done."""
+    """Make the model and check it. The table is printed at the end."""
     model, inputs = model_named(arguments.model)
     with working("importing torch"):
         from fxpasses.checking.model import check
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """``regions=always`` as a name and a value: a Python literal, or else text."""
+    """Parse ``regions=always`` into a name and a value: a Python literal, or else text."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Look."""
+    """Examine torch and this machine."""
     with working("looking at torch and this machine"):
         from fxpasses.doctor.health import examine, in_short, versions
         from fxpasses.doctor.seam import check_seam

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Read it."""
+    """Read the file and verify it."""
     if arguments.public_key and not Path(arguments.public_key).is_file():
         raise UsageError(f"there is no file {arguments.public_key!r}")
     if arguments.public_key and find_spec("cryptography") is None:

@@ -15,7 +15,7 @@ HELP = "print what tuning found, or compare it with another ledger"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare which ledgers."""
+    """Declare the ledgers."""
     parser.add_argument(
         "ledger",
         nargs="?",
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Read, and compare if that is asked for."""
+    """Read the ledger, and compare it if asked to."""
     own = cache_directory("auto")
     source = Path(arguments.ledger) if arguments.ledger else own
     if source is None:

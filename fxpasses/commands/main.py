@@ -56,7 +56,10 @@ COMMANDS: dict[str, Command] = {
 }
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
 _MISTAKES = (UsageError, OptionsError, BisectError, ReportError)
-"""What a user's mistake raises: told in one line; and an ``OSError`` about a file that no code of the user's opened."""
+"""Exceptions for a user's mistakes, which are reported in one line.
+
+An ``OSError`` about a file is one as well, unless the user's code opened the file.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(plain_data(outcome.data), indent=2))
         else:
             outcome.show()
-        print(end="", flush=True)  # standard output may be closed: None
+        print(end="", flush=True)  # print() accepts a closed standard output, which is None
         return outcome.status
     except KeyboardInterrupt:
         if arguments.debug:
@@ -96,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     except (Exception, SystemExit) as error:
-        if isinstance(error.__context__, BrokenPipeError):  # rich makes a SystemExit of it
+        if isinstance(error.__context__, BrokenPipeError):  # rich turns it into a SystemExit
             end_quietly()
             return 0
         if arguments.debug:
@@ -110,14 +113,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """End with 2; after a word that is none of the choices, the nearest of them."""
+        """Exit with status 2. For an invalid choice, suggest the nearest valid one."""
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         near = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
         super().error(message + near)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     parser = _Parser(
         prog="fxpasses", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -155,7 +158,7 @@ def _completion(arguments: argparse.Namespace) -> Outcome:
 
 
 def _told(prog: str, error: BaseException) -> str:
-    """An exception in a few lines: what, where in the user's files, what was noted."""
+    """Return an exception in a few lines: the error, where in the user's files it arose, and its notes."""
     text = describe_error(error)
     notes = getattr(error, "__notes__", [])
     where = [line] if (line := _users_line(error)) else []
@@ -163,7 +166,7 @@ def _told(prog: str, error: BaseException) -> str:
 
 
 def _users_line(error: BaseException) -> str:
-    """The innermost line of the user's files that an exception came through, or ""."""
+    """Return the innermost line of the user's files in an exception's traceback, or ""."""
     if isinstance(error, SyntaxError) and error.filename:
         return f'  File "{error.filename}", line {error.lineno}: {(error.text or "").strip()}'
     packages = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""What commands are told by name: objects in files and modules, and operators with a file of sample calls."""
+"""Resolves names given to commands: objects in files and modules, and operators with sample calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from fxpasses.commands.outcome import UsageError
 from fxpasses.errors import did_you_mean
 
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
-"""Positional and keyword arguments of each call."""
+"""The positional and keyword arguments of each call."""
 
 
 def model_named(text: str) -> tuple[Any, tuple[Any, ...]]:
-    """The model and inputs that the function named returns. Raises: UsageError: where there is no such function, or it returns something else."""
+    """Return the model and inputs that the named function returns.
+
+    Raises:
+        UsageError: there is no such function, or it returns something else.
+    """
     make = function_named(text)
     try:
         inspect.signature(make).bind()
@@ -28,7 +32,7 @@ def model_named(text: str) -> tuple[Any, tuple[Any, ...]]:
         raise UsageError(
             f"{text}: {error}; it is called without arguments, and returns a model and its inputs"
         ) from error
-    except ValueError:  # of a builtin, which has no signature
+    except ValueError:  # a builtin may have no signature
         pass
     made = make()
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
@@ -41,7 +45,7 @@ def model_named(text: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def function_named(text: str) -> Any:
-    """The function that ``MODULE:NAME`` or ``FILE.py:NAME`` names. Raises: UsageError: where there is no such function."""
+    """Return the function ``MODULE:NAME`` or ``FILE.py:NAME``. Raises: UsageError: it does not exist."""
     found = object_named(text, "function")
     if not callable(found):
         source, _, name = text.rpartition(":")
@@ -50,7 +54,7 @@ def function_named(text: str) -> Any:
 
 
 def object_named(text: str, what: str) -> Any:
-    """What ``MODULE:NAME`` or ``FILE.py:NAME`` names. Raises: UsageError: where there is no such thing."""
+    """Return the object ``MODULE:NAME`` or ``FILE.py:NAME``. Raises: UsageError: it does not exist."""
     source, _, name = text.rpartition(":")
     if not source or not name:
         expected = what.upper()
@@ -71,12 +75,16 @@ def _module_called(source: str, name: str) -> types.ModuleType:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
         if error.name is None or not source.startswith(error.name):
-            raise  # the module itself imports something that is not there
+            raise  # the module itself imports something that is missing
         raise UsageError(f"there is no module {error.name!r}") from error
 
 
 def _module_in(file: str) -> types.ModuleType:
-    """The module of a file that is no import's; under its name Dynamo finds the globals of functions that it cuts in two."""
+    """Run a file as a module and return it.
+
+    It is in ``sys.modules``, because Dynamo looks up the globals of functions that it splits by the module's
+    name.
+    """
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"there is no file {file!r}")
@@ -87,7 +95,7 @@ def _module_in(file: str) -> types.ModuleType:
         exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except SyntaxError as error:
         if error.filename is not None:
-            raise  # it says where
+            raise  # the error names the file
         raise UsageError(f"{file!r} is not Python: {error}") from error
     return module
 
@@ -102,10 +110,10 @@ def add_operator(parser: argparse.ArgumentParser) -> None:
 
 
 def read_operator(arguments: argparse.Namespace) -> tuple[Any, Calls]:
-    """The operator and its sample calls.
+    """Return the operator and its sample calls.
 
     Raises:
-        UsageError: when either is not there.
+        UsageError: the operator or the samples do not exist.
     """
     from fake.library.errors import UnknownOpError
     from fake.library.opcheck.runner import resolve
@@ -123,7 +131,7 @@ def read_operator(arguments: argparse.Namespace) -> tuple[Any, Calls]:
 
 
 def _registered(name: str) -> Any:
-    """The operator ``namespace::name`` or ``namespace::name.overload``."""
+    """Return the operator ``namespace::name`` or ``namespace::name.overload``."""
     import torch
 
     namespace, _, operator = name.partition("::")
@@ -140,8 +148,10 @@ _SAMPLES = "a list of argument tuples or (args, kwargs) pairs, or a function tha
 
 
 def _samples_in(file: str) -> Calls:
-    """The sample calls of a Python file: its ``samples``, a list (or a function that returns one) of argument tuples or
-    ``(args, kwargs)`` pairs."""
+    """Return the sample calls of a Python file.
+
+    Its ``samples`` is a list of argument tuples or ``(args, kwargs)`` pairs, or a function that returns one.
+    """
     content = vars(_module_in(file))
     if "samples" not in content:
         raise UsageError(f"{file} must define `samples`, {_SAMPLES}")

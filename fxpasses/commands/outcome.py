@@ -1,4 +1,4 @@
-"""What commands share: their outcome, the mistake of a user, a sign of life while something takes long."""
+"""What commands share: their outcome, user errors, and progress on standard error."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class Command(Protocol):
     HELP: str
 
     def add_arguments(self, parser: Any) -> None:
-        """Declare the arguments; imports nothing heavy."""
+        """Declare the arguments, without heavy imports."""
 
     def run(self, arguments: Any) -> Outcome:
-        """Do it."""
+        """Run the command."""
 
 
 class UsageError(Exception):
-    """The user asked for something that there is not; told in one line, with status 2."""
+    """The user asked for something that does not exist. Reported in one line, with status 2."""
 
 
 def nothing() -> None:
-    """Print nothing: the command has told it already."""
+    """Print nothing: the command has already printed its result."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command found.
+    """The result of a command.
 
     Attributes:
-        status: the exit status: 0, or 1 where something is wrong with what was looked at.
-        data: the same for ``--json``.
-        show: prints it for people.
+        status: the exit status: 0, or 1 if something is wrong with what was examined.
+        data: the result for ``--json``.
+        show: prints the result for people.
     """
 
     status: int
@@ -47,7 +47,10 @@ class Outcome:
 
 
 def console() -> Any:
-    """A console of ``rich`` on standard output: in a file or pipe as wide as tables are, and not the 80 columns of no terminal."""
+    """Return a ``rich`` console on standard output.
+
+    In a file or pipe it is as wide as tables need, instead of the default of 80 columns.
+    """
     from rich.console import Console
 
     found = Console()
@@ -56,13 +59,14 @@ def console() -> Any:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[Callable[..., None]]:
-    """Say on standard error what is being done, with the time it takes and what remains, while it is done; nothing in a file or pipe.
+    """Show progress on standard error while inside; nothing in a file or pipe.
 
     Args:
-        what: is done.
+        what: what is being done.
 
     Returns:
-        A context manager; it gives a function that changes the text, and may be told how many parts are ``done`` of how many.
+        A context manager. It yields a function that changes the text, and takes how many parts of ``total``
+        are ``done``.
     """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -77,7 +81,7 @@ def working(what: str) -> Iterator[Callable[..., None]]:
         task = progress.add_task(what, total=None)
 
         def tell(text: str, done: int = 0, total: int | None = None) -> None:
-            """Show what is done. Args: the text, and how many parts are done of how many."""
+            """Show progress. Args: the text, and how many parts are done of how many."""
             count = f", {done} of {total}" if total else ""
             progress.update(task, description=text + count, completed=done, total=total)
 
@@ -85,7 +89,7 @@ def working(what: str) -> Iterator[Callable[..., None]]:
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1, for an argument."""
+    """Parse an integer of at least 1, as an argument type."""
     import argparse
 
     try:
@@ -98,7 +102,7 @@ def positive(text: str) -> int:
 
 
 def plain_data(value: Any) -> Any:
-    """A value as JSON takes it: dataclasses and mappings as objects, sets sorted, everything unknown as text."""
+    """Convert a value for JSON: dataclasses and mappings to objects, sets to sorted lists, others to text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain_data(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -108,10 +112,10 @@ def plain_data(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain_data(item) for item in value]
     if isinstance(value, float) and value - value != 0:
-        return str(value)  # JSON has no infinity and no NaN
+        return str(value)  # JSON has no infinity or NaN
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def end_quietly() -> None:
-    """Let Python write nowhere at exit: who read standard output has gone (``| head``)."""
+    """Make Python's flush at exit write to nowhere: standard output has no reader left (``| head``)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ HELP = "list the passes that can be asked for by name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the names."""
+    """Declare the names of passes."""
     parser.add_argument(
         "names",
         nargs="*",
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Look them up."""
+    """List all passes, or describe the named ones."""
     if not all(name.strip(" ,") for name in arguments.names):
         raise UsageError("no pass is named; leave the names out for a list of all")
     with working("importing torch"):
@@ -49,7 +49,7 @@ def _described(name: str, item: Any) -> dict[str, Any]:
 
 
 def _show_list(available: Mapping[str, Any]) -> None:
-    """Two lines a pass, so that a name and its options stay whole on narrow screens and in ``grep``."""
+    """Print two lines per pass, so that its name and options stay whole on narrow screens and in ``grep``."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -74,7 +74,7 @@ def _show_each(chosen: list[Any]) -> None:
 
 
 def _plain(text: str) -> str:
-    """A docstring without its markup."""
+    """Return a docstring without its markup."""
     return re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
 
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Print the rule's source."""
+    """Derive the fake kernel and print its source."""
     with working("importing torch") as tell:
         from fake.library.errors import ProbeError
         from fake.library.probe.run_probe import probe

@@ -13,7 +13,7 @@ HELP = "prove that a pass is right, by match site"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the pass, and what it runs on."""
+    """Declare the pass and what to run it on."""
     parser.add_argument(
         "passed",
         metavar="PASS",
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Find the pass, and prove it."""
+    """Find the pass and prove it."""
     with working("importing torch"):
         from fxpasses.pass_manager.pass_base import Pass
         from fxpasses.pass_manager.specification import parse_pass

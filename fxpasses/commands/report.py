@@ -13,7 +13,7 @@ HELP = "make one HTML page of what was compiled"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the directory and the file."""
+    """Declare the directories and the file."""
     parser.add_argument("directory", help="what options={'report': ...} named")
     parser.add_argument(
         "--against", metavar="DIRECTORY", help="another report: what differs from it, in a tab of its own"
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Write the page; with ``--json`` the data is printed instead, or the comparison if there is one."""
+    """Write the page. With ``--json``, print the data instead, or the comparison if there is one."""
     from fxpasses.reports.page import read_report, write_page
 
     data = read_report(arguments.directory, arguments.against)

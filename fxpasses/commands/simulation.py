@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Capture, and simulate each setting."""
+    """Capture the graphs and simulate each setting."""
     ranks = math.prod(arguments.mesh.values())
     if arguments.ranks not in (None, ranks):
         raise UsageError(f"--ranks says {arguments.ranks}, and the mesh has {ranks}")
@@ -100,7 +100,7 @@ def _write_page(simulation: dict[str, Any], directory: Path) -> None:
 
 
 def _variations(cluster: Any) -> dict[str, Any]:
-    """What else the network, or the device, could be."""
+    """Return variants of the cluster: other networks and devices."""
     factors: dict[str, dict[str, float]] = {
         "twice the latency": {"latency": 2, "local_latency": 2},
         "half the bandwidth between machines": {"bandwidth": 0.5},
@@ -131,7 +131,7 @@ def _show(data: dict[str, Any]) -> None:
     for row in data["settings"]:
         milliseconds = [f"{row[name] * 1e3:.2f}" for name in ("seconds", "compute", "network", "exposed")]
         cells = (*milliseconds, str(row["messages"]), f"{row['peak_bytes'] / 1e6:.1f}")
-        if cells not in seen:  # larger buckets than there is to send change nothing
+        if cells not in seen:  # buckets larger than all there is to send change nothing
             table.add_row(row["name"], *cells)
         seen.add(cells)
     out = console()
@@ -149,7 +149,7 @@ def _show(data: dict[str, Any]) -> None:
 
 
 def _mesh(text: str) -> dict[str, int]:
-    """``dp=2048,tp=8`` as names and sizes."""
+    """Parse ``dp=2048,tp=8`` into names and sizes."""
     found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = part.partition("=")

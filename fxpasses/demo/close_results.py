@@ -1,7 +1,7 @@
 """Whether the steps of two contestants agree, as closely as float32 allows.
 
-The yardstick is not chosen by hand: a step of float32 eager is itself some distance from the same step in
-float64. A compiled float32 step may be at most a few times that far from float64.
+The tolerance is not chosen by hand. A float32 step in eager is itself some distance from the same step in
+float64. A compiled float32 step may be at most a few times as far from float64.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from fxpasses.demo.training import Run
 
 FACTOR = 4.0
-"""A compiled run may be this many times as far from float64 as eager float32 is: it sums in another order."""
+"""A compiled run may be this many times as far from float64 as eager float32: it sums in another order."""
 
 FLOOR = 1e-6
-"""The least tolerance, relative: about eight roundings of float32."""
+"""The least tolerance, in nats for losses and relative for gradients: about eight roundings of float32."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class Verdict:
 
     @property
     def agrees(self) -> bool:
-        """False also when a loss or gradient is not a number."""
+        """Whether the errors are within tolerance. False if a loss or gradient is NaN."""
         return self.loss_error <= self.loss_tolerance and self.gradient_error <= self.gradient_tolerance
 
 
 def judge(run: Run, eager: Run, reference: Run) -> Verdict:
-    """Compare a run with eager, by the distance of both from exact values.
+    """Compare a run with eager, by the distance of both from the float64 reference.
 
     Args:
-        run: in float32, compiled.
+        run: the compiled float32 run.
         eager: the same steps in float32, in eager.
         reference: the same steps in float64.
 
     Returns:
-        The differences and errors of losses and gradients, relative, with what is tolerated.
+        The differences, errors and tolerances of losses and gradients. Those of gradients are relative.
     """
     return Verdict(
         loss_difference=loss_distance(run, eager),
@@ -66,12 +66,12 @@ def judge(run: Run, eager: Run, reference: Run) -> Verdict:
 
 
 def loss_distance(a: Run, b: Run) -> float:
-    """Largest difference of the losses of a step, in nats; infinite when one is not a number."""
+    """Return the largest difference of losses over all steps, in nats; infinite if one is NaN."""
     return _largest(abs(x - y) for x, y in zip(a.losses, b.losses, strict=True))
 
 
 def gradient_distance(a: Run, b: Run) -> float:
-    """Largest difference of a gradient over all steps and parameters, relative to the parameter's largest."""
+    """Return the largest gradient difference of all steps, relative to the parameter's largest gradient."""
     return _largest(step_gradient_distance(a, b, step) for step in range(len(b.gradients)))
 
 

@@ -1,4 +1,4 @@
-"""Real text that every machine with Python has: the source of the standard library."""
+"""Text that every machine with Python has: the source of the standard library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def standard_library_bytes(at_most: int = 1_000_000) -> Tensor:
-    """The first ``at_most`` bytes of the standard library's modules, in the order of their names: ``int64[n]``.
+    """Return the first ``at_most`` bytes of the standard library's modules, in order of name: ``int64[n]``.
 
     Raises:
-        FileNotFoundError: when Python was installed without its source.
+        FileNotFoundError: Python was installed without its source.
     """
     folder = Path(os.__file__).parent
     text = bytearray()
@@ -30,13 +30,14 @@ def standard_library_bytes(at_most: int = 1_000_000) -> Tensor:
 
 
 def batches(text: Tensor, steps: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Sample batches of changing size from a text.
+    """Sample batches of varying sizes from a text.
 
     Args:
         text: tokens, ``int64[n]``.
-        steps: how many batches.
-        context: the longest sequence, in tokens; each batch has a length from half of it to all of it.
-        seed: of the random sizes and positions.
+        steps: the number of batches.
+        context: the longest sequence, in tokens. The length of each batch is between half of it and all of
+            it.
+        seed: the seed of the random sizes and positions.
 
     Yields:
         Tokens and next tokens, both ``int64[batch, time]``, with a batch of 4 to 12.

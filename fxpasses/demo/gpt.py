@@ -24,7 +24,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each after a layer norm and added to its input."""
+    """Attention and a two-layer MLP, each after a layer norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The demo on the terminal: progress while it trains, tables when it is done."""
+"""The demo on the terminal: progress during training, tables at the end."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from fxpasses.demo.training import DemoSettings, Run, train
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo that has run.
+    """A finished demo.
 
     Attributes:
-        settings: of the model and the training.
+        settings: the settings of the model and the training.
         runs: the contestants: float64, eager, fxpasses, Inductor.
         verdict: fxpasses compared with eager.
         theirs: Inductor compared with eager.
@@ -39,7 +39,7 @@ class Demo:
     theirs: Verdict
 
     def summary(self) -> dict[str, Any]:
-        """The figures, without gradients."""
+        """Return the figures, without gradients."""
         contestants = {
             run.name: {
                 "losses": run.losses,
@@ -67,7 +67,7 @@ def run_demo(settings: DemoSettings) -> Demo:
         f"Training a {settings.layers}-layer GPT on the standard library's source for {settings.steps} steps: "
         "in eager (float64 and float32), with fxpasses and with Inductor."
     )
-    # Compilations are timed with torch's caches off, which torch remarks on.
+    # Compilations are timed with torch's caches off, which torch warns about.
     warnings.filterwarnings("ignore", message=".*force_disable_caches")
     columns = (
         TextColumn("{task.description}"),

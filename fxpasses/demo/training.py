@@ -1,7 +1,7 @@
 """The same training steps for each contestant: eager in float64 and float32, fxpasses, Inductor.
 
-The weights are those that fxpasses trains: every step starts from the same weights for all, so that a
-difference is the step's own and not the echo of a rounding long ago (a training amplifies those).
+All contestants start each step from the weights that fxpasses trains. A difference is then due to that step
+alone, not to an earlier rounding error, which training amplifies.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fxpasses.demo.gpt import GPT
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The model and the data of the demo.
+    """The settings of the demo's model and data.
 
     Attributes:
         steps: training steps, each with its own batch size and length.
         layers: blocks of the model.
-        width: its width.
-        heads: its attention heads.
+        width: the width of the model.
+        heads: attention heads.
         context: the longest sequence.
-        learning_rate: of AdamW.
-        seed: of weights and batches.
+        learning_rate: the learning rate of AdamW.
+        seed: the seed of weights and batches.
         report: a directory for the captured graphs, or ``None``.
-        device: where the model is trained, such as ``"cpu"`` or ``"cuda"``.
+        device: where to train, such as ``"cpu"`` or ``"cuda"``.
     """
 
     steps: int = 50
@@ -50,10 +50,10 @@ class DemoSettings:
 
 @dataclass
 class Run:
-    """One contestant: a model of its own, and what was measured.
+    """One contestant: its own model and its measurements.
 
     Attributes:
-        name: who.
+        name: the name of the contestant.
         losses: the loss of each step, in nats.
         gradients: for each step, the gradients by parameter name, in float64.
         seconds: time of forward and backward of each step, in seconds.
@@ -61,7 +61,7 @@ class Run:
         compiled: for each step, whether it compiled something.
         graphs: number of graphs that Dynamo compiled for it.
         recompiles: those beyond the first.
-        repeated: seconds of the last step once more, where each step had compiled something.
+        repeated: seconds of a repetition of the last step, if every step had compiled something.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
-        """Median time of a step that compiled nothing, the first three left out where there are others."""
+        """Median time of steps that compiled nothing, without the first three steps if others remain."""
         steady = [s for s, compiled in zip(self.seconds, self.compiled, strict=True) if not compiled]
         if not steady:
             return min(self.seconds) if self.repeated is None else self.repeated
@@ -90,13 +90,13 @@ class Run:
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds by which the steps that compiled took longer than a usual step."""
+        """Seconds by which steps that compiled took longer than a usual step."""
         usual = self.step_seconds
         compiling = [s for s, compiled in zip(self.seconds, self.compiled, strict=True) if compiled]
         return sum(max(0.0, s - usual) for s in compiling)
 
     def step(self, tokens: Tensor, targets: Tensor) -> None:
-        """One training step; only forward and backward are timed."""
+        """Run one training step. Only forward and backward are timed."""
         before = _graphs()
         loss, seconds = self._forward_and_backward(tokens, targets)
         self.seconds.append(seconds)
@@ -108,7 +108,7 @@ class Run:
         self.gradients.append({name: p.grad.double() for name, p in named if p.grad is not None})
 
     def time_again(self, tokens: Tensor, targets: Tensor) -> None:
-        """Time a step once more where no step was without a compilation; its results are thrown away."""
+        """Repeat the last step to time it if every step compiled something. Discard its results."""
         if all(self.compiled):
             self.repeated = self._forward_and_backward(tokens, targets)[1]
             self.model.zero_grad()
@@ -118,22 +118,22 @@ class Run:
         loss = self.call(tokens, targets)
         loss.backward()
         if loss.is_cuda:
-            torch.cuda.synchronize()  # what was launched is not yet done
+            torch.cuda.synchronize()  # kernels are launched asynchronously
         return loss, time.perf_counter() - start
 
     def follow(self, leader: nn.Module) -> None:
-        """Take over the weights of ``leader``."""
+        """Copy the weights of ``leader``."""
         with torch.no_grad():
             for mine, theirs in zip(self.model.parameters(), leader.parameters(), strict=True):
                 mine.copy_(theirs)
 
 
 def train(settings: DemoSettings) -> Iterator[list[Run]]:
-    """Run each step with all contestants, on the same batch from the same weights; yields the runs after it."""
+    """Run each step with all contestants, on the same batch and weights. Yield the runs after each step."""
     torch.manual_seed(settings.seed)
     model = GPT(settings.layers, settings.width, settings.heads, settings.context).to(settings.device)
     options: dict[str, Any] = {"report": settings.report} if settings.report else {}
-    # Compilations are timed: none may come from a cache on disk, and none pays for what is done once a process.
+    # Compilations are timed, so none may come from a disk cache or include one-time costs of the process.
     with torch.compiler.config.patch(force_disable_caches=True):  # type: ignore[attr-defined]
         _warm_up(settings.device)
         runs = [
@@ -164,7 +164,7 @@ def _run(name: str, model: nn.Module, make: Callable[[nn.Module], Any]) -> Run:
 
 
 def _compile(model: nn.Module, **how: Any) -> Callable[..., Any]:
-    # A function of its own for each: Dynamo keeps its compilations with the code object.
+    # Each contestant needs its own code object, because Dynamo caches compilations per code object.
     def forward(tokens: Tensor, targets: Tensor) -> Tensor:
         return model(tokens, targets)
 

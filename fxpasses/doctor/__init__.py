@@ -1,4 +1,4 @@
-"""``fxpasses doctor``: the parts of this package that work with this machine and torch, and why others do not."""
+"""``fxpasses doctor``: which parts of this package work with this machine and torch, and why others don't."""
 
 from fxpasses.doctor.health import Finding, examine
 from fxpasses.doctor.seam import SeamReport, check_seam

@@ -1,4 +1,4 @@
-"""The parts of this package that are in force with this torch, compiler and settings; why others are not, and what to do."""
+"""Which parts of this package are in force with this torch, compiler and settings, and why others are not."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _INSTALL = "install a release of torch that is known: constraints.txt and constr
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is in force or not.
+    """The state of one part: in force, or off.
 
     Attributes:
-        name: of the part.
+        name: the name of the part.
         problem: why it is off, or "" if it is on.
-        detail: how it is on: a path, a number; "" if there is nothing to say.
+        detail: more about a part that is on, such as a path or a number, or "".
         cost: the effect of its being off.
         advice: what to do about it.
-        replaces: the names of torch, where it is put into torch.
+        replaces: the names of torch that it patches, if any.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Finding:
 
     @property
     def on(self) -> bool:
-        """Whether it is in force."""
+        """Whether the part is in force."""
         return not self.problem
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Finding:
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide what works."""
+    """Return the versions that decide what works."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in ("fxpasses", "triton", "sympy"):
         try:
@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
 
 
 def examine() -> list[Finding]:
-    """Look at everything that may be off without an error."""
+    """Examine everything that may be off without an error."""
     return [*map(_looked, _LOOKS), *patches()]
 
 
@@ -85,7 +85,7 @@ def _looked(look: Callable[[], Finding]) -> Finding:
 
 
 def patches() -> list[Finding]:
-    """What is put into torch, and when, and what of it does not fit the torch that is here; from the ledger of patches."""
+    """Return the findings of the ledger of patches: what is in torch, when, and what does not fit."""
     groups: dict[tuple[When, str, str], list[str]] = {}
     for entry in LEDGER.entries:
         now = ", now" if LEDGER.is_in_force(entry) else ""
@@ -103,7 +103,7 @@ def patches() -> list[Finding]:
 
 
 def in_short(findings: Iterable[Finding]) -> list[Finding]:
-    """The same with what is in force in torch counted, not named."""
+    """Return the same findings, with patches that are in force counted instead of named."""
     shown: list[Finding] = []
     counts: Counter[str] = Counter()
     for finding in findings:

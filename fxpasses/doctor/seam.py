@@ -1,8 +1,9 @@
-"""The names of torch that the seam files (``fake/seam``, ``_torch*.py``) use, read from their source: whether the installed torch has them.
+"""Checks that the installed torch has the names that the seam files (``fake/seam``, ``_torch*.py``) use.
 
-There is no list to keep: an import, a chain of attributes that begins at one and ``getattr`` with a constant name are uses;
-``hasattr`` and ``getattr`` with a default say that a name is not in every release. A call is held against the signature of
-what it calls, and what the ledger of patches puts into torch against the signature of what stands there.
+There is no list to maintain: the names are read from the source. Imports, attribute chains that start at one,
+and ``getattr`` with a constant name are uses. ``hasattr``, and ``getattr`` with a default, mark a name as
+absent in some releases. Calls are checked against the signature of what they call, and replacements on the
+ledger of patches against the signature of what they replace.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Use:
-    """One name of torch in one file.
+    """One use of a name of torch in one file.
 
     Attributes:
         file: the file, relative to the packages.
-        line: where in it.
-        name: the whole name, such as ``torch._dynamo.config.suppress_errors``.
-        call: how many arguments by position and which by name it is called with; ``None`` if it is not called here, or with
-            a number that depends.
-        optional: whether the file asks first whether torch has it.
+        line: its line.
+        name: the full name, such as ``torch._dynamo.config.suppress_errors``.
+        call: the number of positional arguments and the names of the others in a call; ``None`` if it is not
+            called here, or with a variable number.
+        optional: whether the file first asks whether torch has it.
     """
 
     file: str
@@ -46,7 +47,7 @@ class Use:
 
     @property
     def location(self) -> str:
-        """File and line: ``fake/seam/dispatch.py:120``."""
+        """The file and line: ``fake/seam/dispatch.py:120``."""
         return f"{self.file}:{self.line}"
 
 
@@ -55,10 +56,11 @@ class SeamReport:
     """The result of the check.
 
     Attributes:
-        names: how many different names each file uses.
+        names: the number of different names that each file uses.
         missing: uses of names that the installed torch does not have.
-        unfit: calls that the signature of what is called does not take, replacements of functions that take more; and why.
-        absent: names that are asked for before they are used, and are not in this torch.
+        unfit: calls that do not fit the signature, and replacements that take fewer arguments, each with the
+            reason.
+        absent: names that are checked for before use, and are not in this torch.
     """
 
     names: dict[str, int] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class SeamReport:
 
 
 def seam_files() -> list[Path]:
-    """The files of the three packages that may use private names of torch."""
+    """Return the files of the three packages that may use private names of torch."""
     return sorted(
         path
         for package in PACKAGES
@@ -97,11 +99,11 @@ def seam_files() -> list[Path]:
 
 
 def check_seam(files: Iterable[Path] | None = None, entries: Iterable[Entry] | None = None) -> SeamReport:
-    """Hold the names and calls of the seam files against the installed torch, and the patches of the ledger.
+    """Check the names and calls of the seam files, and the ledger of patches, against the installed torch.
 
     Args:
-        files: instead of all seam files; they are not imported.
-        entries: instead of those on the ledger.
+        files: replaces all seam files; they are not imported.
+        entries: replaces the entries of the ledger.
     """
     report = SeamReport()
     for path in seam_files() if files is None else files:
@@ -126,7 +128,7 @@ def check_seam(files: Iterable[Path] | None = None, entries: Iterable[Entry] | N
 
 
 def uses_in(source: str, file: str = "") -> list[Use]:
-    """The names of torch in the source of one file, in order."""
+    """Return the names of torch in the source of one file, in order."""
     tree = ast.parse(source)
     reader = _Reader(file)
     reader.bind_imports(tree)
@@ -138,14 +140,14 @@ def uses_in(source: str, file: str = "") -> list[Use]:
 
 
 def resolve(name: str) -> Any:
-    """The object behind a dotted name, or a marker for none. Modules on the way are imported."""
+    """Return the object behind a dotted name, or a marker if there is none. Imports modules on the way."""
     parts = name.split(".")
     found: Any = importlib.import_module(parts[0])
     for i, part in enumerate(parts[1:], 2):
         inner = getattr(found, part, _ABSENT)
         if inner is _ABSENT and not isinstance(
             found, ModuleType
-        ):  # a package may hold a function by a module's name
+        ):  # a package may have a function with the name of a submodule
             inner = getattr(sys.modules.get(".".join(parts[: i - 1])), part, _ABSENT)
         if inner is _ABSENT and isinstance(found, ModuleType):
             try:
@@ -159,7 +161,7 @@ def resolve(name: str) -> Any:
 
 
 def _misfit(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
-    """Why a function does not take these arguments, or nothing."""
+    """Return why a function does not take these arguments, or ""."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # written in C++
@@ -172,12 +174,12 @@ def _misfit(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
 
 
 def _not_taken(original: Any, ours: Any) -> list[str]:
-    """The arguments of a function that its replacement does not take."""
+    """Return the arguments of a function that its replacement does not take."""
     original, ours = getattr(original, "__func__", original), getattr(ours, "__func__", ours)
     try:
         theirs = inspect.signature(original).parameters.values()
         takes = inspect.signature(ours, follow_wrapped=False).parameters.values()
-    except (ValueError, TypeError):  # no functions, or written in C++
+    except (ValueError, TypeError):  # not functions, or written in C++
         return []
     names, kinds = {p.name for p in takes}, {p.kind for p in takes}
     if inspect.Parameter.VAR_KEYWORD in kinds:
@@ -194,7 +196,7 @@ def _not_taken(original: Any, ours: Any) -> list[str]:
 
 @functools.cache
 def _names_of(module: str) -> dict[str, str]:
-    """The names of a seam file that stand for names of torch."""
+    """Map the names of a seam file to the names of torch that they stand for."""
     reader, tree = _Reader(module), ast.parse((_ROOT / f"{module.replace('.', '/')}.py").read_text())
     tree.body = [part for part in tree.body if not isinstance(part, ast.FunctionDef | ast.ClassDef | ast.If)]
     reader.bind_imports(tree)
@@ -203,7 +205,7 @@ def _names_of(module: str) -> dict[str, str]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects uses; ``bound`` says which names of the file stand for which names of torch."""
+    """Collects uses. ``bound`` maps names in the file to the names of torch that they stand for."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -211,7 +213,7 @@ class _Reader(ast.NodeVisitor):
         self.found: list[Use] = []
 
     def bind_imports(self, tree: ast.AST) -> None:
-        """Take down the imports from torch, each of which is a use, and those from other seam files."""
+        """Bind the imports from torch, each of which is a use, and those from other seam files."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -227,7 +229,7 @@ class _Reader(ast.NodeVisitor):
                     self._note(node, f"{node.module}.{alias.name}")
 
     def bind_assignments(self, tree: ast.Module) -> None:
-        """Follow ``name = torch._something`` at the top of the file."""
+        """Follow ``name = torch._something`` at the top level of the file."""
         for node in tree.body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -236,7 +238,7 @@ class _Reader(ast.NodeVisitor):
                     self.bound[targets[0].id] = path
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Inside, the function's own variables hide the file's names."""
+        """Visit a function, in which its own variables shadow the names of the file."""
         arguments = node.args
         own = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
         own |= {a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None}
@@ -257,7 +259,7 @@ class _Reader(ast.NodeVisitor):
             self._note(node, path)
 
     def visit_Tuple(self, node: ast.Tuple) -> None:
-        """``(torch._C, "_name", ...)`` names an attribute that is put back and forth."""
+        """Record ``(torch._C, "_name", ...)``, which names an attribute that is swapped in and out."""
         for owner, name in zip(node.elts, node.elts[1:], strict=False):
             self._note_attribute(node, owner, name)
         self.generic_visit(node)
@@ -286,7 +288,7 @@ class _Reader(ast.NodeVisitor):
         self.found.append(Use(self.file, node.lineno, name, call, optional))
 
     def _path(self, node: ast.AST) -> str | None:
-        """The name of torch that an expression stands for."""
+        """Return the name of torch that an expression stands for."""
         attributes: list[str] = []
         while isinstance(node, ast.Attribute):
             attributes.append(node.attr)

@@ -1,1 +1,1 @@
-"""For packages that name backends from a list of their own."""
+"""Support for packages that keep their own list of backend names."""

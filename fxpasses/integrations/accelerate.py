@@ -6,14 +6,16 @@ import importlib
 
 __all__ = ["register_backend"]
 
-_NAME = "FXPASSES"  # accelerate looks names up in capitals, and hands them to torch.compile in small letters
+_NAME = "FXPASSES"  # accelerate looks names up in upper case, and gives torch.compile the lower-case name
 
 
 def register_backend() -> None:
-    """Let ``TrainingArguments(torch_compile_backend="fxpasses")`` and ``Accelerator(dynamo_backend="fxpasses")`` name this backend.
+    """Let ``accelerate`` and ``transformers`` find this backend by name.
 
-    ``accelerate`` takes the members of its enumeration ``DynamoBackend`` only. This gives that what Python's ``enum`` asks about values
-    that are no members, ``_missing_``; other unknown names stay errors.
+    Then ``TrainingArguments(torch_compile_backend="fxpasses")`` and
+    ``Accelerator(dynamo_backend="fxpasses")`` work. ``accelerate`` accepts only members of its enumeration
+    ``DynamoBackend``. This sets its ``_missing_``, which Python's ``enum`` calls for values that are not
+    members. Other unknown names stay errors.
 
     Raises:
         ImportError: ``accelerate`` is not installed.

@@ -1,1 +1,1 @@
-"""What people look at after a compilation: text files, the same as JSON, and one page for a browser."""
+"""Reports on a compilation: text files, the same as JSON, and one page for a browser."""

@@ -1,4 +1,4 @@
-"""The things most worth doing about a compilation, from its data alone."""
+"""Advice: the most useful changes to make, derived from the data of a compilation alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BREAKS = {
     "generic_jump TensorVariable()": "a branch depends on the value of a tensor",
     "step_unsupported": "Dynamo does not trace this call",
 }
-"""Dynamo's own words for two reasons, and what they mean."""
+"""Two reasons in Dynamo's own words, and what they mean."""
 
 
 class _Advice(NamedTuple):
@@ -32,12 +32,12 @@ def advice(
     eager: Sequence[dict[str, Any]] = (),
     steps: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """What to do, the most urgent first, each with the place and the option that does it.
+    """Return what to do, most urgent first, each with the place and the option that does it.
 
     Args:
         graphs: the data of each graph (see :mod:`fxpasses.reports.record`).
-        eager: the functions that Dynamo left as they are.
-        steps: measured, compiled and in eager (see :mod:`fxpasses.reports.step_times`).
+        eager: the functions that Dynamo left in eager.
+        steps: measured steps, compiled and in eager (see :mod:`fxpasses.reports.step_times`).
 
     Returns:
         At most three of ``{"title", "why", "do", "source"}``.
@@ -98,7 +98,7 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[_Advice]:
         avoid = guard.get("avoid", "")
         if (
             avoid and where and not avoid.startswith("nothing ")
-        ):  # a line asked for it: one that can be changed
+        ):  # a line of the user's code caused it, and can be changed
             title = f"Sizes are restricted: {guard['expression']}"
             yield _Advice(60.0, title, guard["why"], avoid, f"{where['file']}:{where['line']}")
     ended, again = graph.get("ended"), graph.get("recompiled")
@@ -165,7 +165,7 @@ def _of_memory(graph: dict[str, Any], graphs: Sequence[dict[str, Any]]) -> Itera
 def _with_regions(
     graph: dict[str, Any], graphs: Sequence[dict[str, Any]], copies: int = 1
 ) -> Iterable[tuple[dict[str, Any], int]]:
-    """A graph and those of its regions, each with the number of its copies."""
+    """Yield a graph and the graphs of its regions, each with its number of copies."""
     yield graph, copies
     inner = [part for part in graphs if part["name"].rpartition("/regions/")[0] == graph["name"]]
     taken = [item["copies"] for item in (graph["regions"] or {}).get("repeats", ()) if item["taken"]]

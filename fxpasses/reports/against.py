@@ -1,4 +1,4 @@
-"""Two reports side by side: what became of graphs, times, memory, passes and guards."""
+"""A comparison of two reports: their graphs, times, memory, passes and guards."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _FLOPS = NODE_FIELDS.index("flops")
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The differences of two reports, graph by graph in the order in which they were compiled.
+    """Return the differences of two reports, for each graph in the order of compilation.
 
     Args:
-        before: of :func:`fxpasses.reports.page.read_report`.
-        after: the same of the other one.
+        before: the earlier report, from :func:`fxpasses.reports.page.read_report`.
+        after: the later one.
 
     Returns:
-        ``schema``; ``graphs``: for each graph of both a list of ``[what, before, after]``, grouped by title under ``groups``;
-        ``only_before`` and ``only_after``: names of graphs that the other one does not have.
+        ``schema``; ``graphs``: for each graph in both a list of ``[what, before, after]``, grouped by title
+        under ``groups``; ``only_before`` and ``only_after``: names of graphs that the other report lacks.
     """
     old = {graph["name"]: graph for graph in before["graphs"]}
     new = {graph["name"]: graph for graph in after["graphs"]}
@@ -36,7 +36,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def _groups(old: dict[str, Any], new: dict[str, Any]) -> Iterable[tuple[str, list[list[Any]]]]:
-    """Groups of rows, those without a difference left out."""
+    """Yield groups of rows, omitting those without a difference."""
     versions = _rows(old["versions"], new["versions"])
     yield from _told("Versions and options", [*versions, *_rows(_settings(old), _settings(new))])
     yield from _told("Nodes", _rows(_nodes(old), _nodes(new)))
@@ -63,7 +63,7 @@ def _rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _settings(graph: dict[str, Any]) -> dict[str, str]:
-    """The options but the report's own directory, which always differs."""
+    """Return the options except the report's own directory, which always differs."""
     return {name: value for name, value in graph.get("settings", {}).items() if name != "report"}
 
 

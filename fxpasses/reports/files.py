@@ -1,4 +1,4 @@
-"""One directory a graph: each stage's graph as annotated Python, and the record of the passes."""
+"""Report files: for each graph a directory with annotated Python for each stage, and a list of passes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ from fxpasses.reports.text import annotated_code
 
 
 class GraphFiles(Observer):
-    """Writes each graph to ``DIRECTORY/graph_N/``: ``traced.py`` (before passes), ``joint.py``, ``forward.py``,
-    ``backward.py`` or ``inference.py`` (after them), ``passes.txt``, ``partition.txt`` (what is saved and why),
-    ``guards.txt`` (for which sizes the graph holds, who asked and why), ``graph.json`` (all of it as data, from which
-    ``fxpasses report DIRECTORY`` makes a page), and, where the graph has repeats, ``regions.txt`` and the same files for each region in ``regions/``.
+    """Writes the files of each graph to ``DIRECTORY/graph_N/``.
+
+    * ``traced.py``: the graph before passes
+    * ``joint.py``, ``forward.py``, ``backward.py`` or ``inference.py``: the graphs after them
+    * ``passes.txt``
+    * ``partition.txt``: what is saved, and why
+    * ``guards.txt``: the sizes that the graph holds for, what restricts them, and why
+    * ``graph.json``: all of it as data, from which ``fxpasses report DIRECTORY`` makes a page
+    * ``regions.txt`` if the graph has repeats, with the same files for each region in ``regions/``
 
     Raises:
-        OSError: when the directory cannot be written.
+        OSError: the directory cannot be written.
     """
 
     def __init__(self, directory: str) -> None:
@@ -37,11 +42,11 @@ class GraphFiles(Observer):
 
     @functools.cached_property
     def directory(self) -> Path:
-        """This graph's own directory, made when there is something to write."""
+        """This graph's own directory, created when there is something to write."""
         for number in itertools.count():
             directory = self._root / f"graph_{number}"
             try:
-                directory.mkdir(parents=True)  # that of the report is there, unless something took it away
+                directory.mkdir(parents=True)  # something may have removed the report's own directory
                 return directory
             except FileExistsError:
                 continue

@@ -1,4 +1,4 @@
-"""One page for a browser of a directory of reports: no server, no network, nothing in it that comes from the user's code can run."""
+"""One HTML page for a directory of reports. It needs no server or network, and runs no code from its data."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ def report(
     """Make one HTML page of what was compiled with ``options={"report": directory}``.
 
     Args:
-        compiled: what ``torch.compile(..., backend="fxpasses", options={"report": directory})`` returned, or the directory.
-        output: the file; ``report.html`` in the directory by default.
-        against: the directory of another report; a tab of its own tells what differs.
-        profile: does one step, backward pass and optimizer included if they are part of it. It is called some times, compiled and in
-            eager by turns; a tab tells how long both take, by graph, region, kernel and operator, and the directory holds the timelines.
+        compiled: what ``torch.compile(..., backend="fxpasses", options={"report": directory})`` returned, or
+            the directory.
+        output: the file; by default ``report.html`` in the directory.
+        against: the directory of another report. A separate tab shows the differences.
+        profile: runs one step, including backward and optimizer if they are part of it. It is called several
+            times, alternating between compiled and eager. A tab shows the time of both, by graph, region,
+            kernel and operator. The traces are written to the directory.
 
     Returns:
         The file.
 
     Raises:
-        ReportError: nothing was compiled with that option, the directory holds no report that this version reads, or ``profile``
-            is no function.
+        ReportError: nothing was compiled with that option, the directory holds no report that this version
+            reads, or ``profile`` is not a function.
     """
     for name, value in (("output", output), ("against", against)):
         check_type(
@@ -57,7 +59,7 @@ def report(
             raise ReportError(
                 f"profile: expected a function that does one step, such as lambda: model(x).sum().backward(), got {profile!r}"
             )
-        from fxpasses.reports.step_times import measure_steps  # torch, which a directory alone does without
+        from fxpasses.reports.step_times import measure_steps  # imports torch; a directory alone needs none
 
         measure_steps(profile, directory)
     file = Path(output) if output else directory / "report.html"
@@ -65,7 +67,7 @@ def report(
 
 
 def directory_of(compiled: Callable[..., Any] | str | os.PathLike[str]) -> Path:
-    """The directory of the report of something compiled; a directory stands for itself.
+    """Return the directory of the report of something compiled. A directory is returned as it is.
 
     Raises:
         ReportError: it was compiled without a report, or not at all.
@@ -75,7 +77,7 @@ def directory_of(compiled: Callable[..., Any] | str | os.PathLike[str]) -> Path:
     if hasattr(type(compiled), "report_directory"):  # fxpasses.compile made it
         found = compiled.report_directory  # type: ignore[attr-defined]
     else:
-        # What is here was compiled, so torch is loaded; without it a directory is all that can be asked for.
+        # Something compiled implies that torch is loaded. Without torch, only a directory can be given.
         from fxpasses.reports._torch import compile_options
 
         options = compile_options(compiled)
@@ -98,18 +100,19 @@ def read_report(
     *,
     process: int | None = None,
 ) -> dict[str, Any]:
-    """The data of a directory: that of each graph, in order, its regions after it.
+    """Read the data of a directory: each graph in order, followed by its regions.
 
     Args:
-        directory: what ``options={"report": directory}`` named.
-        against: another one: ``"against"`` tells what differs.
-        process: the number of a process: what others have left there is passed over.
+        directory: the directory given in ``options={"report": directory}``.
+        against: another such directory; ``"against"`` then holds the differences.
+        process: the number of a process; reports of other processes are skipped.
 
     Returns:
-        ``schema``, ``graphs``, ``advice``, ``eager`` (functions that Dynamo left as they are), ``steps``, ``ledger`` (of tuning) and ``simulation`` (or None), and ``against``.
+        ``schema``, ``graphs``, ``advice``, ``eager`` (functions that Dynamo left in eager), ``steps``,
+        ``ledger`` (of tuning) and ``simulation`` (or None), and ``against``.
 
     Raises:
-        ReportError: there is no such directory, no report in it, or one of another version.
+        ReportError: the directory does not exist, holds no report, or one of another version.
     """
     root = Path(directory)
     if not root.is_dir():
@@ -157,7 +160,7 @@ def read_report(
 
 def _read(file: Path, text: str | None = None) -> Any:
     try:
-        # Browsers read no NaN and no infinities, which Python writes.
+        # Python writes NaN and infinities, which browsers cannot parse.
         return json.loads(file.read_text() if text is None else text, parse_constant=lambda name: None)
     except ValueError as error:
         raise ReportError(f"{str(file)!r} is no JSON: {error}") from error
@@ -167,9 +170,9 @@ def write_page(data: dict[str, Any], file: Path, name: str = "") -> Path:
     """Write the page of a report.
 
     Args:
-        data: of :func:`read_report`.
-        file: is written.
-        name: of the report; that of the folder that the file is in, by default.
+        data: the data from :func:`read_report`.
+        file: the file to write.
+        name: the name of the report; by default that of the folder of the file.
 
     Returns:
         The file.
@@ -199,7 +202,7 @@ def write_page(data: dict[str, Any], file: Path, name: str = "") -> Path:
 
 
 def _for_script(data: Any) -> str:
-    """JSON that cannot end the element it is in: the page parses it, and never runs it."""
+    """Return JSON that cannot end the element it is in. The page parses it and never runs it."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,7 +1,8 @@
-"""What a compilation was, as plain data: ``graph.json`` in each graph's directory. The page on reports documents the fields.
+"""The record of a compilation as plain data: ``graph.json`` in each graph's directory.
 
-Texts that occur often (lines of the user's files, modules, operators) are tables, and nodes are rows with indices into them:
-a step of 48 layers has thousands of nodes.
+The documentation page on reports describes its fields. Texts that occur often (source lines, modules,
+operators) are in tables, and nodes are rows with indices into them: a step of 48 layers has thousands of
+nodes.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ from fxpasses.reports.text import type_text
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
 _LONGEST_DIFF = 4000
-"""Lines of a diff that are kept."""
+"""How many lines of a diff are kept."""
 _LARGEST_SOURCE = 400_000
-# Guards of Dynamo that fail for what explain_miss compares: tensors' metadata, and the state of torch.
+"""Source files with more characters are not kept."""
+# Dynamo guards on what explain_miss compares: the metadata of tensors, and torch's global state.
 _OF_INPUTS = re.compile(r"tensor '|\.(size|stride|storage_offset)\(\)|GLOBAL_STATE|grad_mode|autocast")
-"""Characters of a source file that are kept."""
 
 
 class _Table:
-    """Values, each once, by the index at which it was first seen."""
+    """Unique values, indexed in the order in which they were first seen."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self._index: dict[Any, int] = {}
 
     def add(self, row: Any) -> int:
-        """The index of a row."""
+        """Return the index of a row, adding it if it is new."""
         if row not in self._index:
             self._index[row] = len(self.rows)
             self.rows.append(row)
@@ -67,7 +68,7 @@ class _Table:
 
 
 class Recorder:
-    """Collects what the stages of the compilation of one graph tell."""
+    """Collects what the stages of compiling one graph report."""
 
     def __init__(self) -> None:
         self._lines, self._modules, self._targets = _Table(), _Table(), _Table()
@@ -92,12 +93,12 @@ class Recorder:
         }
 
     def dynamo(self, gm: fx.GraphModule, options: Options, earlier: Miss | None = None) -> None:
-        """Dynamo's graph: what its inputs are called in the user's program, why it ends, what it is compiled again for.
+        """Record what Dynamo's inputs are called in the user's program, why the graph ends and recompiles.
 
         Args:
             gm: the graph.
-            options: of the compilation.
-            earlier: what differs from the last compilation of the same code.
+            options: the options of the compilation.
+            earlier: the differences from the last compilation of the same code.
         """
         self._data["ended"] = end_of_graph(gm)
         if earlier is not None:
@@ -115,10 +116,10 @@ class Recorder:
         }
 
     def graph(self, kind: str, gm: fx.GraphModule, runs: Iterable[PassRun] = ()) -> None:
-        """Record a graph, and the passes that made it what it is.
+        """Record a graph and the passes that ran on it.
 
         Args:
-            kind: of the graph.
+            kind: the kind of graph.
             gm: the graph.
             runs: what each pass did.
         """
@@ -140,7 +141,7 @@ class Recorder:
             }
 
     def lowered(self, kind: str, parts: Sequence[Any]) -> None:
-        """What Inductor made of a graph, part by part."""
+        """Record what Inductor made of a graph, part by part. Args: the kind of graph, and its parts."""
         names = {row[0] for row in self._data["graphs"].get(kind, {}).get("nodes", ())}
         for part in parts:
             code = generated_code(part.compiled)
@@ -161,32 +162,32 @@ class Recorder:
                 )
 
     def failed(self, error: StageError) -> None:
-        """A stage that failed, once: a graph around a region that fails fails with the same error."""
+        """Record a failed stage once: a graph around a region that fails raises the same error."""
         reason = f"pass {error.pass_name!r}: {error.reason}" if error.pass_name else error.reason
         found = {"stage": error.stage, "reason": reason, "location": str(error.location)}
         if found not in self._data["fallbacks"]:
             self._data["fallbacks"].append(found)
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
-        """For which sizes the graphs hold."""
+        """Record the sizes for which the graphs hold."""
         self._data["guards"] = json.loads(
             json.dumps(fake.explain(shape_env, graph=graph).to_dict(), default=str)
         )
         self._data["symbols"] = symbols_of(shape_env)
 
     def verdicts(self, found: Mapping[tuple[str, str], str]) -> None:
-        """What the value check says of the passes."""
+        """Record what the value check says of the passes."""
         self._verdicts = dict(found)
 
     def regions(self, report: Any) -> None:
-        """The repeated subgraphs of Dynamo's graph."""
+        """Record the repeated subgraphs of Dynamo's graph."""
         self._data["regions"] = {
             "text": str(report),
             "repeats": [_fields(item, _OF_REGIONS) for item in (*report.taken, *report.left)],
         }
 
     def data(self) -> dict[str, Any]:
-        """All of it, as of now."""
+        """Return all that is recorded so far."""
         then, now = self._stages, counters.snapshot()
         spent = {stage: seconds - then.seconds.get(stage, 0.0) for stage, seconds in now.seconds.items()}
         return {
@@ -212,7 +213,7 @@ class Recorder:
         }
 
     def write(self, directory: Path) -> None:
-        """Write it to ``graph.json``; a reader never sees half of it."""
+        """Write ``graph.json`` atomically, so that a reader never sees half of it."""
         unfinished = directory / "graph.json.tmp"
         unfinished.write_text(json.dumps(self.data(), default=str, separators=(",", ":")))
         os.replace(unfinished, directory / "graph.json")
@@ -242,7 +243,7 @@ class Recorder:
         ]
 
     def _name(self, node: fx.Node) -> str:
-        """What an input is in the user's program; the values that a backward graph is handed have names of their own."""
+        """Return an input's name in the user's program, or "" for values handed to a backward graph."""
         numbered = re.fullmatch(r"(?:primals|arg)_?(\d+)(?:_1)?", node.name)
         if numbered is None:
             return ""
@@ -251,7 +252,7 @@ class Recorder:
 
 
 def parameter_name(source: str) -> str:
-    """A path in the user's model, of the expression by which Dynamo finds it.
+    """Convert the expression by which Dynamo finds a value into a path in the user's model.
 
     >>> parameter_name("L['self']._modules['blocks']._modules['0']._parameters['weight']")
     'blocks.0.weight'
@@ -266,7 +267,10 @@ def parameter_name(source: str) -> str:
 
 
 def _causes(differences: Sequence[Difference]) -> list[str]:
-    """What differs from the last compilation: of shapes the dimensions; without the symbols, and calls, that follow from them."""
+    """Describe the differences from the last compilation.
+
+    Shapes are reduced to the dimensions that differ. Symbols and calls that follow from them are omitted.
+    """
     sized = any(d.factor.startswith("shape of input") for d in differences)
     told = []
     for found in differences:
@@ -287,7 +291,7 @@ _OF_ISOLATED = "node target source reason"
 
 
 def _fields(item: Any, names: str) -> dict[str, Any]:
-    """The attributes of an object that the report keeps."""
+    """Return the attributes of an object that the report keeps."""
     return {name: getattr(item, name) for name in names.split()}
 
 
@@ -301,8 +305,8 @@ def _described(run: PassRun) -> dict[str, Any]:
 
 
 def _sources(lines: Iterable[tuple[str, int, str, str]]) -> Iterable[tuple[str, str]]:
-    """The text of the files that lines are of, as they are now."""
+    """Yield the current text of the files that the lines belong to."""
     for file in dict.fromkeys(line[0] for line in lines):
-        text = "".join(linecache.getlines(file))  # of notebooks' cells, too
+        text = "".join(linecache.getlines(file))  # includes notebook cells
         if text and len(text) <= _LARGEST_SOURCE:
             yield file, text

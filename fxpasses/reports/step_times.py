@@ -1,4 +1,4 @@
-"""Steps as they were measured: how long they take, and where, compiled and in eager."""
+"""Measured steps: how long they take, and where the time goes, compiled and in eager."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fxpasses.reports.versions import STEPS_FILE
 
 _WARM = 2
 _EVENTS = 400
-"""The events that are kept, those that take longest."""
+"""How many events are kept: those that take longest."""
 
 
 def measure_steps(step: Callable[[], object], directory: Path, count: int = 5) -> None:
-    """Measure steps, compiled and in eager by turns, and then again under ``torch.profiler``.
+    """Measure steps, alternating between compiled and eager, and then again under ``torch.profiler``.
 
     Writes ``steps.json``, and for Perfetto ``steps_compiled.trace.json`` and ``steps_eager.trace.json``.
 
     Args:
-        step: does one step; what it calls is compiled already. It is called ``2 * count + 3`` times each way.
-        directory: of the report.
-        count: of steps that are measured, and of steps under the profiler.
+        step: runs one step. What it calls is already compiled. It is called ``2 * count + 3`` times each way.
+        directory: the directory of the report.
+        count: the number of steps to measure, and to run under the profiler.
     """
     ways = {"compiled": "default", "eager": "force_eager"}
     found: dict[str, Any] = {"count": count, **{way: {"seconds": [], "events": []} for way in ways}}
@@ -50,7 +50,10 @@ def measure_steps(step: Callable[[], object], directory: Path, count: int = 5) -
 
 
 def _of_steps(profile: Any, count: int) -> tuple[list[float], list[list[Any]]]:
-    """Seconds of each profiled step, and what each event takes of one: the median, which one step that was interrupted leaves alone."""
+    """Return the seconds of each profiled step, and what each event takes of a step.
+
+    Events are medians over steps, so that one interrupted step has no effect.
+    """
     recorded = profile.events()
     marks = [e.time_range for e in recorded if e.key.startswith("ProfilerStep") and not e.device_type.value]
     starts = sorted({mark.start for mark in marks})
@@ -65,7 +68,7 @@ def _of_steps(profile: Any, count: int) -> tuple[list[float], list[list[Any]]]:
         for i, microseconds in enumerate(times, 1):
             sums[i] += microseconds * 1e-6
     events = [[key, *map(median, zip(*sums, strict=True))] for key, sums in per_key.items()]
-    events = [event for event in events if event[1]]  # what most steps do
+    events = [event for event in events if event[1]]  # events that occur in most steps
     seconds = [mark.elapsed_us() * 1e-6 for mark in marks]
     return seconds, sorted(events, key=lambda event: -event[3] - event[4])[:_EVENTS]
 

@@ -1,4 +1,4 @@
-"""A report in a few lines, for a terminal or a notebook."""
+"""A short summary of a report, for a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Summary:
-    """What was compiled. Prints as text.
+    """What was compiled, printed as text.
 
     Attributes:
         data: the whole report (see :func:`fxpasses.reports.page.read_report`).
@@ -30,12 +30,12 @@ class Summary:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """For each graph its name, nodes, seconds, saved bytes, why it runs in eager, where it ends and why it was compiled again."""
+        """A row per graph: name, nodes, seconds, saved bytes, why eager, where it ends, why recompiled."""
         return [_row(graph) for graph in self.data["graphs"]]
 
     @property
     def advice(self) -> list[str]:
-        """What is most worth doing, with its place."""
+        """The most useful changes to make, each with its place."""
         return [
             f"{number}. {item['title']}: {item['do']}" + (f" ({item['source']})" if item["source"] else "")
             for number, item in enumerate(self.data["advice"], 1)

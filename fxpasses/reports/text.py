@@ -1,4 +1,4 @@
-"""A graph as text that a person reads."""
+"""Graphs as readable text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fxpasses.graphs.rewriting import value_of
 
 
 def annotated_code(gm: fx.GraphModule) -> str:
-    """The graph as text: one call a line with the type of its value, under the user's line that it is from.
+    """Return a graph as text: one call per line with the type of its value, below the user's line it is from.
 
     Raises:
-        ArgumentTypeError: ``gm`` is no graph.
+        ArgumentTypeError: ``gm`` is not a graph.
     """
     wanted = "a torch.fx.GraphModule (of a capture: captured.forward, captured.backward or captured.joint)"
     check_type("annotated_code", "gm", gm, fx.GraphModule, wanted)
@@ -55,7 +55,7 @@ def _line(node: fx.Node) -> str:
 
 
 def type_text(value: object) -> str:
-    """``float32[2, 3]`` of a tensor, in parentheses for several, else the type's name."""
+    """Return ``float32[2, 3]`` for a tensor, a list in parentheses for several, else the type's name."""
     if isinstance(value, torch.Tensor):
         name = str(value.dtype).removeprefix("torch.")
         return f"{name}[{', '.join(map(str, value.shape))}]"

@@ -1,16 +1,16 @@
-"""The version of the data of a report, and its fields; known without torch."""
+"""The version and the fields of report data. Importing this needs no torch."""
 
 LEDGER_FILE = "ledger.json"
-"""What tuning tried and kept, one element a graph, beside the graphs of a report."""
+"""What tuning tried and kept, one element for each graph. It is beside the graphs of a report."""
 
 STEPS_FILE = "steps.json"
-"""Measured steps, beside the graphs of a report."""
+"""Measured steps. The file is beside the graphs of a report."""
 
 SIMULATION_FILE = "simulation.json"
-"""A simulated step, beside the graphs of a report."""
+"""A simulated step. The file is beside the graphs of a report."""
 
 SCHEMA = 1
-"""Goes up when a field changes its meaning or is gone; new fields do not change it."""
+"""Increases when a field changes its meaning or is removed. New fields do not change it."""
 
 NODE_FIELDS = [
     "name",
@@ -26,5 +26,8 @@ NODE_FIELDS = [
     "backward",
     "forward_node",
 ]
-"""The columns of a node's row. ``target``, ``line`` and ``module`` are rows of the tables ``targets``, ``lines`` and ``modules``
-(-1: unknown), ``inputs`` are positions of nodes in the same graph."""
+"""The columns of a node's row.
+
+``target``, ``line`` and ``module`` are row numbers in the tables ``targets``, ``lines`` and ``modules`` (-1:
+unknown). ``inputs`` are positions of nodes in the same graph.
+"""

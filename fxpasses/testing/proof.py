@@ -321,8 +321,7 @@ def _drawn(example: ExampleTensor, generator: torch.Generator) -> Tensor:
 
 
 def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
-    """Prove the pass on all programs that it rewrites: the first in all settings, others in the usual ones.
-    """
+    """Prove the pass on all programs it rewrites: the first in all settings, others in the usual ones."""
     differentiated = bool(set(item.contract.graphs) & {"joint", "forward", "backward"})
     found: list[SiteProof] = []
     idle: list[tuple[str, str]] = []
