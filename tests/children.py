@@ -1,9 +1,10 @@
-"""Programs that tests run in processes of their own, as forks of one process that has imported what a compilation needs.
+"""Run programs in separate processes: forks of one process that has already imported what compiling needs.
 
-Importing torch, Dynamo and Inductor takes longer than what most of these programs do. Nothing else has happened in the
-process that is forked (the fork server of ``multiprocessing``): no thread, no compilation, no import of ours. What a fork
-shows of a fresh interpreter it shows but for two things: which modules are imported, and the seed of hashes, which is the
-same in all forks. Programs about those two, and those that find what an earlier process has stored, are started as users do.
+Importing torch, Dynamo and Inductor takes longer than most of these programs. The forked process (the fork
+server of ``multiprocessing``) has done nothing else: no threads, no compilation, no import of our packages. A
+fork behaves like a fresh interpreter except for two things: the imported modules, and the hash seed, which is
+the same in all forks. Programs that test these two, or that look for what an earlier process has stored,
+start the way users start them.
 """
 
 import atexit

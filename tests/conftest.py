@@ -1,14 +1,15 @@
-"""Settings for every test: few threads, and compile caches that no earlier run has filled."""
+"""Settings for all tests: few threads, and compile caches that start empty."""
 
 import gc
 import os
 import tempfile
 
-# Before torch is imported: these are read once.
+# Set these before importing torch, which reads them once.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
-os.environ["FXPASSES_CACHE_DIR"] = "off"  # tests of plans name a directory; the others compile
-# A process with a new cache compiles programs to see whether the compiler knows the instructions that the CPU has: half of its time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for processes that tests start
+os.environ["FXPASSES_CACHE_DIR"] = "off"  # tests of plans name a directory; others compile
+# With a new cache, Inductor compiles test programs to see which of the CPU's instruction sets the compiler
+# supports. That takes half of the time of a process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fxpasses_tests_")
 

@@ -1,4 +1,4 @@
-"""Every test starts from an empty cache, and leaves nothing enabled."""
+"""Start every test with an empty cache, and check that it leaves nothing enabled."""
 
 from collections.abc import Iterator
 

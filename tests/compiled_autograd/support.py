@@ -1,4 +1,4 @@
-"""Run a function in eager and under capture, and compare everything that it yields."""
+"""Run a function in eager and under capture, and compare everything it returns or yields."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the tests of the fake-tensor engine share."""
+"""Helpers shared by the tests of the fake-tensor engine."""
 
 from __future__ import annotations
 

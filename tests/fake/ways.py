@@ -1,4 +1,4 @@
-"""Calls written in many ways: everything about one that can be different, for adversarial tests of the cache."""
+"""Calls written in many ways, varying all that can differ, for adversarial tests of the dispatch cache."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def outcome(call: Call, state: str) -> Any:
     try:
         with STATES[state]():
             results = func(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - refusals are compared, too
+    except Exception as error:  # noqa: BLE001 - refusals are compared as well
         return type(error)
     inputs = _tensors((args, kwargs))
     return observe((results, inputs), inputs), [_more(leaf) for leaf in pytree.tree_leaves(results)]

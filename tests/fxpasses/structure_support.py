@@ -1,4 +1,4 @@
-"""A pass that has to be rejected, or accepted, by the structure check."""
+"""Helpers for passes that the structure check has to reject, or accept."""
 
 from __future__ import annotations
 

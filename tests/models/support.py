@@ -1,4 +1,4 @@
-"""Comparing a compiled model with eager: outputs, gradients and buffers, with tolerances from float64."""
+"""Compare a compiled model with eager: outputs, gradients and buffers, with tolerances from float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def results(model: nn.Module, call: Callable[..., Any], inputs: tuple, backward:
     outputs = [t for t in tree_leaves(call(*inputs)) if isinstance(t, Tensor)]
     found = {f"output {i}": t.detach().clone() for i, t in enumerate(outputs)}
     if backward:
-        # Weighted, so that a gradient that is merely summed or permuted wrongly shows.
+        # Weight the elements, so that a gradient that is wrongly summed or permuted shows.
         loss = sum((t.double() * _weights(t)).sum() for t in outputs if t.requires_grad)
         loss.backward()
         found |= {

@@ -1,13 +1,13 @@
-"""Symbolic answers against eager at many concrete sizes: what the property tests and the sweep share.
+"""Compare symbolic results with eager at many concrete sizes. Property tests and the sweep share this.
 
-``check(program, sizes, others)`` traces a program once, on fake tensors of the sizes given, and then, for each other
-choice of sizes,
+``check(program, sizes, others)`` traces a program once, on fake tensors of the given sizes. For each other
+choice of sizes:
 
-- if the guards accept them: eager must run, and the symbolic sizes, strides and offsets of all results, evaluated
-  there, must be eager's; a graph traced along must give eager's values;
-- if the guards do not accept them, nothing is claimed, except that the example itself is always accepted.
+- If the guards accept them, eager must run. The symbolic sizes, strides and offsets of all results, evaluated
+  there, must equal eager's. A graph traced along must give eager's values.
+- If the guards reject them, nothing is claimed. The example itself must always be accepted.
 
-Run as a program it sweeps over many random cases: ``python -m tests.fake.symbols.exactness --examples 2000``.
+As a program, it sweeps over many random cases: ``python -m tests.fake.symbols.exactness --examples 2000``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _metadata(result: Any, number: Callable[[Any], float]) -> Any:
     sizes = [number(s) for s in result.shape]
     strides = [number(s) for s in result.stride()]
     empty = 0 in sizes
-    # The stride of a dimension that is not stepped along is no property of the tensor.
+    # The stride of a dimension of size 1, or of an empty tensor, has no effect.
     strides = [0 if empty or size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
     return sizes, strides, number(result.storage_offset()), result.dtype
 
@@ -134,7 +134,7 @@ def check(
         assert found == wanted, f"at {choice}, traced at {sizes}: {found} instead of {wanted}"
         for leaf, value in zip(leaves, tree_leaves(traced.graph(*inputs)), strict=True):
             if isinstance(leaf, torch.Tensor):
-                # Decompositions may round differently from kernels; another size or another element shows anyway.
+                # Decompositions may round differently from kernels. A wrong size or element still shows.
                 same = torch.allclose(leaf, value, rtol=1e-4, atol=1e-4)
                 assert same, f"at {choice}, traced at {sizes}: the graph gives other values"
     return accepted

@@ -1,11 +1,11 @@
-"""Operators of ``op_db`` on symbolic sizes: where the guards of one trace accept other sizes, eager accepts them, too.
+"""Operators of ``op_db`` on symbolic sizes: if the guards of a trace accept other sizes, eager must as well.
 
-Each sample is traced with every size a symbol of its own, once as it is and once with all sizes two less than those of
-the inputs, so that sizes 0 and 1 come up behind the guards. Then sizes are changed, all equal ones together and each
-alone; where the guards accept, eager must have a result (with the sample's values, zeros, or ones), of the metadata that
-the trace says.
+Each sample is traced with a symbol for every size: once as it is, and once with all sizes less by two than
+those of the inputs, so that sizes 0 and 1 occur behind the guards. Then sizes are changed, all equal ones
+together and each alone. If the guards accept them, eager must have a result (with the sample's values, zeros
+or ones) with the metadata that the trace predicts.
 
-Run as a program it sweeps: ``python -m tests.fake.symbols.operators --shard 0/24 --samples 3 [names]``.
+As a program, it sweeps: ``python -m tests.fake.symbols.operators --shard 0/24 --samples 3 [names]``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def disagreement(sample: Sample, *, less: int) -> str | None:
         return None
     accepts = mode.shape_env.guards.compile()
     if accepts.inputs != tuple(f"x{place}" for place in range(len(inputs))):
-        return None  # a number that is read from a tensor decides, too
+        return None  # the guards also depend on a number read from a tensor
     symbols = {
         size.node._expr: (place, dim)
         for place, t in enumerate(inputs)
@@ -124,7 +124,7 @@ def _in_eager(sample: Sample, tensors: Sequence[torch.Tensor], sizes: Sizes) -> 
     for fill in (_repeated, lambda t, size: t.new_zeros(size), lambda t, size: t.new_ones(size)):
         try:
             return sample.run([fill(t, size) for t, size in zip(tensors, sizes, strict=True)])
-        except Exception as error:  # noqa: BLE001 - whatever eager refuses
+        except Exception as error:  # noqa: BLE001 - eager may refuse with any error
             first = first or error
     assert first is not None
     return first

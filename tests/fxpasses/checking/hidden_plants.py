@@ -1,4 +1,4 @@
-"""Passes that are wrong on purpose where a model in its first step does not show it."""
+"""Passes that are wrong on purpose, in ways that the first step of a model does not reveal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes that are wrong on purpose, each in its own way, and right ones that look alike."""
+"""Passes that are wrong on purpose, each in a different way, and correct ones that look similar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the repro file that a check has written."""
+"""Run a repro file that a check has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A job of three processes, each of which waits for the next one in a group of the two; each prints the error that it gets as JSON."""
+"""A job of three processes that wait for each other in a circle, in groups of two.
+
+Each process prints the error that it gets as JSON.
+"""
 
 import json
 
@@ -22,4 +25,4 @@ try:
     torch.compile(step, backend="fxpasses", options={"compiler": "eager"})(torch.ones(3))
 except RankMismatchError as error:
     print(json.dumps({"ranks": error.ranks, "groups": error.values}), flush=True)
-dist.barrier()  # rank 0 keeps the store, from which the others read the error
+dist.barrier()  # rank 0 holds the store that the others read the error from

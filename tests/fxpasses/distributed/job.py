@@ -1,4 +1,7 @@
-"""A job of two processes in which ranks differ, each time in another way; each prints what became of each case as JSON."""
+"""A job of two processes whose ranks differ, in another way for each case.
+
+Each process prints the outcome of each case as JSON.
+"""
 
 import copy
 import json
@@ -429,7 +432,7 @@ CASES = (
     other_graphs_agreed,
     uneven_shards_agreed,
     agreed_on_one_rank,
-    alone,  # the last one: a rank is left
+    alone,  # must be last, because a rank leaves
 )
 
 found = {}
@@ -443,6 +446,6 @@ for case in CASES:
             "factor": error.factor,
             "values": error.values,
         }
-    except RuntimeError as error:  # gloo's: the other rank has left
+    except RuntimeError as error:  # from gloo: the other rank has left
         found[case.__name__] = {"left": str(error), "notes": error.__notes__}
 print(json.dumps(found), flush=True)

@@ -1,4 +1,7 @@
-"""A job of two processes, one of which is killed while it compiles; the other one prints the error that it gets as JSON."""
+"""A job of two processes, one of which is killed while it compiles.
+
+The other one prints the error that it gets as JSON.
+"""
 
 import json
 import os

@@ -1,6 +1,7 @@
-"""A job of two processes in which models that are parallel in several ways are trained, compiled and in eager; each rank prints the outcomes as JSON.
+"""A job of two processes that trains models with several kinds of parallelism, compiled and in eager.
 
-``models.py KIND...``: each kind takes two steps, and its losses and gradients are compared.
+``models.py KIND...``: each kind takes two steps. Losses and gradients are compared, and each rank prints the
+outcomes as JSON.
 """
 
 import copy

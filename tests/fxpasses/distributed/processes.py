@@ -1,4 +1,4 @@
-"""Jobs of several processes on one machine."""
+"""Run jobs of several processes on one machine."""
 
 import json
 import os

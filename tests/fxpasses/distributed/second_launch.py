@@ -1,6 +1,7 @@
-"""A job of two processes, launched again: what it compiles then, and whether its results are those of eager; each rank prints them as JSON.
+"""A job of two processes, launched again: what it compiles then, and whether its results equal eager's.
 
-``second_launch.py CACHE DIFFERENCE CASE...``: in what the second rank differs (``swap``, ``order``, ``no plans``, or ``nothing``).
+``second_launch.py CACHE DIFFERENCE CASE...``: ``DIFFERENCE`` is how the second rank differs (``swap``,
+``order``, ``no plans``, or ``nothing``). Each rank prints its findings as JSON.
 """
 
 import json

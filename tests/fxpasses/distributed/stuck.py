@@ -1,4 +1,7 @@
-"""A job of two processes, one of which leaves out a backward pass that both have run before, or makes one more call: neither can go on."""
+"""A job of two processes that both get stuck.
+
+One of them skips a backward pass that both have run before, or makes one more call.
+"""
 
 import sys
 

@@ -20,7 +20,7 @@ def fresh():
     torch._dynamo.reset()
     reset_stats()
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)  # rounding is not the question here
+    torch.set_default_dtype(torch.float64)  # these tests are not about rounding
     yield
     torch.set_default_dtype(torch.float32)
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Layers, stacks of them, and a comparison with eager, for the tests of replay."""
+"""Layers, stacks of them, and a comparison with eager, for tests of replay."""
 
 import copy
 
@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 LAYERS = 6
-COPIED = (
-    LAYERS - 3
-)  # the first is given an input of the graph, unlike the others; the second and the third are compared
+# The first layer gets an input of the graph, unlike the others. The second and third are compared.
+COPIED = LAYERS - 3
 
 
 class Layer(nn.Module):

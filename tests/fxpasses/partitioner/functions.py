@@ -1,4 +1,4 @@
-"""Small functions, one per property of a joint graph that a partitioner can get wrong."""
+"""Small functions, one for each property of a joint graph that a partitioner can get wrong."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Small models, one per thing that a partitioner can get wrong; each yields a function and its inputs."""
+"""Small models, one for each thing a partitioner can get wrong. Each yields a function and its inputs."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Compile with our partition function and compilers that run the graphs as they are."""
+"""Compile with our partition function, and with compilers that run the graphs unchanged."""
 
 import copy
 import dataclasses
@@ -54,7 +54,7 @@ def compile_split(
         return make_boxed_func(graph)
 
     def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        with accelerated(True):  # the same graphs in less time
+        with accelerated(True):  # same graphs, less time
             return aot_module_simplified(
                 graph,
                 inputs,

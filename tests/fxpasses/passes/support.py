@@ -1,4 +1,4 @@
-"""Tests of library passes: graphs as text in files, and results and gradients against eager."""
+"""Helpers for tests of library passes: graphs as text files; results and gradients against eager."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A program for processes of its own: it compiles a small model, or makes many changes to it and says whether the plan was used.
+"""A program for separate processes: it compiles a small model, or changes it and says if the plan was used.
 
-``python adversary.py DIRECTORY OUTPUT compile`` writes a plan; with ``check`` the changes are made, one after the other.
+``python adversary.py DIRECTORY OUTPUT compile`` writes a plan. With ``check``, it makes the changes one after
+the other.
 """
 
 import contextlib

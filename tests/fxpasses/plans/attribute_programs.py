@@ -1,4 +1,4 @@
-"""Methods of plain objects whose attributes change between calls and processes, which are compared with eager."""
+"""Methods of plain objects whose attributes change between calls and processes, compared with eager."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Plans of small models, made once in a process of their own."""
+"""Plans of small models, made once in a separate process."""
 
 import json
 import shutil

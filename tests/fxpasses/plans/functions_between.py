@@ -1,4 +1,4 @@
-"""Models whose calls run functions in Python between their graphs, which have graphs of their own."""
+"""Models whose calls run Python functions between their graphs. These functions have graphs of their own."""
 
 import functools
 import sys
@@ -193,7 +193,7 @@ def main(cache, *names):
         torch.manual_seed(0)
         fxpasses.reset_stats()
         if "torch._dynamo" in sys.modules:
-            torch._dynamo.reset()  # which floats it takes for dynamic it remembers over all models
+            torch._dynamo.reset()  # Dynamo remembers across models which floats are dynamic
         model = MODELS[name]().double()
         compiled = fxpasses.compile(model, cache=cache)
         agree = []

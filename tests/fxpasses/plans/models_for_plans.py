@@ -1,4 +1,4 @@
-"""Small models for plans."""
+"""Small models for tests of plans."""
 
 import collections
 import contextvars
@@ -165,7 +165,7 @@ class GraphBreak(ChangedObject):
         y = x * self.weight
         with torch.no_grad():
             z = y.cos()
-            print(end="")  # nothing that Dynamo traces
+            print(end="")  # Dynamo does not trace this
             z = z + 1
         return {"first": y.sin() + z, "second": y + 1}, self.notes
 

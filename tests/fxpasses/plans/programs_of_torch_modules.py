@@ -1,4 +1,4 @@
-"""Models that are modules of torch's own, through whose call Dynamo traces, with parts that keep something."""
+"""Models that are torch's own modules, whose calls Dynamo traces through, with parts that keep state."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Models with caches that grow in each call, and what is done to these between two calls."""
+"""Models with caches that grow in each call, and mutations of the caches between two calls."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Models that keep tensors from call to call, and what is done to these between two calls."""
+"""Models that keep tensors from call to call, and mutations of these between two calls."""
 
 import copy
 
@@ -155,7 +155,7 @@ def _shared(owner, model, x):
 def _weight(owner, model, x):
     if not isinstance(
         owner, InPlace
-    ):  # a weight that is written to has no gradients, and AOTAutograd compiles no such program
+    ):  # a weight that is mutated has no gradients, and AOTAutograd does not compile such a program
         linear = owner.linear if hasattr(owner, "linear") else model.linear
         owner.state = linear.weight.detach()[:2] if owner.state.dim() == 2 else linear.weight.detach()[0]
 

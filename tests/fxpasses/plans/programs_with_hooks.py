@@ -1,4 +1,4 @@
-"""Models with hooks of their own, which run in Python around what is compiled."""
+"""Models with their own hooks, which run in Python around the compiled code."""
 
 import torch
 

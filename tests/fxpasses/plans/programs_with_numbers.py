@@ -1,4 +1,4 @@
-"""Functions that are given numbers, and the numbers of an earlier process and of a later one."""
+"""Functions with numbers as arguments: those of an earlier process, and those of a later one."""
 
 import enum
 

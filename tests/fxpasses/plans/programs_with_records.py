@@ -1,4 +1,4 @@
-"""Functions that are given objects of data classes, lists and dictionaries, and change them; new ones in each call."""
+"""Functions that take dataclass objects, lists and dictionaries, new ones in each call, and mutate them."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Training steps with optimizers, which are compared with eager."""
+"""Training steps with optimizers, compared with eager."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Stacks of equal layers, and ways to make one layer differ that leave no trace in its module tree, or hardly one."""
+"""Stacks of equal layers, and ways to make one layer differ with little or no trace in its module tree."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A CUDA graph played with a dispatch mode: what a call does to memory, recorded once, and done again without Python.
+"""A CUDA graph simulated by a dispatch mode: record what a call does to memory, and repeat it without Python.
 
-Operators are recorded with the tensors that they read and wrote. :meth:`Recording.replay` calls them on these same tensors,
-and writes their results where they were written before: like the kernels of a CUDA graph, a replay sees nothing but the memory
-of the inputs. A number that Python took out of a tensor, or an input that was read from another place, shows as a wrong result.
+Operators are recorded with the tensors that they read and wrote. :meth:`Recording.replay` calls them on these
+same tensors, and writes their results where they were written before. Like the kernels of a CUDA graph, a
+replay sees only the memory of the inputs. A number that Python read from a tensor, or an input read from
+another place, shows as a wrong result.
 """
 
 from __future__ import annotations

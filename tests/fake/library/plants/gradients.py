@@ -1,4 +1,4 @@
-"""Backward formulas."""
+"""Operators for tests of backward formulas."""
 
 # ruff: noqa: E731  short kernels are easier to compare side by side as lambdas
 
@@ -234,7 +234,7 @@ wrong(
     lambda ctx, g: 2 * torch.where(g.abs() > 1e-3, g, 0),
 )
 
-# Another formula in some types, and indices that repeat.
+# A different formula for some dtypes, and repeated indices.
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -257,7 +257,7 @@ wrong(
 )
 in_single = lambda ctx, g: (g.float() * ctx.saved_tensors[0].float().cos()).to(g.dtype)
 right(
-    "steep sine",  # in a few digits its slope is any
+    "steep sine",  # with few digits, its slope can be anything
     lambda: (r(5, grad=True),),
     T,
     lambda x: (x * 300).sin(),
@@ -266,7 +266,7 @@ right(
     save,
 )
 right(
-    "sine of millions",  # the steps of differences are many periods long
+    "sine of millions",  # steps of finite differences span many periods
     lambda: (r(5, grad=True),),
     T,
     lambda x: (x * 1e6).sin(),

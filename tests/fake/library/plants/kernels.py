@@ -1,4 +1,4 @@
-"""Fake kernels that are wrong about dtypes, strides, devices and data; kernels that are wrong about memory."""
+"""Fake kernels with wrong dtypes, strides, devices or data, and kernels that misuse memory."""
 
 # ruff: noqa: E731  short kernels are easier to compare side by side as lambdas
 

@@ -1,4 +1,4 @@
-"""Fake kernels that are wrong about sizes."""
+"""Fake kernels with wrong sizes."""
 
 # ruff: noqa: E731  short kernels are easier to compare side by side as lambdas
 

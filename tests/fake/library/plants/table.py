@@ -1,4 +1,4 @@
-"""Wrong operators with one fault each, which their sample does not show, and right ones beside them.
+"""Operators with one fault each that their sample does not reveal, and correct ones for comparison.
 
 `WRONG` and `RIGHT` map a name to a function that defines the operator and returns ``(operator, arguments)``.
 """
