@@ -82,7 +82,7 @@ def _module_called(source: str, name: str) -> types.ModuleType:
 def _module_in(file: str) -> types.ModuleType:
     """Run a file as a module and return it.
 
-    It is in ``sys.modules``, because Dynamo looks up the globals of functions that it splits by the module's
+    It is in ``sys.modules``: when Dynamo splits a function at a graph break, it finds the globals by module
     name.
     """
     path = Path(file)

@@ -1,4 +1,4 @@
-"""Which parts of this package are in force with this torch, compiler and settings, and why others are not."""
+"""What is in force with this torch, compiler and settings; why other parts are not, and what to do."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return the differences of two reports, for each graph in the order of compilation.
 
     Args:
-        before: the earlier report, from :func:`fxpasses.reports.page.read_report`.
-        after: the later one.
+        before: a report, from :func:`fxpasses.reports.page.read_report`.
+        after: the report to compare with it.
 
     Returns:
         ``schema``; ``graphs``: for each graph in both a list of ``[what, before, after]``, grouped by title

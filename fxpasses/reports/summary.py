@@ -20,7 +20,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Summary:
-    """What was compiled, printed as text.
+    """A summary of what was compiled. Prints as text.
 
     Attributes:
         data: the whole report (see :func:`fxpasses.reports.page.read_report`).

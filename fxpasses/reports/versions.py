@@ -1,13 +1,13 @@
 """The version and the fields of report data. Importing this needs no torch."""
 
 LEDGER_FILE = "ledger.json"
-"""What tuning tried and kept, one element for each graph. It is beside the graphs of a report."""
+"""What tuning tried and kept, one element per graph, beside the graphs of a report."""
 
 STEPS_FILE = "steps.json"
-"""Measured steps. The file is beside the graphs of a report."""
+"""Measured steps, beside the graphs of a report."""
 
 SIMULATION_FILE = "simulation.json"
-"""A simulated step. The file is beside the graphs of a report."""
+"""A simulated step, beside the graphs of a report."""
 
 SCHEMA = 1
 """Increases when a field changes its meaning or is removed. New fields do not change it."""

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from fake.seam.lazy import lazy_names
 
-if TYPE_CHECKING:  # and when somebody asks for one of them: pytest imports the plugin beside this, wherever fxpasses is installed
+if TYPE_CHECKING:  # otherwise lazy, because pytest imports the plugin wherever fxpasses is installed
     from fxpasses.testing.proof import NoSiteError, PassProof, SiteProof, WrongPassError, prove
 
 __all__ = ["NoSiteError", "PassProof", "SiteProof", "WrongPassError", "prove"]

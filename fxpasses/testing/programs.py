@@ -19,7 +19,7 @@ class Program:
     Attributes:
         name: a short description.
         make: makes the callable and its inputs.
-        variants: the same program with other constants, each under the name of its change.
+        variants: the same program with other constants, each named after its change.
     """
 
     name: str

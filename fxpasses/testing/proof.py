@@ -151,7 +151,7 @@ class PassProof:
         ]
 
     def table(self) -> str:
-        """Return the verdicts as a Markdown table for the page of the pass. Each program has a row."""
+        """Return a Markdown table for the pass's page: a row per program, its graphs and their verdicts."""
         said: dict[tuple[str, str], dict[str, list[str]]] = {}
         for site in self.sites:
             of = said.setdefault((site.program, site.setting), {})
@@ -177,7 +177,7 @@ class PassProof:
         return as_html(text, ("program", "setting", "graph", "site", "verdict"), rows)
 
     def raise_if_wrong(self) -> None:
-        """Raise an error if a rewrite is another function.
+        """Raise an error if a rewrite is wrong: another function, or less precise.
 
         Raises:
             WrongPassError: names the wrong sites.
@@ -203,7 +203,7 @@ def prove(
     """Decide in exact arithmetic whether a pass preserves the functions that a model's graphs compute.
 
     Each match site is rewritten and judged alone, then all together. A pass without claimed sites is judged
-    as a whole. If it finds nothing in a graph as captured, it gets the graph as the default passes leave it.
+    as a whole. A pass that finds nothing in the captured graph runs on it after the default passes.
 
     Args:
         item: the pass.
@@ -286,7 +286,7 @@ def _programs(item: Pass) -> tuple[Program, ...]:
 def _pattern_called(
     pattern: Callable[..., Any], examples: Sequence[Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a function that calls a pattern, and tensors. Numbers are literals: variables become symbols."""
+    """Return a function that calls a pattern, and tensors. Numbers are literals: variables may be symbols."""
     generator = torch.Generator().manual_seed(0)
     tensors = [v for v in examples if isinstance(v, ExampleTensor)]
     parameters = [f"tensor_{i}" for i in range(len(tensors))]

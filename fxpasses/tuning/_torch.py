@@ -35,7 +35,7 @@ _LOG_LEVEL = "KINETO_LOG_LEVEL"
 def _quiet_profiler() -> Iterator[None]:
     """Silence the profiler, which reports that it starts, that it stops, and that there is no GPU.
 
-    It reads this variable when it is first used.
+    It reads ``KINETO_LOG_LEVEL`` when it is first used.
     """
     if _LOG_LEVEL in os.environ:
         yield
@@ -132,7 +132,7 @@ def _telling(
         try:
             return run(ctx, given)
         except Exception as error:
-            if not (keeps_graph() and function.metadata.bw_donated_idxs):  # a misuse, as buffers are donated
+            if not (keeps_graph() and function.metadata.bw_donated_idxs):  # else retain_graph is invalid
                 failed(error)
             raise
 

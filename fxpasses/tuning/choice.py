@@ -35,8 +35,8 @@ class Step:
         item: the pass, if the step is one.
         settings: the options of :class:`fxpasses.Options` that the step sets, if it is not a pass.
         predicted: the time with the step over the time without, as the cost model predicts.
-        growth: the number of calls in the graph with the step over the number without. Compile time scales
-            with it.
+        growth: the number of calls in the graph with the step over the number without. Scales its compile
+            time.
         allowed: whether the user accepts results that differ from eager.
         places: where a pass runs: in regions of these families, or in ``THE_REST`` of the graph. ``None``
             means everywhere.

@@ -190,7 +190,11 @@ class Place:
         return None
 
     def of_known(self, known: Sequence[tuple[Place, Kept]]) -> tuple[Kept, bool] | None:
-        """Like :meth:`read`, but for results in memory, with their places. Args: these."""
+        """Like :meth:`read`, for a process that keeps no results on disk, or cannot.
+
+        Args:
+            known: results in memory, with their places.
+        """
         about = self.family, dict(self.surroundings)
         fit = [
             (kept, place.graph == self.graph)

@@ -169,7 +169,7 @@ class Proposals:
             changed = sum(calls for _, calls in pairs)
             after, before = [gm for gm, _ in pairs], [graphs[kind] for kind in kinds]
             share = self._share(after, before) if changed else 1.0
-        except Exception:  # noqa: BLE001  (compiling it will tell what is wrong with the pass)
+        except Exception:  # noqa: BLE001  (a pass fails or breaks the graph: compiling will tell)
             return self._step(item), 0
         growth = sum(len(gm.graph.nodes) for gm in after) / sum(len(gm.graph.nodes) for gm in before)
         return (self._step(item, share, max(growth, 1.0)), changed) if changed else None

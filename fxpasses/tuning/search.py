@@ -17,8 +17,7 @@ from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.tuning_ledger import Entry
 
 Goal = Literal["time", "memory", "both"]
-"""``time``: faster at any cost. ``memory``: a lower peak at any cost. ``both``: one of them, neither worse.
-"""
+"""``time``: faster at any cost. ``memory``: lower peak at any cost. ``both``: one of them, neither worse."""
 
 GOALS = ("time", "memory", "both")
 

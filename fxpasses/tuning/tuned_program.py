@@ -149,9 +149,7 @@ class TunedProgram:
         return (self.default or self.graph.gm.forward)(*inputs)
 
     def _without(self, inputs: Sequence[Any]) -> Any:
-        """Run later calls. With symbolic sizes nothing is compiled: it would hold for the sizes of one call
-        only.
-        """
+        """Run later calls. Symbolic graphs are not compiled: that would fit the sizes of one call only."""
         if self.default is None and not self._symbolic:
             self.default = self.graph.compiled_in_a_call(inputs)
         return self._instead(inputs)

@@ -58,8 +58,10 @@ class Entry:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Entry:
-        """Read what :meth:`to_data` gave; unknown keys are ignored. Raises: TypeError: a value of another
-        type.
+        """Read what :meth:`to_data` gave, ignoring unknown keys.
+
+        Raises:
+            TypeError: a value has another type.
         """
         numbers: dict[str, Any] = dict.fromkeys(("predicted", "ratio", "low", "high", "memory"), (int, float))
         kinds = {"changed": int, **numbers}

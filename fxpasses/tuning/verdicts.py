@@ -78,8 +78,8 @@ class Verdicts:
     def compared(self, choice: Choice, program: Callable[..., Any]) -> StageCheck:
         """Compare the results and gradients of a program with those of eager.
 
-        A result that is no farther from float64 than the default's is right as well. Some kernels compute in
-        another order (the gradients of batch norm).
+        A result that is no farther from float64 than the default's (see ``_NO_FARTHER``) is right as well.
+        Some kernels compute in another order (the gradients of batch norm).
 
         Args:
             choice: what it was compiled with.
