@@ -1,8 +1,8 @@
-"""The backward pass as one graph.
+"""Capture the backward pass as one graph.
 
-``with enable(compiler_fn): loss.backward()`` captures the whole pass, hooks, custom functions and gradient
-accumulation included, as one `torch.fx.GraphModule`, compiles it, keeps it for the next pass of the same
-kind, and always gives what eager gives. See ``docs/compiled-autograd.md``.
+``with enable(compiler_fn): loss.backward()`` captures the whole backward pass as one `torch.fx.GraphModule`,
+including hooks, custom functions and gradient accumulation. It compiles the graph, caches it for later passes
+of the same kind, and always gives the same results as eager. See ``docs/compiled-autograd.md``.
 """
 
 from compiled_autograd import _companions  # noqa: F401  (before anything that imports what it checks)

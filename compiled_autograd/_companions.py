@@ -1,4 +1,5 @@
-"""Imported first: ``import fake`` has to give the package that comes with this one (as ``fxpasses._companions`` asks for both)."""
+"""Check that ``import fake`` gives the package that ships with this one. Imported first; see
+``fxpasses._companions``."""
 
 import importlib.util
 import sys

@@ -1,6 +1,6 @@
-"""Every private name of torch that this package relies on, and every difference between its versions.
+"""All private names of torch that this package uses, and all differences between torch versions.
 
-The protocol of the engine hook is not documented by torch: it is read from
+Torch does not document the protocol of the engine hook. It is taken from
 ``torch/csrc/dynamo/python_compiled_autograd.cpp`` and ``torch/_dynamo/compiled_autograd.py`` (2.11 to 2.13).
 """
 
@@ -56,8 +56,8 @@ is_cache_empty = _hook.is_cache_empty
 set_verbose_logger = _hook.set_verbose_logger
 call_cpp_tensor_pre_hooks = _hook.call_cpp_tensor_pre_hooks
 
-# C++ binds each functional operator once per process into whichever compiler is active:
-# keeping them in torch's own namespace lets both compilers be used in one process.
+# C++ binds each functional operator once per process, into whichever compiler is active.
+# Keeping them in torch's own namespace lets both compilers be used in one process.
 functional_operators: Any = torch_compiled_autograd.ops
 copy_slices_prologue = torch_compiled_autograd.copy_slices_prologue
 copy_slices_epilogue = torch_compiled_autograd.copy_slices_epilogue
@@ -80,7 +80,7 @@ remove_hook = torch.utils.hooks.RemovableHandle.remove
 trace_tensor_hook: Callable[..., Any] = TensorVariable._method_register_hook
 trace_module_hooks: Callable[..., Any] = BackwardHookVariable.create
 
-# C++ packs dtypes and layouts as the numbers of ``c10::ScalarType`` and ``c10::Layout``.
+# C++ packs dtypes and layouts as the values of ``c10::ScalarType`` and ``c10::Layout``.
 DTYPE_CODES = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -99,7 +99,7 @@ DTYPE_CODES = {
 DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 STRIDED_CODE = 0
 
-# What torch's own compiler answers to; a method more or less, or other parameters, is another protocol.
+# Methods of torch's own compiler. A missing method or other parameters mean another protocol.
 _KNOWN_METHODS: dict[str, tuple[str, ...]] = {
     "begin_capture": ("self, inputs, sizes, scalars, origins, accumulate_grad, check_nans",),
     "set_node_origin": ("self, node_name, nodecall_index, pyobj",),
@@ -124,7 +124,7 @@ _KNOWN_METHODS: dict[str, tuple[str, ...]] = {
     "end_capture": ("self, outputs",),
 }
 
-# Since 2.13 C++ passes the leaf's gradient to ``accumulate_grad``, and wants the new one back.
+# Since 2.13 C++ passes the leaf's gradient to ``accumulate_grad``, and expects the new one back.
 ACCUMULATE_GRAD_RETURNS = (
     "variable_grad"
     in inspect.signature(torch_compiled_autograd.AutogradCompilerInstance.accumulate_grad).parameters
@@ -132,7 +132,7 @@ ACCUMULATE_GRAD_RETURNS = (
 
 
 def hook_problem(compiler_class: Any = torch_compiled_autograd.AutogradCompilerInstance) -> str | None:
-    """Why the engine hook of this torch is not the one we know; None where it is."""
+    """Return why this torch's engine hook is not the one we know, or None if it is."""
     for name, known in _KNOWN_METHODS.items():
         method = getattr(compiler_class, name, None)
         if method is None:
@@ -146,7 +146,7 @@ def hook_problem(compiler_class: Any = torch_compiled_autograd.AutogradCompilerI
 HOOK_PROBLEM = hook_problem()
 
 
-# Functions of torch that must know about our passes while capturing is enabled.
+# Torch functions that must take our passes into account while capturing is enabled.
 _WATCHED: dict[str, tuple[Any, str]] = {
     "current_graph_task_id": (torch._C, "_current_graph_task_id"),
     "current_autograd_node": (torch._C, "_current_autograd_node"),
@@ -167,11 +167,12 @@ _WATCHED: dict[str, tuple[Any, str]] = {
 
 
 def session_patches(engine: Callable[[], Any], **replacements: Callable[..., Any]) -> list[Patch]:
-    """Entries of the ledger: the engine that ``backward`` and ``queue_callback`` reach, and functions that must know of our passes.
+    """Return ledger entries for the engine of ``backward`` and ``queue_callback`` and for functions that must
+    see our passes.
 
     Args:
-        engine: makes what stands in for torch's engine.
-        replacements: by the names of :data:`_WATCHED`, what is called in the place of torch's own.
+        engine: makes the replacement of torch's engine.
+        replacements: functions to call instead of torch's own, by their names in :data:`_WATCHED`.
     """
     lost = "capture of backward passes: they run in eager"
     common: Any = {"when": When.SESSION, "versions": None, "unfit": lambda: HOOK_PROBLEM or "", "lost": lost}
@@ -182,7 +183,7 @@ def session_patches(engine: Callable[[], Any], **replacements: Callable[..., Any
 
 
 def traces_whole(translator: Any) -> bool:
-    """Whether Dynamo's ``translator`` must end with one graph, which holds no backward pass of its own."""
+    """Whether Dynamo's ``translator`` must produce one graph, without a backward pass inside."""
     return bool(translator.one_graph) and not dynamo_config.trace_autograd_ops
 
 
@@ -199,9 +200,10 @@ _HOOKS_GO_TO_BACKWARD = LEDGER.add(
 
 
 def hooks_go_to_backward() -> contextlib.AbstractContextManager[None]:
-    """Inside, Dynamo keeps hooks that it traces for whoever captures the backward pass, as under torch's own capture.
+    """Inside, Dynamo leaves the hooks that it traces to whoever captures the backward pass, as under torch's
+    own capture.
 
-    The flag is process-wide; Dynamo reads it while it holds the lock under which it compiles.
+    The flag is process-wide; Dynamo reads it while it holds its compile lock.
     """
     return LEDGER.in_force(*_HOOKS_GO_TO_BACKWARD)
 
@@ -212,12 +214,13 @@ def torch_verbose_logging() -> bool:
 
 
 class _Probe(torch.autograd.Function):
-    """A Function whose contexts tell where C++ keeps a flag of theirs."""
+    """A Function whose contexts show where C++ stores one of their flags."""
 
 
 @functools.cache
 def _materialize_grads_offset() -> int | None:
-    """Which byte of a context is the flag that :func:`materializes_grads` reads; None where that is not to be told."""
+    """Return the byte offset, in a context, of the flag read by :func:`materializes_grads`; None if it is
+    ambiguous."""
     context: Any = _Probe._backward_cls()  # type: ignore[attr-defined]
     seen = []
     for value in (True, False, True):
@@ -228,10 +231,10 @@ def _materialize_grads_offset() -> int | None:
 
 
 def materializes_grads(ctx: Any) -> bool:
-    """Whether this custom Function wants zeros for gradients that are missing.
+    """Whether this custom Function wants zeros for missing gradients.
 
-    Python can set the flag and not read it, and it is set in a forward pass, long before anybody enables anything: so it is read
-    where C++ keeps it.
+    Python can set the flag but not read it, and the forward pass sets it long before anything is enabled, so
+    this reads it from the C++ object's memory.
     """
     offset = _materialize_grads_offset()
     if not issubclass(type(ctx), torch._C._FunctionBase):
@@ -240,7 +243,7 @@ def materializes_grads(ctx: Any) -> bool:
 
 
 def untraceable_operator(operator: Any) -> Any | None:
-    """The operator itself, where torch wrapped a C++ function that nobody may trace; else None."""
+    """Return the operator itself if torch wrapped a C++ function that must not be traced, else None."""
     return getattr(operator, "__wrapped__", None) if _is_disabled(operator) else None
 
 
@@ -254,19 +257,23 @@ def inside_functorch() -> bool:
 
 
 def tensor_guards(tensors: list[torch.Tensor]) -> Any:
-    """A C++ object whose ``check(*tensors)`` compares type, dispatch keys, dtype, device, sizes and strides."""
+    """Return a C++ object whose ``check(*tensors)`` compares type, dispatch keys, dtype, device, sizes and
+    strides."""
     return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
 
 nothing_traced = torch._dynamo.disable
-"""Decorates a function in which Dynamo's frame hook is off. What ``torch.compile`` returned still compiles there."""
+"""Decorator that turns Dynamo's frame hook off in a function. Results of ``torch.compile`` still compile
+there."""
 
 
 def forget_stacks_of_compilations() -> None:
-    """Free what Dynamo's metrics remember of this thread's past compilations: Python stacks, for one error text.
+    """Free the Python stacks of this thread's past compilations, which Dynamo's metrics keep for one error
+    message.
 
-    A stack keeps the code of its frames alive. Where the rest of a function was compiled after a graph break, that is
-    compiled code with all its graphs, which neither ``torch._dynamo.reset()`` nor the garbage collector could free.
+    A stack keeps the code of its frames alive. After a graph break, that includes the compiled rest of the
+    function with all its graphs, which neither ``torch._dynamo.reset()`` nor the garbage collector could
+    free.
     """
     metrics = get_metrics_context()
     edits = getattr(metrics, "_edits", None)
@@ -276,29 +283,29 @@ def forget_stacks_of_compilations() -> None:
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:
-    """The ``torch.compile`` backend of that name; raises torch's own error for an unknown one."""
+    """Return the ``torch.compile`` backend of that name. Torch raises its own error for an unknown one."""
     return registry.lookup_backend(name)
 
 
 def steal_list(module: torch.fx.GraphModule, name: str) -> None:
-    """Let Dynamo free the elements of the list argument ``name`` while the compiled code runs."""
+    """Let Dynamo free elements of the list argument ``name`` while the compiled code runs."""
     torch._dynamo.utils.set_locals_to_steal(module, [name])
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Ask Dynamo to treat a dimension as symbolic where it can."""
+    """Ask Dynamo to make a dimension symbolic if it can."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
 def is_marked(tensor: Any) -> bool:
-    """Whether the user has told ``torch.compile`` which sizes of this tensor must be symbolic."""
+    """Whether the user told ``torch.compile`` which sizes of this tensor must be symbolic."""
     return bool(
         getattr(tensor, "_dynamo_dynamic_indices", None) or getattr(tensor, "_dynamo_unbacked_indices", None)
     )
 
 
 def cudagraphs_enabled() -> bool:
-    """Whether Inductor is to replay what it compiles as CUDA graphs."""
+    """Whether Inductor replays its compiled code as CUDA graphs."""
     inductor = sys.modules.get("torch._inductor.config")
     return inductor is not None and bool(inductor.triton.cudagraphs)
 
@@ -307,22 +314,23 @@ _TRACING_MODES = (TorchDispatchModeKey.FAKE, TorchDispatchModeKey.PROXY, TorchDi
 
 
 def is_tracing() -> bool:
-    """Whether a compiler traces on this thread: its backward passes are none of the user's."""
+    """Whether a compiler traces on this thread. Backward passes inside it are not the user's."""
     return bool(dispatch_mode_depth()) and any(get_dispatch_mode(key) is not None for key in _TRACING_MODES)
 
 
 def is_compiled_function(function: Any) -> bool:
-    """Whether AOTAutograd made this custom Function, and calls its backward in the way we know."""
+    """Whether AOTAutograd made this custom Function, and calls its backward the way we know."""
     return hasattr(function, "_aot_id") and hasattr(function, "_bw_prologue_fn")
 
 
 def epilogue_results(function: Any, results: Sequence[Any]) -> tuple[Any, ...]:
-    """One gradient per input of ``function``, put together from what its backward graph computed."""
+    """Return one gradient per input of ``function``, assembled from the results of its backward graph."""
     return tuple(function._bw_epilogue_fn(list(results)))
 
 
 def backward_module(function: Any) -> fx.GraphModule | str:
-    """The backward graph that ``function`` keeps, as AOTAutograd gave it to its compiler; or why there is none."""
+    """Return the backward graph of ``function`` as AOTAutograd passed it to its compiler, or why there is
+    none."""
     info = function._lazy_backward_info
     if isinstance(info, AutogradLazyBackwardCompileInfo):
         return info.bw_module  # type: ignore[return-value]
@@ -336,30 +344,33 @@ _FROM_SEED = ("prims.inductor_random.default", "prims.inductor_randint.default")
 
 
 def draws_from_seed(module: fx.GraphModule) -> bool:
-    """Whether a graph draws random numbers from seeds as Inductor's code does: eager's kernels ignore the seed."""
+    """Whether a graph draws random numbers from seeds, as Inductor's code does. Eager kernels ignore the
+    seed."""
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     return any(str(node.target) in _FROM_SEED for graph in graphs for node in graph.nodes)
 
 
 def numbers_of(ctx: Any) -> Sequence[Any]:
-    """The sizes that a compiled function saved, as C++ lifted them for this capture."""
+    """Return the sizes that a compiled function saved, as C++ lifted them for this capture."""
     return ctx._get_compiled_autograd_symints()
 
 
 def prologue_arguments(
     function: Any, saved: Any, numbers: Any, objects: Any, gradients: list[Any]
 ) -> list[Any]:
-    """What AOTAutograd passes to the backward graph of ``function``, in its order; gradients as they came."""
+    """Return AOTAutograd's arguments for the backward graph of ``function``, in its order, gradients
+    unchanged."""
     return function._bw_prologue_fn(saved, numbers, objects, gradients)
 
 
 def tangent_formats(metadata: Any) -> list[tuple[Any, Any, Any]]:
-    """Per gradient that a backward graph takes: the memory format, sizes and strides that it was traced for."""
+    """Return, per tangent of a backward graph, the memory format, sizes and strides that it was traced
+    for."""
     formats = [tangent.memory_format for tangent in metadata.subclass_tangent_meta]
     return [(found.memory_format, found.size, found.stride) for found in formats]
 
 
 def coerce_tangent(grad: Any, memory_format: Any, size: Any, stride: Any) -> torch.Tensor:
-    """A gradient of another kind than a plain tensor, as AOTAutograd passes it to a graph for plain tensors."""
+    """Convert a gradient that is not a plain tensor, as AOTAutograd does for a graph of plain tensors."""
     expected = PlainTensorMeta(0, MemoryFormatMeta(size, stride, memory_format))
     return AOTDispatchAutograd.process_runtime_tangent(grad, expected)[0]

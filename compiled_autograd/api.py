@@ -1,4 +1,4 @@
-"""``enable``, ``disable``, ``reset``, ``stats``."""
+"""The public functions ``enable``, ``disable``, ``reset`` and ``stats``."""
 
 import contextlib
 from collections.abc import Iterator
@@ -43,24 +43,24 @@ LEDGER.add(
 
 @contextlib.contextmanager
 def enable(compiler_fn: Any, dynamic: bool = True) -> Iterator[None]:
-    """Capture every backward pass that this thread starts inside the ``with`` block, compile it, and run that.
+    """Capture, compile and run every backward pass that this thread starts inside the ``with`` block.
 
     ``compiler_fn`` is one of
 
-    - a function of one `torch.fx.GraphModule` that returns a callable with the same arguments: it gets each
-      captured graph as a whole. Where it returns ``torch.compile(graph, ...)``, the segments of the graph
-      between calls of user code are compiled with those settings, and user code runs as itself;
-    - a function of (GraphModule, example inputs), as ``torch.compile(backend=...)`` takes it, or the name of
-      such a backend: it gets those segments as flat ATen graphs.
+    - a function that takes one `torch.fx.GraphModule` and returns a callable with the same arguments. It gets
+      each captured graph as a whole. If it returns ``torch.compile(graph, ...)``, the segments of the graph
+      between calls of user code are compiled with those settings, and user code runs unchanged;
+    - a function of (GraphModule, example inputs), as for ``torch.compile(backend=...)``, or the name of such
+      a backend. It gets those segments as flat ATen graphs.
 
-    With ``dynamic`` every size is symbolic from the first capture on, so that other sizes find the same graph.
-    Without it a size becomes symbolic when it changes, which costs one more capture.
+    With ``dynamic``, every size is symbolic from the first capture on, so passes with other sizes are cache
+    hits. Without it, a size becomes symbolic when it changes, which costs one more capture.
 
-    Blocks nest, the innermost counts. What cannot be captured runs in eager (see ``stats().fallback_reasons``).
+    Blocks nest; the innermost wins. What cannot be captured runs in eager (see ``stats().fallback_reasons``).
 
     Raises:
-        InvalidCompilerError: if ``compiler_fn`` is none of these; nothing is enabled then.
-        ArgumentTypeError: if ``dynamic`` is none of True, False and None (which is False).
+        InvalidCompilerError: if ``compiler_fn`` is none of these. Nothing is enabled in that case.
+        ArgumentTypeError: if ``dynamic`` is not True, False or None (None means False).
 
     >>> import torch, compiled_autograd
     >>> x = torch.ones(3, requires_grad=True)
@@ -80,16 +80,16 @@ def enable(compiler_fn: Any, dynamic: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disable() -> Iterator[None]:
-    """Run backward passes of this thread in eager inside the ``with`` block."""
+    """Run this thread's backward passes in eager inside the ``with`` block."""
     with sessions.entered(None):
         yield
 
 
 def reset() -> None:
-    """Forget all captured graphs, what compilers made of them, and all counts.
+    """Discard all captured graphs, their compiled code, and all counts.
 
     Raises:
-        RuntimeError: inside a captured backward pass.
+        RuntimeError: if called inside a captured backward pass.
     """
     if running.captured() is not None:
         raise RuntimeError("compiled_autograd.reset() inside a backward pass would free the graph that runs")
@@ -99,5 +99,6 @@ def reset() -> None:
 
 
 def stats() -> Stats:
-    """Counts since the last `reset`: captures, hits, compiles, fallbacks and their reasons, seconds."""
+    """Return counts since the last `reset`: captures, hits, compiles, fallbacks and their reasons,
+    seconds."""
     return sessions.records.stats()

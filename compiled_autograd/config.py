@@ -1,4 +1,4 @@
-"""Settings, in one object that can be patched for the length of a ``with`` block."""
+"""Settings, in one object that can be patched for the duration of a ``with`` block."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from fake.wrong_arguments import check_type
 
 @dataclasses.dataclass
 class Config:
-    """Settings of capturing and running backward passes.
+    """Settings for capturing and running backward passes.
 
     >>> from compiled_autograd import config
     >>> with config.patch(verbose=True):
@@ -21,29 +21,29 @@ class Config:
     """
 
     verbose: bool = False
-    """Log every cache hit and miss with its reason, node names and the graph's code
+    """Log every cache hit, every cache miss with its reason, node names and the graph's code
     (logger ``compiled_autograd``; ``TORCH_LOGS="compiled_autograd_verbose"`` does the same)."""
 
     fallback: bool = True
-    """Run in eager what cannot be captured. Off: raise `RefusedError` instead."""
+    """Run a pass that cannot be captured in eager. If off, raise `RefusedError` instead."""
 
     lower: bool = True
-    """Hand ATen graphs of the segments between Python calls to ``torch.compile`` objects and backends.
-    Off: they run the captured graph as it is."""
+    """Give ``torch.compile`` objects and backends ATen graphs of the segments between Python calls.
+    If off, they get the captured graph unchanged."""
 
     cudagraphs: bool = False
-    """Move the 0-dim CPU tensors of scalar operands to the GPU, so that a compiled pass can be a CUDA graph.
-    Also done where Inductor's own CUDA graphs are switched on."""
+    """Move 0-dim CPU tensors of scalar operands to the GPU, so that a compiled pass can be a CUDA graph.
+    This also happens if Inductor's own CUDA graphs are enabled."""
 
     max_nested_captures: int = 8
-    """How deep backward passes inside backward passes are captured; deeper ones run in eager."""
+    """How many levels of nested backward passes are captured. Deeper ones run in eager."""
 
     keep_records: int = 64
-    """How many captures are remembered for cache-miss reasons and for ``explain``."""
+    """How many captures are kept for cache-miss reasons and for ``explain``."""
 
     keep_nodes: int = 1_000_000
-    """How many autograd nodes all captured graphs may have together. When they have more, all are forgotten at the
-    next pass, and captured again where they are met again."""
+    """How many autograd nodes all captured graphs may have in total. When the total is larger, the next pass
+    discards all graphs, and later passes capture them again."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._check(name, value)
@@ -66,11 +66,11 @@ class Config:
 
     @contextlib.contextmanager
     def patch(self, **changes: Any) -> Iterator["Config"]:
-        """Change settings for the length of a ``with`` block.
+        """Change settings for the duration of a ``with`` block.
 
         Raises:
-            AttributeError: there is no setting of that name, as where one is set.
-            ArgumentTypeError: the setting takes values of another type, as where one is set.
+            AttributeError: if there is no setting of that name, as for a plain assignment.
+            ArgumentTypeError: if a value has the wrong type, as for a plain assignment.
         """
         for name, value in changes.items():
             self._check(name, value)

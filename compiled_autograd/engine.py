@@ -1,8 +1,9 @@
-"""The autograd engine that Python sees while capturing is enabled, and the way of one backward pass through it.
+"""The autograd engine that Python sees while capturing is enabled, and how it runs one backward pass.
 
-`run_pass` reads top to bottom, from the call of the engine to the gradients. The C++ hook is set only while the engine
-walks the nodes. It hands the graph and its arguments back instead of running them, and they run after the engine has
-returned: so backward passes may nest, errors and tracebacks are Python's own, and a refusal leaves nothing half done.
+`run_pass` reads top to bottom, from the call of the engine to the gradients. The C++ hook is set only while
+the engine walks the nodes. The hook returns the graph and its arguments without running them; they run after
+the engine has returned. So backward passes may nest, errors and tracebacks are Python's own, and a refusal
+leaves nothing half done.
 """
 
 import functools
@@ -34,26 +35,28 @@ def _nothing() -> None: ...
 def run_pass(
     session: Session, engine: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run one backward pass: as a graph, found or captured, or where that cannot be, in torch's engine.
+    """Run one backward pass as a cached or newly captured graph, or in torch's engine if that is not
+    possible.
 
     Args:
-        session: whose pass it is: the compiler, and whether sizes become symbolic.
+        session: the session of the pass: its compiler, and whether sizes are symbolic.
         engine: torch's own ``run_backward``.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        args: positional arguments of ``engine``.
+        kwargs: keyword arguments of ``engine``.
 
     Returns:
         The gradients, as the engine returns them.
 
     Raises:
-        RefusedError: the pass cannot be captured, and ``config.fallback`` is off.
+        RefusedError: if the pass cannot be captured and ``config.fallback`` is off.
     """
     backward_pass = _Pass(session, *args, **kwargs)
     run_backward = functools.partial(engine, *args, **kwargs)
     reason = reason_before()
     if reason is None:
         try:
-            # C++ walks the nodes, and finds a graph or has one recorded: `_Pass.make_compiler`, `_Pass.captured`
+            # C++ walks the nodes and finds a graph, or has one captured: `_Pass.make_compiler`,
+            # `_Pass.captured`
             result = backward_pass.walk_in_engine(run_backward)
         except (AttributeError, NotImplementedError, RuntimeError) as error:
             reason = None if backward_pass.started else refusal_reason(error)
@@ -83,7 +86,7 @@ def _run_uncaptured(run_backward: Callable[[], Any], reason: str) -> Any:
 
 
 def _raise_unused(engine: Callable[..., Any], outputs: Sequence[Any]) -> None:
-    """Raise what this release of torch says of the first input that has no gradient."""
+    """Raise this torch release's own error for the first input that has no gradient."""
     used, unused = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
     inputs = tuple(unused if output is None else used for output in outputs)
     walks.uncaptured(functools.partial(engine, (used,), (torch.ones(()),), False, False, inputs))
@@ -117,7 +120,7 @@ class _Pass:
         self.started = False
         self.end_walk: Callable[[], None] = _nothing
         self.found: tuple[CapturedGraph, tuple[Any, ...]] | None = None
-        """The graph that C++ found or had recorded, with its arguments, until it runs."""
+        """The graph that C++ found or had captured, with its arguments, until it runs."""
         self.graph: CapturedGraph | None = None
         self._walked: list[node_order.WalkedNode] | None = None
         self.phase = ""
@@ -125,7 +128,7 @@ class _Pass:
         self.saved_hooks_changes: list[Any] = []
         self.late_node_hooks: list[LateNodeHook] = []
 
-    # What the graph's functions, and torch._C's queries, ask
+    # Queried by the graph's functions and by torch._C's replaced functions
 
     def walk(self) -> list[node_order.WalkedNode]:
         if self._walked is None:
@@ -140,10 +143,11 @@ class _Pass:
     def refuse_late_hooks(self) -> None:
         late_hooks.refuse_node_hooks(self)
 
-    # Its steps
+    # The steps of the pass
 
     def walk_in_engine(self, run_backward: Callable[[], Any]) -> Any:
-        """Have C++ find or record the graph; what the engine returned, where it did not use our graph."""
+        """Let C++ find or capture the graph. Return what the engine returned, for when it did not use our
+        graph."""
         with walks.walking(self.make_compiler, self.session.dynamic) as self.end_walk:
             outer, _collecting.current = _collecting.current, self
             try:
@@ -152,14 +156,14 @@ class _Pass:
                 _collecting.current = outer
 
     def make_compiler(self) -> GraphCompiler:
-        """C++ has no graph for such nodes: what records one."""
+        """Return a recorder of this pass. C++ calls this if it has no graph for these nodes."""
         if _collecting.current is not self:
             raise StrayPassError
         walks.pause_collector()
         return GraphCompiler(self.walk, self.captured)
 
     def captured(self, capture: Capture) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The recording is complete: what C++ keeps of it."""
+        """Build the graph of a complete recording. Return what C++ stores for it."""
         nodes = ordered_nodes(capture)
         graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
         sessions.records.captured(graph.record)
@@ -169,7 +173,7 @@ class _Pass:
         return walks.handle(_hand_over, graph, len(nodes))
 
     def run(self) -> Sequence[Any]:
-        """Run the graph that was found or captured, compiled; then what was queued until the pass is over."""
+        """Run the compiled graph, then the callbacks that were queued until the end of the pass."""
         assert self.found is not None
         graph, arguments = self.found
         self.graph, self.found = graph, None
@@ -207,7 +211,7 @@ _collecting = _Collecting()
 def _hand_over(
     handle: Handle, inputs: list[Any], sizes: Any, scalars: Any, hooks: Any, packed: Any
 ) -> Sequence[Any]:
-    """The runtime wrapper that C++ calls with a graph and its arguments, found or recorded."""
+    """Runtime wrapper that C++ calls with a cached or newly captured graph and its arguments."""
     arguments = (inputs, sizes, scalars, list(hooks), list(packed))
     current, graph = _collecting.current, handle.graph
     if current is None:
@@ -226,16 +230,17 @@ _PLACEHOLDER_GRAD = torch.empty(0)
 
 @_torch.nothing_traced
 def _session_of(roots: Sequence[Any]) -> Session | None:
-    """Who captures a pass from these tensors; None for a pass of torch's own engine."""
+    """Return the session that captures a pass from these tensors, or None if torch's own engine runs it."""
     if _torch.is_tracing():
         return None
     return sessions.current() if sessions.stack else node_sessions.find(roots)
 
 
 class CapturingEngine(_torch.Engine):
-    """Stands in for ``torch.autograd.Variable._execution_engine`` while any session is enabled.
+    """Replaces ``torch.autograd.Variable._execution_engine`` while any session is enabled.
 
-    A backward pass inside of a compiled function gets here with Dynamo's frame hook on, which would trace our code.
+    A backward pass inside a compiled function gets here with Dynamo's frame hook on, which would trace our
+    code.
     """
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
@@ -245,7 +250,7 @@ class CapturingEngine(_torch.Engine):
         return run_pass(session, super().run_backward, args, kwargs)
 
     def is_checkpoint_valid(self) -> bool:
-        """Whether reentrant checkpointing works here: not in ``grad`` or ``backward(inputs=...)``."""
+        """Whether reentrant checkpointing works here. It does not in ``grad`` or ``backward(inputs=...)``."""
         return (
             all(passed is EAGER or not passed.inputs for passed in running.stack)
             and super().is_checkpoint_valid()

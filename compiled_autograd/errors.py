@@ -1,12 +1,12 @@
-"""Errors that this package raises, each with the fields a caller may want to act on."""
+"""Errors that this package raises, with fields that callers can act on."""
 
 
 class CompiledAutogradError(RuntimeError):
-    """Base of every error of this package."""
+    """Base class of all errors of this package."""
 
 
 class InvalidCompilerError(CompiledAutogradError, TypeError):
-    """``enable`` was given something that cannot compile a graph."""
+    """``enable`` got something that cannot compile a graph."""
 
     def __init__(self, compiler: object, problem: str) -> None:
         self.compiler = compiler
@@ -18,7 +18,7 @@ class InvalidCompilerError(CompiledAutogradError, TypeError):
 
 
 class RefusedError(CompiledAutogradError, NotImplementedError):
-    """A backward pass cannot be captured; unless ``config.fallback`` is off it runs in eager instead."""
+    """A backward pass cannot be captured. With ``config.fallback`` on, it runs in eager instead."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -29,7 +29,7 @@ class RefusedError(CompiledAutogradError, NotImplementedError):
 
 
 class StrayPassError(CompiledAutogradError):
-    """C++ asked the hook of one thread's walk about a pass of another thread: that pass is tried again."""
+    """C++ called the hook of one thread's walk for another thread's pass. That pass is retried."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -38,10 +38,10 @@ class StrayPassError(CompiledAutogradError):
 
 
 class LateHookError(CompiledAutogradError):
-    """A hook was added to a tensor or a node while a captured pass ran that has yet to reach it.
+    """User code in a captured pass added a hook to a tensor or node that the pass has yet to reach.
 
     Attributes:
-        node: the autograd node whose turn is still to come.
+        node: the autograd node that has yet to run.
         running: the node whose user code adds the hook.
     """
 
@@ -56,7 +56,7 @@ class LateHookError(CompiledAutogradError):
 
 
 class UnboundOperatorError(CompiledAutogradError):
-    """A reloaded graph calls an autograd node that this process has not met yet."""
+    """A reloaded graph calls an autograd node that this process has not seen yet."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -67,7 +67,7 @@ class UnboundOperatorError(CompiledAutogradError):
 
 
 class GraphReloadError(CompiledAutogradError):
-    """A graph cannot be written to, or read from, a file."""
+    """A graph cannot be saved to, or loaded from, a file."""
 
     def __init__(self, path: str, problem: str) -> None:
         self.path = path

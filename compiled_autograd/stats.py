@@ -1,4 +1,4 @@
-"""What happened: counts, seconds, and a record of each capture and each fallback."""
+"""Statistics: counts, seconds, and a record of each capture and each fallback."""
 
 import collections
 import dataclasses
@@ -14,27 +14,28 @@ from compiled_autograd.config import config
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Counts since the last ``reset``. Fields can also be read by name: ``stats()["captures"]``."""
+    """Counts since the last ``reset``. Fields can also be read by key: ``stats()["captures"]``."""
 
     captures: int
-    """Backward passes recorded as a new graph."""
+    """Backward passes captured as a new graph."""
     hits: int
-    """Backward passes that ran a graph recorded earlier."""
+    """Backward passes that ran a graph captured earlier."""
     compiles: int
-    """Graphs given to a compiler."""
+    """Graphs passed to a compiler."""
     fallbacks: int
-    """Backward passes that ran in eager although capturing was enabled."""
+    """Backward passes that ran in eager while capturing was enabled."""
     fallback_reasons: dict[str, int]
-    """The same, by reason."""
+    """Fallbacks by reason."""
     uncompiled_reasons: dict[str, int]
-    """Runs of a captured graph as it is, because what the compiler made of it could not be used, by reason."""
+    """Runs of a captured graph uncompiled, because its compiled form could not be used, by reason."""
     inlined: int
-    """Compiled functions whose backward graph became part of a captured graph."""
+    """Compiled functions whose backward graph was inlined into a captured graph."""
     called_reasons: dict[str, int]
-    """Compiled functions whose compiled backward is called instead, by reason: once per capture, or once per pass
-    where the reason is a setting of the pass."""
+    """Compiled functions whose compiled backward is called instead, by reason: counted once per capture, or
+    once per pass if the reason is a setting of the pass."""
     seconds: dict[str, float]
-    """Time spent: ``capture`` (recording and building graphs), ``lower`` (to ATen), ``compile`` (the compiler)."""
+    """Seconds per phase: ``capture`` (recording and building graphs), ``lower`` (to ATen), ``compile`` (the
+    compiler)."""
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -51,23 +52,23 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class CaptureRecord:
-    """One capture: its graph, and why no graph recorded earlier served."""
+    """One capture: its graph, and why no earlier graph could be reused."""
 
     graph: fx.GraphModule
     reason: str
-    """In words: which autograd node, and what about it, is new."""
+    """A description of which autograd node differs, and how."""
     node: str | None
     """The first autograd node that differs from the nearest earlier capture."""
     numbered_nodes: tuple[tuple[str, int], ...]
-    """Names of the autograd nodes with the index that C++ gives them, in the order in which they run."""
+    """Names of the autograd nodes with the index that C++ gives them, in execution order."""
     seconds: float
-    """From the first call of the hook to the finished graph."""
+    """Time from the first call of the hook to the finished graph."""
     shape: Shape = dataclasses.field(repr=False)
     """What later captures are compared with."""
     inlined: tuple[str, ...] = ()
-    """Autograd nodes of compiled functions whose backward graph is part of the graph."""
+    """Autograd nodes of compiled functions whose backward graph was inlined."""
     called: tuple[tuple[str, str], ...] = ()
-    """Autograd nodes of compiled functions whose backward stays a call, and why."""
+    """Autograd nodes of compiled functions whose backward remains a call, and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +79,14 @@ class FallbackRecord:
 
 
 class Records:
-    """The captures, fallbacks and counts of the process; one lock guards all of them."""
+    """Captures, fallbacks and counts of this process, guarded by one lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Clear everything."""
         with self._lock:
             self._counts: collections.Counter[str] = collections.Counter()
             self._fallbacks: collections.Counter[str] = collections.Counter()
@@ -96,17 +97,17 @@ class Records:
             self.fallbacks: collections.deque[FallbackRecord] = collections.deque(maxlen=config.keep_records)
 
     def count(self, what: str) -> None:
-        """One more of ``captures``, ``hits`` or ``compiles``."""
+        """Increment the count of ``captures``, ``hits`` or ``compiles``."""
         with self._lock:
             self._counts[what] += 1
 
     def spend(self, what: str, seconds: float) -> None:
-        """Time spent on ``capture``, ``lower`` or ``compile``."""
+        """Add time spent on ``capture``, ``lower`` or ``compile``."""
         with self._lock:
             self._seconds[what] += seconds
 
     def captured(self, record: CaptureRecord) -> None:
-        """Enter a capture."""
+        """Record a capture."""
         with self._lock:
             self._counts["captures"] += 1
             self._counts["inlined"] += len(record.inlined)
@@ -115,7 +116,7 @@ class Records:
             self.captures.append(record)
 
     def fell_back(self, reason: str) -> FallbackRecord:
-        """Enter a backward pass that ran in eager."""
+        """Record a backward pass that ran in eager."""
         record = FallbackRecord(reason)
         with self._lock:
             self._fallbacks[reason] += 1
@@ -123,17 +124,18 @@ class Records:
         return record
 
     def ran_uncompiled(self, reason: str) -> None:
-        """Enter a run of a captured graph without its compiled form."""
+        """Record that a captured graph ran uncompiled."""
         with self._lock:
             self._uncompiled[reason] += 1
 
     def kept_calls(self, reason: str, count: int) -> None:
-        """Enter a run of a captured graph with calls of ``count`` compiled functions instead of their backward graphs."""
+        """Record a run of a captured graph that calls the backward of ``count`` compiled functions instead of
+        inlining it."""
         with self._lock:
             self._called[reason] += count
 
     def stats(self) -> Stats:
-        """The counts as they are now."""
+        """Return the current counts."""
         with self._lock:
             return Stats(
                 captures=self._counts["captures"],

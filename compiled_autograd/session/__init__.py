@@ -1,1 +1,1 @@
-"""Who is enabled on which thread, with which compiler."""
+"""Sessions: which compiler is enabled on which thread."""

@@ -1,4 +1,4 @@
-"""What ``enable`` accepts as a compiler, made uniform."""
+"""Normalization of what ``enable`` accepts as a compiler."""
 
 import inspect
 import time
@@ -16,8 +16,9 @@ from compiled_autograd.session.session import sessions
 class Compiler:
     """A compiler of backward graphs.
 
-    ``whole(module)`` is what ``compiler_fn`` makes of a whole graph, or None for a backend, which only ever
-    sees ATen. ``part(whole)`` compiles one segment; None where segments cannot be told apart from the whole.
+    ``whole(module)`` compiles a whole graph with ``compiler_fn``; it returns None for a backend, which only
+    ever sees ATen. ``part(whole)`` returns a compiler of single segments, or None if only the whole can be
+    compiled.
     """
 
     def __init__(self, function: Any, key: Any, is_backend: bool) -> None:
@@ -26,7 +27,7 @@ class Compiler:
         self.is_backend = is_backend
 
     def whole(self, module: fx.GraphModule) -> Callable[..., Any] | None:
-        """Hand over a whole graph."""
+        """Compile a whole graph."""
         if self.is_backend:
             return None
         started = time.perf_counter()
@@ -40,7 +41,7 @@ class Compiler:
         return result
 
     def part(self, whole: Any, dynamic: bool) -> Callable[[fx.GraphModule], Callable[..., Any]] | None:
-        """Returns a function that compiles a module of one list argument with the same settings."""
+        """Return a function that compiles a module of one list argument with the same settings."""
         if self.is_backend:
             return lambda module: torch.compile(module, backend=self.function, dynamic=dynamic or None)
         if isinstance(whole, _torch.OptimizedModule):
@@ -48,7 +49,7 @@ class Compiler:
         return None
 
     def backend(self) -> Callable[..., Any] | None:
-        """The backend to call directly with flat ATen, where there is one."""
+        """Return the backend to call directly with flat ATen, if there is one."""
         return self.function if self.is_backend else None
 
 
@@ -62,10 +63,10 @@ def _required_parameters(function: Callable[..., Any]) -> int | None:
 
 
 def as_compiler(compiler_fn: Any) -> Compiler:
-    """A `Compiler` from a function of a graph, a backend function, or a backend's name.
+    """Make a `Compiler` from a function of a graph, a backend function, or a backend's name.
 
-    A function that requires two arguments is a backend, as ``torch.compile(backend=...)`` takes them; any
-    other is called with the graph alone.
+    A function that requires two arguments is a backend, as for ``torch.compile(backend=...)``. Any other
+    function is called with the graph alone.
 
     Raises:
         InvalidCompilerError: for anything else, before anything is enabled.
@@ -83,9 +84,9 @@ def as_compiler(compiler_fn: Any) -> Compiler:
 
 
 def compiler_key(function: Any) -> Any:
-    """Returns a key that two compilers share if they are the same one.
+    """Return a key that is equal for two compilers that are the same one.
 
-    A lambda written in a training loop is a new object at each step; the same code over the same values is the
+    A lambda in a training loop is a new object at each step, but the same code with the same values is the
     same compiler. Values are compared by identity, and the key keeps them alive.
     """
     if inspect.ismethod(function):

@@ -1,4 +1,4 @@
-"""``explain``: what the backward passes of a function became, and why."""
+"""``explain``: report what a function's backward passes became, and why."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,27 +19,27 @@ class PassRecord:
     outcome: str
     """``capture``, ``hit`` or ``fallback``."""
     reason: str
-    """Why it was captured, or ran in eager."""
+    """Why the pass was captured, or ran in eager."""
     graph: fx.GraphModule | None
-    """The graph that ran; None for a fallback."""
+    """The graph that ran, or None for a fallback."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The findings of `explain`; ``print`` it for a report."""
+    """The result of `explain`; ``print`` it for a report."""
 
     passes: tuple[PassRecord, ...]
-    """Every backward pass, in order of its end."""
+    """Every backward pass, in the order in which they ended."""
     captures: tuple[CaptureRecord, ...]
-    """What was captured, with the reason why no earlier graph served."""
+    """The captures, each with why no earlier graph could be reused."""
     fallbacks: tuple[FallbackRecord, ...]
-    """What ran in eager, and why."""
+    """The passes that ran in eager, and why."""
     result: Any
-    """What the function returned."""
+    """The return value of the function."""
 
     @property
     def graphs(self) -> tuple[fx.GraphModule, ...]:
-        """The graphs that ran, each once."""
+        """The graphs that ran, without duplicates."""
         graphs: dict[int, fx.GraphModule] = {}
         for record in self.passes:
             if record.graph is not None:
@@ -48,7 +48,7 @@ class Explanation:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why each capture happened."""
+        """The reason of each capture."""
         return tuple(record.reason for record in self.captures)
 
     def __str__(self) -> str:
@@ -71,10 +71,10 @@ def _as_it_is(graph: fx.GraphModule) -> fx.GraphModule:
 def explain(fn: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: Any) -> Explanation:
     """Call ``fn(*args, **kwargs)`` with capturing enabled, and report on its backward passes.
 
-    Graphs run as captured, without a compiler. A graph that was captured before is reported as a hit.
+    Graphs run as captured, without a compiler. Running a graph that was captured before is reported as a hit.
 
     Raises:
-        ArgumentTypeError: ``fn`` cannot be called.
+        ArgumentTypeError: if ``fn`` is not callable.
 
     >>> import torch
     >>> from compiled_autograd import explain

@@ -1,4 +1,4 @@
-"""Which backward passes run in eager, and how the reason reads."""
+"""Decide which backward passes run in eager, and word the reason."""
 
 import functools
 import re
@@ -14,7 +14,7 @@ from fake.error_text import error_text
 from fake.tracing.compiling import one_at_a_time
 
 _BESIDE = "within another compiled autograd call"
-# What C++ says when it refuses, and how we say it.
+# C++'s refusal messages, and our wording.
 _REFUSALS: tuple[tuple[str, str], ...] = (
     (r"NestedTensor support not implemented", "a NestedTensor gradient"),
     (r"'NestedIntNode' object has no attribute", "a ragged size that a node saved"),
@@ -38,7 +38,7 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
 
 
 def is_unknown_torch() -> bool:
-    """Whether the engine hook of this torch is another than we know, so that nothing is captured; warns of it once."""
+    """Whether this torch's engine hook is unknown, so that nothing is captured. Warns once."""
     if _torch.HOOK_PROBLEM is None:
         return False
     _warn_of_unknown_torch()
@@ -55,13 +55,13 @@ def _warn_of_unknown_torch() -> None:
 
 
 def reason_before() -> str | None:
-    """Why the backward pass that is about to start must run in eager; None where it may be captured."""
+    """Return why the backward pass about to start must run in eager, or None if it may be captured."""
     if running.stack and running.stack[-1] is EAGER:
         return "inside a backward pass that runs in eager"
     if len(running.stack) > config.max_nested_captures:
         return f"nested deeper than config.max_nested_captures = {config.max_nested_captures}"
     if torch.is_anomaly_enabled():
-        with one_at_a_time:  # another thread that traces has it on meanwhile
+        with one_at_a_time:  # another thread may have turned it on while it traces
             if torch.is_anomaly_enabled():
                 return "anomaly mode"
     if _torch.dispatch_mode_depth():
@@ -70,14 +70,14 @@ def reason_before() -> str | None:
 
 
 def refusal_reason(error: BaseException) -> str | None:
-    """Why C++, or our own recording, refused a pass; None where ``error`` is the pass's own error."""
+    """Return why C++ or our recording refused a pass, or None if ``error`` is the pass's own error."""
     if isinstance(error, RefusedError):
         return error.reason
     if not isinstance(error, (AttributeError, NotImplementedError, RuntimeError)):
         return None
     message = error_text(error).split("\nException raised from", 1)[0]
     if "INTERNAL ASSERT FAILED" in message and _BESIDE not in message:
-        return None  # a walk that broke off in the middle may have left nodes changed: nothing to retry
+        return None  # a walk that stopped midway may have changed nodes, so it cannot be retried
     for pattern, reason in _REFUSALS:
         found = re.search(pattern, message)
         if found:
@@ -87,5 +87,5 @@ def refusal_reason(error: BaseException) -> str | None:
 
 
 def is_beside_another(error: BaseException) -> bool:
-    """Whether C++ refused a pass because it is inside, or beside, one that it captures."""
+    """Whether C++ refused a pass because it is nested in, or concurrent with, one that it captures."""
     return _BESIDE in error_text(error)

@@ -1,4 +1,4 @@
-"""The verbose log: logger ``compiled_autograd``, switched by ``config.verbose`` or by ``TORCH_LOGS``."""
+"""The verbose log: logger ``compiled_autograd``, enabled by ``config.verbose`` or ``TORCH_LOGS``."""
 
 import logging
 from typing import Any
@@ -10,22 +10,23 @@ log = logging.getLogger("compiled_autograd")
 
 
 def verbose() -> bool:
-    """Whether every hit and miss is to be logged."""
+    """Whether to log every hit and miss."""
     return config.verbose or _torch.torch_verbose_logging()
 
 
 def log_of_cpp() -> logging.Logger | None:
-    """The logger for what C++ says of cache misses; None where nobody wants to read it (C++ is slower then)."""
+    """Return the logger for C++'s messages about cache misses, or None if they are off (they slow C++
+    down)."""
     return log if verbose() else None
 
 
 def _emit(message: str, *args: Any) -> None:
-    # asking for the log is asking to see it, whatever the level of the root logger
+    # The user asked for this log, so emit it regardless of the root logger's level.
     log.log(max(logging.INFO, log.getEffectiveLevel()), message, *args)
 
 
 def log_capture(record: Any) -> None:
-    """A cache miss: why, the nodes in the order in which they run, and the graph's code."""
+    """Log a cache miss: its reason, the nodes in execution order, and the graph's code."""
     if not verbose():
         return
     _emit("cache miss: %s", record.reason)
@@ -35,18 +36,18 @@ def log_capture(record: Any) -> None:
 
 
 def log_hit(graph: Any) -> None:
-    """A cache hit."""
+    """Log a cache hit."""
     if verbose():
         _emit("cache hit: %s", graph.title)
 
 
 def log_compile(title: str, what: str) -> None:
-    """A graph, or a part of it, given to the compiler, or the reason why not."""
+    """Log that a graph, or part of it, was compiled, or why not."""
     if verbose():
         _emit("%s: %s", title, what)
 
 
 def log_fallback(reason: str) -> None:
-    """A backward pass that runs in eager."""
+    """Log a backward pass that runs in eager."""
     if verbose():
         _emit("runs in eager: %s", reason)

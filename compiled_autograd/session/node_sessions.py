@@ -1,7 +1,7 @@
-"""Capture without a ``with`` block: backward passes that reach a node of a given class.
+"""Capture without a ``with`` block: capture backward passes that reach a node of a given class.
 
-A compiler of forward graphs knows the class of the autograd node that its graph leaves behind, but not where the
-user will call ``backward``. It names the class, and every pass that reaches such a node is captured.
+A compiler of forward graphs knows the class of the autograd node that its graph creates, but not where the
+user will call ``backward``. It registers the class, and every pass that reaches such a node is captured.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from fake.wrong_arguments import check_dynamic
 
 
 class NodeSessions:
-    """The node classes through which backward passes are captured, with the session of each."""
+    """Node classes through which backward passes are captured, each with its session."""
 
     def __init__(self) -> None:
         self._sessions: weakref.WeakKeyDictionary[type, Session] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def add(self, node_class: type, session: Session) -> None:
-        """From now on capture passes that reach a node of this class."""
-        _torch.forget_stacks_of_compilations()  # they would keep node classes of functions that are gone
+        """Capture passes that reach a node of this class from now on."""
+        _torch.forget_stacks_of_compilations()  # they would keep node classes of dead functions alive
         with self._lock:
             if node_class not in self._sessions:
-                # Ours for as long as the class lives; the engine must stand in for torch's until then.
+                # The patches stay in force as long as the class lives: the engine must replace torch's until
+                # then.
                 entries = LEDGER.of(When.SESSION)
                 LEDGER.enter(*entries)
                 weakref.finalize(node_class, LEDGER.leave_from_finalizer, *entries)
             self._sessions[node_class] = session
 
     def find(self, roots: Sequence[Any]) -> Session | None:
-        """The session of a pass from these tensors: that of the first such node that is found."""
+        """Return the session of a pass from these tensors: that of the first registered node found."""
         if not self._sessions:
             return None
         pending = [root.grad_fn for root in roots if getattr(root, "grad_fn", None) is not None]
@@ -61,19 +62,19 @@ node_sessions = NodeSessions()
 
 
 def capture_through(node_class: type, compiler_fn: Any, dynamic: bool = True) -> None:
-    """Capture every backward pass, of any thread, that reaches an autograd node of ``node_class``.
+    """Capture every backward pass, on any thread, that reaches an autograd node of ``node_class``.
 
-    As inside ``with enable(compiler_fn, dynamic)``, for as long as the class exists. ``enable`` and ``disable``
-    blocks around a pass count for more.
+    This works like ``with enable(compiler_fn, dynamic)``, for as long as the class exists. ``enable`` and
+    ``disable`` blocks around a pass take precedence.
 
     Args:
-        node_class: the class of a ``grad_fn``: of a custom ``autograd.Function``, or what a compiled graph left.
+        node_class: the class of a ``grad_fn``, from a custom ``autograd.Function`` or a compiled graph.
         compiler_fn: as for ``enable``.
         dynamic: as for ``enable``.
 
     Raises:
         InvalidCompilerError: if ``compiler_fn`` cannot be a compiler.
-        TypeError: ``node_class`` is not a class of Python nodes: those of C++ live for ever and are shared.
+        TypeError: if ``node_class`` is not a class of Python nodes. C++ node classes are immortal and shared.
     """
     if not isinstance(node_class, type) or _torch.function_of(node_class) is None:
         raise TypeError(
@@ -86,9 +87,9 @@ def capture_through(node_class: type, compiler_fn: Any, dynamic: bool = True) ->
 
 
 def capture_later() -> AbstractContextManager[None]:
-    """Around the compilation of a forward graph after which `capture_through` will be called for its node.
+    """Wrap the compilation of a forward graph whose node will be passed to `capture_through` afterwards.
 
-    Hooks in a function that is compiled whole (``fullgraph=True``) are left to the captured pass, as inside of
-    ``enable``. An ``enable`` or ``disable`` block around it counts for more.
+    As inside ``enable``, hooks in a function compiled with ``fullgraph=True`` are left to the captured pass.
+    An ``enable`` or ``disable`` block around this one takes precedence.
     """
     return contextlib.nullcontext() if is_unknown_torch() else sessions.expected()

@@ -1,4 +1,4 @@
-"""Who is enabled: a stack of sessions per thread."""
+"""Sessions: a stack per thread."""
 
 import contextlib
 import dataclasses
@@ -12,30 +12,30 @@ from fake.seam.patches import LEDGER, When
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """One ``enable``: which compiler gets the graphs, and whether sizes are symbolic from the first capture."""
+    """One ``enable``: its compiler, and whether sizes are symbolic from the first capture."""
 
     compiler: Any
     dynamic: bool
 
 
 class Sessions(threading.local):
-    """The stack of this thread, innermost last; None stands for a ``disable``."""
+    """This thread's stack of sessions, innermost last. None stands for a ``disable``."""
 
     records = Records()
 
     def __init__(self) -> None:
         self.stack: list[Session | None] = []
         self.captures_later = False
-        """Whether backward passes through what this thread compiles right now will be captured: see `expected`."""
+        """Whether passes through what this thread is compiling now will be captured: see `expected`."""
         self._observers: list[Callable[[str, Any], None]] = []
 
     def current(self) -> Session | None:
-        """The session that a backward pass on this thread belongs to."""
+        """Return the session of a backward pass that starts on this thread."""
         return self.stack[-1] if self.stack else None
 
     @contextlib.contextmanager
     def entered(self, session: Session | None) -> Iterator[None]:
-        """Make ``session`` the current one; None for none at all."""
+        """Make ``session`` the current one. None disables capturing."""
         with LEDGER.in_force(*LEDGER.of(When.SESSION)):
             self.stack.append(session)
             try:
@@ -45,9 +45,10 @@ class Sessions(threading.local):
 
     @contextlib.contextmanager
     def expected(self) -> Iterator[None]:
-        """For the compilation of a forward graph, before there is an autograd node whose passes can be captured.
+        """Wrap the compilation of a forward graph, before its autograd node, whose passes will be captured,
+        exists.
 
-        An ``enable`` or ``disable`` around it counts for more.
+        An ``enable`` or ``disable`` around it takes precedence.
         """
         if self.stack:
             yield
@@ -61,7 +62,7 @@ class Sessions(threading.local):
 
     @contextlib.contextmanager
     def observed(self, observer: Callable[[str, Any], None]) -> Iterator[None]:
-        """Tell ``observer`` of every backward pass of this thread: its outcome, and its record."""
+        """Call ``observer`` with the outcome and record of every backward pass of this thread."""
         self._observers.append(observer)
         try:
             yield
@@ -69,7 +70,7 @@ class Sessions(threading.local):
             self._observers.remove(observer)
 
     def tell(self, outcome: str, record: Any) -> None:
-        """A backward pass is over: ``capture``, ``hit`` or ``fallback``."""
+        """Notify observers that a backward pass ended as ``capture``, ``hit`` or ``fallback``."""
         for observer in self._observers:
             observer(outcome, record)
 

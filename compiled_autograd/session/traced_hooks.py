@@ -1,10 +1,10 @@
-"""Hooks that are registered inside of a compiled function.
+"""Hooks registered inside a compiled function.
 
-Dynamo can leave such a hook to whoever captures the backward pass: the function's graph then has one more input, a
-``BackwardState`` that holds the hooks when the forward is over, and its backward graph calls them from there. That
-is the only way to have one graph (``fullgraph=True``) of a function with module hooks, or with hooks that change
-something; its backward pass runs where it is captured, and nowhere else. Without ``fullgraph`` Dynamo breaks the
-graph at such a hook, which works everywhere, and stays so.
+Dynamo can leave such a hook to whoever captures the backward pass. The function's graph then has one more
+input, a ``BackwardState``, which holds the hooks once the forward is over; the backward graph calls them from
+there. This is the only way to get one graph (``fullgraph=True``) of a function with module hooks, or with
+hooks that have side effects. Such a backward pass runs only where it is captured. Without ``fullgraph`` we
+leave Dynamo's graph break at such a hook, which works everywhere.
 """
 
 from typing import Any
@@ -22,13 +22,13 @@ def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any
     """Dynamo's rule for ``tensor.register_hook``.
 
     Args:
-        tensor: Dynamo's variable for the tensor.
-        translator: what translates the frame.
-        name: the method's name.
-        hook: Dynamo's variable for the hook.
+            tensor: Dynamo's variable for the tensor.
+            translator: the translator of the frame.
+            name: the method's name.
+            hook: Dynamo's variable for the hook.
 
-    Returns:
-        Dynamo's variable for the handle.
+        Returns:
+            Dynamo's variable for the handle.
     """
     if not _is_captured(translator):
         return _torch.trace_tensor_hook(tensor, translator, name, hook)
@@ -41,7 +41,7 @@ def trace_module_hooks(translator: Any, module: Any, hooks: Any, pre_hooks: Any)
     """Dynamo's rule for a module with backward hooks.
 
     Args:
-        translator: what translates the frame.
+            translator: the translator of the frame.
         module: Dynamo's variable for the module.
         hooks: its backward hooks.
         pre_hooks: its backward pre-hooks.

@@ -1,10 +1,11 @@
-"""What is process-wide while C++ walks the nodes of a pass: its hook and its cache of graphs.
+"""Process-wide state while C++ walks the nodes of a pass: its hook and its cache of graphs.
 
-`Walks` sets all of it, puts it back, and holds one lock meanwhile. Threads with other backward passes wait for a walk,
-which runs no user code, and never for a pass: C++ refuses a pass of another thread that starts during a walk.
+`Walks` sets and restores this state, and holds one lock meanwhile. Threads with other backward passes wait
+for a walk, which runs no user code, but never for a whole pass. C++ refuses a pass of another thread that
+starts during a walk.
 
-C++ keeps a reference to everything that a capture hands back, for good. It gets a `Handle`, which is emptied when the
-graphs are forgotten, and serves again for a later capture.
+C++ leaks a reference to everything that a capture returns to it. So it gets a `Handle`, which is emptied when
+graphs are discarded, and reused for a later capture.
 """
 
 import contextlib
@@ -28,18 +29,18 @@ class Handle:
 
     def __init__(self) -> None:
         self.graph: Any = None
-        """The `CapturedGraph`; None once it is forgotten."""
+        """The `CapturedGraph`, or None once it is discarded."""
         self.size = 0
-        """How many autograd nodes it has."""
+        """How many autograd nodes the graph has."""
         self.result: tuple[Any, ...] = ()
-        """What ``end_capture`` returns for it: the tuple is what C++ leaks a reference to."""
+        """What ``end_capture`` returns for it. C++ leaks a reference to this tuple."""
 
     def __call__(self, *_: Any) -> Any:
         raise AssertionError("C++ calls the runtime wrapper, which knows what to do with a handle")
 
 
 class Walks:
-    """The one owner of C++'s hook and cache."""
+    """The only owner of C++'s hook and cache."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -54,7 +55,7 @@ class Walks:
 
     @contextlib.contextmanager
     def walking(self, make_compiler: Callable[[], Any], dynamic: bool) -> Iterator[Callable[[], None]]:
-        """Let C++ capture the passes of this thread; gives what ends it before the end of the block."""
+        """Let C++ capture this thread's passes. Yield a function that ends the walk before the block ends."""
         with self._lock:
             outer = self._thread
             if outer is None and (self._size > config.keep_nodes or (self._used and _torch.is_cache_empty())):
@@ -85,11 +86,12 @@ class Walks:
             end()
 
     def is_elsewhere(self) -> bool:
-        """Whether another thread walks."""
+        """Whether another thread is walking."""
         return self._thread is not None and self._thread != threading.get_ident()
 
     def pause_collector(self) -> None:
-        """No garbage collection until this walk ends: a capture makes thousands of small objects that all stay."""
+        """Pause garbage collection until this walk ends: a capture creates thousands of small objects that
+        all survive."""
         if self._pause is None:
             self._pause = contextlib.ExitStack()
             self._pause.enter_context(collection_paused())
@@ -100,10 +102,10 @@ class Walks:
             self._pause = None
 
     def uncaptured(self, run_backward: Callable[[], Any]) -> Any:
-        """Run a pass with torch's own engine; wait while another thread walks.
+        """Run a pass with torch's own engine. Waits while another thread walks.
 
-        C++ looks whether its hook is set after it has let go of Python's lock. A pass that sees the hook of another
-        thread's walk is refused before anything has run, and is tried again.
+        C++ checks whether its hook is set after it has released the GIL. A pass that sees the hook of another
+        thread's walk is refused before anything has run, and is retried.
         """
         if self._thread == threading.get_ident():  # C++ calls Python in the middle of a walk
             before = _torch.set_autograd_compiler(None, False)
@@ -123,7 +125,7 @@ class Walks:
             except StrayPassError:
                 continue
             except NotImplementedError as error:
-                # a pass that began another one had been let in: then the refusal is not about it
+                # If this pass began another one, it was let in, and the refusal is not about it.
                 beside = self._begun != begun or self.is_elsewhere()
                 if not (beside and _passes.count == mine and is_beside_another(error)):
                     raise
@@ -131,15 +133,17 @@ class Walks:
                 _passes.count = outer
 
     def set_by_torch(self, compiler: Any, dynamic: bool) -> Any:
-        """``set_autograd_compiler`` as torch calls it, to switch its own compiled autograd on, or off for a block.
+        """Replace ``set_autograd_compiler`` for torch, which uses it to enable or disable its own compiled
+        autograd.
 
-        Torch remembers the hook that it finds, and sets it again later: it must never find that of a walk.
+        Torch saves the hook that it finds and restores it later, so it must never find the hook of a walk.
         """
         with self._lock:
             return _torch.set_autograd_compiler(compiler, dynamic)
 
     def cleared_by_torch(self) -> None:
-        """``clear_cache`` as ``torch._dynamo.reset()`` calls it: not while C++ walks along the cache."""
+        """Replace ``clear_cache`` for ``torch._dynamo.reset()``, so that it does not run while C++ walks the
+        cache."""
         with self._lock:
             _torch.clear_cache()
         _torch.forget_stacks_of_compilations()
@@ -147,15 +151,15 @@ class Walks:
     # Graphs
 
     def handle(self, runtime_wrapper: Callable[..., Any], graph: Any, size: int) -> tuple[Any, ...]:
-        """Returns what to hand to C++ for a graph of ``size`` autograd nodes.
+        """Return what to give to C++ for a graph of ``size`` autograd nodes.
 
         Args:
-            runtime_wrapper: what C++ calls with the graph and its arguments.
+            runtime_wrapper: called by C++ with the graph and its arguments.
             graph: the captured graph.
             size: the number of its autograd nodes.
 
         Returns:
-            ``(runtime_wrapper, handle)``, as C++ takes it.
+            ``(runtime_wrapper, handle)``, as C++ expects.
         """
         handle = self._emptied.pop() if self._emptied else Handle()
         handle.graph, handle.size = graph, size
@@ -166,7 +170,7 @@ class Walks:
         return handle.result
 
     def forget_graphs(self) -> None:
-        """Empty C++'s cache, and the handles that it keeps."""
+        """Clear C++'s cache, and the handles that it keeps."""
         with self._lock:
             _torch.clear_cache()
             for handle in self._used:
