@@ -1,5 +1,4 @@
-"""Check that ``import fake`` gives the package that ships with this one. Imported first; see
-``fxpasses._companions``."""
+"""Imported first: check that ``import fake`` gives the package shipped here (see ``fxpasses._companions``)."""
 
 import importlib.util
 import sys

@@ -167,8 +167,7 @@ _WATCHED: dict[str, tuple[Any, str]] = {
 
 
 def session_patches(engine: Callable[[], Any], **replacements: Callable[..., Any]) -> list[Patch]:
-    """Return ledger entries for the engine of ``backward`` and ``queue_callback`` and for functions that must
-    see our passes.
+    """Return ledger entries for the engine and for functions that must take our passes into account.
 
     Args:
         engine: makes the replacement of torch's engine.
@@ -200,8 +199,7 @@ _HOOKS_GO_TO_BACKWARD = LEDGER.add(
 
 
 def hooks_go_to_backward() -> contextlib.AbstractContextManager[None]:
-    """Inside, Dynamo leaves the hooks that it traces to whoever captures the backward pass, as under torch's
-    own capture.
+    """Make Dynamo leave hooks that it traces to the captured backward pass, as under torch's own capture.
 
     The flag is process-wide; Dynamo reads it while it holds its compile lock.
     """
@@ -219,8 +217,7 @@ class _Probe(torch.autograd.Function):
 
 @functools.cache
 def _materialize_grads_offset() -> int | None:
-    """Return the byte offset, in a context, of the flag read by :func:`materializes_grads`; None if it is
-    ambiguous."""
+    """Return the byte offset of the flag that :func:`materializes_grads` reads, or None if ambiguous."""
     context: Any = _Probe._backward_cls()  # type: ignore[attr-defined]
     seen = []
     for value in (True, False, True):
@@ -257,19 +254,16 @@ def inside_functorch() -> bool:
 
 
 def tensor_guards(tensors: list[torch.Tensor]) -> Any:
-    """Return a C++ object whose ``check(*tensors)`` compares type, dispatch keys, dtype, device, sizes and
-    strides."""
+    """Return an object whose ``check(*tensors)`` compares type, keys, dtype, device, sizes and strides."""
     return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
 
 nothing_traced = torch._dynamo.disable
-"""Decorator that turns Dynamo's frame hook off in a function. Results of ``torch.compile`` still compile
-there."""
+"""Decorator: turns Dynamo's frame hook off. Results of ``torch.compile`` still compile inside."""
 
 
 def forget_stacks_of_compilations() -> None:
-    """Free the Python stacks of this thread's past compilations, which Dynamo's metrics keep for one error
-    message.
+    """Free the Python stacks of past compilations that Dynamo's metrics keep for one error message.
 
     A stack keeps the code of its frames alive. After a graph break, that includes the compiled rest of the
     function with all its graphs, which neither ``torch._dynamo.reset()`` nor the garbage collector could
@@ -329,8 +323,7 @@ def epilogue_results(function: Any, results: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def backward_module(function: Any) -> fx.GraphModule | str:
-    """Return the backward graph of ``function`` as AOTAutograd passed it to its compiler, or why there is
-    none."""
+    """Return the backward graph that AOTAutograd passed to its compiler, or why there is none."""
     info = function._lazy_backward_info
     if isinstance(info, AutogradLazyBackwardCompileInfo):
         return info.bw_module  # type: ignore[return-value]
@@ -344,8 +337,7 @@ _FROM_SEED = ("prims.inductor_random.default", "prims.inductor_randint.default")
 
 
 def draws_from_seed(module: fx.GraphModule) -> bool:
-    """Whether a graph draws random numbers from seeds, as Inductor's code does. Eager kernels ignore the
-    seed."""
+    """Whether a graph draws random numbers from seeds. Eager kernels ignore them; Inductor's do not."""
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     return any(str(node.target) in _FROM_SEED for graph in graphs for node in graph.nodes)
 
@@ -358,14 +350,12 @@ def numbers_of(ctx: Any) -> Sequence[Any]:
 def prologue_arguments(
     function: Any, saved: Any, numbers: Any, objects: Any, gradients: list[Any]
 ) -> list[Any]:
-    """Return AOTAutograd's arguments for the backward graph of ``function``, in its order, gradients
-    unchanged."""
+    """Return AOTAutograd's arguments, in order, for ``function``'s backward graph, gradients unchanged."""
     return function._bw_prologue_fn(saved, numbers, objects, gradients)
 
 
 def tangent_formats(metadata: Any) -> list[tuple[Any, Any, Any]]:
-    """Return, per tangent of a backward graph, the memory format, sizes and strides that it was traced
-    for."""
+    """Return the memory format, sizes and strides that a backward graph was traced for, per tangent."""
     formats = [tangent.memory_format for tangent in metadata.subclass_tangent_meta]
     return [(found.memory_format, found.size, found.stride) for found in formats]
 

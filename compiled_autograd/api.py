@@ -99,6 +99,5 @@ def reset() -> None:
 
 
 def stats() -> Stats:
-    """Return counts since the last `reset`: captures, hits, compiles, fallbacks and their reasons,
-    seconds."""
+    """Return counts and seconds since the last `reset`: captures, hits, compiles, fallbacks with reasons."""
     return sessions.records.stats()

@@ -35,8 +35,7 @@ def _nothing() -> None: ...
 def run_pass(
     session: Session, engine: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run one backward pass as a cached or newly captured graph, or in torch's engine if that is not
-    possible.
+    """Run one backward pass as a graph, cached or newly captured, or else in torch's engine.
 
     Args:
         session: the session of the pass: its compiler, and whether sizes are symbolic.
@@ -146,8 +145,7 @@ class _Pass:
     # The steps of the pass
 
     def walk_in_engine(self, run_backward: Callable[[], Any]) -> Any:
-        """Let C++ find or capture the graph. Return what the engine returned, for when it did not use our
-        graph."""
+        """Let C++ find or capture the graph. Return the engine's result, used if it did not run our graph."""
         with walks.walking(self.make_compiler, self.session.dynamic) as self.end_walk:
             outer, _collecting.current = _collecting.current, self
             try:

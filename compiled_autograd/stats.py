@@ -34,8 +34,7 @@ class Stats:
     """Compiled functions whose compiled backward is called instead, by reason: counted once per capture, or
     once per pass if the reason is a setting of the pass."""
     seconds: dict[str, float]
-    """Seconds per phase: ``capture`` (recording and building graphs), ``lower`` (to ATen), ``compile`` (the
-    compiler)."""
+    """Seconds in ``capture`` (recording, building graphs), ``lower`` (to ATen) and ``compile`` (compiler)."""
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -129,8 +128,7 @@ class Records:
             self._uncompiled[reason] += 1
 
     def kept_calls(self, reason: str, count: int) -> None:
-        """Record a run of a captured graph that calls the backward of ``count`` compiled functions instead of
-        inlining it."""
+        """Record a run of a captured graph with calls of ``count`` compiled backwards, not inlined."""
         with self._lock:
             self._called[reason] += count
 

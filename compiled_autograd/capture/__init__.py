@@ -1,1 +1,1 @@
-"""From what C++ tells of a backward pass to an FX graph."""
+"""Capture: record what C++ reports about a backward pass, and turn it into an FX graph."""

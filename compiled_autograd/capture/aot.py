@@ -1,10 +1,11 @@
-"""Backward graphs of functions that ``torch.compile`` made, inlined into the capture of a pass through them.
+"""Inline backward graphs of ``torch.compile``'d functions into the capture of a pass through them.
 
-AOTAutograd keeps, in the custom Function that it makes of a compiled function, the backward graph that it gave
-to its compiler. `inline` records that graph as steps of the capture, in place of a call of the compiled backward,
-so that one compiler sees the whole pass. Where that cannot be, it says why, and the call stays.
+AOTAutograd keeps the backward graph that it passed to its compiler in the custom Function of a compiled
+function. `inline` records that graph as steps of the capture, instead of a call of the compiled backward, so
+that one compiler sees the whole pass. If that is not possible, it returns the reason, and the call stays.
 
-Both forms of a pass may be wanted: `reason_to_call` says when a pass, for its settings, must run the one with calls.
+A graph may be needed in both forms: `reason_to_call` tells if a pass, given its settings, must run the one
+with calls.
 """
 
 import functools
@@ -31,18 +32,18 @@ from fake.error_text import describe_error
 
 aten = torch.ops.aten
 _CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default)
-"""Change nothing, though FX keeps them as if they did."""
+"""Operators without effects that FX considers impure."""
 
 
 def is_compiled(ctx: Any) -> bool:
-    """Whether ``ctx`` is the context of a function that AOTAutograd made."""
+    """Whether ``ctx`` is the context of a function made by AOTAutograd."""
     return _torch.is_compiled_function(_torch.function_of(ctx))
 
 
 def reason_to_call(deterministic: bool) -> str | None:
-    """Why a pass with the current settings runs with calls; None where backward graphs are inlined.
+    """Return why a pass must run with calls under the current settings, or None to inline.
 
-    ``deterministic`` is torch's setting at the time of the capture.
+    ``deterministic`` is torch's setting at the time of capture.
     """
     if torch.is_grad_enabled():
         return "the result is differentiated again"
@@ -56,17 +57,17 @@ def reason_to_call(deterministic: bool) -> str | None:
 
 
 class _Kept(Exception):
-    """The call stays, and why."""
+    """The call cannot be inlined; the message says why."""
 
 
 @dataclass
 class CompiledCall:
-    """The call of a compiled backward that a capture met: what flows into it.
+    """A call of a compiled backward that a capture recorded, with its inputs.
 
-    ``grads`` holds a value, `functional.MISSING`, or the (sizes, dtype, device) of zeros; ``saved`` the saved
-    tensors, as (hook, packed) where saved-tensor hooks packed them; ``numbers`` the saved sizes, ``objects``
-    what else it saved, ``context`` the element of the graph's arguments that is the context itself, and
-    ``state`` the one that holds the hooks that Dynamo traced into the function.
+    ``grads`` holds values, `functional.MISSING`, or the (sizes, dtype, device) of zeros. ``saved`` holds the
+    saved tensors, as (hook, packed) if saved-tensor hooks packed them, ``numbers`` the saved sizes and
+    ``objects`` everything else that was saved. ``context`` is the graph input that holds the context itself,
+    and ``state`` the one that holds the hooks that Dynamo traced into the function.
     """
 
     ctx: Any
@@ -82,7 +83,7 @@ class CompiledCall:
 
     @property
     def function(self) -> Any:
-        """The custom Function that AOTAutograd made."""
+        """The custom Function made by AOTAutograd."""
         return _torch.function_of(self.ctx)
 
     def step(
@@ -93,11 +94,11 @@ class CompiledCall:
         kind: Kind = Kind.PURE,
         takes_node: bool = False,
     ) -> Step:
-        """One more step of the body.
+        """Append a step to the body.
 
         Args:
-            target: what the step calls.
-            args: its arguments; values of other steps are `Value`.
+            target: the function that the step calls.
+            args: its arguments; results of other steps are `Value`.
             label: the name of its node in the graph.
             kind: whether it is pure, runs Python, or runs an opaque C++ node.
             takes_node: whether ``target`` gets the index of the autograd node as ``node=``.
@@ -108,7 +109,7 @@ class CompiledCall:
 
 
 def inline(call: CompiledCall) -> Inlined | str:
-    """The body of ``call``, or why the call stays."""
+    """Return the body of ``call``, or why the call stays."""
     try:
         module = _backward_module(call.function)
         if isinstance(module, str):
@@ -124,7 +125,7 @@ _modules: "weakref.WeakKeyDictionary[Any, fx.GraphModule | str]" = weakref.WeakK
 
 
 def _backward_module(function: Any) -> fx.GraphModule | str:
-    """The backward graph of ``function``; reading one that came from a cache takes long, and is done once."""
+    """Return the backward graph of ``function``. Cached, because reading one from a compile cache is slow."""
     module = _modules.get(function)
     if module is None:
         module = _modules[function] = _torch.backward_module(function)
@@ -181,7 +182,7 @@ def _unpacked(call: CompiledCall, value: Any) -> Any:
 
 
 def _taken_apart(call: CompiledCall, saved: list[Any], count: int) -> list[Any]:
-    """The arguments of a backward graph that AOTAutograd traced on the insides of tensor subclasses."""
+    """Return the arguments of a backward graph that was traced on the inner tensors of subclasses."""
     grads = [functional.ZEROS if isinstance(grad, tuple) else grad for grad in call.grads]
     step = call.step(
         aot_functional.prologue, (call.context, tuple(saved), grads), "prologue", Kind.PYTHON, True
@@ -190,14 +191,14 @@ def _taken_apart(call: CompiledCall, saved: list[Any], count: int) -> list[Any]:
 
 
 class _Gradient:
-    """Stands for the gradient at a position while AOTAutograd's own code orders the arguments."""
+    """Placeholder for a gradient while AOTAutograd's own code orders the arguments."""
 
     def __init__(self, position: int) -> None:
         self.position = position
 
 
 def _arguments(call: CompiledCall, saved: list[Any]) -> list[Any]:
-    """The arguments of a backward graph on plain tensors."""
+    """Return the arguments of a backward graph on plain tensors."""
     stashed = aot_functional.stashed_tensors(call.ctx)
     if stashed:
         step = call.step(aot_functional.stashed_tensors, (call.context,), "stashed_tensors", Kind.READ)
@@ -225,7 +226,7 @@ def _tangent(call: CompiledCall, grad: Any, memory_format: Any, size: Any, strid
 
 
 def _zeros_for(value: Any) -> tuple[Any, ...] | None:
-    """Sizes, dtype and device of a gradient that may turn out missing; None where it never does."""
+    """Return sizes, dtype and device of a gradient, or None if it can never be missing at run time."""
     if isinstance(value, SumValue):
         found = [_zeros_for(part) for part in value.parts]
         return None if None in found else found[0]
@@ -251,7 +252,7 @@ def _zeros_for(value: Any) -> tuple[Any, ...] | None:
 
 
 def _copy_graph(call: CompiledCall, module: fx.GraphModule, values: dict[fx.Node, Any]) -> list[Any]:
-    """Record the nodes of ``module`` with the arguments in ``values``; its outputs."""
+    """Record the nodes of ``module`` with the arguments in ``values``, and return its outputs."""
     prefix = f"aot{call.function._aot_id}"
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -275,7 +276,7 @@ def _copy_graph(call: CompiledCall, module: fx.GraphModule, values: dict[fx.Node
 
 
 def _plain(argument: Any, values: dict[fx.Node, Any]) -> Any:
-    """An argument of a node with the values of nodes in it, without the immutable containers of FX."""
+    """Replace nodes in an argument by their values, and FX's immutable containers by plain ones."""
     if isinstance(argument, fx.Node):
         return values[argument]
     if isinstance(argument, list):

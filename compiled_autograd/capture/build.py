@@ -1,9 +1,10 @@
-"""From the steps of a capture to a readable FX graph, in the order in which eager runs the nodes.
+"""Turn the steps of a capture into a readable FX graph, in the order in which eager runs the nodes.
 
-The graph takes five arguments, as the engine gives them: ``inputs`` (saved tensors, parameters and incoming
+The graph takes five arguments, as the engine passes them: ``inputs`` (saved tensors, parameters and incoming
 gradients), ``sizes``, ``scalars``, ``hooks`` (hook functions and contexts of custom Functions) and ``packed``
-(what saved-tensor hooks made of saved tensors). ``inputs``, ``hooks`` and ``packed`` are lists that it empties
-at its start, so that each element is freed after its last use. It returns one gradient per requested input.
+(saved tensors as packed by saved-tensor hooks). ``inputs``, ``hooks`` and ``packed`` are lists that the graph
+clears at its start, so that each element is freed after its last use. It returns one gradient per requested
+input.
 """
 
 import functools
@@ -33,12 +34,12 @@ from compiled_autograd.runtime.node_order import eager_order
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed")
 FREED = ("inputs", "hooks", "packed")
-"""Arguments that the graph empties at its start, so that their elements are freed after their last use."""
+"""Arguments that the graph clears at its start, so that their elements are freed after their last use."""
 
 
 @functools.lru_cache(1024)
 def node_label(name: str) -> str:
-    """A name for graph nodes from the name of an autograd node.
+    """Make a name for graph nodes from the name of an autograd node.
 
     >>> node_label("MulBackward0"), node_label("torch::autograd::AccumulateGrad")
     ('mul_backward0', 'accumulate_grad')
@@ -48,7 +49,7 @@ def node_label(name: str) -> str:
 
 
 def ordered_nodes(capture: Capture) -> list[CapturedNode]:
-    """The captured nodes in eager's order; in C++'s own order where eager's is not known."""
+    """Return the captured nodes in eager's order, or in C++'s order if eager's is unknown."""
     if capture.walked is None or len(capture.walked) != len(capture.nodes):
         return capture.nodes
     nodes = [capture.nodes[index] for index in eager_order(capture.walked)]
@@ -56,10 +57,10 @@ def ordered_nodes(capture: Capture) -> list[CapturedNode]:
 
 
 def _leaves_in_turn(nodes: Sequence[CapturedNode]) -> list[CapturedNode]:
-    """The nodes, with leaves that follow an inlined function in the order in which it makes their gradients.
+    """Reorder leaves that follow an inlined function by when its body produces their gradients.
 
-    So does eager without compiling. The engine, for which a compiled function is one node, takes them in the
-    order of its inputs.
+    Eager does the same without compilation. For the engine, a compiled function is one node, so it orders the
+    leaves as its inputs.
     """
     turns: dict[tuple[int, int], int] = {}
     run = 0
@@ -94,7 +95,7 @@ _PLAIN = {type(None), bool, int, float, str, torch.dtype}
 
 
 class _Emitter:
-    """Writes steps into a graph."""
+    """Writes steps into an FX graph."""
 
     def __init__(self, capture: Capture, nodes: Sequence[CapturedNode], inline: bool) -> None:
         self.graph = fx.Graph()
@@ -109,10 +110,10 @@ class _Emitter:
         self.input_elements: dict[str, dict[int, fx.Node]] = {source: {} for source in PLACEHOLDERS}
         self.sums: dict[int, Any] = {}
         self.contributes: dict[int, dict[int, tuple[SumValue, list[Any]]]] = {}
-        """Per autograd node, the sums that values of it go into, by identity, with those values."""
+        """Per autograd node, the sums that its values contribute to, keyed by identity, with those values."""
         self.meta: dict[str, Any] = {}
         self.used: dict[int, set[int]] = {}
-        """Per step, by identity, the elements of its result that something uses."""
+        """Per step, keyed by identity, the elements of its result that are used."""
         self.wanted: dict[str, set[int]] = {source: set() for source in PLACEHOLDERS}
         for node in nodes:
             for step in self._steps(node):
@@ -123,20 +124,20 @@ class _Emitter:
         self._unpack_arguments()
 
     def _steps(self, node: CapturedNode) -> Iterable[Step]:
-        """What the graph calls for ``node``."""
+        """Return the steps that the graph runs for ``node``."""
         if not self.inline:
             return node.steps
         return [part for step in node.steps for part in (step.inlined.steps if step.inlined else (step,))]
 
     def _resolved(self, value: Any) -> Any:
-        """The value inside of an inlined function that an output of its call is."""
+        """Replace an output of an inlined call by the value in its body."""
         if self.inline and type(value) is Value and value.step.inlined is not None:
             assert value.index is not None  # an inlined call has several results
             return value.step.inlined.outputs[value.index]
         return value
 
     def _note(self, argument: Any) -> None:
-        """Remember what is used of each step and of each argument of the graph, and which sums a node's values go into."""
+        """Record which results and graph arguments are used, and which sums a node's values contribute to."""
         for value in map(self._resolved, leaves(argument)) if self.inline else leaves(argument):
             kind = type(value)
             if kind is Value:
@@ -228,7 +229,7 @@ class _Emitter:
             self.meta["stack_trace"] = node.stack_trace
         for step in self._steps(node):
             self.step(step)
-        # as the engine's input buffers: each gradient is added when the node that makes it has run
+        # Like the engine's input buffers: add each gradient when the node that produced it has run.
         for total, parts in self.contributes.get(node.index, {}).values():
             for part in parts:
                 self._add(total, part)
@@ -242,16 +243,16 @@ class _Emitter:
 
 
 def build_graph(capture: Capture, nodes: Sequence[CapturedNode], inline: bool = True) -> fx.GraphModule:
-    """The whole pass as one `torch.fx.GraphModule`, with the backward graphs of compiled functions or calls of them.
+    """Build the whole pass as one `torch.fx.GraphModule`.
 
-    ``meta`` of each node says which autograd node it belongs to (``autograd_node``, ``node_index``), that
-    node's sequence number (``seq_nr``, the forward's clock), and the forward's stack trace where anomaly
-    mode recorded one (``stack_trace``).
+    ``meta`` of each node names its autograd node (``autograd_node``, ``node_index``), that node's sequence
+    number (``seq_nr``, a counter of the forward), and the forward's stack trace if anomaly mode recorded one
+    (``stack_trace``).
 
     Args:
-        capture: what the pass recorded.
-        nodes: its autograd nodes, in the order in which they run.
-        inline: put the backward graphs of compiled functions in, instead of calls of them.
+        capture: the recording of the pass.
+        nodes: its autograd nodes, in execution order.
+        inline: inline the backward graphs of compiled functions, instead of calling them.
     """
     emitter = _Emitter(capture, nodes, inline)
     for node in nodes:

@@ -1,7 +1,7 @@
-"""Why a backward pass could not use a graph captured earlier: what differs from the nearest one.
+"""Explain why a backward pass could not reuse an earlier graph: find what differs from the nearest one.
 
-C++ compares keys that Python cannot read. Two captures are compared here by what those keys decide: the
-nodes in C++'s order, their classes, constants, hooks, the kind of the tensors they use, and their edges.
+Python cannot read the keys that C++ compares. Instead, captures are compared by what those keys depend on:
+the nodes in C++'s order, their classes, constants, hooks, the kind of the tensors they use, and their edges.
 """
 
 import collections
@@ -12,14 +12,14 @@ from compiled_autograd.capture.captured_steps import CapturedNode, InputValue, S
 
 
 class Shape:
-    """The shape of a capture, to compare later ones with; holds no tensors and no hooks."""
+    """The structure of a capture, for comparison with later ones. Holds no tensors and no hooks."""
 
     def __init__(self, nodes: Sequence[CapturedNode], input_metadata: Sequence[tuple[Any, ...]]) -> None:
         self.nodes = nodes
         self.input_metadata = input_metadata
 
     def common_prefix(self, other: "Shape") -> int:
-        """Returns the number of nodes, from the root on, that are alike."""
+        """Return the length of the common prefix of nodes, from the root on."""
         count = 0
         for mine, theirs in zip(self.nodes, other.nodes, strict=False):
             if self.difference(mine, other, theirs) is not None:
@@ -28,7 +28,7 @@ class Shape:
         return count
 
     def difference(self, mine: CapturedNode, other: "Shape", theirs: CapturedNode) -> str | None:
-        """Returns in words what differs between a node of this capture and one of another, or None.
+        """Describe what differs between a node of this capture and one of another. None if nothing does.
 
         Args:
             mine: the node of this capture.
@@ -114,11 +114,11 @@ def _describe(argument: Any) -> str:
 
 
 def miss_reason(new: Shape, earlier: Iterable[Shape]) -> tuple[str, str | None]:
-    """(reason in words, name of the first node that differs) for a capture, given all earlier ones."""
+    """Return (reason, name of the first node that differs) for a capture, given all earlier ones."""
     nearest, prefix = None, -1
     for shape in earlier:
         common = new.common_prefix(shape)
-        if common >= prefix:  # the latest among equals
+        if common >= prefix:  # prefer the latest of equals
             nearest, prefix = shape, common
     if nearest is None:
         return "the first capture", None

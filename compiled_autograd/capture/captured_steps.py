@@ -1,7 +1,7 @@
 """What a capture records before it becomes an FX graph: steps, and the values that flow between them.
 
-The C++ side visits nodes depth first; the engine runs them by priority. Recording steps first lets the
-graph be written in the order in which eager would run it.
+C++ visits nodes depth first; the engine runs them by priority. Recording steps first makes it possible to
+write the graph in eager's order.
 """
 
 import dataclasses
@@ -11,18 +11,18 @@ from typing import Any
 
 
 class Kind(enum.Enum):
-    """What running a step may do besides computing its outputs."""
+    """The possible effects of a step besides computing its outputs."""
 
     PURE = "pure"
-    """Nothing: a functional autograd node, validation, addition, arithmetic on sizes."""
+    """None: a functional autograd node, validation, addition, arithmetic on sizes."""
     PYTHON = "python"
-    """Anything: a hook or a Python backward."""
+    """Any: a hook or a Python backward."""
     CPP = "cpp"
-    """Anything, in C++: a custom C++ function that is not marked traceable, or a C++ hook."""
+    """Any, in C++: a custom C++ function that is not marked traceable, or a C++ hook."""
     ACCUMULATE = "accumulate"
-    """Sets or changes ``.grad`` of a leaf."""
+    """Sets or updates ``.grad`` of a leaf."""
     READ = "read"
-    """Nothing, and it depends on arguments of the graph alone: it runs before everything else."""
+    """None, and it depends on graph arguments alone, so it runs before everything else."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -33,31 +33,31 @@ class Step:
     args: tuple[Any, ...]
     kind: Kind
     node: int
-    """Index of the autograd node that it belongs to, as C++ counts them."""
+    """C++'s index of the autograd node that the step belongs to."""
     label: str
     takes_node: bool = False
-    """Whether the target wants to know the node's index."""
+    """Whether to pass the node's index to the target."""
     kwargs: dict[str, Any] | None = None
     meta: dict[str, Any] | None = None
-    """More for the ``meta`` of its node in the graph."""
+    """Extra ``meta`` for its node in the graph."""
     produces: Sequence[tuple[Any, ...] | None] = ()
-    """Sizes, dtype and device of each output that a custom backward may leave out."""
+    """Sizes, dtype and device of each output that a custom backward may omit."""
     inlined: "Inlined | None" = None
-    """What it calls, where that is known: a graph has either."""
+    """The body of what it calls, if known. A graph contains either the call or the body."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Inlined:
-    """The body of a called function."""
+    """The body of a function call."""
 
     steps: list[Step]
     outputs: list[Any]
-    """What the call's outputs are; None for one that is always missing."""
+    """The outputs of the call; None for one that is always missing."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """One output of a step: all of it (index None), or one element."""
+    """An output of a step: all of it (index None), or one element."""
 
     step: Step
     index: int | None = None
@@ -73,7 +73,7 @@ class InputValue:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Constant:
-    """A tensor, or the graph that a higher-order operator takes: an attribute of the whole graph."""
+    """A tensor, or the graph argument of a higher-order operator. Becomes an attribute of the whole graph."""
 
     name: str
     value: Any
@@ -81,11 +81,11 @@ class Constant:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class SumValue:
-    """Gradients that flow into one input of a node, in the order in which C++ met them."""
+    """Gradients that flow into one input of a node, in the order in which C++ reported them."""
 
     parts: list[Any]
     node: int
-    """The node during which C++ created it; only used to name it."""
+    """The node during which C++ created it. Only used for naming."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -98,7 +98,7 @@ class CapturedNode:
     stack_trace: str | None = None
     is_python: bool = False
     function_id: int | None = None
-    """Which custom Function it is the backward of."""
+    """Identifies the custom Function of a backward node."""
     steps: list[Step] = dataclasses.field(default_factory=list)
 
 
@@ -107,7 +107,7 @@ _NESTED = {tuple, list, dict, slice}
 
 
 def leaves(argument: Any) -> list[Any]:
-    """The values inside nested tuples, lists, dicts and slices."""
+    """Return the values inside nested tuples, lists, dicts and slices."""
     found: list[Any] = []
     if type(argument) in _VALUES:
         found.append(argument)

@@ -1,9 +1,9 @@
-"""The object that the C++ engine hook talks to when it meets a backward pass it has no graph for.
+"""The object that the C++ engine hook calls to record a backward pass that it has no graph for.
 
-C++ walks the autograd nodes and calls one method here per thing that has to happen. Tensors are stood for
-by empty tokens, sizes and scalars by symbolic numbers, and each call appends `Step` objects; nothing is
-computed. No method may raise: C++ has swapped the nodes' saved tensors for tokens and would leave them so.
-What cannot be captured is noted, and `end_capture` refuses when all nodes are whole again.
+C++ walks the autograd nodes and calls one method here per action. Empty tokens stand for tensors, and
+symbolic numbers for sizes and scalars. Each call appends `Step` objects; nothing is computed. No method may
+raise: C++ has swapped the nodes' saved tensors for tokens and would not restore them. So what cannot be
+captured is noted, and `end_capture` raises once all nodes are restored.
 """
 
 import time
@@ -30,7 +30,7 @@ from compiled_autograd.runtime.node_order import WalkedNode
 
 
 class Capture:
-    """What one walk of the engine recorded."""
+    """The recording of one walk of the engine."""
 
     def __init__(self) -> None:
         self.nodes: list[CapturedNode] = []
@@ -40,9 +40,9 @@ class Capture:
         self.reasons: list[str] = []
         self.refusal: str | None = None
         self.inlined: list[str] = []
-        """Compiled functions whose backward graph is part of this capture."""
+        """Compiled functions whose backward graph was inlined into this capture."""
         self.called: list[tuple[str, str]] = []
-        """Compiled functions whose backward stays a call, and why."""
+        """Compiled functions whose backward remains a call, and why."""
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.started = time.perf_counter()
 
@@ -52,12 +52,12 @@ def _forgotten(*_: Any) -> Any:
 
 
 class _SwallowOps(_torch.TorchDispatchMode):
-    """C++ fills in missing gradients of Python Functions with zeros while it captures: compute nothing."""
+    """Suppress the zeros that C++ creates, while capturing, for missing gradients of Python Functions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.zeros: list[tuple[torch.Tensor, tuple[Any, ...]]] = []
-        """What stands for zeros, with their sizes, dtype and device."""
+        """Stand-ins for zeros, with their sizes, dtype and device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = torch.empty(0)
@@ -66,7 +66,7 @@ class _SwallowOps(_torch.TorchDispatchMode):
         return result
 
     def described(self, grad: Any) -> tuple[Any, ...] | None:
-        """Sizes, dtype and device of zeros that C++ made."""
+        """Return sizes, dtype and device of zeros made by C++."""
         return next((described for stands, described in self.zeros if stands is grad), None)
 
 
@@ -74,10 +74,10 @@ _CONSTANTS = {type(None), int, float, bool, str, torch.device, torch.dtype}
 
 
 class GraphCompiler:
-    """Records one backward pass; C++ calls the methods, in the order of the module's protocol.
+    """Records one backward pass. C++ calls the methods in the order of the protocol.
 
-    ``walk()`` gives the nodes that this pass runs, or None where they are not known; ``finish(capture)``
-    turns a complete capture into ``(runtime_wrapper, compiled_fn)``.
+    ``walk()`` returns the nodes that this pass runs, or None if they are unknown. ``finish(capture)`` turns a
+    complete capture into ``(runtime_wrapper, compiled_fn)``.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class GraphCompiler:
         return token
 
     def _value(self, argument: Any) -> Any:
-        """The value that C++'s argument stands for; constants stand for themselves."""
-        kind = type(argument)  # most often asked first: this is called ten times for each node
+        """Return the value that an argument from C++ stands for. Constants stand for themselves."""
+        kind = type(argument)  # hot: called about ten times per node, so the most frequent cases come first
         if kind in _CONSTANTS:
             return argument
         if kind is list:
@@ -157,7 +157,7 @@ class GraphCompiler:
         node = SymbolicNode(InputValue(source, index), number, kind, self._record_arithmetic, self._refuse)
         return torch.SymInt(node) if kind == "int" else torch.SymFloat(node)
 
-    # The protocol: beginning
+    # The protocol: start
 
     def begin_capture(
         self,
@@ -168,14 +168,15 @@ class GraphCompiler:
         accumulate_grad: bool = True,
         check_nans: bool = False,
     ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
-        """A pass begins: returns its name, and what stands for its inputs, sizes and scalars.
+        """Begin a pass. Return its name, and stand-ins for its inputs, sizes and scalars.
 
         Args:
             inputs: the tensors that the pass reads.
             sizes: the sizes that it reads.
             scalars: the numbers that it reads.
-            origins: where each of them is from.
-            accumulate_grad: whether leaves keep gradients, rather than ``torch.autograd.grad`` returning them.
+            origins: the source of each of them.
+            accumulate_grad: whether gradients go to leaves, instead of being returned
+                (``torch.autograd.grad``).
             check_nans: whether anomaly mode is on.
         """
         capture = self.capture
@@ -189,7 +190,7 @@ class GraphCompiler:
         return "compiled_autograd", tokens, symbolic_sizes, symbolic_scalars
 
     def set_node_origin(self, name: str, index: int, pynode: Any) -> None:
-        """A node begins. Args: its C++ name with its number, the number, and its Python object, None for a node in C++."""
+        """Begin a node. Args: its C++ name with number, the number, its Python object (None in C++)."""
         self._pop_mode()
         function_id = getattr(pynode, "_autograd_function_id", None)
         node = CapturedNode(index, name, is_python=pynode is not None, function_id=function_id)
@@ -214,19 +215,19 @@ class GraphCompiler:
     # The protocol: what a node does
 
     def bind_function(self, name: str, function: Any, is_custom: bool, is_traceable: bool) -> str:
-        """Returns the name of a C++ function among the operators. Args: as C++ says them; torch keeps all of them."""
+        """Return the operator name of a C++ function. Args: as C++ passes them; torch stores all of them."""
         return _torch.functional_operators.add(name, function, is_custom, is_traceable)
 
     def apply_functional(
         self, name: str, grads: Any, args: Any, output_metadata: Sequence[Any]
     ) -> list[torch.Tensor | None]:
-        """A node in C++. Args: the operator's name, tokens of the gradients, its packed arguments, and what is known of each output."""
+        """Record a C++ node. Args: operator name, gradient tokens, packed arguments, output metadata."""
         operator = _torch.functional_operators.get(name)
         original = _torch.untraceable_operator(operator)
         kind = Kind.PURE if original is None else Kind.CPP
         gradients, arguments = self._value(list(grads)), [self._value(argument) for argument in args]
         if name in functional.SPLIT_NODES:
-            # C++ finds the graph again for another number of chunks, as long as the same ones have gradients
+            # C++ reuses the graph for another number of chunks, as long as the same ones have gradients.
             chunk_size = arguments[-1] if functional.SPLIT_NODES[name] else 1
             sizes = output_metadata[0][1]
             self._chunks = self._step(
@@ -234,19 +235,19 @@ class GraphCompiler:
             )
             gradients = Value(self._chunks)
         step = self._step(original or operator, (gradients, *arguments), kind, self._node.name)
-        # no edge leads on from an output without metadata
+        # An output without metadata has no outgoing edge.
         return [
             None if metadata is None else self._token(Value(step, index))
             for index, metadata in enumerate(output_metadata)
         ]
 
     def validate_outputs(self, _: str, outputs: Any, args: Any, output_metadata: Sequence[Any]) -> Any:
-        """Gradients as the edges expect them. Args: tokens of the gradients; the metadata of each edge, packed and plain."""
+        """Fit gradients to the edges. Args: gradient tokens; metadata of each edge, packed and plain."""
         if not outputs:
             return outputs
         grads = self._value(list(outputs))
         (packed,) = args
-        if self._chunks is not None:  # sizes are symbolic here, and were not when the node was recorded
+        if self._chunks is not None:  # sizes are symbolic here, unlike when the node was recorded
             self._chunks.args = (*self._chunks.args[:-1], self._value(packed[0][1]))
             self._chunks = None
         plain = [validation.plain_metadata(expected) for expected in packed]
@@ -260,7 +261,7 @@ class GraphCompiler:
         tokens = self._tuple_step(
             target, (grads, self._function_name(), metadata), len(outputs), Kind.PURE, "validate"
         )
-        # a gradient that is missing for sure stays missing: C++ then leaves the edge alone
+        # A gradient that is always missing stays missing, so that C++ skips the edge.
         return [None if output is None else token for output, token in zip(outputs, tokens, strict=True)]
 
     def _validated(self, grad: Any, index: int, known: tuple[Any, ...]) -> torch.Tensor:
@@ -291,7 +292,7 @@ class GraphCompiler:
             )
         args = (InputValue("hooks", hook_id), InputValue("packed", data_id))
         if self._node.is_python:
-            # a Python backward unpacks its saved tensors when, and as often as, it asks for them
+            # A Python backward unpacks its saved tensors on access, possibly more than once.
             return self._token(args)
         return self._token(Value(self._step(functional.call_unpack_hook, args, Kind.PYTHON, "unpack", True)))
 
@@ -305,16 +306,16 @@ class GraphCompiler:
         backward_state_index: int | None = None,
         opaque_indices: Sequence[int] = (),
     ) -> tuple[Any, ...]:
-        """The backward of a Python function.
+        """Record the backward of a Python function.
 
         Args:
-            inputs: tokens of the gradients, None for those that are missing.
-            output_metadata: what is known of each of its outputs.
+            inputs: tokens of the gradients, None for missing ones.
+            output_metadata: the metadata of each of its outputs.
             saved_tensors: tokens of its saved tensors.
-            backward_index: the number, among hooks, of what is called.
+            backward_index: the index in ``hooks`` of what is called.
             ctx: its context.
-            backward_state_index: the number of the state that a compiled function is called with, or None.
-            opaque_indices: the numbers of other objects that it saved.
+            backward_state_index: the index of the state passed to a compiled function, or None.
+            opaque_indices: the indices of other objects that it saved.
         """
         grads = [self._incoming_gradient(grad) for grad in inputs]
         saved = tuple(self._value(tensor) for tensor in saved_tensors)
@@ -347,7 +348,7 @@ class GraphCompiler:
         outputs: int,
         state: InputValue | None,
     ) -> None:
-        """Record the backward graph of a compiled function beside the call of it, where that can be."""
+        """Record the backward graph of a compiled function in addition to its call, if possible."""
         numbers = [self._value(number) for number in _torch.numbers_of(ctx)]
         grads = [self._described_gradient(grad) for grad in inputs]
         found: Inlined | str = "the shape of zeros that flow into it is not known"
@@ -363,7 +364,7 @@ class GraphCompiler:
             self.capture.inlined.append(self._node.name)
 
     def _described_gradient(self, grad: Any) -> Any:
-        """As `_incoming_gradient`, with sizes, dtype and device in place of zeros; None where they are not known."""
+        """Like `_incoming_gradient`, with sizes, dtype and device of zeros. None if unknown."""
         value = self._incoming_gradient(grad)
         if value is not functional.ZEROS:
             return value
@@ -371,14 +372,14 @@ class GraphCompiler:
         return None if described is None else (tuple(self._value(list(described[0]))), *described[1:])
 
     def _zeros_of(self, metadata: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Sizes, dtype and device from what C++ says of an input of a custom Function."""
+        """Return sizes, dtype and device from C++'s metadata of an input of a custom Function."""
         _, device, dtype, sizes = metadata
         return tuple(self._value(list(sizes))), dtype, str(device)
 
     def _incoming_gradient(self, grad: Any) -> Any:
         if grad is None:
             return functional.MISSING
-        # zeros that C++ made are no token of ours
+        # Zeros made by C++ are not one of our tokens.
         return self._values.get(id(grad), functional.ZEROS)
 
     def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> list[torch.Tensor]:
@@ -388,7 +389,7 @@ class GraphCompiler:
     def call_copy_slices_epilogue(
         self, needs_input_grad: Sequence[bool], result: Any, grads: Sequence[Any], grad_slice: Any
     ) -> list[torch.Tensor]:
-        """The end of an in-place write to a view. Args: which inputs need a gradient; tokens of the result, of gradients, of the slice."""
+        """End a write to a view. Args: inputs that need gradients; tokens of result, gradients, slice."""
         args = (
             list(needs_input_grad),
             self._value(result),
@@ -403,13 +404,13 @@ class GraphCompiler:
     # The protocol: hooks
 
     def tensor_pre_hook(self, inputs: Sequence[Any], hook_id: int, position: int) -> list[Any]:
-        """A hook of a tensor. Args: the tokens that flow into the node, the hook's number, and the place of the tensor's gradient."""
+        """Record a tensor hook. Args: tokens entering the node, hook index, position of the gradient."""
         args = (InputValue("hooks", hook_id), self._value(inputs[position]))
         step = self._step(functional.call_tensor_pre_hook, args, Kind.PYTHON, "tensor_pre_hook", True)
         return self._replaced(inputs, position, step)
 
     def cpp_tensor_pre_hook(self, inputs: Sequence[Any], hook_id: int, position: int) -> list[Any]:
-        """A hook of a tensor, in C++. Args: as of :meth:`tensor_pre_hook`."""
+        """Record a C++ tensor hook. Args: as of :meth:`tensor_pre_hook`."""
         args = (hook_id, self._value(inputs[position]))
         step = self._step(functional.call_cpp_pre_hook, args, Kind.CPP, "cpp_tensor_pre_hook", True)
         return self._replaced(inputs, position, step)
@@ -424,7 +425,7 @@ class GraphCompiler:
         return self._tuple_step(functional.call_pre_hook, args, len(inputs), Kind.PYTHON, "pre_hook", True)
 
     def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook_id: int) -> list[Any]:
-        """A hook behind a node. Args: tokens of what it gave and of what it was given, and the hook's number."""
+        """Record a post-hook of a node. Args: tokens of its outputs and inputs, and the hook's index."""
         args = (InputValue("hooks", hook_id), self._value(list(outputs)), self._value(list(inputs)))
         return self._tuple_step(functional.call_post_hook, args, len(outputs), Kind.PYTHON, "post_hook", True)
 
@@ -442,7 +443,7 @@ class GraphCompiler:
         self._tokens.clear()
         self._values.clear()
         capture, finish = self.capture, self._finish
-        # C++ of some versions never lets go of this object: it must not hold the pass
+        # C++ of some versions leaks this object, so it must not hold the pass.
         self.capture, self._walk, self._finish = Capture(), _forgotten, _forgotten
         if capture.refusal is not None:
             raise RefusedError(capture.refusal)
@@ -454,5 +455,5 @@ class GraphCompiler:
             self._mode = None
 
     def close(self) -> None:
-        """C++ calls this when it lets go of the compiler, whatever happened."""
+        """Clean up. C++ always calls this when it releases the compiler."""
         self._pop_mode()

@@ -1,7 +1,7 @@
 """Sizes and scalars that stay symbolic while C++ walks a node: arithmetic on them becomes steps.
 
-C++ accepts any Python object as the node of a ``torch.SymInt`` or ``torch.SymFloat``. Ours knows the value
-of this call (its hint), answers nothing that would bake it into the graph, and notes when it is asked to.
+C++ accepts any Python object as the node of a ``torch.SymInt`` or ``torch.SymFloat``. Ours knows its value in
+this call (its hint), does not answer queries that would bake the value into the graph, and reports them.
 """
 
 import math
@@ -48,8 +48,8 @@ _ARITHMETIC: dict[str, tuple[Callable[..., Any], str]] = {
 class SymbolicNode:
     """The node of one symbolic number.
 
-    ``record(function, values)`` appends an arithmetic step and returns its value; ``specialized(what)`` is
-    told when C++ insists on a concrete number.
+    ``record(function, values)`` appends an arithmetic step and returns its value. ``specialized(what)`` is
+    called when C++ requires a concrete number.
     """
 
     value: Any
@@ -110,7 +110,7 @@ class SymbolicNode:
     def bool_(self, *_: object) -> bool:
         return bool(self._concrete("the truth"))
 
-    # These get the file and the line that ask.
+    # Called with the file and line of the query.
     guard_int, guard_float, guard_bool = int_, float_, bool_
     guard_size_oblivious = guard_or_false = guard_or_true = expect_true = expect_size = bool_
 
@@ -121,7 +121,7 @@ class SymbolicNode:
     _graph_repr = _describe
 
     def __getattr__(self, name: str) -> Callable[..., "SymbolicNode"]:
-        if name == "str":  # C++ prints numbers by this name, which would hide the type in this class
+        if name == "str":  # C++'s name for printing; a method of that name would hide the type in this class
             return self._describe  # type: ignore[return-value]
         try:
             function, result_kind = _ARITHMETIC[name]

@@ -1,1 +1,1 @@
-"""What compilers make of a captured graph, and how it runs."""
+"""How captured graphs are compiled and run."""

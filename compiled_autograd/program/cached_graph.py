@@ -1,4 +1,4 @@
-"""A captured backward pass in the cache: its graph, and what compilers made of it."""
+"""A captured backward pass in the cache: its graph and its compiled forms."""
 
 import functools
 import time
@@ -27,9 +27,9 @@ from fake.tracing.compiling import one_at_a_time
 
 
 class CapturedGraph:
-    """One entry of the C++ cache. C++ wants it callable, and hands it back on every hit.
+    """One entry of the C++ cache. C++ requires it to be callable, and returns it on every hit.
 
-    C++ never frees it, so that it must not hold tensors, hooks or autograd nodes.
+    C++ never frees it, so it must not hold tensors, hooks or autograd nodes.
     """
 
     def __init__(self, capture: Capture, nodes: Sequence[CapturedNode], module: fx.GraphModule) -> None:
@@ -42,7 +42,7 @@ class CapturedGraph:
         self.record = CaptureRecord(
             module, reason, node, numbered, seconds, shape, tuple(capture.inlined), tuple(capture.called)
         )
-        """Why it was captured."""
+        """Why the pass was captured."""
         self.needs_engine = any(
             step.target is functional.call_cpp_pre_hook for node in nodes for step in node.steps
         )
@@ -56,7 +56,7 @@ class CapturedGraph:
         return self._form().run(*arguments)
 
     def _form(self) -> "_Form":
-        """The graph for the current settings: as captured, or with calls of compiled functions."""
+        """Return the graph for the current settings: as captured, or with calls of compiled functions."""
         if not self.record.inlined:
             return self._as_captured
         reason = reason_to_call(self._deterministic)
@@ -68,14 +68,14 @@ class CapturedGraph:
     def program(
         self, compiler: Compiler, dynamic: bool, arguments: tuple[Any, ...]
     ) -> Callable[..., Sequence[Any]]:
-        """What to call with ``arguments``: compiled by the first pass that wants it so.
+        """Return what to call with ``arguments``. The first pass that needs this form compiles it.
 
-        A pass whose result is differentiated again runs as captured: a compiled form has no history.
+        A pass whose result is differentiated again runs as captured: a compiled form has no autograd history.
 
         Args:
-            compiler: the user's.
+            compiler: the user's compiler.
             dynamic: whether sizes that change become symbolic.
-            arguments: the inputs, sizes, scalars, hooks and packed values, as C++ gave them.
+            arguments: the inputs, sizes, scalars, hooks and packed values, as C++ passed them.
 
         Returns:
             A function of the five arguments that returns the gradients.
@@ -105,7 +105,7 @@ class CapturedGraph:
 
 
 class _Form:
-    """One graph of a pass, made when it is first wanted."""
+    """One form of a pass's graph, built on first use."""
 
     def __init__(self, make: Callable[[], fx.GraphModule]) -> None:
         self._make = make
@@ -116,5 +116,5 @@ class _Form:
 
     @functools.cached_property
     def run(self) -> Callable[..., Sequence[Any]]:
-        """The graph as it is, to call."""
+        """The uncompiled graph, as a callable."""
         return executable(self.module)

@@ -1,8 +1,9 @@
-"""Whether a captured backward pass can be replayed as a CUDA graph, and what stands in its way.
+"""Decide whether a captured backward pass can be replayed as a CUDA graph, and why not.
 
-Eager keeps the scalar operands of a forward (a division by a number, say) as 0-dim CPU tensors. A CUDA graph
-may hold no CPU tensor, but operators accept a 0-dim CUDA tensor in its place: those that no user code sees can
-be moved. Anything else on the CPU makes the graph unfit, and the reason names the autograd node.
+Eager saves the scalar operands of a forward (for example of a division by a number) as 0-dim CPU tensors. A
+CUDA graph must not contain CPU tensors, but operators accept 0-dim CUDA tensors instead. So those scalars
+that no user code sees are moved. Any other CPU tensor rules a CUDA graph out, and the reason names the
+autograd node.
 """
 
 import operator
@@ -16,7 +17,7 @@ from compiled_autograd.capture.captured_steps import Kind
 
 
 def _elements(graph: fx.GraphModule) -> list[fx.Node]:
-    """The tensors that the captured graph takes from ``inputs``."""
+    """Return the tensors that the captured graph takes from ``inputs``."""
     return [
         node
         for node in graph.graph.nodes
@@ -27,7 +28,7 @@ def _elements(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def _seen_by_user_code(node: fx.Node) -> fx.Node | None:
-    """A hook, custom backward or accumulation that is given this very tensor."""
+    """Return a hook, custom backward or accumulation that receives this tensor, if any."""
     for user in node.users:
         if user.meta.get("kind", Kind.PURE) is not Kind.PURE:
             return user
@@ -35,7 +36,7 @@ def _seen_by_user_code(node: fx.Node) -> fx.Node | None:
 
 
 def liftable_scalars(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """Indices of ``inputs`` that are 0-dim CPU tensors, only ever used by autograd nodes, beside CUDA tensors."""
+    """Return indices of 0-dim CPU tensors used only by autograd nodes; none if no input is on CUDA."""
     if not any(_is_on(tensor, "cuda") for tensor in inputs):
         return []
     return [
@@ -55,9 +56,9 @@ def lift_scalars(inputs: list[Any], indices: Sequence[int], device: torch.device
     """Move the scalars at ``indices`` to ``device`` in place, without waiting for the copy.
 
     Args:
-        inputs: the tensors that the graph gets; changed in place.
+        inputs: the inputs of the graph; changed in place.
         indices: positions of 0-dim CPU tensors.
-        device: where they go.
+        device: the target device.
     """
     for index in indices:
         scalar = inputs[index]
@@ -66,7 +67,7 @@ def lift_scalars(inputs: list[Any], indices: Sequence[int], device: torch.device
 
 
 def skip_reason(graph: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
-    """Why the pass cannot become a CUDA graph; None where it can, once its scalars are lifted."""
+    """Return why the pass cannot become a CUDA graph, or None if it can once its scalars are moved."""
     lifted = set(liftable_scalars(graph, inputs))
     for node in _elements(graph):
         index = node.args[1]

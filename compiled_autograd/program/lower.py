@@ -1,13 +1,13 @@
-"""Lower a segment to ATen: run it once for real and record every operator that is called.
+"""Lower a segment to ATen: run it once on real tensors and record every operator call.
 
-Collectives are recorded and not run: other processes may run them compiled already, and would wait for none that is sent twice. The results of
-such a recording are made up.
+Collectives are recorded but not run: other processes may already run them compiled, so a collective sent
+twice would have no counterpart. The results of such a recording are made up.
 
-The recorder sits below autograd, so that what C++'s functional nodes do shows up as plain ATen. Validation
-that has nothing to do calls nothing, and so disappears. Sizes and scalars become constants: whoever runs the
-recorded graph checks that they are the same. So do the Python numbers that a forward multiplied by: nodes save
-them as 0-dim CPU tensors with C++'s ``wrapped_number`` flag, and dispatch hands such a tensor to Python as a
-number. The order of arguments is that of the segment's inputs.
+The recorder sits below autograd, so C++'s functional nodes show up as plain ATen. Validation that has nothing
+to do calls no operator and disappears. Sizes and scalars become constants; whoever runs the recorded graph
+checks that they are the same. So do Python numbers that the forward multiplied by: nodes save them as 0-dim
+CPU tensors with C++'s ``wrapped_number`` flag, and dispatch passes such a tensor to Python as a number.
+Arguments are in the order of the segment's inputs.
 """
 
 import dataclasses
@@ -34,32 +34,32 @@ class Lowered:
     """A recorded segment."""
 
     graph: fx.Graph
-    """Flat ATen: one placeholder per used input, a tuple of computed outputs."""
+    """Flat ATen: one placeholder per used input, and a tuple of computed outputs."""
     root: torch.nn.Module
-    """Holds the constants that the graph names."""
+    """Holds the constants that the graph refers to."""
     used_inputs: list[int]
-    """Which of the segment's inputs the graph takes."""
+    """Indices of the segment's inputs that the graph takes."""
     outputs: list[tuple[str, int] | None]
-    """Per output of the segment: a computed one, an input passed on, or None."""
+    """Per output of the segment: a computed one, an input passed through, or None."""
     baked: list[int]
-    """Segment inputs that may be constants in the graph: numbers, saved as 0-dim tensors."""
+    """Segment inputs that may be constants in the graph: numbers saved as 0-dim tensors."""
     results: tuple[Any, ...]
-    """The values that the recorded run computed."""
+    """The values computed by the recorded run."""
     problem: str | None
-    """Why the recording must not be used; None where it may."""
+    """Why the recording must not be used, or None."""
     random: bool
     """Whether it draws random numbers, so that it must not run twice."""
     communicates: bool
-    """Whether it speaks with other processes: its results are made up, and what was drawn is as it was."""
+    """Whether it communicates. Its results are then made up, and RNG states were restored."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is computed at all."""
+        """Whether nothing is computed."""
         return not any(node.op == "call_function" for node in self.graph.nodes)
 
 
 def obstacle(values: Sequence[Any]) -> str | None:
-    """Why a segment with these arguments is not lowered: only plain dense tensors are."""
+    """Return why a segment with these arguments is not lowered. Only plain dense tensors are supported."""
     if _torch.inside_functorch():
         return "inside a functorch transform"
     for value in values:
@@ -99,7 +99,7 @@ class _Recorder(_torch.TorchDispatchMode):
         return value
 
     def constant(self, name: str, value: Any) -> Any:
-        """A tensor that is part of the graph; anything else is part of it as it is."""
+        """Register a tensor as an attribute of the graph. Other values are embedded unchanged."""
         if not isinstance(value, torch.Tensor):
             return value
         if value.__dict__.get(_NODE) is None:
@@ -109,7 +109,7 @@ class _Recorder(_torch.TorchDispatchMode):
         return value
 
     def higher_order(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Record a call of a higher-order operator as one node, with the graphs that it takes.
+        """Record a call of a higher-order operator, with its graph arguments, as one node.
 
         Args:
             target: the operator.
@@ -117,7 +117,7 @@ class _Recorder(_torch.TorchDispatchMode):
             kwargs: its keyword arguments.
 
         Returns:
-            What the operator returned.
+            The result of the operator.
         """
         with _torch.disable_modes():
             result = target(*args, **kwargs)
@@ -195,14 +195,14 @@ class _Recorder(_torch.TorchDispatchMode):
 
 
 def _is_left_out(func: Any) -> bool:
-    """Whether an operator is a collective whose result follows from its arguments: not those of ``c10d``, which return what is to be waited for."""
+    """Whether a collective's result follows from its arguments. ``c10d``'s return handles to wait for."""
     return communicates(func) and (
         not func._schema.is_mutable or func.namespace.startswith("_c10d_functional")
     )
 
 
 def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
-    """What a collective returns, but for its values."""
+    """Return the result of a collective, with zeros for its values."""
 
     def without_data(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -222,7 +222,7 @@ def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _indexes_by_position(func: Any, args: Any) -> bool:
-    """Whether this is indexing without a mask, whose result has the shape of its indices."""
+    """Whether this is indexing without a mask. Its result then has the shape of the indices."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(index is None or index.dtype in (torch.int64, torch.int32) for index in args[1])
@@ -235,19 +235,19 @@ def lower(
     scalars: Sequence[Any],
     lifted: Collection[int] = (),
 ) -> Lowered:
-    """Run ``segment`` on ``values`` (a list, which is emptied) and record it.
+    """Run ``segment`` on ``values`` (a list, which is cleared) and record it.
 
     Args:
-        segment: what is run.
+        segment: the segment to run.
         values: a tensor or None for each of the segment's inputs.
         sizes: the graph's sizes.
         scalars: the graph's scalars.
-        lifted: positions of numbers in ``values`` that become inputs of the graph instead of constants.
+        lifted: positions of numbers in ``values`` that become graph inputs instead of constants.
     """
     graph = fx.Graph()
     recorder = _Recorder(graph)
     placeholders: list[fx.Node | None] = []
-    # a copy has lost the flag that makes it a number
+    # Cloning drops the flag that makes the tensor a number.
     inputs = [value.clone() if index in lifted else value for index, value in enumerate(values)]
     for node, value in zip(segment.inputs, inputs, strict=True):
         placeholder = None
@@ -289,7 +289,7 @@ def lower(
 
 
 def _random_states(values: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
-    """How to restore the random states of the devices of some values, and these states."""
+    """Return the RNG states of the devices of ``values``, each with how to restore it."""
     devices = {value.device for value in values if value is not None and value.device.type != "cpu"}
     found: list[tuple[Any, torch.Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
     for device in devices:
@@ -300,8 +300,8 @@ def _random_states(values: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
 
 
 def _reshape_views(graph: fx.Graph) -> None:
-    """``view`` becomes ``reshape``: it was possible for the strides that eager had, and a compiler may have others
-    (its layer norm gives a gradient the layout of what came in, eager's a contiguous one).
+    """Replace ``view`` by ``reshape``: a compiler may choose strides for which the view is invalid
+    (its layer norm gives a gradient the layout of its input, eager's gives a contiguous one).
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default

@@ -1,7 +1,7 @@
-"""Write a captured graph as a Python file, and read it back.
+"""Save a captured graph as a Python file, and load it back.
 
-The file is plain code over named operators, so that it can be read, changed and run. Functional autograd
-nodes exist in a process only once a backward pass with such a node was captured there.
+The file is plain code over named operators, so it can be read, edited and run. The functional form of an
+autograd node exists in a process only after a backward pass with such a node was captured there.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ _OURS = {
     f"compiled_autograd.runtime.{name}": f"compiled_autograd_runtime_{name}"
     for name in ("aot_functional", "functional", "validation")
 }
-"""Modules of ours whose functions a graph calls, and what FX calls them."""
+"""Our modules whose functions graphs call, and FX's names for them."""
 _HEADER = '''"""A captured backward pass, written by compiled_autograd.save_graph; run it with ``forward(...)``."""
 
 import torch
@@ -33,10 +33,10 @@ _OPERATOR = "torch__dynamo_compiled_autograd_ops_"
 
 
 def operator(name: str) -> Any:
-    """The functional form of the autograd node ``name``, such as ``MulBackward0``.
+    """Return the functional form of the autograd node ``name``, such as ``MulBackward0``.
 
     Raises:
-        UnboundOperatorError: where no backward pass with such a node was captured in this process yet.
+        UnboundOperatorError: if no backward pass with such a node has been captured in this process yet.
     """
     try:
         return _torch.functional_operators.get(name)
@@ -48,8 +48,9 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
     """Write ``graph``, as captured, to ``path``.
 
     Raises:
-        GraphReloadError: if the graph calls something that has no name outside this process, or holds constants.
-        ArgumentTypeError: ``graph`` is no graph, or ``path`` no path.
+            GraphReloadError: if the graph calls something that has no name outside this process, or holds
+                constants.
+            ArgumentTypeError: if ``graph`` is not a graph, or ``path`` not a path.
     """
     check_type(
         "save_graph", "graph", graph, fx.GraphModule, "a captured graph, such as explain(...).graphs[0]"
@@ -99,13 +100,13 @@ class _Reloaded(torch.nn.Module):
 
 
 def load_graph(path: str | pathlib.Path) -> torch.nn.Module:
-    """Read a file that `save_graph` wrote; call the result with the five arguments of a captured graph.
+    """Load a file that `save_graph` wrote. Call the result with the five arguments of a captured graph.
 
-    The file is code: read only files that you trust.
+    Loading executes the file, so only load files that you trust.
 
     Raises:
-        GraphReloadError: if the file is not there, is not Python, or defines no ``forward``.
-        ArgumentTypeError: ``path`` is no path.
+        GraphReloadError: if the file does not exist, is not Python, or defines no ``forward``.
+        ArgumentTypeError: if ``path`` is not a path.
     """
     check_type("load_graph", "path", path, (str, os.PathLike), "the path of a file that save_graph wrote")
     spec = importlib.util.spec_from_file_location("compiled_autograd_reloaded", path)

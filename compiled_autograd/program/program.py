@@ -1,7 +1,7 @@
-"""How one compiler runs one captured graph: few forms of each segment, static ones and then dynamic ones.
+"""How one compiler runs one captured graph: with a few forms of each segment, first static, then dynamic.
 
-Numbers that the forward multiplied by are constants in the static form. Where they change and sizes do not, there
-is one more form, in which they are inputs.
+Numbers that the forward multiplied by are constants in a static form. If they change while sizes do not, one
+more form is compiled that takes them as inputs.
 """
 
 import operator
@@ -28,17 +28,17 @@ from fake.tracing.compiling import compiling, one_at_a_time
 Run = Callable[..., Sequence[Any]]
 
 _MOST_STATIC = 2
-"""How often a segment is compiled for one pattern of sizes: for the first, and where more than sizes differs."""
+"""Limit on static forms, each for one pattern of sizes: the first, and one if more than sizes differs."""
 _MOST_FORMS = 8
-"""How often at all, as Dynamo's limit is: each dynamic form has all sizes symbolic that were seen to change until then."""
+"""Limit on all forms, like Dynamo's. Each dynamic form makes symbolic all sizes seen to change so far."""
 
 
 def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> Run:
-    """What to call, with the five arguments of the captured graph, to run it with ``compiler``.
+    """Return a function of the captured graph's five arguments that runs it with ``compiler``.
 
     Args:
         module: the captured graph.
-        compiler: the user's.
+        compiler: the user's compiler.
         dynamic: whether sizes that change become symbolic.
     """
     whole = compiler.whole(module)
@@ -56,7 +56,7 @@ def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> 
 
 
 class _Segment:
-    """One segment at run time. Everything it does is pure, so that a failing compiler costs nothing but time."""
+    """One segment at run time. It is pure, so a compiler that fails costs only time."""
 
     __module__ = "compiled_autograd.program"
 
@@ -76,12 +76,12 @@ class _Segment:
         self.dynamics: list[_Dynamic] = []
         self.gave_up: str | None = None
         self.communicates = False
-        """Whether it speaks with other processes: then it cannot run again where a run has failed, as these would not."""
+        """Whether it communicates. A failed run then cannot be retried: other processes would not."""
         self._forms = forms
         self._merged: dict[tuple[int, ...], _Segment] = {}
 
     def count(self, form: str) -> None:
-        """The graph is compiled in this form; its segments are one compilation."""
+        """Count the compilation of the graph in this form. All its segments count as one."""
         if form not in self._forms:
             self._forms.add(form)
             sessions.records.count("compiles")
@@ -111,7 +111,7 @@ class _Segment:
     def _first_run(
         self, form: "_Static | _Dynamic", values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> Sequence[Any]:
-        """A form that could not be tried when it was made: Dynamo compiles it now."""
+        """Run a form for the first time that could not run when it was made: Dynamo compiles it now."""
         kept = list(values)
         try:
             results = form.run(values, sizes)
@@ -126,8 +126,10 @@ class _Segment:
         return results
 
     def _for_merged(self, positions: tuple[int, ...]) -> "_Segment":
-        """For calls in which one tensor comes as several inputs: compiled for distinct ones, or the other way round,
-        a form computes something else, and Dynamo's guards refuse it.
+        """Return the segment for calls that pass one tensor as several inputs.
+
+        A form compiled for distinct inputs computes something else for them, or vice versa, and Dynamo's
+        guards reject it.
         """
         merged = self._merged.get(positions)
         if merged is None:
@@ -139,13 +141,13 @@ class _Segment:
     def _fitting(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> "_Static | _Dynamic | None":
-        """What was compiled for such a call."""
+        """Return a compiled form that matches this call, if any."""
         for static in self.statics:
             if static.matches(values, sizes, scalars):
                 return static
         if self.lifted is not None and self.lifted.matches(values, sizes, scalars):
             return self.lifted
-        # the last one is the widest
+        # The last form is the most general.
         return next((form for form in reversed(self.dynamics) if form.matches(values, sizes, scalars)), None)
 
     def _may_compile(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
@@ -157,7 +159,7 @@ class _Segment:
     def _pattern(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> ShapePattern | None:
-        """What this call has in common with earlier ones: the last dynamic form, or else a static one."""
+        """Return this call's pattern with those of a dynamic form (latest first), or else of a static one."""
         call = ShapePattern.observe(values, sizes, scalars)
         before = [form.pattern.calls for form in reversed(self.dynamics)]
         before += [(form.example,) for form in reversed(self.statics)]
@@ -167,7 +169,7 @@ class _Segment:
     def _changed_numbers(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> Sequence[int]:
-        """The constants of a static form that fits but for their values; none where they are inputs already."""
+        """Return the constants of a static form that fits except for them; empty if they are inputs."""
         if self.lifted is not None:
             return ()
         fitting = (static for static in self.statics if static.fits(values, sizes, scalars))
@@ -176,7 +178,7 @@ class _Segment:
     def _new_form(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
         problem = obstacle(values)
         if problem is not None:
-            # not given up: the next call may bring plain tensors
+            # Do not give up: the next call may have plain tensors.
             sessions.records.ran_uncompiled(problem)
             log_compile(self.part.title, f"runs uncompiled: {problem}")
             return self.part.run(values, sizes, scalars)
@@ -251,7 +253,7 @@ class _Segment:
 
 
 def _first_positions(values: Sequence[Any]) -> tuple[int, ...] | None:
-    """Per value, the position of the first that is the same tensor; None where all are distinct."""
+    """Return, per value, the position of its first occurrence, or None if all tensors are distinct."""
     seen: dict[int, int] = {}
     positions = tuple(
         index if value is None else seen.setdefault(id(value), index) for index, value in enumerate(values)
@@ -260,7 +262,7 @@ def _first_positions(values: Sequence[Any]) -> tuple[int, ...] | None:
 
 
 def _first_line(error: Exception) -> str:
-    """What it says first; Dynamo names the backend there, and quotes it on the next line."""
+    """Return the first line, and the next after a colon: Dynamo names the backend, then quotes it."""
     lines = error_text(error).strip().splitlines() or ["no message"]
     return " ".join(lines[: 1 + lines[0].endswith(":")])
 
@@ -283,11 +285,11 @@ class _Static:
         self.outputs = lowered.outputs
         self.compiled: Callable[[list[Any]], Sequence[Any]] | None = None
         self.unproven = False
-        """Whether it has not run yet."""
+        """Whether it has yet to run."""
         self.plain_outputs = lowered.outputs == [("computed", index) for index in range(len(lowered.outputs))]
 
     def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
-        """Whether a call may run what was compiled: the same sizes, scalars and numbers, and inputs that pass its guards.
+        """Whether a call may use this form: sizes, scalars and numbers are equal, and inputs pass its guards.
 
         Args:
             values: a tensor or None for each input of the segment.
@@ -299,7 +301,7 @@ class _Static:
         )
 
     def fits(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
-        """Whether all but the numbers match.
+        """Whether everything except the numbers matches.
 
         Args:
             values: a tensor or None for each input of the segment.
@@ -319,7 +321,7 @@ class _Static:
         return self.guards is None or self.guards.check(*present)
 
     def compile(self, segment: _Segment, values: list[Any]) -> None:
-        """Compile, and run once, so that the compiler's work is done and its result can be compared."""
+        """Compile and run once, so that compilation is complete and the result can be checked."""
         example = [values[index] for index in self.used]
         backend = segment.compiler.backend()
         if backend is not None:
@@ -369,7 +371,7 @@ class _Static:
 
 
 def _unmarked(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """``compiled`` by Dynamo, for tensors whose sizes the user has marked: we decide which sizes are symbolic here."""
+    """Drop the user's dynamic marks from tensors given to ``compiled``: we choose the symbolic sizes."""
 
     def call(values: list[Any], *rest: Any) -> Sequence[Any]:
         for index, value in enumerate(values):
@@ -382,14 +384,14 @@ def _unmarked(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[
 
 
 def _same_operand(left: Any, right: Any) -> bool:
-    """Whether two numbers give the same results: NaN is itself, and 0.0 is not -0.0."""
+    """Whether two numbers give the same results: NaN equals itself, and 0.0 differs from -0.0."""
     if left != left:
         return bool(right != right)
     return left == right and (left != 0 or repr(left) == repr(right))
 
 
 def _list_module(lowered: Lowered, name: str) -> fx.GraphModule:
-    """The flat graph with one argument, a list whose elements Dynamo may free."""
+    """Return the flat graph with one argument, a list whose elements Dynamo may free."""
     graph = fx.Graph()
     inputs = graph.placeholder("inputs")
     placeholders = [node for node in lowered.graph.nodes if node.op == "placeholder"]
@@ -404,7 +406,7 @@ def _list_module(lowered: Lowered, name: str) -> fx.GraphModule:
 
 
 class _Dynamic:
-    """A segment with symbolic sizes: those that were seen to change, and no others."""
+    """A segment whose symbolic sizes are exactly those seen to change."""
 
     unproven = False
 
@@ -416,20 +418,20 @@ class _Dynamic:
         log_compile(segment.part.title, "compiled for symbolic sizes")
 
     def run(self, values: list[Any], sizes: Sequence[int], first: bool = False) -> Sequence[Any]:
-        """Run what was compiled.
+        """Run the compiled segment.
 
         Args:
-            values: a tensor or None for each input of the segment; emptied.
+            values: a tensor or None for each input of the segment; cleared.
             sizes: the graph's sizes.
-            first: whether it is compiled by this call: varying dimensions are marked as dynamic.
+            first: whether this call compiles it. Varying dimensions are then marked as dynamic.
         """
         carriers: list[torch.Tensor] = []
-        if self.carried_sizes:  # on the device of the rest, so that CUDA graphs may hold them
+        if self.carried_sizes:  # on the same device as the rest, so that CUDA graphs can hold them
             device = next((value.device for value in values if value is not None), None)
             carriers = [torch.empty(0, sizes[index], device=device) for index in self.carried_sizes]
         if first:
             for position in {position for position, _ in self.pattern.dynamic_dims}:
-                values[position] = values[position].detach()  # the marks are ours, the tensors are the user's
+                values[position] = values[position].detach()  # do not mark the user's own tensors
             for position, dim in self.pattern.dynamic_dims:
                 _torch.mark_dynamic(values[position], dim)
             for carrier in carriers:

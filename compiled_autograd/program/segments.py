@@ -1,9 +1,9 @@
-"""Split a captured graph into what a compiler may have and what must run as Python.
+"""Split a captured graph into segments for the compiler and nodes that must run as Python.
 
-A *segment* is the pure computation between two calls of user code. Accumulation into ``.grad`` and hooks of leaves wait
-until their segment is over (nothing later in it can depend on them); any other hook, and every Python or opaque C++
-backward, ends the segment. What only reads an argument of the graph runs first. The *driver* is the captured graph with
-each segment replaced by one call.
+A *segment* is the pure computation between two calls of user code. Accumulation into ``.grad`` and hooks of
+leaves are delayed until their segment ends (nothing later in it can depend on them). Any other hook, and
+every Python or opaque C++ backward, ends the segment. Nodes that only read a graph argument run first. The
+*driver* is the captured graph with each segment replaced by one call.
 """
 
 import dataclasses
@@ -21,34 +21,34 @@ from compiled_autograd.runtime.executing import executable, graph_module
 
 @dataclasses.dataclass
 class FunctionalSegment:
-    """Pure nodes of the captured graph, and the values that flow in and out."""
+    """Pure nodes of the captured graph, with their inputs and outputs."""
 
     nodes: list[fx.Node]
     inputs: list[fx.Node]
-    """Elements of the graph's ``inputs`` that nothing else uses come first."""
+    """Starts with the elements of the graph's ``inputs`` that nothing else uses."""
     outputs: list[fx.Node]
     module: fx.GraphModule
-    """Called with (values, sizes, scalars): a list that it empties, and the two tuples of the whole graph."""
+    """Takes (values, sizes, scalars): a list that it clears, and the two tuples of the whole graph."""
 
     @functools.cached_property
     def run(self) -> Callable[..., Any]:
-        """The module, uncompiled."""
+        """Run the module uncompiled."""
         return executable(self.module)
 
     @property
     def title(self) -> str:
-        """The autograd nodes at both ends."""
+        """The names of the first and last autograd node."""
         names = [node.meta.get("autograd_node", "?") for node in self.nodes]
         return f"{names[0]} to {names[-1]}"
 
 
 def pick(values: list[Any], indices: Sequence[int]) -> list[Any]:
-    """The elements at ``indices``, as a list that its taker may empty."""
+    """Return the elements at ``indices`` as a list that its receiver may clear."""
     return [values[index] for index in indices]
 
 
 def _is_argument(node: fx.Node) -> bool:
-    """An element of one of the graph's arguments."""
+    """Whether a node is an element of a graph argument."""
     return node.target is operator.getitem and node.args[0].op == "placeholder"  # type: ignore[union-attr]
 
 
@@ -65,7 +65,7 @@ def _runs_first(node: fx.Node) -> bool:
 
 
 def _split_nodes(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
-    """(pure nodes, the nodes that run after them) for each segment, in order."""
+    """Return (pure nodes, nodes that run after them) for each segment, in order."""
     split: list[tuple[list[fx.Node], list[fx.Node]]] = [([], [])]
     ended = False
     waiting: set[fx.Node] = set()
@@ -75,7 +75,7 @@ def _split_nodes(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
         if _is_opaque(node):
             split[-1][1].append(node)
             waiting.add(node)
-            # what unpacks the result of a barrier belongs to it
+            # Nodes that unpack the result of a barrier belong to the barrier.
             ended = ended or not str(node.meta.get("autograd_node", "")).endswith("AccumulateGrad")
             continue
         if ended or any(argument in waiting for argument in node.all_input_nodes):
@@ -123,9 +123,9 @@ def _segment(whole: fx.GraphModule, nodes: list[fx.Node], number: int) -> Functi
 
 
 def merge_inputs(segment: FunctionalSegment, first_positions: Sequence[int]) -> FunctionalSegment:
-    """The segment for calls in which some inputs are one tensor, which it takes once.
+    """Return the segment for calls in which some inputs are the same tensor, which is passed once.
 
-    ``first_positions`` has, per input, the position of the first that is the same tensor.
+    ``first_positions`` has, per input, the position of the first one that is the same tensor.
     """
     kept = [position for index, position in enumerate(first_positions) if position == index]
     elements: dict[int, fx.Node] = {}
@@ -151,12 +151,12 @@ def merge_inputs(segment: FunctionalSegment, first_positions: Sequence[int]) -> 
 
 
 def _is_owned(node: fx.Node, inside: set[fx.Node]) -> bool:
-    """An element of ``inputs`` that only these nodes use."""
+    """Whether a node is an element of ``inputs`` that only these nodes use."""
     return _is_argument(node) and node.args[0].name == "inputs" and inside.issuperset(node.users)  # type: ignore[union-attr]
 
 
 def _is_number(node: fx.Node) -> bool:
-    """An element of ``sizes`` or ``scalars``."""
+    """Whether a node is an element of ``sizes`` or ``scalars``."""
     return _is_argument(node) and node.args[0].name in ("sizes", "scalars")  # type: ignore[union-attr, operator]
 
 
@@ -165,7 +165,7 @@ def _computes(nodes: list[fx.Node]) -> bool:
 
 
 def split_segments(module: fx.GraphModule) -> list[tuple[FunctionalSegment | None, list[fx.Node]]]:
-    """Returns the segments in order (None where nothing is computed), each with the nodes that run after it, as they are."""
+    """Return the segments in order (None if nothing is computed), each with the nodes that run after it."""
     segments = []
     for number, (pure, others) in enumerate(_split_nodes(module.graph)):
         segment = _segment(module, pure, number) if _computes(pure) else None
@@ -178,15 +178,15 @@ def build_driver(
     segments: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
     callables: Sequence[Any],
 ) -> fx.GraphModule:
-    """A graph with the same arguments and outputs as ``module``, which calls one callable per segment.
+    """Return a graph with the arguments and outputs of ``module`` that calls one callable per segment.
 
-    Each is called with (values, others, sizes, scalars). ``values`` holds what only this segment uses, so that
-    it can free each after its last use; ``others`` what is needed elsewhere too.
+    Each callable is called with (values, others, sizes, scalars). ``values`` holds inputs that only this
+    segment uses, so that it can free each after its last use; ``others`` holds the rest.
 
     Args:
         module: the captured graph.
         segments: as `split_segments` returns them.
-        callables: what runs each segment; None where there is none.
+        callables: one per segment; None if there is no segment.
     """
     graph = fx.Graph()
     writer = NodeWriter(graph)
@@ -206,7 +206,7 @@ def build_driver(
         if node not in picked and node.users:
             env[node] = writer.copy(node, env.__getitem__)
     for node in module.graph.nodes:
-        if node.op == "call_method":  # the clearing of lists
+        if node.op == "call_method":  # clears a list
             writer.copy(node, env.__getitem__)
         elif node.op == "get_attr" or (node.op == "call_function" and _runs_first(node)):
             env[node] = writer.copy(node, env.__getitem__)
@@ -231,7 +231,7 @@ def build_driver(
 def _owned_inputs(
     segments: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
 ) -> list[dict[fx.Node, None]]:
-    """For each segment, the elements of ``inputs`` that only it uses, in the segment's order."""
+    """Return, per segment, the elements of ``inputs`` that only it uses, in the segment's order."""
     owned: list[dict[fx.Node, None]] = []
     for segment, _ in segments:
         inside = set() if segment is None else set(segment.nodes)

@@ -1,8 +1,8 @@
-"""Which sizes change between calls, and a segment in which only those are symbolic.
+"""Find which sizes change between calls, and make a segment in which only those are symbolic.
 
-Two calls or more tell which of the sizes that C++ lifted, and which dimensions of the tensors, are constants and
-which vary; those that had equal values in all of them are taken for one. Each later call is compared with
-that pattern before the compiled code is used.
+Two or more calls show which lifted sizes and which tensor dimensions are constant and which vary. Those with
+equal values in all calls are assumed equal. Each later call is compared with that pattern before the compiled
+code is used.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from compiled_autograd.runtime.executing import graph_module
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """Everything about a call that has a size."""
+    """All sizes of one call."""
 
     sizes: tuple[int, ...]
     scalars: tuple[Any, ...]
@@ -27,18 +27,18 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True)
 class ShapePattern:
-    """What is constant and what varies."""
+    """Which sizes are constant and which vary."""
 
     calls: tuple[Observation, ...]
-    """Those that it was read from."""
+    """The calls from which the pattern was inferred."""
     varying_sizes: tuple[int, ...]
     """Indices into ``sizes``."""
     dynamic_dims: tuple[tuple[int, int], ...]
     """(tensor, dimension) pairs."""
     sources: dict[int, tuple[int, int] | None]
-    """Per varying size, a dimension that is always equal to it; None where there is none."""
+    """Per varying size, a dimension that is always equal to it, or None."""
     equal: tuple[tuple[Any, Any], ...]
-    """Pairs of dimensions or sizes that had equal values in all calls."""
+    """Pairs of dimensions or sizes that were equal in all calls."""
 
     @property
     def fixed(self) -> Observation:
@@ -47,7 +47,7 @@ class ShapePattern:
 
     @staticmethod
     def observe(values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Observation:
-        """One call.
+        """Record the sizes of one call.
 
         Args:
             values: a tensor or None for each input of the segment.
@@ -59,7 +59,7 @@ class ShapePattern:
 
     @classmethod
     def of(cls, calls: Sequence[Observation]) -> "ShapePattern | None":
-        """The pattern of these calls; None where more than sizes differs, or nothing does."""
+        """Return the pattern of these calls, or None if more than sizes differs, or nothing does."""
         first = calls[0]
         ranks = [[None if shape is None else len(shape) for shape in call.shapes] for call in calls]
         if any(call.scalars != first.scalars for call in calls) or any(found != ranks[0] for found in ranks):
@@ -124,10 +124,11 @@ def _size_at(position: Any, values: Sequence[Any], sizes: Sequence[int]) -> int:
 
 
 def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.GraphModule, list[int]]:
-    """A segment's module for this pattern, called with (values, carriers), and which sizes ``carriers`` hold.
+    """Specialize a segment's module to this pattern. Return it and which sizes ``carriers`` holds.
 
-    Sizes and scalars that did not vary become constants, and those that equal a dimension are read from it. The others
-    are the second dimension of an empty tensor each: Inductor loses integers beside a list of tensors.
+    The module takes (values, carriers). Sizes and scalars that did not vary become constants, and sizes that
+    equal a dimension are read from it. Each other size is passed as the second dimension of an empty tensor,
+    because Inductor loses integers that are passed beside a list of tensors.
     """
     graph = fx.Graph()
     values, carriers = graph.placeholder("values"), graph.placeholder("carriers")
@@ -144,7 +145,7 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
             )
             tensors.append(env[node])
         elif node.op == "call_method" and node.target == "clear":
-            continue  # the compiled code takes the list over
+            continue  # the compiled code takes over the list
         elif node.target is operator.getitem and node.args[0] is originals["scalars"]:
             env[node] = pattern.fixed.scalars[node.args[1]]
         elif node.target is operator.getitem and node.args[0] is originals["sizes"]:
@@ -172,7 +173,7 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
         elif (
             not any(isinstance(env[used], fx.Node) for used in node.all_input_nodes) and node.all_input_nodes
         ):
-            # arithmetic on constants
+            # Fold arithmetic on constants.
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
             env[node] = node.target(*args, **kwargs)
         else:

@@ -1,1 +1,1 @@
-"""What runs while a captured backward pass runs: hooks, accumulation, queries about it."""
+"""Run-time support for captured backward passes: hooks, accumulation, queries."""

@@ -1,4 +1,4 @@
-"""Private names of ``torch.fx`` for long graphs: nodes in 3 us instead of 14, code only where it is wanted (torch 2.11 to 2.15)."""
+"""Private ``torch.fx`` names for long graphs: nodes in 3 us instead of 14, lazy code (torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class NodeWriter:
-    """Appends nodes to a graph that no module owns yet, under the names that ``Graph.create_node`` would give.
+    """Appends nodes to a graph that no module owns yet, with the names that ``Graph.create_node`` would give.
 
-    That one looks for symbolic numbers in all arguments, and takes every name apart, twice.
+    ``create_node`` is slower: it searches all arguments for symbolic numbers and parses every name twice.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -35,18 +35,18 @@ class NodeWriter:
         name: str,
         kwargs: Mapping[str, Any] = _NOTHING,
     ) -> fx.Node:
-        """A ``call_function`` node at the end of the graph.
+        """Append a ``call_function`` node.
 
         Args:
-            target: what it calls.
+            target: the function to call.
             args: nodes and constants, no symbolic numbers.
-            name: a base; the node's name may get a number behind it.
-            kwargs: likewise.
+            name: the base of the node's name, which may get a numeric suffix.
+            kwargs: like ``args``.
         """
         return self._append("call_function", target, args, name, kwargs)
 
     def copy(self, node: fx.Node, value_of: Callable[[fx.Node], Any]) -> fx.Node:
-        """The copy of a node of another graph, with its ``meta``."""
+        """Append a copy of a node of another graph, with its ``meta``."""
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
         made = self._append(node.op, node.target, args, node.name, kwargs)
         made.meta.update(node.meta)
@@ -69,7 +69,7 @@ class NodeWriter:
                 return base
             return self._names.create_name(base, None)  # type: ignore[no-any-return]
         stem, _, digits = base.rpartition("_")
-        if stem and digits.isdigit():  # the number of another graph: counted on from what is used here
+        if stem and digits.isdigit():  # a suffix from another graph: continue the count of this graph
             return self._names.create_name(base, None)  # type: ignore[no-any-return]
         count = self._counts.get(base, 0) + 1
         while (name := f"{base}_{count}") in used:
@@ -80,7 +80,7 @@ class NodeWriter:
 
 
 class _Forward:
-    """In place of ``forward``: whoever gets it from a module gets the generated one."""
+    """Replaces ``forward``: accessing it on a module generates the code first."""
 
     def __get__(self, module: Any, owner: Any) -> Any:
         if module is None:
@@ -93,16 +93,16 @@ _FORWARD: Any = _Forward()
 
 
 class LazyGraphModule(_LazyGraphModule):
-    """A `torch.fx.GraphModule` whose code is generated when somebody reads it, calls it, or takes its ``forward``.
+    """A `torch.fx.GraphModule` that generates code when first read, called, or asked for ``forward``.
 
-    That of torch gives a ``forward`` that generates code when it is called, which Dynamo cannot trace.
+    Torch's own version generates code when ``forward`` is called, which Dynamo cannot trace.
     """
 
     forward = _FORWARD
 
     @classmethod
     def recompile(cls) -> None:  # type: ignore[override]
-        """Have the code generated anew when it is next wanted."""
+        """Regenerate the code on next use."""
         cls.forward = _FORWARD
 
     @classmethod
@@ -111,7 +111,7 @@ class LazyGraphModule(_LazyGraphModule):
 
 
 def has_plain_code(module: fx.GraphModule) -> bool:
-    """Whether the code of a module would be that of its graph and nothing else."""
+    """Whether a module's code would be exactly that of its graph."""
     codegen = type(module.graph._codegen)
     return (
         isinstance(module, LazyGraphModule) and "forward" not in vars(module) and codegen is fx.graph.CodeGen

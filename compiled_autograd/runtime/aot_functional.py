@@ -1,8 +1,7 @@
 """What a captured graph calls at run time around an inlined backward graph of AOTAutograd.
 
-AOTAutograd calls its backward graph with the values that the forward saved and one gradient ("tangent") per
-output, each in the layout that it was traced for; a tensor subclass is taken apart before, and put together
-after.
+AOTAutograd calls its backward graph with the values saved by the forward and one gradient ("tangent") per
+output, each in the layout that was traced. Tensor subclasses are unwrapped before and rewrapped after.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ Grad = torch.Tensor | None
 
 
 def zeros(sizes: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """The gradient of an output that the backward pass does not reach. Args: those of the output."""
+    """Return the gradient of an output that the backward pass does not reach. Args: those of the output."""
     return torch.zeros(tuple(sizes), dtype=dtype, device=device)
 
 
@@ -32,17 +31,17 @@ def tangent(
     size: Sequence[int] | None,
     stride: Sequence[int] | None,
 ) -> Grad:
-    """A gradient as the backward graph was traced for it.
+    """Convert a gradient to the layout that the backward graph was traced for.
 
     Args:
-        grad: the gradient of one output; None where it is missing.
-        missing: sizes, dtype and device of the zeros that stand for it then; None for one that is never missing.
+        grad: the gradient of one output; None if it is missing.
+        missing: sizes, dtype and device of the zeros that replace a missing one; None if it is never missing.
         memory_format: its layout, for a graph with symbolic sizes.
-        size: its sizes, for any other.
-        stride: its strides, for any other.
+        size: its sizes, for any other graph.
+        stride: its strides, for any other graph.
 
     Returns:
-        ``grad`` itself where it fits, and a copy where it does not.
+        ``grad`` itself if it fits, else a copy.
     """
     if grad is None:
         if missing is None:
@@ -60,18 +59,18 @@ def tangent(
 
 
 def stashed_tensors(ctx: Any) -> tuple[torch.Tensor, ...]:
-    """Saved tensors that a compiled function keeps on its context, out of sight of the engine."""
+    """Return saved tensors that a compiled function keeps on its context, hidden from the engine."""
     return tuple(getattr(ctx, "_tensors_no_vc_check", None) or ())
 
 
 def prologue(ctx: Any, saved: Sequence[Any], grads: Sequence[Any], *, node: int) -> list[Any]:
-    """All arguments of the backward graph of a function on tensor subclasses, taken apart.
+    """Return all arguments, unwrapped, of the backward graph of a function on tensor subclasses.
 
     Args:
         ctx: the function's context.
         saved: its saved tensors.
-        grads: the gradients of its outputs, None where one is missing.
-        node: the number of its node in the pass.
+        grads: the gradients of its outputs, None for missing ones.
+        node: the index of its node in the pass.
     """
     running.enter(node)
     gradients = list(functional.materialize(ctx, grads))
@@ -81,22 +80,23 @@ def prologue(ctx: Any, saved: Sequence[Any], grads: Sequence[Any], *, node: int)
 
 
 def epilogue(ctx: Any, results: Sequence[Any], *, node: int) -> tuple[Grad, ...]:
-    """Puts together what such a graph computed: one gradient per input of the function. Args: see :func:`prologue`."""
+    """Assemble such a graph's results: one gradient per input. Args: see :func:`prologue`."""
     running.enter(node)
     return _torch.epilogue_results(_torch.function_of(ctx), results)
 
 
 def target_on_real_tensors(node: fx.Node) -> Callable[..., Any]:
-    """Returns the function for a node of a backward graph: a view of a saved tensor as traced may be none of the real one.
+    """Return the function to run for a node of a backward graph: ``view`` becomes ``reshape``.
 
-    The compiled forward chose the layout of what it saved.
+    The compiled forward chose the layout of what it saved, so a view that was valid when traced may be
+    invalid.
     """
     assert callable(node.target)  # the graph calls functions only
     return _RESHAPE if node.target is _VIEW else node.target
 
 
 class _OnRealTensors(fx.Interpreter):
-    """Runs a backward graph as it was traced."""
+    """Interprets a backward graph as traced."""
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_function":
@@ -108,17 +108,18 @@ class _OnRealTensors(fx.Interpreter):
 def call_backward_with_state(
     ctx: Any, saved: tuple[Any, ...], grads: Sequence[Any], state: Any, *, node: int
 ) -> tuple[Grad, ...]:
-    """`functional.call_backward` for a compiled function with hooks that Dynamo traced: AOTAutograd refuses to call it.
+    """`functional.call_backward` for a function with hooks traced by Dynamo, which AOTAutograd rejects.
 
     Args:
         ctx: the context of the function.
         saved: its saved tensors, or (hook, packed) pairs.
-        grads: one gradient, or what stands for zeros, per output.
-        state: Dynamo's object that holds the hooks; its context forgets it when its tensors are freed.
+        grads: one gradient, or a placeholder for zeros, per output.
+        state: Dynamo's object that holds the hooks. The context drops it when its tensors are freed.
         node: the index of the autograd node.
 
     Raises:
-        RuntimeError: under ``create_graph``: what was saved has no history; or the backward graph draws from seeds.
+        RuntimeError: under ``create_graph``, as saved values have no history; or if the graph draws from
+            seeds.
     """
     running.enter(node)
     if torch.is_grad_enabled():

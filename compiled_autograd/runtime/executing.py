@@ -1,9 +1,9 @@
 """Run a graph as its generated code would, without generating it.
 
-FX writes a graph as Python source and has Python compile that, which takes longer than everything else of a capture
-together. `executable` reads the graph once into a flat list of calls. Values live in one list, and each is dropped as
-an argument of its last use, as in generated code: functions ask who else holds a gradient. A graph that has run often
-gets its code after all: it is faster by a third.
+FX writes a graph as Python source and lets Python compile it, which takes longer than the rest of a capture
+together. `executable` reads the graph once into a flat list of calls. Values live in one list, and each is
+dropped when passed to its last use, as in generated code: functions check who else holds a gradient. A graph
+that runs often gets generated code after all, which is a third faster.
 """
 
 import functools
@@ -26,26 +26,26 @@ _CONSTANTS = {int, float, str}
 _VALUE = "\0"
 _ELEMENT = f"{_VALUE}, "
 _FEW = 16
-"""Values of an argument up to which its shape is likely to be met again."""
+"""Up to this many values, an argument's shape is likely to recur."""
 _OFTEN = 32
-"""Runs after which a graph's code pays: it takes the time of some forty."""
+"""Runs after which code generation pays off: it takes the time of about forty runs."""
 _LONG = 10_000
-"""Nodes beyond which no code is generated: a pause of a second in the middle of a training."""
+"""Above this many nodes no code is generated: it would pause training for a second."""
 
 
 def graph_module(root: Any, graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A `torch.fx.GraphModule` whose code is generated when somebody reads it, or calls the module. Args: those of its class."""
+    """Return a `torch.fx.GraphModule` that generates code when read or called. Args: those of its class."""
     return _torch_nodes.LazyGraphModule(root, graph, name)
 
 
 def executable(module: fx.GraphModule) -> Callable[..., Any]:
-    """``module.forward``, without generated code where the graph is plain."""
+    """Return ``module.forward``, or an equivalent without generated code if the graph is plain."""
     plain = _torch_nodes.has_plain_code(module) and all(node.op in _RUNNABLE for node in module.graph.nodes)
     return _Executable(module) if plain else module.forward
 
 
 class _Executable:
-    """A graph, as calls at first and as code where it runs often."""
+    """A graph that runs as calls first, and as generated code once it has run often."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
@@ -83,7 +83,7 @@ class _Calls:
         return len(self._initial) - 1
 
     def _load_elements(self, nodes: Sequence[fx.Node]) -> int:
-        """The placeholders, which have the first slots, and the elements that are taken out of them, all of one at once."""
+        """Give placeholders the first slots, then load the elements taken out of each at once."""
         place = 0
         while nodes[place].op == "placeholder":
             self._slots[nodes[place]] = self._slot()
@@ -123,7 +123,7 @@ class _Calls:
         self._calls.append((function, read, keywords, free, target, elements))
 
     def _reader(self, argument: Any) -> _Read:
-        """Reads a value, or builds lists and tuples of values anew."""
+        """Return a function that reads a value, or builds new lists and tuples of values."""
         slots: list[int] = []
         shape = self._shape(argument, slots)
         read = operator.itemgetter(*slots) if slots else None
@@ -138,7 +138,7 @@ class _Calls:
         return (lambda frame: build(*read(frame))) if read is not None else (lambda frame: build())
 
     def _shape(self, argument: Any, slots: list[int]) -> str:
-        """The argument as Python source, with `_VALUE` for each value, whose slot is appended to ``slots``."""
+        """Return the argument as source, with `_VALUE` per value, and append their slots to ``slots``."""
         kind = type(argument)
         if kind is fx.Node:
             slots.append(self._slots[argument])
@@ -146,7 +146,7 @@ class _Calls:
         if kind in _SEQUENCES:
             parts, initial = [], self._initial
             for element in argument:
-                if element is None or element is True or element is False:  # there are few such shapes
+                if element is None or element is True or element is False:  # these add few distinct shapes
                     parts.append(f"{element}, ")
                 elif type(element) is fx.Node:
                     slots.append(self._slots[element])
@@ -169,7 +169,7 @@ class _Calls:
         return _VALUE
 
     def run(self, *arguments: Any) -> Any:
-        """Call the graph."""
+        """Run the graph."""
         frame = self._initial.copy()
         frame[: len(arguments)] = arguments
         for argument, load in zip(arguments, self._loads, strict=True):
@@ -191,7 +191,7 @@ class _Calls:
 
 
 def _all_of(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads the elements at ``indices``, always as a tuple."""
+    """Return a function that reads the elements at ``indices``, always as a tuple."""
     if len(indices) > 1:
         return operator.itemgetter(*indices)
     if not indices:
@@ -209,8 +209,10 @@ def _is_element(node: fx.Node) -> bool:
 
 
 def _may_be_positional(function: Any, count: int, named: dict[str, Any]) -> bool:
-    """Whether these keywords are the parameters behind the first ``count``: a call with keywords holds one more reference
-    to each argument."""
+    """Whether these keywords are the parameters after the first ``count``.
+
+    Passed by position, arguments have one reference less than in a call with keywords.
+    """
     code = getattr(function, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount]
     return names[count : count + len(named)] == tuple(named)
@@ -218,7 +220,7 @@ def _may_be_positional(function: Any, count: int, named: dict[str, Any]) -> bool
 
 @functools.lru_cache(256)
 def _builder(shape: str) -> Callable[..., Any]:
-    """A function of as many values as ``shape`` has `_VALUE`; there are few shapes, however long graphs are.
+    """Return a function of as many values as ``shape`` has `_VALUE`. Even long graphs have few shapes.
 
     >>> _builder(f"([{_VALUE}, ], {_VALUE}, )")(1, 2)
     ([1], 2)
@@ -230,7 +232,7 @@ def _builder(shape: str) -> Callable[..., Any]:
 
 
 def last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """Per node, the values that nobody needs after it."""
+    """Return, per node, the values that are not used after it."""
     last: dict[fx.Node, list[fx.Node]] = {}
     seen: set[fx.Node] = set()
     for node in reversed(nodes):

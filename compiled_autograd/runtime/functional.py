@@ -1,11 +1,11 @@
-"""What a captured graph calls at run time: hooks, Python backwards and accumulation, as eager does them.
+"""What a captured graph calls at run time: hooks, Python backwards and accumulation, with eager's semantics.
 
 Each function follows the C++ of the autograd engine: ``python_hook.cpp`` (which results of a hook are
-accepted), ``python_function.cpp`` (which gradients a custom Function may return), ``input_buffer.cpp``
-(how gradients add up) and ``accumulate_grad.h`` (when ``.grad`` may take over a buffer). Error texts are
-eager's, because callers match on them.
+accepted), ``python_function.cpp`` (which gradients a custom Function may return), ``input_buffer.cpp`` (how
+gradients add up) and ``accumulate_grad.h`` (when ``.grad`` may steal a buffer). Error messages are eager's,
+because callers match on them.
 
-Every gradient here may be ``None``: eager's undefined tensor.
+Any gradient here may be ``None``, which is eager's undefined tensor.
 """
 
 import sys
@@ -21,9 +21,9 @@ from compiled_autograd.runtime.running import running
 
 Grad = torch.Tensor | None
 ZEROS = "zeros"
-"""Stands, in the arguments of `call_backward`, for a gradient that C++ found missing and materialised."""
+"""Marks, in the arguments of `call_backward`, a gradient that C++ found missing and materialized."""
 MISSING = "missing"
-"""Stands for one that C++ found missing and left so."""
+"""Marks one that C++ found missing and did not materialize."""
 
 
 def _hook_name(hook: Any) -> str:
@@ -57,7 +57,7 @@ def _check_hook_results(originals: tuple[Grad, ...], results: Any, hook: Any) ->
 
 
 def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> Grad:
-    """``tensor.register_hook`` (and ``retain_grad``): may replace one gradient; None keeps it.
+    """Call a ``tensor.register_hook`` (or ``retain_grad``) hook. It may replace one gradient.
 
     Args:
         hook: the user's hook.
@@ -65,7 +65,7 @@ def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> 
         node: the index of the autograd node.
 
     Returns:
-        The gradient to go on with.
+            The gradient to continue with.
     """
     if not running.enter(node, "tensor pre-hook", hook):
         return grad
@@ -77,10 +77,10 @@ def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> 
 
 
 def call_cpp_pre_hook(hook_id: int, grad: Any, *, node: int) -> Grad:
-    """A tensor hook that C++ registered; the engine holds it under ``hook_id`` for the length of this call.
+    """Call a tensor hook registered in C++, which the engine holds for the duration of this call.
 
     Args:
-        hook_id: under which the engine holds the hook.
+        hook_id: the engine's id of the hook.
         grad: the tensor's gradient.
         node: the index of the autograd node.
     """
@@ -89,7 +89,7 @@ def call_cpp_pre_hook(hook_id: int, grad: Any, *, node: int) -> Grad:
 
 
 def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int) -> Sequence[Grad]:
-    """``node.register_prehook``: may replace all gradients that enter a node.
+    """Call a hook of ``node.register_prehook``. It may replace all gradients that enter a node.
 
     Args:
         hook: the user's hook.
@@ -97,7 +97,7 @@ def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int)
         node: the index of the autograd node.
 
     Returns:
-        The gradients to go on with.
+            The gradients to continue with.
     """
     return _replaced("pre-hook", node, hook, grads)
 
@@ -105,7 +105,7 @@ def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int)
 def _replaced(
     phase: str, node: int, hook: Callable[..., Any], grads: Sequence[Grad], *more: tuple[Grad, ...]
 ) -> Sequence[Grad]:
-    """What a hook that is given all of ``grads`` makes of them; None keeps them."""
+    """Return the result of a hook that gets all of ``grads``. None keeps them."""
     if not running.enter(node, phase, hook):
         return grads
     originals = tuple(grads)
@@ -119,7 +119,7 @@ def _replaced(
 def call_post_hook(
     hook: Callable[..., Any], outputs: Sequence[Grad], inputs: Sequence[Grad], *, node: int
 ) -> Sequence[Grad]:
-    """``node.register_hook``: may replace all gradients that leave a node.
+    """Call a hook of ``node.register_hook``. It may replace all gradients that leave a node.
 
     Args:
         hook: the user's hook.
@@ -128,7 +128,7 @@ def call_post_hook(
         node: the index of the autograd node.
 
     Returns:
-        The gradients to go on with.
+            The gradients to continue with.
     """
     return _replaced("post-hook", node, hook, outputs, tuple(inputs))
 
@@ -136,7 +136,7 @@ def call_post_hook(
 def call_post_accumulate_grad_hook(
     hook: Callable[..., Any], variable: torch.Tensor, *, node: int
 ) -> torch.Tensor:
-    """``tensor.register_post_accumulate_grad_hook``: sees the leaf after its ``.grad`` is set.
+    """Call a hook of ``tensor.register_post_accumulate_grad_hook`` on the leaf after its ``.grad`` is set.
 
     Args:
         hook: the user's hook.
@@ -147,7 +147,7 @@ def call_post_accumulate_grad_hook(
         The leaf.
 
     Raises:
-        RuntimeError: the hook returns another tensor.
+            RuntimeError: if the hook returns another tensor.
     """
     if not running.enter(node, "post-accumulate hook", hook):
         return variable
@@ -158,7 +158,7 @@ def call_post_accumulate_grad_hook(
 
 
 def call_unpack_hook(hook: Callable[..., Any], packed: Any, *, node: int) -> torch.Tensor:
-    """The unpack half of saved-tensor hooks, called when the node that saved the tensor runs.
+    """Call the unpack hook of a saved tensor, when the node that saved it runs.
 
     Args:
         hook: the user's hook.
@@ -173,10 +173,10 @@ def call_unpack_hook(hook: Callable[..., Any], packed: Any, *, node: int) -> tor
 
 
 class _Context:
-    """A custom Function's context after C++ released its saved tensors: the real one, plus those tensors.
+    """A custom Function's context after C++ released its saved tensors: the real context, plus those tensors.
 
-    Its class reads as the real class, and everything else goes to the real context. When the backward
-    is over the tensors are dropped, so that a stashed context raises what it raises in eager.
+    It reports the real class, and forwards everything else to the real context. When the backward ends, the
+    tensors are dropped, so that a stashed context raises the same error as in eager.
     """
 
     __slots__ = ("_real", "_saved")
@@ -224,7 +224,7 @@ class _Context:
 
 
 def unpack(value: Any) -> Any:
-    """A saved tensor, or (hook, packed) of one that saved-tensor hooks packed: unpacked at each access."""
+    """Return a saved tensor. A packed one, (hook, packed), is unpacked at each access."""
     if isinstance(value, tuple):
         hook, packed = value
         return hook(packed)
@@ -232,7 +232,7 @@ def unpack(value: Any) -> Any:
 
 
 def materialize(ctx: Any, grads: Sequence[Any]) -> tuple[Grad, ...]:
-    """The gradients that the engine passes to a custom backward: zeros for missing ones, where it wants them."""
+    """Return the engine's gradients for a custom backward: zeros for missing ones if it wants them."""
     wanted = _torch.materializes_grads(ctx)
     result: list[Grad] = []
     for position, grad in enumerate(grads):
@@ -246,7 +246,7 @@ def materialize(ctx: Any, grads: Sequence[Any]) -> tuple[Grad, ...]:
 
 
 def grads_may_be_materialized(ctx: Any, position: int) -> bool:
-    """Whether eager has the metadata to make zeros for the output at ``position``."""
+    """Whether eager has the metadata to create zeros for the output at ``position``."""
     try:
         metadata = ctx._input_metadata[position]
         return isinstance(metadata.dtype, torch.dtype)
@@ -255,7 +255,7 @@ def grads_may_be_materialized(ctx: Any, position: int) -> bool:
 
 
 def _check_backward_results(ctx: Any, results: Any, is_tensor_input: Sequence[bool]) -> tuple[Grad, ...]:
-    """``PyNode::to_variable_list``: how many gradients, and of what kind, a backward may return."""
+    """Check, like ``PyNode::to_variable_list``, how many gradients a backward returns, and of what kind."""
     if not isinstance(results, tuple):
         results = tuple(results) if isinstance(results, list) else (results,)
     expected = len(is_tensor_input)
@@ -282,7 +282,7 @@ def _check_backward_results(ctx: Any, results: Any, is_tensor_input: Sequence[bo
 def call_backward(
     ctx: Any, saved: tuple[Any, ...], grads: Sequence[Any], is_tensor_input: Sequence[bool], *, node: int
 ) -> tuple[Grad, ...]:
-    """The backward of a Python custom Function: one gradient, or None, per argument of its forward.
+    """Call a Python custom Function's backward: one gradient, or None, per argument of its forward.
 
     Args:
         ctx: the autograd node.
@@ -297,7 +297,7 @@ def call_backward(
     arguments = materialize(ctx, grads)
     del grads
     try:
-        # the method of the node's class, so that a subclass's own apply is honoured, as by the engine
+        # Use the method of the node's class, like the engine, so that a subclass's own apply is honored.
         if getattr(_torch.function_of(ctx), "boxed_grads_call", False):
             boxed = list(arguments)
             del arguments
@@ -321,19 +321,19 @@ def accumulate(left: Grad, right: Grad) -> Grad:
     return left + right
 
 
-# A frame's variable, this function's parameter, and the argument of getrefcount itself.
+# References: the caller's variable, this function's parameter, and the argument of getrefcount.
 _OWNED_BY_CALLER_ONLY = 3
-# The sparse tensor, and the Python object that asks.
+# References: the sparse tensor, and the Python object used for the query.
 _OWNED_BY_SPARSE_ONLY = 2
 
 
 def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, node: int) -> None:
-    """Add ``grad`` to ``variable.grad``: in place where eager does, taking over the buffer where eager does.
+    """Add ``grad`` to ``variable.grad``, in place or by stealing the buffer whenever eager does.
 
     Args:
         variable: the leaf.
         grad: its gradient in this pass.
-        has_post_hooks: whether somebody looks at the leaf afterwards.
+        has_post_hooks: whether hooks see the leaf afterwards.
         node: the index of the autograd node.
     """
     if grad is None:
@@ -369,14 +369,14 @@ def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, no
     try:
         variable.grad = updated
     except RuntimeError:
-        # C++ sets a .grad of any layout, Python's setter does not: have the leaf's own node do it
+        # C++ sets a .grad of any layout, Python's setter does not. So let the leaf's own node do it.
         if variable._post_accumulate_grad_hooks:
             raise
         edge_of(variable)[0](grad)
 
 
 def _same_dense_layout(grad: torch.Tensor, variable: torch.Tensor) -> bool:
-    """The part of ``grad_layout_contract.h`` that is cheap to see: both dense, with the same strides."""
+    """Check the cheap part of ``grad_layout_contract.h``: both are dense, with the same strides."""
     strides = grad.stride()
     if strides != variable.stride():
         return False
@@ -384,7 +384,7 @@ def _same_dense_layout(grad: torch.Tensor, variable: torch.Tensor) -> bool:
 
 
 def _dense(tensor: torch.Tensor) -> list[int]:
-    """Strides of a dense tensor whose dimensions are laid out in the order of this one's."""
+    """Return the strides of a dense tensor with this one's dimension order."""
     strides, step = [0] * tensor.dim(), 1
     for dim in sorted(range(tensor.dim()), key=tensor.stride):
         strides[dim] = step
@@ -400,14 +400,14 @@ def _owns_its_parts(grad: torch.Tensor) -> bool:
 
 
 SPLIT_NODES = {"SplitBackward0": True, "UnsafeSplitBackward0": True, "UnbindBackward0": False}
-"""Nodes of operators that split a tensor into as many chunks as its size gives; whether the size of a chunk is an argument."""
+"""Nodes of operators with a size-dependent number of chunks; whether chunk size is an argument."""
 
 
 def all_chunks(grads: Sequence[Grad], dim: int, chunk_size: int, sizes: Sequence[int]) -> Sequence[Grad]:
-    """One gradient per chunk of a tensor of these ``sizes`` that was split along ``dim``: those given, then None.
+    """Return ``grads``, padded with None to one per chunk of a tensor of ``sizes`` split along ``dim``.
 
     Args:
-        grads: the gradients that there are.
+        grads: the available gradients.
         dim: the dimension that was split.
         chunk_size: the size of a chunk along ``dim``; the last one may be smaller.
         sizes: the shape of the tensor that was split.
@@ -417,7 +417,7 @@ def all_chunks(grads: Sequence[Grad], dim: int, chunk_size: int, sizes: Sequence
 
 
 def copy_slices_prologue(grads: Sequence[Any], *geometry: Any) -> Sequence[Grad]:
-    """The first half of the node that an in-place operation on a view leaves in its base's history."""
+    """Run the first half of the node that an in-place operation on a view puts into its base's history."""
     if grads[0] is None:
         return (None, None, None)
     return _torch.copy_slices_prologue(grads, *geometry)
@@ -426,13 +426,13 @@ def copy_slices_prologue(grads: Sequence[Any], *geometry: Any) -> Sequence[Grad]
 def copy_slices_epilogue(
     needs_input_grad: Sequence[bool], result: Any, grads: Sequence[Grad], grad_slice: Any
 ) -> Sequence[Grad]:
-    """The second half: the view's gradient goes back into the base's.
+    """Run the second half: write the view's gradient back into the base's.
 
     Args:
         needs_input_grad: for each gradient that the view's node returns, whether it is needed.
         result: the gradient of the base.
-        grads: what the view's node returned.
-        grad_slice: the view of ``result`` that belongs to it.
+        grads: the gradients returned by the view's node.
+        grad_slice: the view of ``result`` that corresponds to it.
     """
     if result is None:
         return [None] * len(needs_input_grad)

@@ -1,10 +1,10 @@
 """Hooks that user code adds to a tensor or a node while a captured pass runs.
 
-The engine would still call one whose node has its turn later in the pass. A captured graph has no place for it,
-and must not drop it silently. A tensor's registration raises before anything is registered. A node's goes through
-C++, which tells Python of the hook but not of the node (``registerFunctionHook`` in ``python_cpp_function.cpp``
-calls ``Function._register_hook`` with the node's dict of hooks): it is looked at when the user code is back, taken
-away again, and the pass raises.
+The engine would still call such a hook if its node runs later in the pass. A captured graph has no call for
+it, and must not drop it silently. For a tensor, registration raises before anything is registered. A node's
+registration goes through C++, which gives Python the hook but not the node (``registerFunctionHook`` in
+``python_cpp_function.cpp`` calls ``Function._register_hook`` with the node's dict of hooks). So it is checked
+when the user code has returned: the hook is removed, and the pass raises.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
     """``Tensor.register_hook``.
 
     Raises:
-        LateHookError: the running captured pass has yet to compute this tensor's gradient.
+            LateHookError: if the running captured pass has yet to compute this tensor's gradient.
     """
     _refuse_if_to_come(self)
     return _torch.register_hook(self, hook)
@@ -33,7 +33,7 @@ def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[..., A
     """``Tensor.register_post_accumulate_grad_hook``.
 
     Raises:
-        LateHookError: the running captured pass has yet to accumulate this tensor's gradient.
+            LateHookError: if the running captured pass has yet to accumulate this tensor's gradient.
     """
     _refuse_if_to_come(self)
     return _torch.register_post_accumulate_grad_hook(self, hook)
@@ -47,27 +47,28 @@ def _refuse_if_to_come(tensor: torch.Tensor) -> None:
     nodes = current.walk()
     index = next((i for i, walked in enumerate(nodes) if walked.node is node), None)
     if index is None:
-        return  # a tensor of another graph, such as one that checkpointing computes again
+        return  # a tensor of another graph, such as one recomputed by checkpointing
     order = current.execution_order()
-    # A node's hooks are read at once when its turn comes, so that its own are too late in eager as well.
+    # A node's hooks are all read when it starts to run, so adding hooks to the running node is too late in
+    # eager as well.
     if order.index(index) > order.index(current.node):
         raise LateHookError(nodes[index].name, nodes[current.node].name)
 
 
 @dataclasses.dataclass
 class _Question:
-    """In place of a hook: asks C++ for the dict in which a node keeps its hooks, and registers nothing."""
+    """Passed as a hook: obtains from C++ the dict in which a node keeps its hooks, and registers nothing."""
 
     hooks: Any = None
 
 
 class _AnsweredError(Exception):
-    """Makes C++ give up a registration that only asked."""
+    """Aborts a registration in C++ that was only a query."""
 
 
 @staticmethod  # type: ignore[misc]
 def register_node_hook(hooks: Any, hook: Any) -> Any:
-    """``Function._register_hook``: C++ calls it with the hooks that a node has, or None, and adds what it returns."""
+    """``Function._register_hook``: C++ calls it with the node's hooks or None, and stores what it returns."""
     if isinstance(hook, _Question):
         hook.hooks = hooks
         raise _AnsweredError
@@ -92,10 +93,10 @@ _AFTER_THE_NODE = "post-hook"
 
 
 def refuse_node_hooks(current: BackwardPass) -> None:
-    """Look at the hooks that user code has added to nodes since the last look.
+    """Check the hooks that user code has added to nodes since the last check.
 
     Raises:
-        LateHookError: some belong to nodes of this pass and would still be called; those are taken away again.
+        LateHookError: if some belong to nodes of this pass and would still be called. Those are removed.
     """
     added, current.late_node_hooks = current.late_node_hooks, []
     turns = {index: turn for turn, index in enumerate(current.execution_order())}

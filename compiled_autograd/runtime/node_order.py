@@ -1,9 +1,9 @@
-"""The autograd nodes of a backward pass as Python sees them, and the order in which eager runs them.
+"""The autograd nodes of a backward pass as seen from Python, and the order in which eager runs them.
 
-`walk` repeats the walk of ``_compiled_autograd_impl`` (a stack, a node when its last dependent was seen),
-so that its indices are those that C++ gives to the compiler. `eager_order` repeats the engine's ready
-queue (``ReadyQueue``, ``CompareNodeTaskTime``): highest sequence number first, with the ties among
-gradient accumulators broken as libstdc++'s binary heap breaks them.
+`walk` replicates the walk of ``_compiled_autograd_impl`` (a stack; a node is pushed once its last dependent
+was seen), so its indices equal those that C++ gives to the compiler. `eager_order` replicates the engine's
+ready queue (``ReadyQueue``, ``CompareNodeTaskTime``): highest sequence number first, with ties among gradient
+accumulators broken as in libstdc++'s binary heap.
 """
 
 import dataclasses
@@ -20,19 +20,20 @@ class WalkedNode:
     """A node that runs in this pass."""
 
     node: Any
-    """The autograd node; None for the root that the engine makes up."""
+    """The autograd node, or None for the engine's artificial root."""
     name: str
     sequence_nr: int
     edges: list[int]
     """Indices of the nodes that its outputs flow into, one per edge that runs."""
     needed: bool
-    """False where only its gradient is wanted (an input of ``grad``), and it does not run itself."""
+    """False if only its gradient is wanted (an input of ``grad``) and the node itself does not run."""
 
 
 def edge_of(tensor_or_edge: Any) -> tuple[Any, int]:
-    """(autograd node, which of its inputs) that a tensor's gradient, or a gradient edge, flows into.
+    """Return (autograd node, index of its input) that a tensor's gradient, or a gradient edge, flows into.
 
-    No operation leads to a leaf of a transform that has ended (in what ``torch.func.vjp`` returns): its node is None.
+    The node is None for a leaf of a transform that has ended (in the result of ``torch.func.vjp``), as no
+    operation leads to it.
     """
     if not isinstance(tensor_or_edge, torch.Tensor):
         return tensor_or_edge.node, tensor_or_edge.output_nr
@@ -41,13 +42,13 @@ def edge_of(tensor_or_edge: Any) -> tuple[Any, int]:
         return tensor.grad_fn, tensor.output_nr
     with (
         torch.enable_grad()
-    ):  # any operation whose backward leads to the leaf; not a view, which few layouts have
+    ):  # any operation whose backward leads to the leaf, except a view, which few layouts support
         copied = tensor.clone().grad_fn
     return (None, 0) if copied is None else copied.next_functions[0]
 
 
 def _nodes_of(inputs: Sequence[Any], reachable: Iterable[Any]) -> set[Any]:
-    """The nodes that the gradients of inputs flow into; those of leaves are found among the reachable ones, if they are used at all."""
+    """Return the nodes that the inputs' gradients flow into. Used leaves are found via reachable nodes."""
     leaves = {id(node.variable): node for node in reachable if type(node).__name__ == "AccumulateGrad"}
     return {leaves.get(id(given)) or edge_of(given)[0] for given in inputs} - {None}
 
@@ -72,7 +73,7 @@ def _dependencies(roots: list[Any]) -> dict[Any, int]:
 
 
 def _needed(roots: list[Any], wanted: set[Any], accumulate: bool) -> tuple[set[Any], set[Any]]:
-    """Nodes that run, and nodes that run or whose gradient is wanted."""
+    """Return the nodes that run, and the nodes that run or whose gradient is wanted."""
     executes: dict[Any, bool] = {}
     needed: set[Any] = set(wanted) if accumulate else set()
     for root in roots:
@@ -94,11 +95,11 @@ def _needed(roots: list[Any], wanted: set[Any], accumulate: bool) -> tuple[set[A
 
 
 def walk(outputs: Sequence[Any], inputs: Sequence[Any], accumulate: bool) -> list[WalkedNode]:
-    """The nodes of a pass, by the index that C++ gives them; index 0 is the engine's own root.
+    """Return the nodes of a pass, by C++'s index. Index 0 is the engine's own root.
 
     Args:
         outputs: the tensors or gradient edges that the pass starts from.
-        inputs: those whose gradients are asked for; if empty, every reachable node runs.
+        inputs: those whose gradients are requested; if empty, every reachable node runs.
         accumulate: whether gradients go into ``.grad``, as in ``backward``.
     """
     roots = [edge_of(output)[0] for output in outputs]
@@ -132,7 +133,7 @@ def walk(outputs: Sequence[Any], inputs: Sequence[Any], accumulate: bool) -> lis
 
 
 def _push(heap: list[tuple[int, int]], item: tuple[int, int]) -> None:
-    """``std::push_heap`` by sequence number alone."""
+    """``std::push_heap``, ordered by sequence number alone."""
     heap.append(item)
     _sift_up(heap, len(heap) - 1, 0, item)
 
@@ -146,7 +147,7 @@ def _sift_up(heap: list[tuple[int, int]], hole: int, top: int, item: tuple[int, 
 
 
 def _pop(heap: list[tuple[int, int]]) -> tuple[int, int]:
-    """``std::pop_heap`` by sequence number alone."""
+    """``std::pop_heap``, ordered by sequence number alone."""
     top, item = heap[0], heap.pop()
     length = len(heap)
     if not length:
@@ -167,7 +168,7 @@ def _pop(heap: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 def eager_order(nodes: Sequence[WalkedNode]) -> list[int]:
-    """Indices of ``nodes`` in the order in which the engine evaluates them on one CPU thread."""
+    """Return the indices of ``nodes`` in the order in which the engine evaluates them on one CPU thread."""
     waiting = [0] * len(nodes)
     for walked in nodes:
         for edge in walked.edges:

@@ -1,7 +1,7 @@
-"""Answers about the running backward pass, for the queries that ``torch._C`` offers to hooks.
+"""Replacements for ``torch._C``'s queries about the running backward pass.
 
-The engine answers them for its own passes; while a captured graph runs it knows of none, so that these take
-their place as long as capturing is enabled. Checkpointing, multi-gradient hooks and module trackers ask them.
+The engine answers them for its own passes, but knows nothing of a captured graph. So these replace them while
+capturing is enabled. Checkpointing, multi-gradient hooks and module trackers use them.
 """
 
 from typing import Any
@@ -13,19 +13,19 @@ from compiled_autograd.runtime.running import running
 
 
 def current_graph_task_id() -> int:
-    """A number that identifies the running pass; -1 outside."""
+    """Return an id of the running pass, or -1 outside of one."""
     current = running.captured()
     return _torch.current_graph_task_id() if current is None else current.graph_task_id
 
 
 def current_autograd_node() -> Any:
-    """The autograd node that runs; None outside."""
+    """Return the autograd node that is running, or None outside of a pass."""
     current = running.captured()
     return _torch.current_autograd_node() if current is None else current.walk()[current.node].node
 
 
 def current_graph_task_execution_order() -> list[Any]:
-    """The nodes of the running pass, in the order in which they run."""
+    """Return the nodes of the running pass in execution order."""
     current = running.captured()
     if current is None:
         return _torch.current_graph_task_execution_order()
@@ -40,7 +40,7 @@ def current_graph_task_execution_order() -> list[Any]:
 
 
 def keeps_graph() -> bool:
-    """Whether the running pass keeps its saved tensors: compiled code may write over them otherwise."""
+    """Whether the running pass keeps its saved tensors. Otherwise compiled code may overwrite them."""
     current = running.captured()
     return _torch.keeps_graph() if current is None else current.keep_graph
 
@@ -64,7 +64,7 @@ def will_execute(node: Any) -> bool:
 
 
 def remove_hook(handle: Any) -> None:
-    """``RemovableHandle.remove``: a hook that is removed while a pass runs must not be called by it any more."""
+    """``RemovableHandle.remove``: the running pass must not call a hook once it is removed."""
     if running.stack:
         hooks = handle.hooks_dict_ref()
         hook = None if hooks is None else hooks.get(handle.id)
@@ -74,7 +74,7 @@ def remove_hook(handle: Any) -> None:
 
 
 def push_saved_hooks(pack: Any, unpack: Any) -> None:
-    """Enter default hooks, noting it in the running pass."""
+    """Push default saved-tensor hooks, and record that in the running pass."""
     _torch.push_saved_tensors_hooks(pack, unpack)
     current = running.captured()
     if current is not None:
@@ -82,7 +82,7 @@ def push_saved_hooks(pack: Any, unpack: Any) -> None:
 
 
 def pop_saved_hooks() -> None:
-    """Leave default hooks, noting in the running pass which they were."""
+    """Pop default saved-tensor hooks, and record them in the running pass."""
     current = running.captured()
     if current is None:
         _torch.pop_saved_tensors_hooks()
@@ -96,7 +96,7 @@ def pop_saved_hooks() -> None:
 
 
 def restore_saved_hooks(changes: list[Any]) -> None:
-    """Undo what a pass did to the stack and did not undo itself."""
+    """Undo the changes to the stack that a pass made and did not undo itself."""
     while changes:
         hooks = changes.pop()
         if hooks is None:

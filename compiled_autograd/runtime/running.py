@@ -1,4 +1,4 @@
-"""What is running on this thread: the stack of backward passes, captured and eager."""
+"""This thread's stack of running backward passes, captured and eager."""
 
 import dataclasses
 import itertools
@@ -11,18 +11,18 @@ from compiled_autograd.runtime.node_order import WalkedNode
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LateNodeHook:
-    """A hook that user code added to some autograd node while a captured pass ran."""
+    """A hook that user code added to an autograd node while a captured pass ran."""
 
     hooks: Any
-    """The dict in which the node keeps it."""
+    """The dict in which the node keeps the hook."""
     handle: Any
     node: int
-    """Index of the node that ran at the time."""
+    """Index of the node that was running."""
     phase: str
 
 
 class BackwardPass(Protocol):
-    """The part of a captured backward pass that functions in its graph ask for."""
+    """The interface of a captured backward pass for functions in its graph."""
 
     graph_task_id: int
     keep_graph: bool
@@ -34,24 +34,24 @@ class BackwardPass(Protocol):
     late_node_hooks: list[LateNodeHook]
 
     def refuse_late_hooks(self) -> None:
-        """Raise where a hook in ``late_node_hooks`` belongs to a node that this pass has yet to reach."""
+        """Raise if a hook in ``late_node_hooks`` belongs to a node that this pass has yet to reach."""
 
     def walk(self) -> list[WalkedNode]:
-        """The nodes of this pass, by the index that C++ gave them."""
+        """Return the nodes of this pass, by C++'s index."""
 
     def execution_order(self) -> list[int]:
-        """Indices of the nodes in the order in which they run."""
+        """Return the indices of the nodes in execution order."""
 
 
 EAGER = object()
-"""Stands, on the stack, for a backward pass that torch's own engine runs."""
+"""Marks, on the stack, a backward pass run by torch's own engine."""
 
-# Far above the ids of the engine's own graph tasks, so that the two never meet.
+# Far above the engine's own graph task ids, so that they never collide.
 _graph_task_ids = itertools.count(1 << 40)
 
 
 class Running(threading.local):
-    """The stack of this thread; innermost last."""
+    """This thread's stack of passes, innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -61,21 +61,21 @@ class Running(threading.local):
         return next(_graph_task_ids)
 
     def captured(self) -> BackwardPass | None:
-        """The innermost pass, where it is a captured one."""
+        """Return the innermost pass if it is a captured one."""
         if self.stack and self.stack[-1] is not EAGER:
             return self.stack[-1]
         return None
 
     def hook_removed(self, hook: Any) -> None:
-        """User code took a hook away: no running pass may call it any more."""
+        """Record that user code removed a hook: no running pass may call it any more."""
         for current in self.stack:
             if current is not EAGER:
                 current.removed_hooks.append((hook, current.node, current.phase))
 
     def enter(self, node: int, phase: str = "", hook: Any = None) -> bool:
-        """Note that ``phase`` of node ``node`` runs; False where ``hook`` was removed and must not be called.
+        """Record that ``phase`` of ``node`` runs. False if ``hook`` was removed and must not be called.
 
-        Eager reads the hooks of one phase of one node at once: a hook that another one of them removes still
+        Eager reads the hooks of one phase of one node at once, so a hook removed by another one of them still
         runs in this pass.
 
         Args:

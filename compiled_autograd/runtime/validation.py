@@ -1,6 +1,7 @@
-"""What the engine checks of each gradient that flows into a node, done at run time as a captured graph says.
+"""The engine's checks of each gradient that flows into a node, run by captured graphs.
 
-The rules are those of ``validate_outputs`` and ``InputMetadata`` in torch's ``engine.cpp`` and ``input_metadata.h``.
+The rules are those of ``validate_outputs`` and ``InputMetadata`` in torch's ``engine.cpp`` and
+``input_metadata.h``.
 """
 
 import functools
@@ -14,11 +15,11 @@ from fake.error_text import error_text
 
 Grad = torch.Tensor | None
 _REFUSED = "[Compiled Autograd Tracing:]"
-"""Where C++ refuses a gradient, it begins with this instead of the function's name."""
+"""C++'s prefix, instead of the function's name, when it rejects a gradient."""
 
 
 def plain_metadata(packed: Any) -> tuple[torch.dtype, str, tuple[Any, ...]] | None:
-    """Dtype, name of the device, and sizes from what C++ packs for one input of a node; None where they are not all of it.
+    """Return dtype, device and sizes packed by C++ for a node's input, or None if there is more to it.
 
     C++ packs options (device third, layout fifth), sizes, whether the input is a tensor subclass, and dtype.
     """
@@ -46,7 +47,7 @@ _devices: dict[str, torch.device] = {}
 
 
 def _device(name: str) -> torch.device:
-    """The device of that name, made once: a validation takes a fraction of a microsecond."""
+    """Return the device of that name, cached because a validation takes a fraction of a microsecond."""
     device = _devices.get(name)
     if device is None:
         device = _devices[name] = torch.device(name)
@@ -56,21 +57,21 @@ def _device(name: str) -> torch.device:
 def validate(
     grad: Grad, function: str, index: int, dtype: torch.dtype, device: str, shape: tuple[int, ...]
 ) -> Grad:
-    """``validate_outputs`` of the engine for the gradient that ``function`` made of its plain dense input ``index``.
+    """The engine's ``validate_outputs`` for the gradient of plain dense input ``index`` of ``function``.
 
-    Gradients that fit, almost all, are seen to fit here, and those of an input that was broadcast are reduced
-    here. The rest (cast, move, reject) is C++'s.
+    Gradients that fit, which are almost all, are recognized here, and gradients of a broadcast input are
+    reduced here. C++ handles the rest (cast, move, reject).
 
     Args:
         grad: the gradient.
         function: the name of the autograd node, for the error.
-        index: the number of its input.
+        index: the index of its input.
         dtype: the input's dtype.
         device: the input's device, as text.
         shape: the input's shape.
 
     Raises:
-        RuntimeError: the gradient does not fit (the engine's error).
+        RuntimeError: if the gradient does not fit (the engine's error).
     """
     if (
         type(grad) is torch.Tensor

@@ -15,8 +15,7 @@ def verbose() -> bool:
 
 
 def log_of_cpp() -> logging.Logger | None:
-    """Return the logger for C++'s messages about cache misses, or None if they are off (they slow C++
-    down)."""
+    """Return the logger for C++'s cache-miss messages, or None if they are off (they slow C++ down)."""
     return log if verbose() else None
 
 

@@ -45,8 +45,7 @@ class Sessions(threading.local):
 
     @contextlib.contextmanager
     def expected(self) -> Iterator[None]:
-        """Wrap the compilation of a forward graph, before its autograd node, whose passes will be captured,
-        exists.
+        """Wrap the compilation of a forward graph whose passes will be captured through its node.
 
         An ``enable`` or ``disable`` around it takes precedence.
         """

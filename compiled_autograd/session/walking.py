@@ -90,8 +90,7 @@ class Walks:
         return self._thread is not None and self._thread != threading.get_ident()
 
     def pause_collector(self) -> None:
-        """Pause garbage collection until this walk ends: a capture creates thousands of small objects that
-        all survive."""
+        """Pause garbage collection until this walk ends: a capture creates thousands of lasting objects."""
         if self._pause is None:
             self._pause = contextlib.ExitStack()
             self._pause.enter_context(collection_paused())
@@ -133,8 +132,7 @@ class Walks:
                 _passes.count = outer
 
     def set_by_torch(self, compiler: Any, dynamic: bool) -> Any:
-        """Replace ``set_autograd_compiler`` for torch, which uses it to enable or disable its own compiled
-        autograd.
+        """Replace ``set_autograd_compiler``, which torch uses to switch its own compiled autograd.
 
         Torch saves the hook that it finds and restores it later, so it must never find the hook of a walk.
         """
@@ -142,8 +140,7 @@ class Walks:
             return _torch.set_autograd_compiler(compiler, dynamic)
 
     def cleared_by_torch(self) -> None:
-        """Replace ``clear_cache`` for ``torch._dynamo.reset()``, so that it does not run while C++ walks the
-        cache."""
+        """``clear_cache`` for ``torch._dynamo.reset()``. It must not run while C++ walks the cache."""
         with self._lock:
             _torch.clear_cache()
         _torch.forget_stacks_of_compilations()
