@@ -1,4 +1,4 @@
-"""Imported first: check that ``import fake`` gives the package shipped here (see ``fxpasses._companions``)."""
+"""Imported first: checks that ``import fake`` is the package shipped here (see ``fxpasses._companions``)."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Repeated layers: found in the graph, compiled once, called wherever they occur.
+"""Regions: find repeated layers in a graph, compile each once, and call it wherever it occurs.
 
 ::
 

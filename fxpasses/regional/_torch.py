@@ -1,4 +1,4 @@
-"""Every private torch name that the regions rely on, and every difference between torch versions."""
+"""All private torch names that regions use, and all differences between torch versions."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 _EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 
 INLINED_OPERATORS = frozenset({"tag_activation_checkpoint", "autograd_function_apply"})
-"""Higher-order operators that AOTAutograd traces through: their bodies are part of the graph around them."""
+"""Higher-order operators that AOTAutograd traces through: it inlines their bodies into the graph."""
 
 
 def enters_autocast(node: fx.Node) -> bool:
-    """Whether Dynamo wrote this node for the start of an autocast block."""
+    """Whether Dynamo inserted this node to enter an autocast block."""
     return node.target is _ENTER_AUTOCAST
 
 
 def exits_autocast(node: fx.Node) -> bool:
-    """Whether Dynamo wrote this node for the end of an autocast block."""
+    """Whether Dynamo inserted this node to exit an autocast block."""
     return node.target is _EXIT_AUTOCAST
 
 
 def sets_grad_mode(node: fx.Node) -> bool:
-    """Whether this node turns recording of gradients on or off."""
+    """Whether this node enables or disables gradient recording."""
     return node.target is set_grad_enabled
 
 
@@ -69,8 +69,11 @@ _LAZY = [DispatchKeySet(key) for key in (DispatchKey.Conjugate, DispatchKey.Nega
 
 
 def as_outside_of_modes() -> Any:
-    """A context in which operators resolve lazy conjugates and negatives: under a dispatch mode (AOTAutograd's check of custom
-    operators in the first call, a user's own) a kernel in Python runs without, and takes ``x.conj()`` for ``x``."""
+    """Return a context in which operators resolve lazy conjugates and negatives.
+
+    Under a dispatch mode (AOTAutograd's check of custom operators in the first call, or a user's own) a
+    Python kernel runs without that, and takes ``x.conj()`` for ``x``.
+    """
     left_out = local_exclude_set()
     if not left_out.has(DispatchKey.Conjugate):
         return contextlib.nullcontext()
@@ -79,15 +82,15 @@ def as_outside_of_modes() -> Any:
 
 
 def context_calls() -> tuple[Any, Any, Any]:
-    """The functions that enter autocast, leave it, and set whether gradients are recorded."""
+    """Return the functions that enter autocast, exit it, and set the gradient mode."""
     return _ENTER_AUTOCAST, _EXIT_AUTOCAST, set_grad_enabled
 
 
 def in_transforms(calls: Sequence[fx.Node]) -> tuple[list[bool], list[int]]:
-    """Which calls of a graph are part of a function transform, or of another mode of torch's, that a region cannot contain,
-    and how many ``vmap`` are open before each call and after the last: all of one may be part of a region.
+    """Return which calls a transform or mode rules out of a region, and the depth of ``vmap``.
 
-    ``grad`` and ``jvp`` give tensors to others than the calls that read them.
+    The depth is the number of open ``vmap`` before each call and after the last. A region may contain a whole
+    ``vmap``, but not ``grad`` or ``jvp``, which pass tensors to more than the calls that read them.
     """
     opened: list[bool] = []
     found, depth = [], []
@@ -131,22 +134,22 @@ _OF_MODES = (
 
 
 def is_inlined_operator(target: Any) -> bool:
-    """Whether a higher-order operator is one whose body AOTAutograd inlines."""
+    """Whether AOTAutograd inlines the body of this higher-order operator."""
     return isinstance(target, HigherOrderOperator) and target.name() in INLINED_OPERATORS
 
 
 def checkpointed(node: fx.Node) -> bool:
-    """Whether a call is that of a checkpointed function, whose graph is its first argument."""
+    """Whether this calls a checkpointed function, whose graph is the first argument."""
     return isinstance(node.target, HigherOrderOperator) and node.target.name() == "tag_activation_checkpoint"
 
 
 def checkpoint_policy(body: fx.GraphModule) -> Any:
-    """The policy that decides for each operator of a checkpointed function whether its result is kept; ``None`` for none is."""
+    """Return the policy that decides which results a checkpointed function saves, or ``None``."""
     return body.meta.get("_checkpoint_context_fn")
 
 
 def expression(value: Any) -> Any:
-    """The sympy expression of a symbolic number; a plain number where it is known; the value itself otherwise."""
+    """Return a symbolic number's sympy expression, its value if known, or any other value unchanged."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         expr = value.node.expr
         if isinstance(expr, sympy.Integer):
@@ -160,14 +163,14 @@ def expression(value: Any) -> Any:
 
 
 def _applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
-    """A function of a number, or a call of it where the number is one of a graph: Python asks these for an integer at once."""
+    """Apply a function that Python calls for an integer at once, or record a call on a graph's number."""
     if isinstance(x, fx.Proxy):
         return x.tracer.create_proxy("call_function", function, (x, *rest), {})
     return function(x, *rest)
 
 
 class _PythonNumbers(PythonReferenceAnalysis):
-    """torch's arithmetic on numbers and symbolic numbers, for those of a graph as well, without the two operations that it leaves to sympy."""
+    """Torch's arithmetic on numbers, also a graph's, without the two operations left to sympy."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
@@ -203,7 +206,7 @@ class _PythonNumbers(PythonReferenceAnalysis):
 
 
 def evaluate(value: Any, bindings: Mapping[Any, Any]) -> Any:
-    """A recorded size with its symbols replaced by ``bindings``: a number, or a symbolic one of the caller's."""
+    """Substitute ``bindings`` in a recorded size. Returns a number, or a symbolic one of the caller's."""
     if not isinstance(value, sympy.Basic):
         return value
     if value in bindings:
@@ -217,13 +220,16 @@ def has_unbacked(value: Any) -> bool:
 
 
 def of_sizes(value: Any) -> bool:
-    """Whether a symbolic number is computed from sizes of inputs alone."""
+    """Whether a symbolic number is computed only from sizes of inputs."""
     symbols = free_symbols(value)
     return bool(symbols) and all(symbol_is_type(symbol, SymT.SIZE) for symbol in symbols)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """An identity that tensors share when they share memory; one inside of a function transform has that of what it wraps, one without memory its own."""
+    """Return an id that tensors share if they share memory.
+
+    A tensor inside a function transform has the id of the tensor it wraps. One without memory has its own.
+    """
     while is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     tensor = local_of(tensor)
@@ -232,16 +238,16 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def symbol_facts(shape_env: Any, symbol: sympy.Symbol) -> tuple[str, str]:
-    """The size that a symbol stands for at compile time, and the range it was given: all that guards depend on."""
+    """Return a symbol's size hint and its range at compile time: all that guards depend on."""
     return str(hints_of(shape_env).get(symbol)), str(shape_env.var_to_range.get(symbol))
 
 
 @contextlib.contextmanager
 def capture_surroundings(fake_mode: Any) -> Iterator[None]:
-    """AOTAutograd for a region: a tracing context of its own, its backward graph at once, and no cache.
+    """Set AOTAutograd up for a region: its own tracing context, eager backward compilation, and no cache.
 
-    A hit in AOTAutograd's cache would give a callable for both passes; what we need are the two inside.
-    Inductor's own cache is not touched.
+    A hit in AOTAutograd's cache would return one callable for both passes, but we need the two inside.
+    Inductor's own cache is not affected.
     """
     with (
         tracing(TracingContext(fake_mode)),
@@ -252,18 +258,18 @@ def capture_surroundings(fake_mode: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_strides() -> Iterator[list[Any]]:
-    """A list that Inductor fills with the strides that a graph's outputs will have."""
+    """Yield a list that Inductor fills with the strides of a graph's outputs."""
     with TracingContext.report_output_strides() as strides:
         yield strides if strides is not None else []
 
 
 def forward_metadata() -> Any:
-    """AOTAutograd's metadata of the graph that it is compiling now."""
+    """Return AOTAutograd's metadata of the graph that it is compiling."""
     return TracingContext.get().fw_metadata
 
 
 def unsupported_metadata(metadata: Any) -> str:
-    """Why AOTAutograd's metadata of a region rules it out, or ""."""
+    """Return why AOTAutograd's metadata of a region rules it out, or ""."""
     if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
         return "it changes one of its inputs"
     allowed = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
@@ -277,12 +283,12 @@ def unsupported_metadata(metadata: Any) -> str:
 
 
 def outputs_with_gradient(metadata: Any) -> list[bool]:
-    """For each output, whether the backward graph takes a gradient for it."""
+    """Return, per output, whether the backward graph takes a gradient for it."""
     return [bool(info.requires_grad) for info in metadata.output_info]
 
 
 def mark_as_dynamo_graph(gm: fx.GraphModule) -> None:
-    """Let AOTAutograd read from the placeholders which of them live as long as the model, as it does with Dynamo's."""
+    """Let AOTAutograd read from placeholders which inputs outlive a call, as for Dynamo's graphs."""
     gm.meta["dynamo_compile_id"] = None
     gm._param_name_to_source = {}  # type: ignore[assignment]
     for node in gm.graph.find_nodes(op="placeholder"):
@@ -290,7 +296,7 @@ def mark_as_dynamo_graph(gm: fx.GraphModule) -> None:
 
 
 def copy_dynamo_attributes(old: fx.GraphModule, new: fx.GraphModule) -> None:
-    """Copy Dynamo's attributes of its graph for AOTAutograd: where inputs and parameters come from."""
+    """Copy Dynamo's attributes of a graph, which tell AOTAutograd where inputs and parameters come from."""
     for name, value in vars(old).items():
         if name.startswith(("_param_name", "dynamo_", "_backend_id", "compile_subgraph_reason")):
             object.__setattr__(new, name, value)
@@ -300,7 +306,7 @@ def copy_dynamo_attributes(old: fx.GraphModule, new: fx.GraphModule) -> None:
 
 
 def may_contain_regions() -> str:
-    """Why settings of this process rule regions out, or ""."""
+    """Return why settings of this process rule regions out, or ""."""
     if wrapper_arguments():
         return "Inductor's cpp_wrapper and fx_wrapper have no calls back into Python"
     if inductor_config.freezing and not torch.is_grad_enabled():
@@ -311,7 +317,7 @@ def may_contain_regions() -> str:
 
 
 def ambient_state() -> str:
-    """The process's state that decides how operators are traced."""
+    """Return the process-wide state that affects how operators are traced."""
     devices = ("cpu", "cuda")
     autocast = [(d, str(torch.get_autocast_dtype(d))) for d in devices if torch.is_autocast_enabled(d)]
     return repr((autocast, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()))
@@ -319,23 +325,23 @@ def ambient_state() -> str:
 
 @contextlib.contextmanager
 def trying_out(fake_mode: Any) -> Iterator[None]:
-    """Run a Dynamo graph on fake tensors to see what it does: sizes that it draws from data are forgotten after it."""
+    """Run a Dynamo graph on fake tensors to observe it. Unbacked sizes that this creates are ignored."""
     shape_env = fake_mode.shape_env
     ignoring = contextlib.nullcontext() if shape_env is None else shape_env.ignore_fresh_unbacked_symbols()
-    # Without the Python dispatcher, composite operators would ask for symbolic sizes as numbers.
+    # Without the Python dispatcher, composite operators would request symbolic sizes as integers.
     with ignoring, fake_mode, enable_python_dispatcher(), torch.no_grad():
         depth = get_dynamic_layer_stack_depth()
         try:
             yield
-        finally:  # it may fail inside of a vmap
+        finally:  # it may fail inside a vmap
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
-    """The tensors inside of functional tensors, after all writes to them."""
+    """Return the tensors inside functional tensors, after all writes to them."""
     views = [t for t in tensors if not torch._is_functional_tensor_base(t.elem)]
     annotate = getattr(mode, "_sync_view_replay_annotations", None)  # torch 2.12 and newer
-    if views and annotate is not None:  # the nodes that make them anew belong to where they were made
+    if views and annotate is not None:  # nodes that replay views keep the origin of the views
         annotate((views,), {})
     for tensor in tensors:
         torch._sync(tensor)
@@ -343,7 +349,7 @@ def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
 
 
 def functional(tensor: torch.Tensor, mode: Any) -> Any:
-    """A fresh tensor as a functional one, below autograd."""
+    """Wrap a fresh tensor as a functional one, below autograd."""
     return FunctionalTensor(torch._to_functional_tensor(tensor), mode)
 
 
@@ -352,8 +358,7 @@ thunks = proxy_tensor._enable_thunkify
 
 
 def proxies_of(mode: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Any:
-    """The proxies of an operator's tensors and sizes in the trace of a mode, or ``None`` where one is no plain tensor of
-    the trace."""
+    """Return the proxies of tensors and sizes, or ``None`` if one is not a plain tensor of the trace."""
     tracer = mode.tracer
     if not isinstance(tracer, proxy_tensor.PythonKeyTracer):
         return None
@@ -368,7 +373,7 @@ def proxies_of(mode: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any])
 
 
 def proxy_of_call(tracer: Any, operator: OpOverload, args: tuple[Any, ...]) -> Any:
-    """The proxy of a new call in a trace, named like those of torch's own."""
+    """Create the proxy of a new call in a trace, with a name like torch's own."""
     name = tracer.graph._target_to_str(operator._opname)
     return tracer.create_proxy("call_function", operator, args, {}, name=name)
 
@@ -380,7 +385,7 @@ layout_of = proxy_tensor._extract_tensor_metadata
 
 
 def track(result: torch.Tensor, proxy: Any, value: Any, layout: Any, tracer: Any) -> None:
-    """Enter a result into a trace: the node of ``proxy`` makes it, and has the fake ``value`` in this layout."""
+    """Record in a trace that ``proxy``'s node computes ``result``, with a fake ``value`` and layout."""
     if has_symbols(result):
         proxy_tensor.track_tensor(result, proxy, constant=None, tracer=tracer)
     else:

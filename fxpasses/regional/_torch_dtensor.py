@@ -1,4 +1,4 @@
-"""DTensors in Dynamo graphs: how they are recognized, and how they enter and leave a region as their local tensors."""
+"""DTensors in Dynamo graphs: detect them, and pass them into and out of regions as local tensors."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fake.seam.dispatch import OpOverload
 from fake.seam.dtensor import is_dtensor, local_of, mesh_of, tensors_of_torch
 
 _PLACEMENTS = frozenset({"Shard", "_StridedShard", "Replicate", "Partial"})
-"""Placements that their text describes completely (a masked one holds a tensor)."""
+"""Placements that their repr describes completely (a masked one holds a tensor)."""
 _METHODS = frozenset({"redistribute", "to_local", "full_tensor", "from_local"})
 FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd"})
-"""The namespaces of collectives that return a result to wait for."""
+"""Namespaces of collectives that return a result to wait for."""
 
 
 def spec_of(value: Any) -> Any:
-    """Mesh, placements and global size of a DTensor; ``None`` of any other value."""
+    """Return mesh, placements and global size of a DTensor; ``None`` for any other value."""
     return value._spec if is_dtensor(value) else None
 
 
 def is_placement(value: Any) -> bool:
-    """Whether a value says how a DTensor is placed, and its text says all of it."""
+    """Whether a value is a DTensor placement that its repr describes completely."""
     tensors = tensors_of_torch()
     return (
         tensors is not None and isinstance(value, tensors.Placement) and type(value).__name__ in _PLACEMENTS
@@ -32,13 +32,13 @@ def is_placement(value: Any) -> bool:
 
 
 def described(value: Any) -> tuple[Any, Sequence[Any]] | None:
-    """The mesh and the placements of a DTensor; ``None`` where its placements hold more than they say."""
+    """Return a DTensor's mesh and placements; ``None`` if their repr does not describe them fully."""
     placements = value._spec.placements
     return (value._spec.mesh, placements) if all(map(is_placement, placements)) else None
 
 
 def wraps_or_gathers(node: fx.Node) -> bool:
-    """Whether a call makes a DTensor, unpacks one, places it anew, or is a collective without side effects."""
+    """Whether a call wraps, unwraps or redistributes a DTensor, or is a collective without side effects."""
     target = node.target
     if isinstance(target, WrapLocal):
         return True
@@ -55,7 +55,7 @@ def _value(node: fx.Node) -> Any:
 
 
 class _Wrap(torch.autograd.Function):
-    """A DTensor of a local tensor, whose gradient is taken as it comes: its placements are written down, not changed."""
+    """Wraps a local tensor in a DTensor, and accepts its gradient unchanged: it records the placements."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, wrap: WrapLocal) -> Any:  # type: ignore[override]
@@ -72,11 +72,11 @@ class _Wrap(torch.autograd.Function):
 
 
 def gradient_of(spec: Any, placements: Sequence[Any] | None, local: torch.Tensor) -> Any:
-    """The gradient of a DTensor whose local tensor a region took.
+    """Make the gradient of a DTensor whose local tensor was passed to a region.
 
     Args:
-        spec: of the DTensor.
-        placements: of the gradient.
+        spec: the spec of the DTensor.
+        placements: the placements of the gradient.
         local: the gradient of the local tensor.
     """
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -89,7 +89,7 @@ def gradient_of(spec: Any, placements: Sequence[Any] | None, local: torch.Tensor
 
 
 class _Call:
-    """A function in a graph that makes DTensors of one kind: mesh, placements and global size are its own."""
+    """A graph function that makes DTensors of fixed mesh, placements and global size."""
 
     def __init__(self, value: Any) -> None:
         self.spec = value._spec
@@ -100,11 +100,12 @@ class _Call:
 
 
 class WrapLocal(_Call):
-    """Called in a region's graph: the DTensor that one of its inputs is the local tensor of.
+    """Called in a region's graph to make the DTensor of an input that is its local tensor.
 
     Attributes:
         spec: mesh, placements and global size.
-        grad_placements: of its gradient, once the backward pass was traced; ``None`` without a gradient.
+        grad_placements: the placements of its gradient, once the backward pass was traced; ``None`` without a
+            gradient.
     """
 
     def __init__(self, value: Any) -> None:
@@ -116,7 +117,7 @@ class WrapLocal(_Call):
 
 
 class FromLocal(_Call):
-    """Called around a region: the DTensor of a local tensor that it returns. Its gradient is placed as :func:`unwrap` expects it."""
+    """Makes the DTensor of a local tensor returned by a region; its gradient suits :func:`unwrap`."""
 
     def __call__(self, local: torch.Tensor) -> Any:
         spec = self.spec
@@ -126,5 +127,5 @@ class FromLocal(_Call):
 
 
 def unwrap(value: Any) -> torch.Tensor:
-    """Called in a region's graph: the local tensor of an output."""
+    """Called in a region's graph to get the local tensor of an output."""
     return value.to_local()

@@ -1,4 +1,4 @@
-"""The private torch names by which Dynamo is told what became of the floats of a graph."""
+"""Private torch names that tell Dynamo what became of a graph's floats."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fake.seam.symbolic_shapes import SymT, hints_of, symbol_is_type
 
 
 def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
-    """Tell AOTAutograd that no float of a graph is left for it to make a tensor or a number of, but those in ``kept``."""
+    """Tell AOTAutograd that only the floats in ``kept`` are left for it to convert or specialize."""
     for symbol in hints_of(shape_env):
         if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
             TensorifyState.specialize(str(symbol))
 
 
 def trace_again_with_constants(shape_env: Any) -> None:
-    """Send Dynamo back to trace with all floats as constants, which are no inputs then; nothing when it did."""
+    """Make Dynamo retrace with all floats as constants instead of inputs. Does nothing if it already did."""
     floats = [str(s) for s in hints_of(shape_env) if symbol_is_type(s, SymT.FLOAT)]
     left = [name for name in floats if not TensorifyState.should_specialize(name)]
     for name in left:
@@ -31,10 +31,11 @@ def trace_again_with_constants(shape_env: Any) -> None:
 
 @contextlib.contextmanager
 def floats_of_one_graph() -> Iterator[None]:
-    """Facts about floats that are stated in the block (see :func:`floats_are_settled`) end with it.
+    """Limit facts about floats that are stated in this block (see :func:`floats_are_settled`) to it.
 
-    Torch keeps it by symbol name for whatever it traces next, where the name may be another input's: Dynamo then drops writes
-    to that input (torch 2.13). Only when Dynamo is sent back to trace the same code again is it for that trace to read.
+    Torch keeps them by symbol name for whatever it traces next. There the name may be another input's, and
+    Dynamo then drops writes to that input (torch 2.13). They are kept only if Dynamo is about to retrace the
+    same code.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Outputs of a functional ATen graph without shared memory, and how the originals are made of them."""
+"""Give a functional ATen graph outputs that share no memory, and recipes for the original outputs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fxpasses.regional.compiled_region import PREVIOUS, Source, Step, TensorSpec
 
 aten = torch.ops.aten
 _UNDECLARED_VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default}
-"""Operators that give a view though their schema does not say so."""
+"""Operators that return a view although their schema does not say so."""
 
 
 def separate_aliases(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[fx.Node], list[Source | None]]:
-    """Choose the outputs of a graph so that no two share memory, and the views that make the wanted ones of them.
+    """Choose outputs that share no memory, and the views that make the wanted outputs from them.
 
     Args:
         gm: a graph without mutation.
-        outputs: the nodes wanted, each a tensor or ``None``, in order.
+        outputs: the wanted nodes, each a tensor or ``None``, in order.
 
     Returns:
-        The nodes to return, in order of first need, and for each output where it comes from. An output that is
-        (a view of) an input comes from that placeholder, counted among the graph's tensor placeholders.
+        The nodes to return, in order of first use, and the source of each wanted output. An output that is (a
+        view of) an input has that placeholder as source, numbered among the graph's tensor placeholders.
     """
     tensors = [
         n for n in gm.graph.find_nodes(op="placeholder") if isinstance(n.meta.get("val"), torch.Tensor)
@@ -58,7 +58,7 @@ def separate_aliases(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[f
 
 
 def return_only(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
-    """Let a graph return these nodes, and compute no more than they need."""
+    """Make a graph return these nodes, and remove what they do not need."""
     (output,) = gm.graph.find_nodes(op="output")
     output.args = (tuple(nodes),)
     output.meta.pop("desc", None)
@@ -67,7 +67,7 @@ def return_only(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
 
 
 def spec_of(value: torch.Tensor, stride: Sequence[Any] | None = None) -> TensorSpec:
-    """The metadata of a fake tensor, with other strides if they are given."""
+    """Return the metadata of a fake tensor, with ``stride`` instead of its own strides if given."""
     return TensorSpec(
         tuple(_torch.expression(s) for s in value.shape),
         tuple(_torch.expression(s) for s in (value.stride() if stride is None else stride)),
@@ -77,7 +77,7 @@ def spec_of(value: torch.Tensor, stride: Sequence[Any] | None = None) -> TensorS
 
 
 def _copy(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
-    """A copy of a value, for an output whose views cannot be made again outside."""
+    """Clone a value, for an output whose views cannot be replayed outside."""
     value = node.meta["val"]
     with gm.graph.inserting_after(node):
         copy = gm.graph.call_function(torch.ops.aten.clone.default, (node,))
@@ -90,7 +90,7 @@ def _copy(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
 
 
 def _chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """The node whose memory this one is in, and the views from there to it."""
+    """Return the node that owns this node's memory, and the views from there to this node."""
     views: list[fx.Node] = []
     while (base := _base(node)) is not None:
         views.append(node)
@@ -99,7 +99,7 @@ def _chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
 
 
 def _base(node: fx.Node) -> fx.Node | None:
-    """The node that a node is a view of, or ``None`` when its memory is its own."""
+    """Return the node that this one is a view of, or ``None`` if it owns its memory."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     if node.target is operator.getitem:
@@ -122,7 +122,7 @@ class _NotConstant(Exception):
 
 
 def _steps(views: Sequence[fx.Node]) -> tuple[Step, ...] | None:
-    """The views as operators on constants and symbols; ``None`` when one takes another tensor, or a storage offset."""
+    """Return views with constant or symbolic arguments; ``None`` if one takes another tensor or an offset."""
     steps = []
 
     def argument(value: Any) -> Any:
@@ -136,7 +136,7 @@ def _steps(views: Sequence[fx.Node]) -> tuple[Step, ...] | None:
     try:
         for view in views:
             if view.target is torch.ops.aten.as_strided.default:
-                return None  # it counts from the beginning of memory, where a real input need not begin
+                return None  # it counts from the start of the storage, where a real input need not start
             rest = map_aggregate(tuple(view.args[1:]), argument)
             kwargs = map_aggregate(dict(view.kwargs), argument)
             steps.append(Step(view.target, (PREVIOUS, *rest), kwargs))  # type: ignore[arg-type, misc]

@@ -1,6 +1,8 @@
-"""One model in several graphs: DDP's buckets are cut where regions end, and an equal layer is compiled once, whatever bucket it is in.
+"""Regions of a model that is split into several graphs, as by DDP.
 
-The regions are found in the graph of the whole model, before it is cut. A bucket may hold a single layer: it is a region all the same.
+Buckets are cut at region boundaries, and equal layers are compiled once, whatever their bucket. Regions are
+found in the graph of the whole model, before it is cut. A bucket may hold a single layer, which is still a
+region.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class Plan:
     """The regions of a model.
 
     Attributes:
-        layers: of each layer how many calls it has, what a region saves, and the path of its module.
-        known: regions that are compiled already.
+        layers: for each layer, its number of calls, what a region saves, and the path of its module.
+        known: regions that are already compiled.
     """
 
     layers: list[tuple[int, Estimate, str]] = field(default_factory=list)
@@ -35,19 +37,19 @@ class Plan:
 
 
 _LAYER = "fxpasses_layer"
-"""The key under which a call has the number of its layer; cutting a graph copies metadata."""
+"""The ``meta`` key of a call's layer number. Cutting a graph copies metadata."""
 _plan: ContextVar[Plan | None] = ContextVar("regions_of_buckets", default=None)
 
 
 def known_regions() -> dict[Any, Any]:
-    """The regions that are compiled already, of the graphs of one model; none where a graph is all of it."""
+    """Return the compiled regions that graphs of one model share; empty if a model is one graph."""
     plan = _plan.get()
     return {} if plan is None else plan.known
 
 
 @contextmanager
 def planned_buckets(gm: fx.GraphModule, keywords: Mapping[str, Any]) -> Iterator[Callable[[fx.Node], bool]]:
-    """Within, graphs that are compiled are buckets of a model; gives whether it may be cut before a node.
+    """Compile graphs inside as buckets of one model. Yields whether the model may be cut before a node.
 
     Args:
         gm: the graph of the model.
@@ -73,7 +75,7 @@ def planned_buckets(gm: fx.GraphModule, keywords: Mapping[str, Any]) -> Iterator
 
 
 def planned_search(gm: fx.GraphModule) -> Search | None:
-    """The regions of a bucket, as they were found in the whole model; ``None`` where a graph is all of it."""
+    """Return the regions of a bucket, as found in the whole model; ``None`` if a model is one graph."""
     plan = _plan.get()
     if plan is None or not plan.layers:
         return None

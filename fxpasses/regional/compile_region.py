@@ -1,4 +1,4 @@
-"""What a compiler makes of a region's graphs, as a region: functions of plain tensors to fresh tensors, behind operators."""
+"""Compile a region's graphs into functions from plain tensors to fresh tensors, called through operators."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from fxpasses.regional.shared import recompute_from_shared
 
 @dataclass(eq=False)
 class RegionCompiler:
-    """Compiles the graphs of a region without the memory that their outputs share.
+    """Compiles a region's graphs so that their outputs share no memory.
 
-    What it returns AOTAutograd never calls: the region's operators call the compiled graphs themselves.
+    AOTAutograd never calls the returned callables: the region's operators call the compiled graphs
+    themselves.
 
-    Args: the compiler that turns the graphs into callables, the region, the options of its compilation, and what compares
+    Args: the compiler of the graphs, the region, the options of its compilation, and the check that compares
     its graphs before and after each rewrite.
     """
 
@@ -48,14 +49,14 @@ class RegionCompiler:
     _text: str = ""
 
     def finished(self, inner: Sequence[CompiledRegion], seconds: float) -> CompiledRegion:
-        """Put the region into the table from which the operators take it.
+        """Add the region to the table in which the operators look it up.
 
         Args:
             inner: the regions that it calls.
-            seconds: that its compilation took.
+            seconds: how long its compilation took.
 
         Returns:
-            The compiled region; one of equal content that is in the table already takes its place.
+            The compiled region, or one of equal content that is already in the table.
         """
         region = self._compiled()
         region.grad_placements = [wrap.grad_placements if wrap else None for wrap in self._region_graph.wraps]
@@ -74,7 +75,7 @@ class RegionCompiler:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        # What cannot be compiled is looked for in each graph: none may wait for the others.
+        # Each graph is searched for what cannot be compiled, so none may wait for the others.
         unit = contextlib.nullcontext() if self._options.on_failure == "isolate" else one_unit()
         fake_mode = _torch.detect_fake_mode(self._region_graph.inputs)
         with unit, _torch.capture_surroundings(fake_mode), self._compiler.settings():
@@ -98,11 +99,11 @@ class RegionCompiler:
     def forward(
         self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
     ) -> Callable[..., Any]:
-        """Compile the graph, and keep what its caller needs to know of it. Args: those of :meth:`Compiler.forward`."""
+        """Compile the graph and record what callers need. Args: those of :meth:`Compiler.forward`."""
         metadata = _torch.forward_metadata()
         if reason := _torch.unsupported_metadata(metadata):
             raise RegionRefused(reason)
-        keep_outputs_fresh(gm.graph)  # what shares memory here is told the graph around the region
+        keep_outputs_fresh(gm.graph)  # the surrounding graph handles outputs that share memory
         outputs = outputs_of(gm.graph)
         count = len(outputs) if inference else self._num_outputs
         kept = outputs[count:]
@@ -116,7 +117,7 @@ class RegionCompiler:
             for n in [*outputs[:count], *kept]
             if n is not None
         ):
-            # The state of a random generator that a checkpoint keeps, say.
+            # For example the RNG state that a checkpoint keeps.
             raise RegionRefused("one of its values has a size that its inputs do not give")
         returned, sources = separate_aliases(gm, [*outputs[:count], *tensors])
         if any(source is None for source in sources[:count]):
@@ -187,7 +188,7 @@ class RegionCompiler:
         return _never
 
     def _restride(self, value: torch.Tensor, source: Source) -> torch.Tensor:
-        """A saved value with the strides that the compiled forward graph gives it."""
+        """Give a saved value the strides that it has in the compiled forward graph."""
         if source.is_input or source.steps or self._strides[source.index] is None:
             return value
         stride = tuple(self._strides[source.index])
@@ -196,7 +197,7 @@ class RegionCompiler:
         return value
 
     def _communicating(self, gm: fx.GraphModule) -> fx.Graph | None:
-        """A copy of a graph with collectives in it, or in a region that it calls: ranks compare them where the region is called."""
+        """Return a copy of a graph with collectives, its own or in called regions, for ranks to compare."""
         calls = [node for node in gm.graph.nodes if node.op == "call_function"]
         if not any(communicates(node.target) or communicating_graph(node) is not None for node in calls):
             return None
@@ -208,7 +209,7 @@ class RegionCompiler:
 
 
 def _work(gm: fx.GraphModule) -> list[tuple[int, int]]:
-    """FLOPs and bytes of each call, those of regions inside of it included."""
+    """Return FLOPs and bytes of each call, including those inside called regions."""
     costs, found = CostModel(), list[tuple[int, int]]()
     for node in gm.graph.nodes:
         inner, own = region_work(node), costs.work_of(node)
@@ -217,7 +218,7 @@ def _work(gm: fx.GraphModule) -> list[tuple[int, int]]:
 
 
 def region_metadata(region: CompiledRegion) -> Any:
-    """All that the graph around a region relies on."""
+    """Return everything that the surrounding graph relies on."""
     return (
         region.forward_specs, region.backward_specs, region.outputs, region.saved, region.gradients, region.tangents,
         region.differentiable, region.random, region.grad_placements,
@@ -225,14 +226,14 @@ def region_metadata(region: CompiledRegion) -> Any:
 
 
 def _keeps_strides(source: Source, user: Sequence[Source | None]) -> bool:
-    """Whether a result has to have the strides that were traced: the user sees it, or views are made of it."""
+    """Whether a result must keep its traced strides: the user sees it, or views are made of it."""
     if source.is_input:
         return False
     return bool(source.steps) or any(s is source for s in user)
 
 
 def _known(strides: list[Any], returned: Sequence[fx.Node], *, dynamic: bool) -> list[Any]:
-    """For each returned tensor, the strides that the compiler reports, or ``None`` for those that were traced."""
+    """Return, per output, the strides that the compiler reports, or ``None`` to use the traced ones."""
     if dynamic or len(strides) != len(returned):
         return [None] * len(returned)
     return [None if s is None else tuple(int(x) for x in s) for s in strides]

@@ -1,8 +1,8 @@
-"""A compiled region, and how its compiled functions' results become those of the region.
+"""A compiled region, and how the results of its compiled functions become its outputs.
 
-Compiled code may not return two tensors in the same memory through an opaque operator: whoever plans memory around it
-would reuse the one while the other is needed. So an operator returns each storage once, and a
-:class:`Source` says how a value is made from it by views.
+Compiled code must not return two tensors that share memory through an opaque operator: the memory planner
+around it would reuse one while the other is still needed. So an operator returns each storage once, and a
+:class:`Source` describes the views that make a value from it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fxpasses.regional.errors import RegionContractError
 
 Size = int | torch.SymInt
 Bindings = Mapping[sympy.Symbol, Size]
-"""The values of a region's symbols in one call."""
+"""Values of a region's symbols in one call."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Metadata of a result; sizes may be sympy expressions of the region's symbols."""
+    """Metadata of a result. Sizes may be sympy expressions in the region's symbols."""
 
     shape: tuple[int | sympy.Basic, ...]
     stride: tuple[int | sympy.Basic, ...]
@@ -35,18 +35,18 @@ class TensorSpec:
     device: torch.device
 
     def empty(self, bindings: Bindings) -> torch.Tensor:
-        """A tensor with this metadata, for given values of the symbols."""
+        """Create a tensor with this metadata, for the given symbol values."""
         shape = [_torch.evaluate(s, bindings) for s in self.shape]
         stride = [_torch.evaluate(s, bindings) for s in self.stride]
         return torch.empty_strided(shape, stride, dtype=self.dtype, device=self.device)
 
     def strides(self, bindings: Bindings) -> tuple[Size, ...]:
-        """The strides, for given values of the symbols."""
+        """Return the strides for the given symbol values."""
         return tuple(_torch.evaluate(s, bindings) for s in self.stride)
 
 
 class Previous:
-    """Stands for the value before, in the arguments of a :class:`Step`."""
+    """Stands for the previous value in the arguments of a :class:`Step`."""
 
     def __repr__(self) -> str:
         return "previous"
@@ -57,7 +57,7 @@ PREVIOUS = Previous()
 
 @dataclass(frozen=True)
 class Step:
-    """One view operator: its arguments are constants, sympy expressions, and :data:`PREVIOUS`."""
+    """A view operator whose arguments are constants, sympy expressions, and :data:`PREVIOUS`."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -74,12 +74,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a value: an input or a result of an operator, and views of it.
+    """The origin of a value: an input or a result of an operator, followed by views.
 
     Attributes:
-        is_input: whether from one of the operator's inputs or one of its results.
-        index: which one.
-        steps: the views that make the value of it.
+        is_input: whether it starts from an input of the operator instead of a result.
+        index: the index of that input or result.
+        steps: the views that make the value from it.
     """
 
     is_input: bool
@@ -87,11 +87,11 @@ class Source:
     steps: tuple[Step, ...] = ()
 
     def base(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensor that the value is a view of."""
+        """Return the tensor that the value is a view of."""
         return inputs[self.index] if self.is_input else results[self.index]
 
     def view(self, base: torch.Tensor, bindings: Bindings) -> torch.Tensor:
-        """The value, given its base."""
+        """Make the value from its base."""
         for step in self.steps:
             base = step.apply(base, bindings)
         return base
@@ -111,11 +111,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Exact:
-    """A way to run a region's graph on other types than those that it was compiled for.
+    """Runs a region's graph on other dtypes than those that it was compiled for.
 
     Attributes:
-        dtypes: the types of the tensors that it was compiled for.
-        run: takes the list of sizes and tensors; returns the results, in float64 where they are floating.
+        dtypes: the tensor dtypes that it was compiled for.
+        run: takes the list of sizes and tensors; returns the results, floating-point ones in float64.
     """
 
     dtypes: list[torch.dtype]
@@ -124,29 +124,31 @@ class Exact:
 
 @dataclass(eq=False)
 class CompiledRegion:
-    """One region, compiled.
+    """A compiled region.
 
     Attributes:
         symbols: the symbols whose values its operators take as ``sizes``.
-        given: its tensor inputs, as they were when it was compiled.
-        forward: takes a list of sizes and tensors; returns what ``forward_specs`` describe.
-        outputs: how its outputs are made of its inputs and of what ``forward`` returns.
-        differentiable: which outputs the backward pass takes a gradient for.
-        random: whether it calls the RNG.
-        saved: for each tensor that ``backward`` takes before the gradients, how it is made.
+        given: metadata of its tensor inputs at compile time.
+        forward: takes a list of sizes and tensors; returns the tensors described by ``forward_specs``.
+        outputs: how its outputs are made from its inputs and the results of ``forward``.
+        differentiable: for each output, whether the backward pass takes a gradient for it.
+        random: whether it uses the RNG.
+        saved: how each tensor is made that ``backward`` takes before the gradients.
         saved_sizes: expressions of the sizes that ``backward`` takes first.
-        backward: takes a list of sizes, saved tensors, gradients; ``None`` when nothing needs a gradient.
-        gradients: for each tensor input, how its gradient is made of the tensors that ``backward`` takes and what it
-            returns; ``None`` for none.
-        tangents: metadata that ``backward`` expects of the gradients of the outputs.
-        key: content hash: what is compiled and what it returns.
-        exact: for ``"forward"`` and ``"backward"``, how to run it on wider types than it was compiled for. The value check
-            does, which is why this is empty without it.
-        inner: the regions that it calls itself.
-        communicating: for ``"forward"`` and ``"backward"``, the graph, if there are collectives in it.
+        backward: takes a list of sizes, saved tensors, gradients; ``None`` if nothing needs a gradient.
+        gradients: for each tensor input, how its gradient is made from the tensors that ``backward`` takes
+            and returns; ``None`` if it has none.
+        tangents: metadata that ``backward`` expects of the outputs' gradients.
+        key: content hash of what is compiled and what it returns.
+        exact: for ``"forward"`` and ``"backward"``, how to run it on wider dtypes than compiled for. Only the
+            value check does that, and this is empty without it.
+        inner: the regions that it calls.
+        communicating: for ``"forward"`` and ``"backward"``, the graph, if it contains collectives.
         work: for ``"forward"`` and ``"backward"``, FLOPs and bytes of each call.
-        inlined: for ``"forward"`` and ``"backward"``, the graph that takes the place of its calls once they are traced; empty for what is called.
-        grad_placements: for each tensor input, the placements of the gradient of the DTensor that it is the local tensor of, or ``None``.
+        inlined: for ``"forward"`` and ``"backward"``, the graph that replaces its calls after tracing; empty
+            if it is called.
+        grad_placements: for each tensor input that is a DTensor outside, the placements of its gradient; else
+            ``None``.
     """
 
     symbols: list[sympy.Symbol]
@@ -173,15 +175,15 @@ class CompiledRegion:
     _mend: dict[str, list[int] | None] = field(default_factory=dict)
 
     def bindings(self, sizes: Sequence[Size]) -> dict[sympy.Symbol, Size]:
-        """The values of the symbols."""
+        """Map the symbols to their values."""
         return dict(zip(self.symbols, sizes, strict=True))
 
     def run_forward(self, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
-        """Run the compiled forward graph. Empties ``tensors``: those that nobody else holds can be freed early."""
+        """Run the compiled forward graph. Clears ``tensors``, so that unshared ones can be freed early."""
         return self._run("forward", self.forward, self.forward_specs, tensors, sizes, sizes)
 
     def run_backward(self, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
-        """Run the compiled backward graph. Empties ``tensors``."""
+        """Run the compiled backward graph. Clears ``tensors``."""
         if self.backward is None:
             raise RegionContractError(self.key, "it has no backward graph")
         saved = sizes
@@ -217,10 +219,10 @@ class CompiledRegion:
         specs: Sequence[TensorSpec],
         sizes: Sequence[Size],
     ) -> list[torch.Tensor]:
-        """Hold results to what was recorded: the first call finds out which ones have to be copied for that.
+        """Make results match their recorded metadata. The first call finds which ones need a copy.
 
-        Compiled code keeps strides and makes fresh results as far as we know; where it does not, a copy costs less than
-        a wrong result.
+        As far as we know, compiled code keeps strides and returns fresh results. If it does not, a copy is
+        cheaper than a wrong result.
         """
         bindings = self.bindings(sizes)
         results = list(results)
@@ -248,9 +250,9 @@ class CompiledRegion:
 
 
 class _Table:
-    """The compiled regions of this process, by content: the operators find them here.
+    """The compiled regions of this process, by content hash, for the operators.
 
-    It holds none: each lives as long as the compiled graphs that call it.
+    Holds weak references: each region lives as long as the compiled graphs that call it.
     """
 
     def __init__(self) -> None:
@@ -258,7 +260,7 @@ class _Table:
         self._regions: weakref.WeakValueDictionary[str, CompiledRegion] = weakref.WeakValueDictionary()
 
     def add(self, region: CompiledRegion) -> CompiledRegion:
-        """Enter a region; gives the one of the same content that is there already, if any."""
+        """Add a region. Returns the existing one of equal content, if any."""
         with self._lock:
             return self._regions.setdefault(region.key, region)
 
@@ -273,13 +275,13 @@ table = _Table()
 
 
 def hold_regions(compiled: Callable[..., Any], regions: Sequence[CompiledRegion]) -> Callable[..., Any]:
-    """A compiled graph that holds the regions that it calls."""
+    """Make a compiled graph keep the regions that it calls alive."""
     if not regions:
         return compiled
     try:
         compiled.fxpasses_regions = regions  # type: ignore[attr-defined]
         return compiled
-    except AttributeError:  # a bound method, say
+    except AttributeError:  # for example a bound method
         return _Keeper(compiled, regions)
 
 

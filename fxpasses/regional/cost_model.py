@@ -1,9 +1,9 @@
-"""The cost model: whether a repeated subgraph is worth compiling on its own.
+"""The cost model: decide whether a repeated subgraph is worth compiling on its own.
 
-On one side are the seconds that compiling its copies would take. On the other: what each call of a region takes to
-trace and to lower, the microseconds that each call takes at run time, and the bytes that are written and read again at
-the boundary because pointwise work is no longer fused across it. Run time counts for as many steps as a
-compiled model is expected to run.
+The benefit is the time that compiling its copies would take. The costs are the time to trace and lower each
+call of the region, the overhead of each call at run time, and the bytes written and read again at the
+boundary because pointwise work is no longer fused across it. Run time is counted for the number of steps that
+a compiled model is expected to run.
 """
 
 from __future__ import annotations
@@ -69,18 +69,19 @@ _MADE_OF_MANY = {
     "rnn_tanh": 12.0,
     "rnn_relu": 12.0,
 }
-"""Computing nodes that single calls are decomposed into."""
+"""Number of computing nodes that one such call decomposes into."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The seconds that a region would save and cost.
+    """Estimated savings and costs of a region.
 
     Attributes:
         compile_seconds: time to compile one copy.
-        saved_seconds: compile time of the whole graph that is saved.
-        run_seconds: time of calls and of lost fusion over the expected number of steps.
-        kept_bytes: at most so much more is saved for the backward pass: what enters a copy, where the whole graph could compute it again.
+        saved_seconds: compile time saved for the whole graph.
+        run_seconds: time lost to calls and missing fusion over the expected number of steps.
+        kept_bytes: upper bound on extra memory saved for the backward pass: values that enter a copy, which
+            whole-graph compilation could recompute.
     """
 
     compile_seconds: float
@@ -90,27 +91,30 @@ class Estimate:
 
     @property
     def gain(self) -> float:
-        """Seconds won over the life of the compiled model."""
+        """Seconds gained over the life of the compiled model."""
         return self.saved_seconds - self.run_seconds
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Constants of the estimate: measured with Inductor on a 12-layer GPT, one thread.
+    """Constants of the estimate, measured with Inductor on a 12-layer GPT with one thread.
 
     Attributes:
-        seconds_per_node: to compile one computing node of a Dynamo graph, forward and backward.
-        dynamic_factor: how much longer it takes with symbolic sizes.
-        seconds_per_call: to trace and lower one call of a region.
-        call_microseconds: time of a call at run time, forward and backward.
+        seconds_per_node: time to compile one computing node of a Dynamo graph, forward and backward.
+        dynamic_factor: factor on that time with symbolic sizes.
+        seconds_per_call: time to trace and lower one call of a region.
+        call_microseconds: run-time overhead of a call, forward and backward.
         bytes_per_second: memory bandwidth, by device type.
         steps: how often the compiled model is expected to run.
-        fewest: the fewest copies that are worth a region.
-        fewest_fused: the same for a subgraph without a kernel of its own: pointwise work and reductions, which Inductor fuses with what is around, and each call of a
-            region takes longer than what it computes.
-        fuses_beside: whether the compiler computes such subgraphs in one kernel where none needs another's results, as the updates of an optimizer's parameters.
-        least_saved: the fewest seconds that are worth a region.
-        least_share: the least part of the compile time of a graph that its regions together have to save: each is a wall through it.
+        fewest: minimum number of copies for a region.
+        fewest_fused: the same for a subgraph without a kernel of its own (only pointwise work and
+            reductions). Inductor fuses that with its surroundings, and a region call takes longer than the
+            computation.
+        fuses_beside: whether the compiler computes independent subgraphs of that kind in one kernel, such as
+            an optimizer's updates of parameters.
+        least_saved: minimum seconds that a region must save.
+        least_share: minimum share of a graph's compile time that its regions together must save, because each
+            is a fusion barrier.
     """
 
     seconds_per_node: float = 0.04
@@ -128,24 +132,24 @@ class CostModel:
 
     @classmethod
     def for_compiler(cls, compiler: str) -> CostModel:
-        """The constants for Inductor, or for graphs that run operator by operator (tracing is all that is saved)."""
+        """Return the constants for Inductor, or for eager graphs, which only save tracing time."""
         if compiler == "inductor":
             return cls()
         return cls(seconds_per_node=0.012, fewest_fused=4, fuses_beside=False, least_saved=0.3)
 
     def weight(self, node: fx.Node) -> float:
-        """A node's share of compile time, in computing nodes."""
+        """Return a node's share of compile time, in computing nodes."""
         name = target_name(node)
         if name in _CHEAP:
             return 0.15
         return _MADE_OF_MANY.get(name, 1.0)
 
     def saved(self, weight: float, copies: int, dynamic: bool) -> float:
-        """Seconds of compile time that a region saves.
+        """Return the seconds of compile time that a region saves.
 
         Args:
-            weight: of one copy, in computing nodes.
-            copies: how often it occurs.
+            weight: the weight of one copy, in computing nodes.
+            copies: the number of copies.
             dynamic: whether sizes are symbolic.
         """
         factor = self.dynamic_factor if dynamic else 1.0
@@ -159,9 +163,9 @@ class CostModel:
         Args:
             facts: the graph.
             start: index of the first call of one copy.
-            stop: index behind its last call.
-            copies: how often it occurs.
-            weight: of its calls, in computing nodes; worked out when it is not given.
+            stop: index after its last call.
+            copies: the number of copies.
+            weight: the weight of one copy, in computing nodes; computed if not given.
         """
         if weight is None:
             weight = sum(self.weight(node) for node in facts.calls[start:stop])
@@ -173,11 +177,11 @@ class CostModel:
         return Estimate(one, self.saved(weight, copies, facts.dynamic), run, kept)
 
     def verdict_on_graph(self, saved: float, weight: float, dynamic: bool) -> str:
-        """Why a graph is better compiled as a whole, or "".
+        """Return why a graph should be compiled as a whole, or "".
 
         Args:
-            saved: seconds that all its regions together save.
-            weight: of all its calls, in computing nodes.
+            saved: seconds saved by all its regions together.
+            weight: the weight of all its calls, in computing nodes.
             dynamic: whether sizes are symbolic.
         """
         whole = weight * self.seconds_per_node * (self.dynamic_factor if dynamic else 1.0)
@@ -188,11 +192,11 @@ class CostModel:
     def verdict(
         self, estimate: Estimate, copies: int, fused: bool = False, *, independent: bool = False
     ) -> str:
-        """Why the region is not worth it, or "".
+        """Return why the region is not worth it, or "".
 
         Args:
-            estimate: what it would save and cost.
-            copies: how often it occurs.
+            estimate: its estimated savings and costs.
+            copies: the number of copies.
             fused: whether it has no kernel of its own (see :func:`is_fused`).
             independent: whether no copy needs another's results.
         """
@@ -217,10 +221,10 @@ class CostModel:
 
 
 def _boundary_bytes(facts: GraphFacts, start: int, stop: int) -> tuple[int, str]:
-    """Bytes read again in the subgraph that fused code would still have in registers, and the device they are on.
+    """Return the bytes that a subgraph reads again but fused code would have in registers, and their device.
 
-    Counts the tensors that cross into the subgraph from a pointwise operation outside: a matmul or the
-    like writes its result to memory in any case. The tensors that leave the subgraph are counted where they are read.
+    Counts tensors that enter the subgraph from a pointwise operation outside; a matmul or similar writes its
+    result to memory anyway. Tensors that leave the subgraph are counted by their readers.
     """
     total, device = 0, "cpu"
     seen: set[fx.Node] = set()
@@ -237,7 +241,7 @@ def _boundary_bytes(facts: GraphFacts, start: int, stop: int) -> tuple[int, str]
 
 
 def is_fused(nodes: Sequence[fx.Node]) -> bool:
-    """Whether calls are pointwise work and reductions alone."""
+    """Whether calls are only pointwise work and reductions."""
     return not any(_has_own_kernel(node) or target_name(node) in _MADE_OF_MANY for node in nodes)
 
 

@@ -1,4 +1,4 @@
-"""Errors of regions: why a repeated subgraph cannot be compiled on its own."""
+"""Errors of regions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fxpasses.errors import FxPassesError
 
 
 class RegionRefused(FxPassesError):
-    """A repeated subgraph stays part of the graph around it. Caught, and reported by :func:`fxpasses.regions`.
+    """A repeated subgraph stays in the surrounding graph. Caught, and reported by :func:`fxpasses.regions`.
 
     Attributes:
         reason: why, in words.
@@ -18,7 +18,7 @@ class RegionRefused(FxPassesError):
 
 
 class RegionGraphError(FxPassesError, TypeError):
-    """The argument of :func:`fxpasses.regions` is no graph, or one whose fake values are not known.
+    """The argument of :func:`fxpasses.regions` is not a graph, or its fake values are unknown.
 
     Attributes:
         given: the argument.
@@ -33,7 +33,7 @@ class RegionGraphError(FxPassesError, TypeError):
 
 
 class RegionContractError(FxPassesError, RuntimeError):
-    """A compiled region is called that this process does not have, or it does not return what was recorded.
+    """A called region does not exist in this process, or does not return what was recorded.
 
     Attributes:
         key: the region's content hash.

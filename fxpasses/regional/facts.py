@@ -1,12 +1,12 @@
-"""The facts of each node of a graph that the search for repeated subgraphs compares.
+"""Facts about each node of a graph, compared by the search for repeated subgraphs.
 
-A graph is read as the sequence of its calls. Each call gets a *token*: two calls have the same token when they
-call the same operator with the same constants on values of the same kind (shape, strides, type, device,
-gradient, whether it is a parameter), under the same ambient autocast and gradient mode. How the calls are
-wired to each other is not part of the token; :func:`wiring` compares it for one subgraph.
+A graph is read as the sequence of its calls. Each call gets a *token*. Two calls have the same token if they
+call the same operator with the same constants on values of the same kind (shape, strides, dtype, device,
+gradient, whether it is a parameter), under the same ambient autocast and gradient mode. How calls are wired
+to each other is not part of the token; :func:`wiring` compares it for one subgraph.
 
-Two lists that differ in length or content never describe the same computation: everything that is not known to
-be comparable gets a token of its own, which ends any repeated subgraph, and a reason.
+Equal tokens and wiring must never describe different computations. So any call that is not known to be
+comparable gets a unique token, which ends every repeated subgraph, and a reason.
 """
 
 from __future__ import annotations
@@ -48,23 +48,24 @@ _REPR = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Siz
 
 @dataclass
 class GraphFacts:
-    """One graph as a sequence of calls.
+    """A graph as a sequence of calls.
 
     Attributes:
         calls: the calls, in order.
         position: each call's index in that order.
-        tokens: equal numbers for calls that do the same, seen on their own.
-        descriptions: each token as text, without addresses: the same in every process.
+        tokens: equal numbers for calls that do the same in isolation.
+        descriptions: each token as text without addresses, equal in every process.
         barriers: for each call, why it cannot be part of a region, or "".
-        reads: for each call, the nodes that its arguments name, in order, repeated as often as they are named.
-        last_use: for each call, the index of the last one that reads it, one past the end for an output.
+        reads: for each call, the nodes in its arguments, in order, with repetitions.
+        last_use: for each call, the index of its last reader; one past the end for an output.
         autocast: for each index, the autocast blocks that are open before it.
-        grad_mode: for each index, the gradient mode that the graph has set before it (``None`` for the one it began in).
-        modules: for each call, the paths of the modules around it, outermost first, each with its address.
-        returns_several: for each call, whether its value is a tuple, or has to be waited for.
+        grad_mode: for each index, the gradient mode that the graph has set before it (``None`` for the
+            initial one).
+        modules: for each call, the paths of its modules, outermost first, each with its address.
+        returns_several: for each call, whether its value is a tuple or must be waited for.
         dynamic: whether any size is symbolic.
-        grad_enabled: the gradient mode in which the graph begins.
-        vmaps: for each index, how many ``vmap`` are open before it.
+        grad_enabled: the gradient mode in which the graph starts.
+        vmaps: for each index, the number of open ``vmap`` before it.
     """
 
     graph: fx.Graph
@@ -84,9 +85,10 @@ class GraphFacts:
     vmaps: list[int] = field(default_factory=list)
 
     def balanced(self, start: int, stop: int) -> bool:
-        """Whether a subgraph leaves autocast and gradient mode as it found them, and closes only what it opened.
+        """Whether a subgraph restores autocast and gradient mode, and closes only what it opened.
 
-        It contains all of a ``vmap`` or nothing of it. Nor may it turn gradients on: a call that stands where they are off has none.
+        It must contain all of a ``vmap`` or none of it. It must not enable gradients either: a region called
+        with gradients off records none.
         """
         around = self.autocast[start]
         modes = [self.grad_enabled if m is None else m for m in self.grad_mode[start : stop + 1]]
@@ -102,16 +104,17 @@ class GraphFacts:
 def wiring(facts: GraphFacts, start: int, stop: int) -> tuple[tuple[int, ...], list[fx.Node]]:
     """Describe how the calls of a subgraph are connected.
 
-    Two subgraphs with the same tokens compute the same function of the nodes outside exactly when their wires are equal.
+    Two subgraphs with equal tokens compute the same function of their outside nodes exactly if their wires
+    are equal.
 
     Args:
         facts: the graph.
         start: index of the first call.
-        stop: index behind the last call.
+        stop: index after the last call.
 
     Returns:
-        A wire for each argument: the index of a call in the subgraph, or, negative, of an outside node (-1 for the first);
-        literal numbers count as constants. And the outside nodes, in order of first use.
+        One wire per argument (the index of a call in the subgraph, or a negative number for an outside node,
+        -1 for the first), and the outside nodes in order of first use. Literal numbers count as constants.
     """
     outside: dict[fx.Node, int] = {}
     wires: list[int] = []
@@ -131,7 +134,7 @@ def read_facts(gm: fx.GraphModule, calls: list[fx.Node] | None = None) -> GraphF
 
     Args:
         gm: the graph.
-        calls: of it, in order; all but those that gather parameters by default.
+        calls: the calls to read, in order; by default all except those that gather parameters.
     """
     sizes = sizes_of_inputs(gm.graph)
     if calls is None:
@@ -181,7 +184,7 @@ def is_call(node: fx.Node) -> bool:
 
 
 def module_paths(node: fx.Node) -> tuple[tuple[str, str], ...]:
-    """The modules around a call, outermost first: path from the root, and the address that tells calls apart."""
+    """Return the modules around a call, outermost first: path, and an address that tells calls apart."""
     stack = node.meta.get("nn_module_stack")
     if not isinstance(stack, dict):
         return ()
@@ -190,7 +193,7 @@ def module_paths(node: fx.Node) -> tuple[tuple[str, str], ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def clean_path(path: str) -> str:
-    """``L['self'].blocks.0`` as ``blocks.0``.
+    """Convert ``L['self'].blocks.0`` to ``blocks.0``.
 
     >>> clean_path("L['self']._modules['blocks']._modules['0'].attn")
     'blocks.0.attn'
@@ -206,7 +209,7 @@ class _Unknown(Exception):
 
 
 class _Reader:
-    """Tokens of one graph."""
+    """Computes the tokens of one graph."""
 
     def __init__(self, gm: fx.GraphModule, sizes: dict[fx.Node, fx.Node] | None = None) -> None:
         self._gm, self._equal_sizes = gm, sizes or {}
@@ -222,16 +225,16 @@ class _Reader:
         return self._unique
 
     def token(self, node: fx.Node, reads: list[fx.Node], ambient: Any) -> tuple[int, str, str]:
-        """Compare a call with those before it.
+        """Compare a call with all earlier ones.
 
         Args:
             node: the call.
-            reads: filled with the nodes that its arguments name, in order.
-            ambient: the autocast blocks and the gradient mode around it.
+            reads: filled with the nodes in its arguments, in order.
+            ambient: the autocast blocks and gradient mode around it.
 
         Returns:
-            Its token, negative for one of its own; its description, the same in every process; and why it cannot be part of a
-            region, or "".
+            Its token, negative if unique; its description, equal in every process; and why it cannot be part
+            of a region, or "".
         """
         try:
             self._refuse(node)
@@ -248,7 +251,7 @@ class _Reader:
         except _Unknown as unknown:
             reads[:] = node.all_input_nodes
             return self.unique(), "", str(unknown)
-        # Functions of the same name may differ: within a process the object itself decides.
+        # Functions of the same name may differ, so within a process the object itself decides.
         number = self._numbers.setdefault((key, id(node.target)), len(self._numbers))
         return number, key, ""  # type: ignore[return-value]
 
@@ -269,7 +272,7 @@ class _Reader:
             raise _Unknown("it communicates with other processes in place")
 
     def _offsets(self, node: fx.Node, reads: Sequence[fx.Node]) -> tuple[Any, ...]:
-        """The storage offsets of its operands, for the few calls that depend on them."""
+        """Return the storage offsets of the operands, for the few calls that depend on them."""
         if not counts_from_storage(node):
             return ()
         values = map(value_of, reads)
@@ -315,7 +318,7 @@ class _Reader:
         return "node"
 
     def _graph(self, name: str, gm: fx.GraphModule) -> Any:
-        """A nested graph as text: its calls with their wiring."""
+        """Return a nested graph as text: its calls with their wiring."""
         if name not in self._modules:
             number_of: dict[fx.Node, int] = {}
             lines = []
@@ -397,7 +400,7 @@ class _Reader:
         )
 
     def _mesh(self, value: Any) -> Any:
-        """A device mesh: equal ones may have process groups of their own, so that the object decides."""
+        """Describe a device mesh by identity, because equal meshes may have different process groups."""
         mesh = _torch_dtensor.mesh_of(value)
         if not any(known is mesh for known in self._meshes):
             self._meshes.append(mesh)
@@ -419,7 +422,7 @@ class _Reader:
 
 
 def _is_pending(node: fx.Node) -> bool:
-    """Whether a call is a collective whose result another call waits for."""
+    """Whether a call is a collective whose result must be waited for."""
     target = node.target
     return (
         isinstance(target, _torch.OpOverload)
@@ -429,7 +432,7 @@ def _is_pending(node: fx.Node) -> bool:
 
 
 def counts_from_storage(node: fx.Node) -> bool:
-    """Whether a call depends on where in its memory an operand begins."""
+    """Whether a call depends on the storage offset of an operand."""
     return target_name(node).startswith(("as_strided", "storage_offset"))
 
 

@@ -1,10 +1,10 @@
-"""Floats that may change from call to call, in a Dynamo graph: tensors or numbers, before anything else looks at them.
+"""Turn floats that may change between calls into tensors or constants, before any other analysis.
 
-With dynamic shapes Dynamo hands floats (a module's ``eps`` or ``scale``) over as 0-dimensional float64 tensors, and reads
-them with ``item()``. AOTAutograd rewrites arithmetic of tensors with such numbers to arithmetic of tensors
-(``torch.fx.passes._tensorify_python_scalars``), at the end of tracing; whatever else needs the number makes Dynamo trace
-everything again, with the number as a constant. Doing both at once on Dynamo's graph saves the second trace, and layers that
-differ in nothing but such a float stay equal.
+With dynamic shapes, Dynamo passes floats (a module's ``eps`` or ``scale``) as 0-dim float64 tensors and reads
+them with ``item()``. At the end of tracing, AOTAutograd rewrites arithmetic of tensors with such numbers to
+tensor arithmetic (``torch.fx.passes._tensorify_python_scalars``). Any other use of the number makes Dynamo
+retrace everything with the number as a constant. Doing both at once on Dynamo's graph saves the second trace,
+and layers that differ only in such a float stay equal.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _Place = tuple[fx.GraphModule, fx.Node]
 
 
 def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
-    """Make tensors of the floats that are operands of tensor arithmetic only, and numbers, with a guard, of all others.
+    """Turn floats used only in tensor arithmetic into tensors, and all others into guarded constants.
 
-    Floats that are computed from sizes alone (``sqrt(x.shape[1])``) stay what they are: symbolic, like the sizes.
-    With ``as_constants`` none of them may be an input: a CUDA graph reads nothing that is not on its device, and would
-    repeat the value of the day on which it was recorded. Dynamo traces again then, as it does for Inductor's CUDA graphs.
-    Where a float can only stay dynamic as AOTAutograd does it (``x ** p``), all of those are left to it.
+    Floats computed only from sizes (``sqrt(x.shape[1])``) stay symbolic, like the sizes. With
+    ``as_constants`` no float may be an input: a CUDA graph reads only what is on its device, and would replay
+    the value that was recorded. Dynamo then retraces, as for Inductor's CUDA graphs. If a float can stay
+    dynamic only the way AOTAutograd does it (``x ** p``), all such floats are left to AOTAutograd.
     """
     shape_env = _shape_env(gm)
     if as_constants and shape_env is not None:
@@ -47,8 +47,8 @@ def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
         if isinstance(value_of(node), torch.SymFloat) and not _torch.of_sizes(value_of(node))
     ]
     if not found:
-        # torch has a number ready for each 0-dimensional float64 input. AOTAutograd takes one that nobody asked for as one
-        # that must be a constant, and when Dynamo then traces again, writes to that input are lost (torch 2.13).
+        # Torch prepares a number for each 0-dim float64 input. AOTAutograd considers unused ones as constants
+        # to specialize, and when Dynamo then retraces, writes to that input are lost (torch 2.13).
         if shape_env is not None:
             _torch_floats.floats_are_settled(shape_env, set())
         return
@@ -67,7 +67,7 @@ def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
         if _torch.has_unbacked(value) or (symbols and symbols <= kept):
             stay.insert(0, (owner, node))
             continue
-        number = float(value if symbols else value.node.expr)  # which may be NaN, and equals nothing then
+        number = float(value if symbols else value.node.expr)  # may be NaN, which equals nothing
         for user in list(node.users):
             _put_in_place(user, node, number)
         if node.op != "placeholder":
@@ -83,9 +83,9 @@ def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
 
 
 def _read_inside(gm: fx.GraphModule) -> None:
-    """Read the floats of checkpointed functions inside of them: torch 2.15 hands over what it has read before the call.
+    """Read the floats of checkpointed functions inside them; torch 2.15 reads them before the call.
 
-    A tensor that goes in can stand for the number there, and calls that differ in nothing but the number stay equal.
+    A tensor input can stand for the number there, and calls that differ only in the number stay equal.
     """
     for node in list(gm.graph.nodes):
         body = getattr(gm, node.args[0].target) if _torch.checkpointed(node) else None
@@ -105,7 +105,7 @@ def _read_inside(gm: fx.GraphModule) -> None:
 
 
 def _shape_env(gm: fx.GraphModule) -> Any:
-    """The shape environment of a graph's inputs, if they have one."""
+    """Return the shape environment of a graph's inputs, if they have one."""
     values = map(value_of, gm.graph.find_nodes(op="placeholder"))
     return next((v.fake_mode.shape_env for v in values if isinstance(v, _torch.FakeTensor)), None)
 
@@ -115,10 +115,11 @@ def _name(user: fx.Node) -> str:
 
 
 def _may_take_symbolic(user: fx.Node) -> bool:
-    """Whether a call may read a float that changes: arithmetic, what gives another float, and what has a body (looked at itself).
+    """Whether a call may read a changing float: arithmetic, a call that gives a float or has a body.
 
-    AOTAutograd makes a constant of what any other reads, an output of the graph among them. If the float is a tensor elsewhere,
-    the guard is lost with its cache, and later calls get that constant (torch 2.13).
+    AOTAutograd makes a constant of a float with any other reader, including a graph output. If the float is a
+    tensor elsewhere, the guard is lost with its cache, and later calls get that constant (torch 2.13). Bodies
+    are examined separately.
     """
     return (
         _computes(user)
@@ -128,12 +129,12 @@ def _may_take_symbolic(user: fx.Node) -> bool:
 
 
 def _computes(user: fx.Node) -> bool:
-    """Whether AOTAutograd computes a call with a tensor in place of a float: it leaves out keywords, as ``alpha`` of ``add`` (torch 2.13)."""
+    """Whether AOTAutograd can compute a call on a tensor; not with keywords, like ``alpha`` (torch 2.13)."""
     return _name(user) in _ARITHMETIC and not user.kwargs
 
 
 def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
-    """Give a call a number where it read a node."""
+    """Replace a node in a call's arguments by a number."""
 
     def known(read: fx.Node) -> Any:
         return number if read is node else read
@@ -143,8 +144,7 @@ def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
 
 
 def _may_be_tensor(node: fx.Node) -> bool:
-    """Whether a float can be a 0-dimensional float64 tensor: it is read from one or computed from such, and every user
-    computes the same with that."""
+    """Whether a float can be a 0-dim float64 tensor: computed from such, and equivalent for all users."""
     return (_is_read(node) or _is_arithmetic(node) or _is_root(node)) and all(
         _is_root(user)
         or (
@@ -170,7 +170,7 @@ def _is_arithmetic(node: fx.Node) -> bool:
 
 
 def _is_root(node: fx.Node) -> bool:
-    """Whether a node is the square root of a float: of a tensor it is the same number, to the last bit."""
+    """Whether a node is the square root of a float. A tensor's is the same, to the last bit."""
     return (
         _name(node) in _ROOTS
         and len(node.args) == 1
@@ -180,7 +180,7 @@ def _is_root(node: fx.Node) -> bool:
 
 
 def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
-    """Whether the other operand of a call is a tensor, the one that is written to if any."""
+    """Whether the other operand of a call is a tensor, and the written one if the call writes."""
     other = [a for a in user.args if a is not node]
     return (
         len(other) == 1
@@ -196,7 +196,7 @@ def _writes(user: fx.Node) -> bool:
 
 
 def _make_tensor(owner: fx.GraphModule, node: fx.Node) -> None:
-    """Let a float be the tensor that it is read from, or one computed from such."""
+    """Replace a float by the tensor that it is read or computed from."""
     users = [user for user in node.users if isinstance(value_of(user), torch.Tensor)]
     if _is_read(node):
         tensor = node.args[0]
@@ -215,8 +215,11 @@ def _make_tensor(owner: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _move_to_the_start(made: dict[fx.Node, fx.GraphModule]) -> None:
-    """Compute what several calls read before anything else, if it needs nothing but inputs: Dynamo does so where it is
-    first needed, in the first of some equal layers, and the others read it."""
+    """Move computations that several calls read to the start, if they only need inputs.
+
+    Dynamo computes them at first use, in the first of several equal layers, and the other layers read them
+    from there.
+    """
     moving: set[fx.Node] = set()
     for node in reversed(made):
         if node.op == "call_function" and (len(node.users) > 1 or moving & set(node.users)):
@@ -234,7 +237,7 @@ def _move_to_the_start(made: dict[fx.Node, fx.GraphModule]) -> None:
 
 
 def _convert(graph: fx.Graph, user: fx.Node, tensor: fx.Node) -> None:
-    """Hold the type of a result where a 0-dimensional tensor promotes its partner and a number does not."""
+    """Keep the dtype of a result if a 0-dim tensor would promote the other operand and a number would not."""
     (other,) = (value_of(a) for a in user.args if a is not tensor)  # type: ignore[arg-type]
     if _writes(user) or (other.ndim and (other.is_floating_point() or other.is_complex())):
         return

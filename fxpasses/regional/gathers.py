@@ -1,8 +1,9 @@
-"""The gathers of equal layers are traced once.
+"""Trace the parameter gathers of equal layers once.
 
-What gathers the parameters of a layer stays outside of its region (:mod:`.parameters`), where passes see it; but AOTAutograd traces each collective
-several times over, and its gradient. So the calls in front of each layer are one operator while AOTAutograd traces; what equal ones were traced to
-takes their place before the first pass runs.
+The calls that gather a layer's parameters stay outside of its region (:mod:`.parameters`), where passes see
+them. But AOTAutograd traces each collective several times, and its gradient. So while AOTAutograd traces, the
+calls in front of each layer are one operator. Before the first pass runs, it is replaced by the graph that
+equal calls were traced to.
 
 ::
 
@@ -29,13 +30,13 @@ from fxpasses.regional.region_operators import inlined_graph
 from fxpasses.regional.region_search import Search, Subgraph
 
 _FEWEST = 16
-"""Calls that need not be traced again, from which on an operator for them is less work."""
+"""Minimum number of calls not traced again, from which on an operator pays off."""
 _OF_ONE_CALL = ("val", "tensor_meta", "eager_input_vals")
-"""Metadata that a node has of its own value."""
+"""Metadata that describes a node's own value."""
 
 
 def equal_gathers(gm: fx.GraphModule) -> tuple[Search, list[list[Subgraph]]]:
-    """The calls in front of layers that gather their parameters, as subgraphs of the gathers of a graph; equal ones together.
+    """Group equal runs of calls in front of layers that gather parameters, as subgraphs of a graph's gathers.
 
     Args:
         gm: a Dynamo graph that calls regions.
@@ -63,14 +64,14 @@ def equal_gathers(gm: fx.GraphModule) -> tuple[Search, list[list[Subgraph]]]:
 
 
 class KeptGraphs(EagerCompiler):
-    """Keeps the graphs that gathers were traced to; they are never called."""
+    """Keeps the graphs that gathers were traced to. They are never called."""
 
     graphs: dict[str, fx.Graph]
 
     def forward(
         self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
     ) -> Callable[..., Any]:
-        """Keep a forward graph, in the place of others. Args: those of :meth:`Compiler.forward`."""
+        """Keep a forward graph, replacing earlier graphs. Args: those of :meth:`Compiler.forward`."""
         self.graphs = {"forward": _without_views(copy_graph(gm).graph)}
         return super().forward(gm, inputs, inference=inference, visible=visible)
 
@@ -80,7 +81,7 @@ class KeptGraphs(EagerCompiler):
 
 
 def _without_views(graph: fx.Graph) -> fx.Graph:
-    """The graph without the views in which local tensors became DTensors: they are what they view."""
+    """Remove no-op views left over from wrapping local tensors in DTensors."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         base = node.all_input_nodes[0]
         if node.meta["val"].shape == base.meta["val"].shape:
@@ -90,10 +91,10 @@ def _without_views(graph: fx.Graph) -> fx.Graph:
 
 
 def inline_gathers(gm: fx.GraphModule) -> None:
-    """Put the graphs of gathers in the place of the operators that stand for them.
+    """Replace operators that stand for gathers by their graphs.
 
     Args:
-        gm: a joint graph or an inference graph, as it was traced.
+        gm: a joint graph or an inference graph, right after tracing.
     """
     calls = [(node, inner) for node in gm.graph.nodes if (inner := inlined_graph(node)) is not None]
     mode = fake_mode_of(gm.graph) if calls else None
@@ -117,7 +118,7 @@ def inline_gathers(gm: fx.GraphModule) -> None:
 
 
 def _value_like(node: fx.Node, made: fx.Node, mode: Any) -> Any:
-    """The fake value of a copy of a node: memory of its own where the node's is, a view where it is one."""
+    """Compute the fake value of a copied node: with its own memory or as a view, like the original."""
     value = node.meta["val"]
     inputs = [other.meta["val"] for other in node.all_input_nodes]
     if not isinstance(value, torch.Tensor) or storage_of(value) in map(storage_of, inputs):

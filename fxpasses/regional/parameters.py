@@ -1,4 +1,4 @@
-"""The parameters and buffers of a graph, and the calls that gather them from other processes."""
+"""Find parameters and buffers of a graph, and the calls that gather them from other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREPARING = frozenset(
 
 
 def is_static(node: fx.Node) -> bool:
-    """Whether an input of the graph lives as long as the model: a parameter or a buffer."""
+    """Whether an input of the graph is a parameter or buffer, which lives as long as the model."""
     if node.op != "placeholder":
         return node.op == "get_attr"
     kept = node.meta.get("tensor_dict") or {}
@@ -27,11 +27,12 @@ def is_static(node: fx.Node) -> bool:
 
 
 def gathered_parameters(graph: fx.Graph) -> set[fx.Node]:
-    """The calls that gather parameters, and those that prepare a shard for that.
+    """Return the calls that gather parameters, and those that prepare a shard for that.
 
-    They stand between the calls of a layer, wherever a parameter is first used, but need nothing that the layer computes: a
-    region is the rest of the layer, and takes the gathered tensors. In the graph around it they are next to each other, where passes over
-    collectives see them. Wraps of tensors that a region takes as local ones count as well.
+    They occur between a layer's calls, where each parameter is first used, but depend on nothing that the
+    layer computes. A region is the rest of the layer, and takes the gathered tensors. In the surrounding
+    graph the gathers are adjacent, and passes over collectives see them. This includes wraps of tensors that
+    a region takes as local tensors.
     """
     own: dict[fx.Node, bool] = {}
     changing = changed_memory(graph.nodes)
@@ -40,9 +41,7 @@ def gathered_parameters(graph: fx.Graph) -> set[fx.Node]:
         if node.op == "placeholder" or node.op == "get_attr":
             continue
         if _torch.sets_grad_mode(node) or "_nesting" in target_name(node):
-            plain = (
-                False  # the gradient mode or the transform would be another one where the region is called
-            )
+            plain = False  # the region would be called under another gradient mode or transform
         inputs = [n for n in node.all_input_nodes if not is_literal(n) and _mesh(n) is None]
         gathers = _torch_dtensor.wraps_or_gathers(node)
         if not plain or not inputs or not (gathers or target_name(node) in _PREPARING):

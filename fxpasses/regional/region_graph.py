@@ -1,9 +1,9 @@
-"""A repeated subgraph as a graph of its own, and the calls of it that stay outside.
+"""Cut a repeated subgraph out as its own graph, and find the calls that stay outside.
 
-The region's graph takes symbols, then tensors, and returns tensors that share no memory with each other or with an input. A
-call outside may also need a value that is a view or a size: the calls that make it are copied outside, where
-they cost nothing. An input that the subgraph writes to (a running mean, say) is copied first; its new value is one more
-output, which the graph outside copies back.
+The region's graph takes symbols, then tensors, and returns tensors that share no memory with each other or an
+input. Calls outside may also need a view or a size: the calls that compute it are copied outside, where they
+cost nothing. An input that the subgraph writes to (a running mean, for example) is copied first; its new
+value is an extra output, which the outer graph copies back.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ _VIEWS = frozenset(
         "numel", "sym_size", "double", "to_local", "from_local",
     }
 )  # fmt: skip
-"""Calls that may be made once more outside: they give a view or a number, and write nothing."""
+"""Calls that may be repeated outside: they return a view or a number, and write nothing."""
 
 
 @dataclass
 class RegionGraph:
-    """The graph of a region, cut out of the graph around it.
+    """The graph of a region, cut out of its surrounding graph.
 
     Attributes:
-        gm: symbols and tensors to the outputs, then the new values of the inputs in ``written``.
-        symbols: the symbols in its sizes, in the order in which it takes them.
+        gm: maps symbols and tensors to the outputs, followed by the new values of the inputs in ``written``.
+        symbols: the symbols in its sizes, in the order of its arguments.
         inputs: a fake tensor for each tensor input.
-        wraps: for each tensor input that is a DTensor outside, what makes one of the local tensor that the region takes; else ``None``.
-        static: which tensor inputs live as long as the model.
+        wraps: for each tensor input, the function that makes a DTensor of it if it is one outside; else
+            ``None``.
+        static: for each tensor input, whether it lives as long as the model.
         written: which tensor inputs the subgraph writes to.
         outputs: indices in the subgraph of the values that it returns.
-        copied: indices in the subgraph of the calls that are made once more outside.
-        same: for the index of each call whose value is a tensor that another node stands for: the index of that node, or,
-            negative, the tensor input (-1 for the first).
-        shared: which tensor inputs are the same tensor in all copies, and need no gradient.
-        text: its calls, as text that is the same in every process.
+        copied: indices in the subgraph of the calls that are repeated outside.
+        same: for each call whose value is the same tensor as another node's, that node's index, or a negative
+            number for a tensor input (-1 for the first).
+        shared: for each tensor input, whether it is the same tensor in all copies and needs no gradient.
+        text: its calls, as text that is equal in every process.
     """
 
     gm: fx.GraphModule
@@ -72,24 +73,24 @@ class RegionGraph:
 
     @property
     def example_inputs(self) -> list[Any]:
-        """Symbolic sizes and fake tensors, in the order of ``gm``'s placeholders."""
+        """Return symbolic sizes and fake tensors, in the order of ``gm``'s placeholders."""
         return [node.meta["example_value"] for node in self.gm.graph.find_nodes(op="placeholder")]
 
     @property
     def meshes(self) -> tuple[int, ...]:
-        """The identities of the device meshes in it: what their text does not say."""
+        """Return the ids of its device meshes, which their repr does not include."""
         held = [value_of(node) for node in self.gm.graph.find_nodes(op="get_attr")]
         found = [wrap.spec.mesh for wrap in self.wraps if wrap] + [_torch_dtensor.mesh_of(v) for v in held]
         return tuple(id(mesh) for mesh in found if mesh is not None)
 
     @property
     def digest(self) -> str:
-        """Hash of the graph's text."""
+        """Return a hash of the graph's text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def outside_of(facts: GraphFacts, subgraph: Subgraph) -> list[fx.Node]:
-    """The tensors from outside that a subgraph reads, in the order of its first use of them."""
+    """Return the tensors that a subgraph reads from outside, in order of first use."""
     return [
         n
         for n in wiring(facts, subgraph.start, subgraph.stop)[1]
@@ -100,16 +101,16 @@ def outside_of(facts: GraphFacts, subgraph: Subgraph) -> list[fx.Node]:
 def extract_region(
     gm: fx.GraphModule, facts: GraphFacts, subgraphs: Sequence[Subgraph], symbols: dict[Any, fx.Node]
 ) -> RegionGraph:
-    """Make a graph of the first of some isomorphic subgraphs that serves them all.
+    """Cut out the first of several isomorphic subgraphs as a graph that serves them all.
 
     Args:
-        gm: the graph around them.
-        facts: of that graph.
-        subgraphs: the subgraphs; a value that is used behind any of them is an output.
+        gm: the surrounding graph.
+        facts: the facts about that graph.
+        subgraphs: the subgraphs. A value that is used after any of them is an output.
         symbols: the placeholder of each symbol in ``gm``.
 
     Raises:
-        RegionRefused: when it cannot be a function of tensors to fresh tensors.
+        RegionRefused: if it cannot be a function from tensors to fresh tensors.
     """
     return _Cutter(gm, facts, subgraphs, symbols).cut()
 
@@ -140,7 +141,7 @@ class _Cutter:
         self.wraps = [self._wrap(node) for node in self.tensors]
 
     def _wrap(self, node: fx.Node) -> _torch_dtensor.WrapLocal | None:
-        """What makes the DTensor of its local tensor inside, if a value is one."""
+        """Return the function that wraps the local tensor inside, if the value is a DTensor."""
         value = _tensor(node, self.facts)
         if not _torch_dtensor.is_dtensor(value):
             return None
@@ -148,7 +149,7 @@ class _Cutter:
         return _torch_dtensor.WrapLocal(value)
 
     def _refuse_dtensor(self, node: fx.Node) -> None:
-        """Across the boundary a DTensor is its local tensor and a placement, which both sides have to know."""
+        """Refuse a DTensor that its local tensor and a placement known to both sides do not describe."""
         value = _tensor(node, self.facts)
         if _torch_dtensor.described(value) is None:
             raise RegionRefused(f"{node.name} is a DTensor with the placements {value.placements}")
@@ -156,7 +157,7 @@ class _Cutter:
             raise RegionRefused(f"{node.name} is a DTensor of symbolic size")
 
     def _refuse_storage_offsets(self) -> None:
-        """Inside of a region, inputs begin where their memory does."""
+        """Refuse calls that depend on an input's storage offset, which is 0 inside a region."""
         for number, call in enumerate(self.calls):
             if not counts_from_storage(call):
                 continue
@@ -246,14 +247,14 @@ class _Cutter:
         return self.subgraph.start, self.subgraph.stop
 
     def _fresh(self, value: torch.Tensor) -> torch.Tensor:
-        """A fake tensor with the same (local) metadata, a leaf with memory of its own."""
+        """Create a fake tensor with the same (local) metadata: a leaf with its own memory."""
         local = _torch_dtensor.local_of(value)
         with self.fake_mode, torch.no_grad():
             fresh = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
         return fresh.requires_grad_(value.requires_grad)
 
     def _written(self, symbols: list[sympy.Symbol], inputs: list[torch.Tensor]) -> list[int]:
-        """The inputs that the subgraph writes to: found by running it on fake tensors and looking at their versions."""
+        """Return the inputs that the subgraph writes to, by version counters in a run on fake tensors."""
         everything = self._graph(symbols, inputs, [], [])
         copies = [self._fresh(value).detach() for value in inputs]
         sizes = [self.known_symbols[s].meta["example_value"] for s in symbols]
@@ -280,7 +281,7 @@ class _Cutter:
         return sorted(written)
 
     def _sort(self, needed: list[int], written: list[int]) -> tuple[list[int], list[int], dict[int, int]]:
-        """Sort the needed values: outputs, calls that are made once more outside, and values that another node stands for."""
+        """Sort needed values into outputs, calls repeated outside, and aliases of other nodes."""
         outside = {_torch.storage_of(_tensor(node, self.facts)): i for i, node in enumerate(self.tensors)}
         outputs: list[int] = []
         copied: set[int] = set()
@@ -327,7 +328,7 @@ class _Cutter:
         return sorted(outputs), sorted(copied), same
 
     def _copies(self, position: int, available: set[int], written: set[int]) -> set[int]:
-        """The calls that make a view or a number out of values that are known outside."""
+        """Return the calls that compute a view or a number from values known outside."""
         node = self.calls[position]
         if target_name(node) not in _VIEWS:
             raise RegionRefused(
@@ -384,7 +385,7 @@ class _Cutter:
                 values[node] = graph.get_attr(str(node.target))
                 return values[node]
             if isinstance(value_of(node), torch.SymFloat):
-                # Of sizes; by the same functions, for the last bit.
+                # A float of sizes: copied, not recomputed from the expression, so that the last bit agrees.
                 values[node] = graph.node_copy(node, argument)
                 return values[node]
             size = _torch.expression(value_of(node))
@@ -406,7 +407,7 @@ class _Cutter:
         return region
 
     def _size(self, graph: fx.Graph, size: Any, symbols: dict[Any, fx.Node]) -> Any:
-        """A size that is computed from the graph's symbols."""
+        """Compute a size from the graph's symbols."""
         last = next(iter(reversed(graph.nodes)), None)
         computed = _torch.evaluate(size, {s: fx.Proxy(node) for s, node in symbols.items()})
         made = list(itertools.takewhile(lambda node: node is not last, reversed(graph.nodes)))
@@ -416,7 +417,7 @@ class _Cutter:
         return computed.node if isinstance(computed, fx.Proxy) else computed
 
     def _open_contexts(self, graph: fx.Graph) -> list[fx.Node]:
-        """The ambient autocast and gradient mode, which the subgraph does not set itself."""
+        """Set the ambient autocast and gradient mode, which the subgraph itself does not set."""
         enter, _, set_grad = _torch.context_calls()
         opened = [graph.call_function(enter, node.args) for node in self.facts.autocast[self.subgraph.start]]
         if self.facts.grad_mode[self.subgraph.start] is not None:

@@ -1,9 +1,9 @@
 """The operators that stand for regions in graphs.
 
-``fxpasses::region(key, tensors, sizes)`` is what the Dynamo graph calls. Autograd takes it apart into
-``region_forward`` and ``region_backward``, which are opaque to everything after it: their fake kernels return the
-recorded metadata. The key is the region's content hash, so a cache that holds a graph with it holds for any
-process in which the region has the same content.
+The Dynamo graph calls ``fxpasses::region(key, tensors, sizes)``. Autograd splits it into ``region_forward``
+and ``region_backward``, which are opaque to all later stages; their fake kernels return the recorded
+metadata. The key is the region's content hash, so a cached graph that contains it is valid in any process in
+which the region has the same content.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _library.define(f"region_backward{_SIGNATURE}")
 
 
 class _Region(torch.autograd.Function):
-    """The gradient formula of a region."""
+    """The autograd formula of a region."""
 
     @staticmethod
     def forward(
         ctx: Any, region: CompiledRegion, sizes: list[Size], *tensors: torch.Tensor
     ) -> tuple[Any, ...]:  # type: ignore[override]
-        """Run the forward operator, and save the bases of what the backward operator takes.
+        """Run the forward operator, and save the bases of the backward operator's inputs.
 
         Args:
             ctx: autograd's context.
             region: the compiled region.
             sizes: values of its symbols.
-            *tensors: its tensor inputs; of a DTensor it takes the local one.
+            *tensors: its tensor inputs. Of a DTensor it takes the local tensor.
         """
         ctx.dtensors = [
             (spec, placements) if (spec := _torch_dtensor.spec_of(t)) is not None else None
@@ -82,7 +82,7 @@ def _forward_operator(region: CompiledRegion) -> _torch.OpOverload:
 
 
 def _same(strides: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
-    """Whether strides are equal, as numbers or as expressions: no guard is installed for the question."""
+    """Whether strides are equal, as numbers or expressions. Installs no guards."""
     return all(
         a == b
         if type(a) is int and type(b) is int
@@ -94,10 +94,10 @@ def _same(strides: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
 def _as_compiled_for(
     tensor: torch.Tensor, spec: TensorSpec, bindings: Bindings, grad_placements: Any = None
 ) -> torch.Tensor:
-    """A tensor with the strides and the type that a region was compiled for, copied where it has others.
+    """Return a tensor with the strides and dtype that a region was compiled for, copied if its own differ.
 
-    Decompositions give some values other strides than they have in Dynamo's graph, which regions are cut from (``cat`` with an
-    empty tensor keeps those of the other one), and a gradient may have any.
+    Decompositions may change strides with respect to Dynamo's graph, which regions are cut from (``cat`` with
+    an empty tensor keeps those of the other one), and gradients may have any strides.
     """
     local = _torch_dtensor.local_of(tensor)
     if _same(local.stride(), spec.strides(bindings)) and local.dtype is spec.dtype:
@@ -108,7 +108,7 @@ def _as_compiled_for(
 
 
 def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
-    """Run ``fxpasses::region``, with a gradient where one is needed.
+    """Run ``fxpasses::region``, with autograd if a gradient is needed.
 
     Args:
         key: the region's content hash.
@@ -142,13 +142,13 @@ def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> l
 
 
 def compiled_callable(node: fx.Node) -> Callable[..., Any] | None:
-    """Find the callable behind a region's operator, without torch's dispatcher.
+    """Return the callable behind a region's operator, bypassing torch's dispatcher.
 
     Args:
         node: any call.
 
     Returns:
-        A function of the lists of tensors and of sizes; ``None`` for calls of anything else.
+        A function of the lists of tensors and sizes; ``None`` for any other call.
     """
     if node.target in _FORWARD:
         return table[str(node.args[0])].run_forward
@@ -158,25 +158,25 @@ def compiled_callable(node: fx.Node) -> Callable[..., Any] | None:
 
 
 def communicating_graph(node: fx.Node) -> fx.Graph | None:
-    """The graph behind a call of a region's operator, if there are collectives in it: sizes, then tensors, to its results."""
+    """Return the graph behind a region call if it has collectives. It takes sizes, then tensors."""
     half = _half_of(node)
     return table[str(node.args[0])].communicating.get(half) if half else None
 
 
 def inlined_graph(node: fx.Node) -> fx.Graph | None:
-    """The graph that takes the place of a call of a region's operator, if it stands for one only while it is traced."""
+    """Return the graph that replaces a region call after tracing, if it is only called during tracing."""
     half = _half_of(node)
     return table[str(node.args[0])].inlined.get(half) if half else None
 
 
 def region_work(node: fx.Node) -> list[tuple[int, int]] | None:
-    """FLOPs and bytes of each call in the region that a node calls; ``None`` for calls of anything else."""
+    """Return FLOPs and bytes of each call in the region that a node calls; ``None`` for any other call."""
     half = _half_of(node)
     return table[str(node.args[0])].work[half] if half else None
 
 
 def _half_of(node: fx.Node) -> str:
-    """Which half of a region a node calls, or ``""``."""
+    """Return which half of a region a node calls, or ``""``."""
     if node.target in _FORWARD:
         return "forward"
     return "backward" if node.target is torch.ops.fxpasses.region_backward.default else ""
@@ -211,4 +211,4 @@ for _name, _kernel, _fake in (
         torch.library.register_torch_dispatch(f"fxpasses::{_name}", _mode, _rule, lib=_library)
 _FORWARD = (torch.ops.fxpasses.region_forward.default, torch.ops.fxpasses.region_forward_random.default)
 REGION = torch.ops.fxpasses.region.default
-"""The operator that a Dynamo graph calls for a region."""
+"""The operator that Dynamo graphs call for a region."""

@@ -1,4 +1,4 @@
-"""The report of regions: the repeated subgraphs of a graph, why each became a region or did not, and what that saves."""
+"""Report on regions: a graph's repeated subgraphs, why each became a region or not, and what that saves."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ class RepeatedSubgraph:
 
     Attributes:
         name: the modules that it covers (``blocks.*``), or its first and last operator.
-        copies: how often it occurs.
-        calls: how many calls of the graph one copy has.
-        nodes: the names of the first node of each copy.
+        copies: the number of copies.
+        calls: the number of graph calls in one copy.
+        nodes: the name of the first node of each copy.
         modules: for each copy, the module around it, or "".
         taken: whether it becomes a region.
         reason: why it does not, or "".
-        saved_seconds: compile time that a region saves, as estimated.
-        run_seconds: time that calls and lost fusion cost in a thousand steps, as estimated.
-        kept_bytes: how much more is saved for the backward pass, at most: a region computes nothing again that is outside of it.
-        compile_seconds: time that compiling it took; ``None`` when it was not compiled.
-        key: its content hash; "" when it was not compiled.
+        saved_seconds: estimated compile time that a region saves.
+        run_seconds: estimated time that calls and lost fusion cost in a thousand steps.
+        kept_bytes: upper bound on extra memory saved for the backward pass, because a region does not
+            recompute values from outside.
+        compile_seconds: time to compile it; ``None`` if it was not compiled.
+        key: its content hash; "" if it was not compiled.
     """
 
     name: str
@@ -62,7 +63,7 @@ class RepeatedSubgraph:
 
     @property
     def costs(self) -> str:
-        """What it costs, in time and in memory."""
+        """Return what it costs in time and memory, in words."""
         time = (
             f"costs about {1e3 * self.run_seconds:.0f} us a step"
             if self.run_seconds
@@ -75,16 +76,18 @@ class RepeatedSubgraph:
 
 @dataclass(frozen=True)
 class RegionReport:
-    """The repeated subgraphs of one graph. ``str()`` of it is a summary, then a line for each: what became of it, and what
-    that saves or why it was left.
+    """The repeated subgraphs of one graph.
+
+    ``str()`` gives a summary, then one line per subgraph: what became of it, and what that saves or why it
+    was left.
 
     Attributes:
         taken: the regions.
         left: those that stay in the graph, with reasons.
-        calls: how many calls the graph has.
-        search_seconds: how long finding them took.
-        off: why regions were not looked for, or "".
-        note: which of the patterns that were given no module's path matches, and which paths there are; or "".
+        calls: the number of calls in the graph.
+        search_seconds: duration of the search.
+        off: why there was no search, or "".
+        note: the given patterns that match no module path, and which paths there are; or "".
     """
 
     taken: tuple[RepeatedSubgraph, ...]
@@ -96,17 +99,19 @@ class RegionReport:
 
     @property
     def covered(self) -> int:
+        """Number of graph calls that are in regions."""
         """Number of the graph's calls that are in regions."""
         return sum(item.copies * item.calls for item in self.taken)
 
     @property
     def region_calls(self) -> int:
+        """Number of region calls that replace them."""
         """Number of calls of regions that replace them."""
         return sum(item.copies for item in self.taken)
 
     @property
     def saved_seconds(self) -> float:
-        """Compile time saved, as estimated."""
+        """Estimated compile time saved."""
         return sum(item.saved_seconds for item in self.taken)
 
     def _repr_html_(self) -> str:
@@ -125,7 +130,7 @@ class RegionReport:
         return as_html(str(self).partition("\n")[0], head, rows)
 
     def joined(self, inner: RegionReport) -> RegionReport:
-        """This report with that of a graph inside of this one: a checkpointed function."""
+        """Combine this report with that of a nested graph: a checkpointed function."""
         return RegionReport(
             self.taken + inner.taken,
             self.left + inner.left,
@@ -157,16 +162,16 @@ class RegionReport:
 def regions(
     graph: fx.GraphModule, choice: str | Sequence[str] = "auto", *, cost: CostModel | None = None
 ) -> RegionReport:
-    """Find the repeated subgraphs of a graph, and decide which would be regions, without compiling anything.
+    """Find a graph's repeated subgraphs, and decide which would become regions, without compiling anything.
 
     Args:
         graph: a graph with fake values: Dynamo's, or one of :func:`fxpasses.capture`.
-        choice: as the option ``regions``: ``"auto"``, ``"always"`` or patterns of module paths.
-        cost: the cost model that decides under ``"auto"``.
+        choice: like the option ``regions``: ``"auto"``, ``"always"`` or patterns of module paths.
+        cost: the cost model that decides for ``"auto"``.
 
     Raises:
-        OptionsError: when ``choice`` is no such choice.
-        RegionGraphError: when ``graph`` is no graph, or its values are not known.
+        OptionsError: if ``choice`` is not such a choice.
+        RegionGraphError: if ``graph`` is not a graph, or its values are unknown.
 
     >>> import torch, fxpasses
     >>> model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()) for _ in range(3)))
@@ -187,13 +192,13 @@ def regions(
 def make_report(
     gm: fx.GraphModule, found: Search, compiled: Mapping[int, CompiledRegion], off: str = ""
 ) -> RegionReport:
-    """Write the report of a search.
+    """Make the report of a search.
 
     Args:
         gm: the graph.
         found: the result of the search.
-        compiled: the region of each item of ``found.taken`` that was compiled, by its ``id``.
-        off: why regions were not looked for, or "".
+        compiled: the compiled region of each item of ``found.taken`` that has one, by the item's ``id``.
+        off: why there was no search, or "".
     """
     taken = tuple(_describe(found, item, True, compiled.get(id(item))) for item in found.taken)
     left = tuple(_describe(found, item, False, None) for item in found.left)
@@ -201,7 +206,7 @@ def make_report(
 
 
 def _unmatched(found: Search) -> str:
-    """The patterns that matched nothing, and the paths nearest to them."""
+    """Describe the patterns that matched nothing, and the paths closest to them."""
     if not found.unmatched:
         return ""
     paths = list(dict.fromkeys(path for modules in found.facts.modules for path, _ in modules if path))
@@ -244,7 +249,7 @@ def _describe(
 
 
 def _pattern(modules: list[str]) -> str:
-    """``blocks.0``, ``blocks.1``, ... as ``blocks.*``; "" when there is no common form.
+    """Summarize ``blocks.0``, ``blocks.1``, ... as ``blocks.*``; "" if there is no common form.
 
     >>> _pattern(["blocks.0.mlp", "blocks.1.mlp"])
     'blocks.*.mlp'

@@ -1,10 +1,11 @@
-"""The search for repeated subgraphs that are worth a region of their own.
+"""Search for repeated subgraphs that are worth a region.
 
-Candidates come from two sides: the modules that the calls belong to, and repeated substrings of the token sequence, which need
-no modules at all. Each is verified for isomorphism (equal tokens, equal wiring), its boundaries are moved to where the
-least crosses them, and the cost model decides. The best go first; calls that they cover are no longer free. A candidate that is best alone
-may be in the way of two that are better together (half of a decoder's layer is equal to the encoder's), so that is done in
-several orders, and the cost model decides between the results.
+Candidates are the calls of one module, and repeated substrings of the token sequence, which need no modules.
+Each candidate is checked for isomorphism (equal tokens, equal wiring), its boundaries are moved to where the
+fewest values cross them, and the cost model decides. The best candidates are taken first; the calls they
+cover are no longer free. A candidate that is best alone may block two that are better together (half of a
+decoder layer equals the encoder's). So the search tries several orders, and the cost model chooses among the
+resulting plans.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from fxpasses.regional.suffix_array import not_overlapping, repeated_substrings
 Choice = Literal["auto", "off", "always"] | tuple[str, ...]
 
 _Candidate = tuple[int, tuple[int, ...]]
-"""A length, and the indices at which subgraphs of it with equal tokens start."""
+"""A length, and the start indices of subgraphs of that length with equal tokens."""
 _Rank = Callable[[_Candidate], tuple[float, int]]
 _Ranked = tuple[tuple[float, int], int, _Candidate, _Rank]
 
 SHORTEST = 3
-"""The fewest calls of a subgraph; a checkpointed function counts for more than one."""
+"""Minimum number of calls in a subgraph. A checkpointed function counts as more than one."""
 _BOUNDARIES = 4
-"""How many boundaries are tried for subgraphs that follow each other directly."""
+"""How many boundaries to try for subgraphs that directly follow each other."""
 
 _CROSSING_SECONDS = 0.001
-"""Seconds that one more value across a boundary counts when candidates are compared."""
+"""Cost in seconds of one more value across a boundary, for comparing candidates."""
 _AS_GOOD = 0.05
-"""Plans whose gains differ by less than this part are equally good, and the one with the fewest calls of regions is carried out:
-the estimates are no better than that."""
+"""Plans whose gains differ by less than this fraction are equally good, as estimates are no better.
+Of those, the search takes the one with the fewest region calls."""
 _MOST_LEFT = 30
-"""The search ends after so many repeated subgraphs that do not become regions. Those inside of others are not reported."""
+"""The search stops after this many rejected repeated subgraphs. Those nested in others are not reported."""
 
 
 @dataclass(frozen=True)
 class Subgraph:
-    """The calls from ``start`` up to ``stop`` of a graph's sequence."""
+    """The calls of a graph from ``start`` up to, not including, ``stop``."""
 
     start: int
     stop: int
@@ -59,10 +60,10 @@ class IsomorphicSubgraphs:
     """Isomorphic subgraphs of one graph.
 
     Attributes:
-        subgraphs: in order; they do not overlap.
+        subgraphs: in order, without overlaps.
         estimate: seconds that a region of them would save and cost.
-        reason: why they are left in the graph, or "" when they become a region.
-        modules: for each, the path of the innermost module around all of it, or "".
+        reason: why they are left in the graph, or "" if they become a region.
+        modules: for each, the path of the innermost module that contains all of it, or "".
     """
 
     subgraphs: list[Subgraph]
@@ -72,7 +73,7 @@ class IsomorphicSubgraphs:
 
     @property
     def length(self) -> int:
-        """How many calls each of them has."""
+        """The number of calls in each of them."""
         return self.subgraphs[0].stop - self.subgraphs[0].start
 
 
@@ -81,11 +82,11 @@ class Search:
     """The result of the search in one graph.
 
     Attributes:
-        facts: the graph, as it was read.
+        facts: the facts about the graph.
         taken: the subgraphs that become regions.
         left: those that do not, each with its reason.
-        seconds: how long the search took.
-        unmatched: of the patterns that were given, those that no module's path matches.
+        seconds: the duration of the search.
+        unmatched: the given patterns that match no module's path.
     """
 
     facts: GraphFacts
@@ -100,8 +101,8 @@ def search(gm: fx.GraphModule, choice: Choice = "auto", cost: CostModel | None =
 
     Args:
         gm: a Dynamo graph or an ATen graph, with fake values.
-        choice: ``"auto"`` leaves the decision to the cost model; ``"always"`` takes every repeated subgraph; patterns take the
-            modules whose paths match one of them, even a single one; ``"off"`` takes none.
+        choice: ``"auto"`` lets the cost model decide; ``"always"`` takes every repeated subgraph; patterns
+            take the modules whose paths match one of them, even a single one; ``"off"`` takes none.
         cost: the cost model.
     """
     start = time.perf_counter()
@@ -113,7 +114,7 @@ def search(gm: fx.GraphModule, choice: Choice = "auto", cost: CostModel | None =
 
 
 class _Searcher:
-    """The candidates of a graph, and the choice between plans made of them."""
+    """Collects the candidates of a graph, and chooses between plans made of them."""
 
     def __init__(self, result: Search, choice: Choice, cost: CostModel) -> None:
         self.result, self.facts, self.choice, self.cost = result, result.facts, choice, cost
@@ -161,14 +162,14 @@ class _Searcher:
             self.result.taken = []
 
     def _plan(self, orders: Sequence[list[_Ranked]], *, at_once: bool = False) -> _Plan:
-        """A plan of the best candidates in one order, then of those in the next among what is still free."""
+        """Make a plan: the best candidates of each order in turn, among the calls that are still free."""
         plan = _Plan(self, at_once)
         for waiting in orders:
             plan.add(list(waiting))
         return plan
 
     def _ranked(self, candidates: Iterable[_Candidate], rank: _Rank) -> list[_Ranked]:
-        """Candidates in the order of a rank, and, of equals, in that in which they were found."""
+        """Sort candidates by rank; ties keep the order in which they were found."""
         return sorted(
             (rank(candidate), number, candidate, rank) for number, candidate in enumerate(candidates)
         )
@@ -197,7 +198,7 @@ class _Searcher:
         return IsomorphicSubgraphs(subgraphs, estimate, reason, [self._module(w) for w in subgraphs])
 
     def _are_independent(self, subgraphs: Sequence[Subgraph]) -> bool:
-        """Whether no subgraph needs the results of others, but for those of one next to it: where their boundary is moved, each begins in the one before."""
+        """Whether subgraphs only need results of an adjacent one, in which they start if boundaries moved."""
         calls = self.facts.calls
         owners = {call: i for i, one in enumerate(subgraphs) for call in calls[one.start : one.stop]}
         needed: dict[fx.Node, set[int]] = {}
@@ -223,7 +224,7 @@ class _Searcher:
         ]
 
     def _phases(self, length: int, starts: Sequence[int]) -> list[_Candidate]:
-        """A repeated subgraph, and, where copies follow each other directly, the same one with its boundary moved."""
+        """Return a repeated subgraph, and variants with moved boundaries."""
         kept = not_overlapping(starts, length)
         if len(kept) < self.fewest or not self._long(kept[0], kept[0] + length):
             return []
@@ -251,7 +252,7 @@ class _Searcher:
         return found
 
     def _is_periodic(self, start: int, length: int) -> bool:
-        """Whether the subgraph is a shorter one one and a half times over or more: that one is a candidate too."""
+        """Whether it repeats a shorter subgraph, also a candidate, one and a half times or more."""
         tokens = self.facts.tokens[start : start + length]
         return any(
             tokens[period:] == tokens[:-period]
@@ -260,7 +261,7 @@ class _Searcher:
         )
 
     def _rank(self, candidate: _Candidate) -> tuple[float, int]:
-        """Most saved first; of equals the one with least across its boundary."""
+        """Rank by most seconds saved, then by fewest values across the boundary."""
         length, starts = candidate
         first, copies = starts[0], len(starts)
         weight = self._weight(first, first + length)
@@ -272,7 +273,7 @@ class _Searcher:
         return -saved + _CROSSING_SECONDS * crossing * copies, crossing
 
     def _size(self, candidate: _Candidate) -> tuple[float, int]:
-        """Largest first."""
+        """Rank by size, largest first."""
         length, starts = candidate
         return -self._weight(starts[0], starts[0] + length), 0
 
@@ -283,7 +284,7 @@ class _Searcher:
         return self.weights[stop] - self.weights[start]
 
     def alike(self, length: int, starts: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Of subgraphs with the same tokens those that can be regions, grouped by their wiring."""
+        """Group subgraphs with equal tokens by wiring, leaving out those that cannot be regions."""
         known = self._alike.get((length, starts))
         if known is None:
             groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -297,7 +298,7 @@ class _Searcher:
         return known
 
     def _splits_a_tuple(self, start: int, stop: int) -> bool:
-        """Whether a call inside returns several values that are taken apart outside, or the other way round."""
+        """Whether a call inside returns several values that are unpacked outside, or vice versa."""
         facts = self.facts
         for index in range(start, stop):
             if facts.last_use[index] >= stop and facts.returns_several[index]:
@@ -318,10 +319,10 @@ class _Searcher:
 
 
 class _Plan:
-    """Regions that do not overlap, taken greedily.
+    """Regions that do not overlap, chosen greedily.
 
-    A candidate whose copies are not all free, or wired in two ways, saves less than it seemed to. The rest of it is
-    decided ``at_once``, or waits again, in as many parts.
+    A candidate saves less than estimated if some copies are not free or are wired differently. What remains
+    of it is decided ``at_once``, or goes back into the queue in as many parts.
     """
 
     def __init__(self, searcher: _Searcher, at_once: bool) -> None:
@@ -334,16 +335,16 @@ class _Plan:
 
     @property
     def gain(self) -> float:
-        """Seconds that the plan wins."""
+        """Seconds that the plan gains."""
         return sum(found.estimate.gain for found in self.taken)
 
     @property
     def calls(self) -> int:
-        """Number of calls of regions."""
+        """Number of region calls."""
         return sum(len(found.subgraphs) for found in self.taken)
 
     def add(self, waiting: list[_Ranked]) -> None:
-        """Take what is worth it, best first."""
+        """Take candidates that are worth it, best first."""
         while waiting and self._declined < _MOST_LEFT:
             _, number, (length, starts), rank = heapq.heappop(waiting)
             free = tuple(not_overlapping([s for s in starts if 0 not in self._free[s : s + length]], length))
@@ -370,14 +371,14 @@ class _Plan:
 
 
 def _within(subgraphs: Sequence[Subgraph], larger: Sequence[Subgraph]) -> bool:
-    """Whether each of some subgraphs lies in one of others, which are in order and do not overlap."""
+    """Whether each subgraph lies inside one of ``larger``, which are in order and do not overlap."""
     starts = [subgraph.start for subgraph in larger]
     around = (bisect.bisect_right(starts, subgraph.start) - 1 for subgraph in subgraphs)
     return all(i >= 0 and w.stop <= larger[i].stop for i, w in zip(around, subgraphs, strict=True))
 
 
 def _crossing(facts: GraphFacts) -> list[int]:
-    """For each boundary between two calls, how many values computed before it are used after it."""
+    """Return, for each boundary between two calls, how many values cross it."""
     change = [0] * (len(facts.calls) + 2)
     for index, last in enumerate(facts.last_use):
         if last > index:
@@ -391,7 +392,7 @@ def _crossing(facts: GraphFacts) -> list[int]:
 
 
 def _module_subgraphs(facts: GraphFacts) -> list[tuple[Subgraph, str]]:
-    """The subgraphs that belong to one call of one module, with the module's path."""
+    """Return the subgraphs that belong to one call of one module, with the module's path."""
     found: list[tuple[Subgraph, str]] = []
     stack: list[tuple[tuple[str, str], int]] = []
     for index in range(len(facts.calls) + 1):

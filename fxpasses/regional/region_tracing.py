@@ -1,12 +1,12 @@
-"""Tracing rules of calls of regions: torch's general ones, less the checks whose answer is known.
+"""Tracing rules for region calls: torch's general ones without the checks whose answer is known.
 
-AOTAutograd takes every operator through functionalization and into the graph. A region's operators are functions of
-plain tensors to fresh tensors, so nothing has to be found out about them: not whether they write, alias, decompose or have
-effects, and not where each of their results comes from. With one call for each layer, and two dozen tensors in each call, that
-is most of the time that tracing a stitched graph takes.
+AOTAutograd passes every operator through functionalization and into the graph. A region's operators are
+functions from plain tensors to fresh tensors, so torch need not find out whether they write, alias, decompose
+or have effects, nor where each result comes from. With one call per layer and two dozen tensors per call,
+that is most of the time to trace a stitched graph.
 
-Both functions are rules in the sense of :func:`torch.library.register_torch_dispatch`. What they do not know (another tracer,
-constants, other classes of tensors) is left to the mode's own method.
+Both functions are rules for :func:`torch.library.register_torch_dispatch`. Cases that they do not handle
+(another tracer, constants, other tensor classes) go to the mode's own method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fxpasses.regional import _torch
 def functionalize_region_call(
     mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
 ) -> Any:
-    """Call a region's operator under ``FunctionalTensorMode`` with the tensors inside, and wrap its results.
+    """Call a region's operator under ``FunctionalTensorMode`` with unwrapped tensors, and wrap its results.
 
     Args:
         mode: the mode.
@@ -41,7 +41,7 @@ def functionalize_region_call(
 
 
 def trace_region_call(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-    """Record a call of a region's operator under ``ProxyTorchDispatchMode``: one node for the call, and one for each result.
+    """Record a region call under ``ProxyTorchDispatchMode``: a node for the call, and one per result.
 
     Args:
         mode: the mode.
@@ -71,7 +71,7 @@ def trace_region_call(mode: Any, func: Any, types: Sequence[type], args: Any = (
 
 
 def _layouts(tracer: Any, call: tuple[Any, ...], values: Sequence[torch.Tensor]) -> list[Any]:
-    """The layouts of results, which calls alike have in common: to describe symbolic strides takes long."""
+    """Return the layouts of results, cached for equal calls because describing symbolic strides is slow."""
     known = _known_layouts.setdefault(tracer, {})
     if call not in known:
         known[call] = [_torch.layout_of(value) for value in values]

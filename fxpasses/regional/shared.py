@@ -1,4 +1,4 @@
-"""Values that every copy of a region computes from the same tensor, such as the bias made of a mask that all layers share."""
+"""Values that all copies of a region compute from the same tensor, such as a bias from a shared mask."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from fxpasses.regional import _torch
 
 
 def recompute_from_shared(joint: fx.GraphModule, shared: Sequence[bool]) -> list[fx.Node]:
-    """Mark the values that a region's backward pass has to recompute rather than each copy of the region save them.
+    """Mark values for recomputation in a region's backward pass, so that not every copy saves them.
 
-    Whole-graph compilation computes such a value once, and saves it once. Here each copy has its own, while the tensor that
-    they are made of is one: saving that costs nothing, and what is made of it element by element is quickly made again.
+    Whole-graph compilation computes and saves such a value once. Here each copy has its own, computed from a
+    common tensor. Saving that tensor costs nothing, and recomputing elementwise results is cheap.
 
     Args:
         joint: AOTAutograd's joint graph of a region.
-        shared: for each of the region's inputs, whether all copies are given the same tensor, which needs no gradient.
+        shared: for each of the region's inputs, whether all copies get the same tensor and it needs no
+            gradient.
 
     Returns:
         The marked nodes.
@@ -46,14 +47,14 @@ def recompute_from_shared(joint: fx.GraphModule, shared: Sequence[bool]) -> list
         largest[node] = max(largest[n] for n in reads if n in known)
         if (
             nbytes_of(value_of(node)) >= largest[node]
-        ):  # otherwise the copies save less with the value than one saves with its source
+        ):  # otherwise saving the value in each copy takes less than saving its source
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             marked.append(node)
     return marked
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """Whether the node computes each element from one of each operand, or gives a view."""
+    """Whether the node is elementwise, or returns a view."""
     target = node.target
     if not isinstance(target, _torch.OpOverload) or target._schema.is_mutable or is_random(node):
         return False
@@ -64,5 +65,5 @@ def _is_cheap(node: fx.Node) -> bool:
 
 
 def _is_constant(node: fx.Node) -> bool:
-    """Whether the node fills a tensor with a number."""
+    """Whether the node fills a tensor with a constant."""
     return node.op == "call_function" and not node.all_input_nodes and not is_random(node)

@@ -1,4 +1,4 @@
-"""The numbers in a graph: those that are known, and the symbolic sizes that its inputs give."""
+"""The numbers in a graph: known ones, and symbolic sizes of its inputs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fxpasses.regional import _torch
 
 
 def value_of(node: fx.Node) -> Any:
-    """The fake value of a node: Dynamo's, or that of an ATen graph."""
+    """Return the fake value of a node, as set by Dynamo or in an ATen graph."""
     meta = node.meta
     return meta["example_value"] if "example_value" in meta else meta.get("val")
 
 
 def without_empty(stride: Any) -> Any:
-    """A stride for tensors that have elements.
+    """Simplify a stride for tensors that have elements.
 
-    torch writes the stride over a dimension of ``n`` elements as ``Max(1, n)``, except where it took the strides from
-    another tensor. These differ only for tensors without elements, whose strides mean nothing.
+    Torch writes the stride over a dimension of ``n`` elements as ``Max(1, n)``, unless it took the strides
+    from another tensor. The two differ only for empty tensors, whose strides mean nothing.
     """
     if not isinstance(stride, sympy.Basic) or not stride.has(_torch.Max):
         return stride
@@ -32,11 +32,10 @@ def without_empty(stride: Any) -> Any:
 
 
 def sizes_of_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """The symbolic sizes, and floats of them, that are inputs or computed from inputs alone, each with the first node that is
-    equal to it.
+    """Map symbolic sizes (and floats of sizes) computed from inputs alone to the first equal node.
 
-    Dynamo computes each where it is first needed: in the first of some equal layers. A region computes them anew from
-    the symbols, so they are no calls of the layer, and what computes them stays outside.
+    Dynamo computes each at first use, in the first of several equal layers. A region recomputes them from the
+    symbols, so they are not calls of the layer, and the calls that compute them stay outside.
     """
     first: dict[Any, fx.Node] = {}
     found: dict[fx.Node, fx.Node] = {}
@@ -55,14 +54,14 @@ def sizes_of_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _is_plain(target: Any) -> bool:
-    """Whether a function of numbers only computes a number: nothing is lost when it is computed anew."""
+    """Whether a function of numbers only computes a number, so that it can be recomputed."""
     return getattr(target, "__module__", "") in ("_operator", "math") or "sym_" in getattr(
         target, "__name__", ""
     )
 
 
 def is_literal(node: fx.Node) -> bool:
-    """Whether the node's value is a number that is known now (a float that Dynamo has specialized, say)."""
+    """Whether the node's value is a known number (for example a float that Dynamo has specialized)."""
     if node.op in ("get_attr", "output"):
         return False
     value = value_of(node)
@@ -72,5 +71,5 @@ def is_literal(node: fx.Node) -> bool:
 
 
 def literal(node: fx.Node) -> Any:
-    """The number that :func:`is_literal` found."""
+    """Return the number that :func:`is_literal` found."""
     return _torch.expression(value_of(node))

@@ -1,4 +1,4 @@
-"""Replaces the repeated subgraphs of a Dynamo graph by calls of compiled regions."""
+"""Replace the repeated subgraphs of a Dynamo graph with calls of compiled regions."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 KnownRegions = dict[Any, CompiledRegion]
-"""The regions of one Dynamo graph, by their calls: equal layers in two checkpoints are one."""
+"""The regions of one Dynamo graph, by their calls. Equal layers in two checkpoints share one."""
 CompileRegion = Callable[[RegionGraph], CompiledRegion]
-"""Compiles the graph of a region, repeated subgraphs inside of it first."""
+"""Compiles the graph of a region, starting with the repeated subgraphs inside it."""
 
 
 @dataclass
 class RegionalizedGraph:
-    """A graph after its regions are compiled.
+    """A graph whose regions are compiled.
 
     Attributes:
-        gm: the graph to compile: the original where there is no region.
+        gm: the graph to compile: the original if there is no region.
         report: the repeated subgraphs, and which became regions.
-        regions: the regions that it calls. Whoever holds the compiled graph has to hold them.
+        regions: the regions that it calls. The owner of the compiled graph must keep them alive.
     """
 
     gm: fx.GraphModule
@@ -66,24 +66,25 @@ def with_regions(
     trace_gathers: CompileRegion,
     inside: bool = False,
 ) -> tuple[fx.GraphModule, list[CompiledRegion]]:
-    """Compile the repeated subgraphs of a Dynamo graph once each, and call them.
+    """Compile each repeated subgraph of a Dynamo graph once, and call it wherever it occurs.
 
-    With ``on_failure="eager"`` a stage that fails is counted and leaves the graph as it was.
+    With ``on_failure="eager"``, a stage that fails is counted and leaves the graph unchanged.
 
     Args:
-        gm: a Dynamo graph; its floats are settled.
-        options: of the compilation; ``options.regions`` decides what is taken.
-        observers: of the compilation of ``gm``; told of the regions.
-        known: regions that are compiled already; new ones are added.
-        compile: compiles the graph of one.
-        trace_gathers: traces the graph of what gathers a layer's parameters.
-        inside: whether ``gm`` is a region's graph: whoever asked for that deals with failures and reports.
+        gm: a Dynamo graph whose floats are settled.
+        options: the options of the compilation; ``options.regions`` decides what is taken.
+        observers: observers of the compilation of ``gm``, which are told of the regions.
+        known: regions that are already compiled; new ones are added.
+        compile: compiles the graph of a region.
+        trace_gathers: traces the graph that gathers a layer's parameters.
+        inside: whether ``gm`` is a region's graph. Its caller then handles failures and reports.
 
     Returns:
-        The graph to compile: ``gm``, or a copy that calls regions; and its regions, which live as long as somebody holds them.
+        The graph to compile (``gm``, or a copy that calls regions) and its regions, which the caller must
+        keep alive.
 
     Raises:
-        StageError: when a stage fails on a region, and failures are to be raised.
+        StageError: if a stage fails on a region and ``on_failure`` is ``"raise"``.
     """
     if options.regions == "off":
         return gm, []
@@ -110,7 +111,7 @@ def with_regions(
             observer.regions(done.report)
         if done.regions:
             observer.calls_regions(gm, done.gm)
-    if options.check == "values":  # which takes a graph that shows collectives
+    if options.check == "values":  # the check needs collectives to be visible in the graph
         return done.gm, done.regions
     with counters.timed("regions"):
         work, gathering = _with_gathers(done.gm, known, trace_gathers)
@@ -120,7 +121,7 @@ def with_regions(
 def _with_gathers(
     gm: fx.GraphModule, known: KnownRegions, trace: CompileRegion
 ) -> tuple[fx.GraphModule, list[CompiledRegion]]:
-    """The graph with the gathers of equal layers as calls of one operator each."""
+    """Return the graph with the gathers of equal layers as calls of one operator each."""
     found, groups = equal_gathers(gm)
     if not groups:
         return gm, []
@@ -154,7 +155,8 @@ def _regionalize(
 ) -> RegionalizedGraph:
     """Find a graph's repeated subgraphs, compile each kind once, and call it wherever it occurs.
 
-    ``runs_twice`` says whether the backward pass computes the graph again: a checkpointed function; ``whole`` whether Dynamo made the graph.
+    ``runs_twice`` tells whether the backward pass recomputes the graph (a checkpointed function), ``whole``
+    whether Dynamo made the graph.
     """
     refused = _torch.may_contain_regions() if options.compiler == "inductor" else ""
     choice = "off" if refused else options.regions
@@ -172,7 +174,7 @@ def _replaced(
     known: KnownRegions,
     compile: CompileRegion,
 ) -> RegionalizedGraph:
-    """The graph with its regions replaced by calls; ``refused`` says why none were looked for."""
+    """Replace the regions of a graph by calls. ``refused`` says why there was no search."""
     if not found.taken:
         return RegionalizedGraph(gm, make_report(gm, found, {}, refused))
     work = copy_graph(gm)
@@ -189,7 +191,7 @@ def _replaced(
         except RegionRefused as refusal:
             item.reason = refusal.reason
         except (CaptureError, PartitionError, HandoverError) as error:
-            # Whether it can be compiled at all is for the whole graph to show.
+            # The whole graph will show whether it can be compiled at all.
             log.warning("a repeated subgraph is not compiled on its own: %s", error)
             item.reason = f"stage {error.stage!r} failed on it: {error.reason}"
     stitcher = _Stitcher(work, moved, symbols)
@@ -215,8 +217,7 @@ def _inside_checkpoints(
     known: KnownRegions,
     compile: CompileRegion,
 ) -> RegionalizedGraph:
-    """The same with the repeated subgraphs of checkpointed functions replaced, too: their calls are made again in the
-    backward pass, like any other calls there."""
+    """Also replace repeated subgraphs of checkpointed functions, which the backward pass calls again."""
     left = {node.name: node for node in done.gm.graph.nodes if _torch.checkpointed(node)}
     work, report, regions = done.gm, done.report, list(done.regions)
     for index, node in enumerate(facts.calls):
@@ -245,7 +246,7 @@ def _inside_checkpoints(
 
 
 def _untouchable(body: fx.GraphModule, facts: GraphFacts, index: int) -> str:
-    """Why no calls of regions may be put into a checkpointed function, or ""."""
+    """Return why a checkpointed function must not call regions, or ""."""
     if _torch.checkpoint_policy(body) is not None:
         return "its checkpoint decides for each operator whether to keep its result"
     if facts.autocast[index] or facts.grad_mode[index] is not None:
@@ -261,10 +262,10 @@ def _compile(
     known: KnownRegions,
     compile: CompileRegion,
 ) -> tuple[RegionGraph, CompiledRegion]:
-    """The graph of isomorphic subgraphs, compiled."""
+    """Compile the graph of isomorphic subgraphs."""
     region_graph = extract_region(work, found.facts, subgraphs, symbols)
     calls = found.facts.calls[subgraphs[0].start : subgraphs[0].stop]
-    # Functions of one name may differ, and so may equal meshes.
+    # Functions of the same name may differ, and so may equal meshes.
     same = region_graph.text, tuple(id(node.target) for node in calls), region_graph.meshes
     if same not in known:
         known[same] = compile(region_graph)
@@ -272,7 +273,7 @@ def _compile(
 
 
 def _moved(found: Search, old: fx.GraphModule, new: fx.GraphModule) -> Search:
-    """The same findings about a copy of the graph."""
+    """Translate search results to a copy of the graph."""
     same = dict(zip(old.graph.nodes, new.graph.nodes, strict=True))
     facts = found.facts
     moved = dataclasses.replace(
@@ -287,7 +288,7 @@ def _moved(found: Search, old: fx.GraphModule, new: fx.GraphModule) -> Search:
 
 
 def _symbols(gm: fx.GraphModule) -> dict[Any, fx.Node]:
-    """The placeholder that each symbol of the graph's sizes is given in."""
+    """Return the placeholder of each symbol in the graph's sizes."""
     known: dict[Any, fx.Node] = {}
     for node in gm.graph.find_nodes(op="placeholder"):
         value = value_of(node)
@@ -297,22 +298,22 @@ def _symbols(gm: fx.GraphModule) -> dict[Any, fx.Node]:
 
 
 class _Stitcher:
-    """Replaces subgraphs of one graph by calls of regions."""
+    """Replaces subgraphs of one graph with calls of regions."""
 
     def __init__(self, gm: fx.GraphModule, found: Search, symbols: dict[Any, fx.Node]) -> None:
         self.graph, self.facts, self.symbols = gm.graph, found.facts, symbols
         self.replaced: dict[fx.Node, fx.Node] = {}
-        """The nodes that replaced those that are gone."""
+        """Maps erased nodes to their replacements."""
         self.changing = changed_memory(found.facts.calls)
         """Memory that some call of the graph writes to."""
 
     def replace(self, subgraph: Subgraph, region_graph: RegionGraph, region: CompiledRegion) -> None:
-        """Replace one subgraph by a call of a region.
+        """Replace one subgraph with a call of a region.
 
         Args:
             subgraph: one of the isomorphic subgraphs.
             region_graph: their graph.
-            region: the same, compiled.
+            region: the compiled region.
         """
         calls = self.facts.calls[subgraph.start : subgraph.stop]
         outside = outside_of(self.facts, subgraph)
@@ -323,7 +324,7 @@ class _Stitcher:
             for index in {s.index for s in region.outputs if s.is_input and region_graph.wraps[s.index]}:
                 given[index] = self._local(tensors[index], region.grad_placements[index])
             for index in {s.index for s in region.saved if s.is_input}:
-                # The backward pass wants the value of now, not what is written there later.
+                # The backward pass needs the current value, not what is written there later.
                 if _torch.storage_of(value_of(outside[index])) in self.changing:
                     if region_graph.wraps[index]:
                         given[index] = self._local(tensors[index], region.grad_placements[index])
@@ -355,14 +356,14 @@ class _Stitcher:
             self.graph.erase_node(node)
 
     def _local(self, node: fx.Node, grad_placements: Any) -> fx.Node:
-        """The local tensor of a DTensor that a region takes; the region says how the gradient is placed that it gives back."""
+        """Return the local tensor of a DTensor, with placements for the gradient that a region returns."""
         local = self.graph.call_method("to_local", (node,), {"grad_placements": grad_placements})
         local.meta = {name: node.meta[name] for name in _INHERITED if name in node.meta}
         local.meta["example_value"] = _torch_dtensor.local_of(value_of(node))
         return local
 
     def _result(self, like: fx.Node, results: fx.Node, number: int, example: Any) -> fx.Node:
-        """One of the values that a region returns, as what it is outside."""
+        """Return one of a region's results, as a DTensor if it is one outside."""
         local = _torch_dtensor.local_of(example)
         value = self._call(like, operator.getitem, (results, number), local)
         if local is example:
@@ -377,7 +378,7 @@ class _Stitcher:
         return node
 
     def _now(self, node: fx.Node) -> fx.Node:
-        """The node that stands for a node, which may have been replaced by one that was replaced later."""
+        """Return the node that now stands for a node, following chains of replacements."""
         while node in self.replaced:
             node = self.replaced[node]
         return node

@@ -1,9 +1,9 @@
 """Repeated substrings of a sequence of integers, by suffix array.
 
-Prefix doubling (Manber and Myers, "Suffix arrays: a new method for on-line string searches", 1990), longest common
-prefixes after Kasai et al. ("Linear-time longest-common-prefix computation in suffix arrays", 2001), and one
-stack over them that yields each class of equal substrings that cannot be made longer without losing a member
-(Abouelhoda et al., "Replacing suffix trees with enhanced suffix arrays", 2004).
+Uses prefix doubling (Manber and Myers, "Suffix arrays: a new method for on-line string searches", 1990),
+longest common prefixes after Kasai et al. ("Linear-time longest-common-prefix computation in suffix arrays",
+2001), and one stack over them that yields each class of equal substrings that cannot be extended without
+losing a member (Abouelhoda et al., "Replacing suffix trees with enhanced suffix arrays", 2004).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Repeat:
     """A substring that occurs more than once.
 
     Attributes:
-        length: how many integers long.
-        starts: where it occurs, ascending; occurrences may overlap.
+            length: the number of integers in it.
+            starts: where it occurs, ascending; occurrences may overlap.
     """
 
     length: int
@@ -28,7 +28,7 @@ class Repeat:
 
 
 def suffix_array(sequence: Sequence[int]) -> np.ndarray:
-    """The starts of all suffixes in lexicographic order.
+    """Return the starts of all suffixes in lexicographic order.
 
     >>> suffix_array([2, 1, 2, 1]).tolist()
     [3, 1, 2, 0]
@@ -53,7 +53,7 @@ def suffix_array(sequence: Sequence[int]) -> np.ndarray:
 
 
 def common_prefixes(sequence: Sequence[int], order: np.ndarray) -> list[int]:
-    """For each suffix but the first in ``order``, how many integers it shares with the one before it."""
+    """Return the length of the prefix that each suffix in ``order`` shares with the one before it."""
     n = len(sequence)
     values = [int(v) for v in sequence]
     starts = order.tolist()
@@ -76,13 +76,13 @@ def common_prefixes(sequence: Sequence[int], order: np.ndarray) -> list[int]:
 
 
 def repeated_substrings(sequence: Sequence[int], shortest: int, fewest: int, most: int = 400) -> list[Repeat]:
-    """Find classes of repeated substrings, the ones that cover most first.
+    """Find classes of repeated substrings, sorted by how much they cover, largest first.
 
     Args:
         sequence: the integers.
-        shortest: the least length of a substring.
-        fewest: the least number of occurrences.
-        most: how many classes to return.
+        shortest: the minimum length of a substring.
+        fewest: the minimum number of occurrences.
+        most: the maximum number of classes to return.
 
     >>> repeated_substrings([1, 2, 3, 1, 2, 3, 9, 1, 2, 3], shortest=2, fewest=3)[0]
     Repeat(length=3, starts=(0, 3, 7))
@@ -104,7 +104,7 @@ def repeated_substrings(sequence: Sequence[int], shortest: int, fewest: int, mos
 
 
 def not_overlapping(starts: Sequence[int], length: int) -> list[int]:
-    """The occurrences that remain when each one that overlaps the one taken before it is left out.
+    """Drop each occurrence that overlaps the previously kept one.
 
     >>> not_overlapping([0, 2, 3, 6], 3)
     [0, 3, 6]
@@ -119,7 +119,7 @@ def not_overlapping(starts: Sequence[int], length: int) -> list[int]:
 
 
 def _intervals(shared: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Maximal intervals of the suffix array whose suffixes share a prefix: length, first and last index."""
+    """Yield maximal intervals of suffixes that share a prefix: its length, first and last index."""
     stack: list[tuple[int, int]] = [(0, 0)]
     for i in range(1, len(shared) + 1):
         length = shared[i] if i < len(shared) else -1

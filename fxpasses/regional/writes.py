@@ -1,6 +1,6 @@
 """Mutation in Dynamo graphs: the memory that a call writes to.
 
-Dynamo's graphs call torch's Python functions, which have no schema that says so: names and arguments do.
+Dynamo graphs call torch's Python functions, which have no schema. So this relies on names and arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WRITING = frozenset(
 
 
 def target_name(node: fx.Node) -> str:
-    """The plain name of what a node calls: ``relu`` for the function, the method and the operator."""
+    """Return the plain name of what a node calls: ``relu`` for the function, the method and the operator."""
     target = node.target
     if isinstance(target, str):
         return target
@@ -42,7 +42,7 @@ def target_name(node: fx.Node) -> str:
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a call of a Dynamo graph may write to: by the conventions of torch's names and arguments."""
+    """Return the arguments that a call may write to, by torch's naming conventions and arguments."""
     name = target_name(node)
     found = updated_statistics(node)
     in_place = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
@@ -60,7 +60,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def updated_statistics(node: fx.Node) -> list[fx.Node]:
-    """The running statistics that a normalization updates (their operator's schema does not say so)."""
+    """Return the running statistics that a normalization updates, which its schema does not declare."""
     name = target_name(node)
     if "batch_norm" not in name and "instance_norm" not in name:
         return []
@@ -75,7 +75,7 @@ def updated_statistics(node: fx.Node) -> list[fx.Node]:
 
 
 def changed_memory(nodes: Iterable[fx.Node]) -> set[int]:
-    """The storages that some of these calls may write to. Args: nodes of a Dynamo graph."""
+    """Return the storages that these calls may write to. Args: nodes of a Dynamo graph."""
     return {
         _torch.storage_of(value)
         for node in nodes
