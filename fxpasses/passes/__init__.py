@@ -1,32 +1,32 @@
 """The library of passes, one file each, named for what it does.
 
-* ``eliminate_dead_code``: calls whose result nobody uses
-* ``remove_no_ops``: views, copies and casts that change nothing
-* ``fold_constants``: what depends on constants alone
-* ``eliminate_common_subexpressions``: what was computed before
-* ``fuse_scatter_add``: sparse gradients are scattered straight into dense ones
+* ``eliminate_dead_code``: remove calls whose results are unused
+* ``remove_no_ops``: remove views, copies and casts that change nothing
+* ``fold_constants``: evaluate calls that depend only on constants
+* ``eliminate_common_subexpressions``: reuse values that were computed before
+* ``fuse_scatter_add``: scatter sparse gradients directly into dense ones
 
-Those are the default. Beyond them, by name:
+Those are the default. Others, by name:
 
-* ``bucket_collectives``: many small messages between processes become one
-* ``chunk_logits``: the loss of a large vocabulary, a chunk of rows at a time
-* ``concat_matmuls``: matmuls with the same weight become one
-* ``downcast_saved_activations``: activations are saved in bfloat16
-* ``fuse_attention``: unfused attention becomes one call of the attention kernel
-* ``fuse_matmul_sums``: a sum of matmuls becomes one matmul
-* ``hoist_slices``: slices move up, before what computes each row for itself
-* ``move_matmul_before_broadcast``: linear layers on broadcast inputs are computed before the broadcast
-* ``overlap_collectives``: messages between processes travel while something is computed
-* ``pack_dropout_rng``: dropout masks from fewer random bits
-* ``pack_saved_masks``: masks are saved in bits
-* ``reassociate_matmuls``: chains of matmuls in the cheapest order
+* ``bucket_collectives``: merge many small messages between processes into one
+* ``chunk_logits``: compute the loss of a large vocabulary one chunk of rows at a time
+* ``concat_matmuls``: merge matmuls with the same weight
+* ``downcast_saved_activations``: save activations in bfloat16
+* ``fuse_attention``: replace unfused attention with one call of the attention kernel
+* ``fuse_matmul_sums``: compute a sum of matmuls as one matmul
+* ``hoist_slices``: move slices up, before computations that treat each row separately
+* ``move_matmul_before_broadcast``: apply linear layers before their inputs are broadcast
+* ``overlap_collectives``: overlap communication between processes with computation
+* ``pack_dropout_rng``: sample dropout masks from fewer random bits
+* ``pack_saved_masks``: save masks as bits
+* ``reassociate_matmuls``: order chains of matmuls by cost
 * ``remove_repeat_kv``: grouped-query attention without repeated keys and values
-* ``replace_one_hot_matmul``: matmuls with one-hot rows become lookups
-* ``skip_zero_rows``: gradients that are zero but for a few rows are computed for those rows
-* ``use_onednn_convolutions``: convolutions of single pixels on the CPU by oneDNN instead of MKL
-* ``use_onednn_matmuls``: matmuls on the CPU by oneDNN instead of MKL
+* ``replace_one_hot_matmul``: replace matmuls with one-hot rows by lookups
+* ``skip_zero_rows``: compute gradients that are zero except in a few rows for only those rows
+* ``use_onednn_convolutions``: compute single-pixel convolutions on the CPU with oneDNN instead of MKL
+* ``use_onednn_matmuls``: compute matmuls on the CPU with oneDNN instead of MKL
 
-``_matching``, ``_rowwise`` and ``_options`` hold what several of them share.
+``_matching``, ``_rowwise`` and ``_options`` contain helpers that several of them share.
 """
 
 from __future__ import annotations
@@ -88,26 +88,26 @@ __all__ = [
 ]
 
 DEFAULT_PASSES = "default"
-"""The word that stands for :func:`default_passes` in a list of passes."""
+"""Stands for :func:`default_passes` in a list of passes."""
 
 
 TUNED_PASSES = "tuned"
-"""The word that, in the place of a list, stands for what is measured best."""
+"""Stands, instead of a list, for the passes that measure best."""
 
 
 class TunedPasses:
-    """Stands in the place of :data:`TUNED_PASSES` where it is also said how to measure."""
+    """Replaces :data:`TUNED_PASSES` to also specify how to measure."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TunedPasses:
-        return self  # others keep copies of the options of torch.compile; this one belongs to a search
+        return self  # torch.compile and others copy their options, but this object belongs to a search
 
     def told(self) -> str:
-        """All of it that decides which passes are chosen, as text; the word alone where it is what the word stands for."""
+        """Return as text what decides which passes are chosen; the plain word for its default meaning."""
         return TUNED_PASSES
 
 
 def default_passes() -> tuple[Pass, ...]:
-    """The passes that run when nothing else is asked for, in their order."""
+    """Return the passes that run by default, in order."""
     return (
         EliminateDeadCode(),
         RemoveNoOps(),
@@ -119,6 +119,6 @@ def default_passes() -> tuple[Pass, ...]:
 
 
 def library() -> dict[str, type[Pass]]:
-    """All passes that can be asked for by name."""
+    """Return all passes that are available by name."""
     exported = (globals()[name] for name in __all__)
     return {c.name: c for c in exported if isinstance(c, type) and issubclass(c, Pass)}

@@ -1,4 +1,4 @@
-"""Questions that several passes ask of a graph, and helpers that insert and move calls."""
+"""Graph queries shared by several passes, and helpers that insert and move calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FACTORIES = {
     aten.eye.default,
     prims.iota.default,
 }
-"""Operators that make constants of numbers alone."""
+"""Operators that make constants from numbers alone."""
 _MOST_ELEMENTS = 1 << 22
 _FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
 _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
@@ -45,14 +45,14 @@ def is_call(node: Any, *targets: Any) -> TypeGuard[fx.Node]:
 
 
 def find_calls(graph: fx.Graph, *targets: Any) -> list[fx.Node]:
-    """The calls of ``targets``, in the order of the graph."""
+    """Return the calls of ``targets``, in graph order."""
     return [node for node in graph.nodes if is_call(node, *targets)]
 
 
 def calls_before(anchor: fx.Node, like: fx.Node | None = None) -> Callable[..., fx.Node]:
-    """A function ``call(target, *args, **kwargs)`` that inserts calls before ``anchor``.
+    """Return a function ``call(target, *args, **kwargs)`` that inserts calls before ``anchor``.
 
-    The new nodes have ``like``'s provenance, or else ``anchor``'s.
+    New nodes inherit the provenance of ``like``, or else of ``anchor``.
     """
 
     def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -63,7 +63,7 @@ def calls_before(anchor: fx.Node, like: fx.Node | None = None) -> Callable[..., 
 
 
 def shape_of(node: Any) -> tuple[int, ...] | None:
-    """The sizes of a tensor when all of them are numbers, or else None."""
+    """Return the sizes of a tensor if all are integers, else None."""
     value = value_of(node) if isinstance(node, fx.Node) else None
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return None
@@ -71,13 +71,13 @@ def shape_of(node: Any) -> tuple[int, ...] | None:
 
 
 def transposed(node: fx.Node, call: Callable[..., fx.Node]) -> fx.Node:
-    """The transpose of a matrix: what it is the transpose of, or a new node."""
+    """Return the transpose of a matrix: its source if it is itself a transpose, else a new node."""
     source = untransposed(node)
     return source if source is not None else call(aten.permute.default, node, [1, 0])
 
 
 def untransposed(node: fx.Node) -> fx.Node | None:
-    """The matrix that ``node`` is the transpose of, or None."""
+    """Return the matrix that ``node`` transposes, or None."""
     if is_call(node, aten.permute.default) and list(node.args[1]) in ([1, 0], [-1, -2]):  # type: ignore[arg-type]
         return node.args[0]  # type: ignore[return-value]
     if is_call(node, aten.t.default):
@@ -86,7 +86,7 @@ def untransposed(node: fx.Node) -> fx.Node | None:
 
 
 def is_zeros(node: Any) -> bool:
-    """Whether every element of the node's value is 0 (not -0.0), whatever the inputs are."""
+    """Whether every element of the node's value is 0 (not -0.0) for any inputs."""
     if is_call(node, *_FILLED):
         position = _FILLED[node.target]  # type: ignore[index]
         fill = node.args[position] if len(node.args) > position else None
@@ -95,7 +95,7 @@ def is_zeros(node: Any) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether a call neither writes, nor calls the RNG, nor has an effect: it may be moved or repeated."""
+    """Whether a call writes nothing, uses no RNG and has no effects, so that it may be moved or repeated."""
     if node.op == "get_attr":
         return True
     if node.op != "call_function":
@@ -106,9 +106,10 @@ def is_pure(node: fx.Node) -> bool:
 
 
 def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
-    """Move ``nodes``, with all that they need, before ``anchor``; False, and nothing moved, where that is impossible.
+    """Move ``nodes``, with their inputs, before ``anchor``. If impossible, move nothing and return False.
 
-    See :func:`needed_before`. The graph must not write to what is read (see :class:`~fxpasses.graphs.aliasing.AliasInfo`).
+    See :func:`needed_before`. The graph must not write to what they read (see
+    :class:`~fxpasses.graphs.aliasing.AliasInfo`).
     """
     late = needed_before(nodes, anchor)
     for node in sorted(late or ()):
@@ -117,10 +118,10 @@ def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
 
 
 def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | None:
-    """The calls that have to move before ``anchor`` for ``nodes`` to be computed there; None when they cannot.
+    """Return the calls that must move before ``anchor`` to compute ``nodes`` there; None if impossible.
 
-    They cannot when one of them depends on ``anchor``, or on a later call that writes or has an effect. RNG calls move
-        together with those that come before them: they keep their order.
+    It is impossible if one of them depends on ``anchor``, or on a later call that writes or has effects. RNG
+    calls move together with the RNG calls before them, to keep their order.
     """
     late: set[fx.Node] = set()
     stack = [node for node in nodes if not node < anchor]
@@ -146,7 +147,7 @@ def only_samples(node: fx.Node) -> bool:
 
 
 def slice_bounds(node: fx.Node) -> tuple[int, int, int] | None:
-    """Dimension, start and end of a slice with step 1, as plain numbers counted from the front, or None."""
+    """Return dimension, start and end of a slice with step 1, as non-negative integers, or None."""
     arguments: list[Any] = [*node.args[1:], None, None, None, None]
     dim, start, end, step = arguments[:4]
     source = value_of(node.args[0]) if isinstance(node.args[0], fx.Node) else None
@@ -163,19 +164,19 @@ def slice_bounds(node: fx.Node) -> tuple[int, int, int] | None:
 
 
 def returned_values(graph: fx.Graph) -> list[Any]:
-    """The fake values that the graph returns, to hand to :func:`update_values` after a rewrite."""
+    """Return the fake values of the graph's outputs, for :func:`update_values` after a rewrite."""
     return [value_of(n) if isinstance(n, fx.Node) else n for n in outputs_of(graph)]
 
 
 def update_values(gm: fx.GraphModule, changed: Iterable[fx.Node], returned: list[Any]) -> None:
     """Recompute the fake values that depend on ``changed``, after a rewrite that changed strides.
 
-    What the graph returns keeps the strides that it had: it is viewed, or copied, where needed.
+    Outputs of the graph keep their strides: they are viewed or copied if needed.
 
     Args:
         gm: the graph.
-        changed: nodes whose values are right already.
-        returned: the fake values that the graph returned before.
+        changed: nodes whose values are already correct.
+        returned: the fake values of the outputs before the rewrite.
     """
     nodes = set(changed)
     refresh(gm, {user for node in nodes for user in node.users if user.op != "output"})
@@ -188,7 +189,7 @@ def update_values(gm: fx.GraphModule, changed: Iterable[fx.Node], returned: list
 
 
 def restride(node: fx.Node, wanted: torch.Tensor, call: Callable[..., fx.Node]) -> fx.Node:
-    """A node's value in other strides.
+    """Return a node's value with other strides.
 
     Args:
         node: the node.
@@ -204,7 +205,7 @@ def restride(node: fx.Node, wanted: torch.Tensor, call: Callable[..., fx.Node]) 
 
 
 def replace_results(old: fx.Node, new: fx.Node) -> dict[int, fx.Node]:
-    """Let those who take apart the results of ``old`` take apart those of ``new``; the new nodes by position."""
+    """Make users that unpack ``old`` unpack ``new``, and return the new nodes by position."""
     found: dict[int, fx.Node] = {}
     for item in list(old.users):
         position = item.args[1]
@@ -216,14 +217,16 @@ def replace_results(old: fx.Node, new: fx.Node) -> dict[int, fx.Node]:
 
 
 def erase_unused(node: fx.Node) -> None:
-    """Erase a pure call that nobody uses."""
+    """Erase a pure call without users."""
     if node.op == "call_function" and not node.users and is_pure(node):
         node.graph.erase_node(node)
 
 
 def constant_value(gm: fx.GraphModule, node: fx.Node) -> torch.Tensor | None:
-    """The value of a node that depends on factories of constants alone and has numbers for sizes, or None; also for one
-    that is made of a value with more elements than :data:`_MOST_ELEMENTS`."""
+    """Return the value of a static-size node that depends only on constant factories, or None.
+
+    Also None if it is computed from a value with more than :data:`_MOST_ELEMENTS` elements.
+    """
     known: dict[fx.Node, torch.Tensor | None] = {}
 
     def evaluate(node: fx.Node) -> torch.Tensor | None:
@@ -235,7 +238,7 @@ def constant_value(gm: fx.GraphModule, node: fx.Node) -> torch.Tensor | None:
 
 
 def constant_range(gm: fx.GraphModule, node: fx.Node) -> range | None:
-    """The consecutive integers that a constant node counts along its last dimension, the only one above 1, or None."""
+    """Return the consecutive integers in the last dimension (the only one above 1) of a constant, or None."""
     shape = shape_of(node)
     if not shape or not shape[-1] or any(size != 1 for size in shape[:-1]):
         return None
@@ -253,7 +256,7 @@ def constant_range(gm: fx.GraphModule, node: fx.Node) -> range | None:
 def _evaluate(gm: fx.GraphModule, node: fx.Node, evaluate: Callable[[fx.Node], Any]) -> torch.Tensor | None:
     fake, shape = value_of(node), shape_of(node)
     if node.op == "get_attr":
-        # Only what the constant folding pass has made: anything else may be written to between calls.
+        # Only attributes made by constant folding: any other may be written to between calls.
         attribute = getattr(gm, str(node.target), None) if str(node.target).startswith("_folded_") else None
         return attribute if isinstance(attribute, torch.Tensor) else None
     if shape is None or math.prod(shape) > _MOST_ELEMENTS or not isinstance(fake, FakeTensor):
@@ -271,7 +274,7 @@ def _evaluate(gm: fx.GraphModule, node: fx.Node, evaluate: Callable[[fx.Node], A
 
 
 def is_float32_on_cpu(node: Any, dims: int) -> bool:
-    """Whether it is a node whose value is a strided tensor of float32 on the CPU, of so many dimensions."""
+    """Whether a node's value is a strided float32 tensor on the CPU with ``dims`` dimensions."""
     value = value_of(node) if isinstance(node, fx.Node) else None
     return (
         isinstance(value, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Checks of the options of passes, when a pass is made."""
+"""Validation of pass options."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from fxpasses.pass_manager.pass_base import Pass
 
 
 def require_at_least(item: Pass, **minimum: float) -> None:
-    """Check numbers among a pass's options: ``require_at_least(self, max_rows=1)``. A minimum that is an int asks for one.
+    """Check numeric options: ``require_at_least(self, max_rows=1)``. An int minimum requires an integer.
 
     Raises:
-        OptionsError: an option is no number, or too small; names the pass and the option.
+        OptionsError: if an option is not a number, or too small; names the pass and the option.
     """
     for option, least in minimum.items():
         value = getattr(item, option)

@@ -1,4 +1,4 @@
-"""Slices pushed through an operator, from its result to its inputs: the rules behind ``hoist_slices``."""
+"""Rules that push slices through an operator, from its result to its inputs, for ``hoist_slices``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _REDUCTIONS = (
     aten.var_mean.correction,
     aten.var.correction,
 )
-"""No set: the order of ``_RULES`` is part of the digest of passes, and has to be the same in every process."""
+"""Not a set: the order of ``_RULES`` is part of the digest of passes, the same in every process."""
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The elements ``start .. end`` along one dimension."""
+    """The elements from ``start`` up to ``end`` along one dimension."""
 
     dim: int
     start: int
@@ -43,20 +43,20 @@ class Selection:
         return self.end - self.start
 
     def of(self, node: fx.Node, call: Call) -> fx.Node:
-        """The selected part of ``node``."""
+        """Slice the selected part of ``node``."""
         return call(aten.slice.Tensor, node, self.dim, self.start, self.end)
 
 
 def select_inputs(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
-    """``node``'s operator applied to the parts of its inputs that the chosen part of its result needs.
+    """Apply ``node``'s operator to the parts of its inputs that the selected part of its result needs.
 
     Args:
-        node: the node; all sizes have to be numbers.
+        node: the node; all sizes must be integers.
         chosen: the part of its result.
         call: inserts a call.
 
     Returns:
-        The new node; None, before anything is inserted, where the operator has no rule.
+        The new node, or None, before inserting anything, if the operator has no rule.
     """
     target = node.target
     if any(shape_of(n) is None for n in node.all_input_nodes):
@@ -152,7 +152,7 @@ def _view(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
 
 
 def _view_of_matmul(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
-    """``view(mm(view(x, [b * t, k]), w), [b, t, n])``: a linear layer on more than two dimensions."""
+    """Handle ``view(mm(view(x, [b * t, k]), w), [b, t, n])``: a linear layer on more than two dimensions."""
     matmul, shape = node.args[0], shape_of(node) or ()
     if not is_call(matmul, aten.mm.default, aten.addmm.default) or len(matmul.users) != 1:
         return None
@@ -176,7 +176,7 @@ def _view_of_matmul(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | N
 
 
 def _leading(shape: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
-    """The first dimensions of ``shape``, as many as have ``rows`` elements."""
+    """Return the first dimensions of ``shape`` that together have ``rows`` elements."""
     for count in range(1, len(shape) + 1):
         if math.prod(shape[:count]) == rows:
             return shape[:count]
@@ -184,7 +184,7 @@ def _leading(shape: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
 
 
 def reshape(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
-    """A view of a node where its strides allow one, or else of a copy of it.
+    """Return a view of a node, or of a copy of it if its strides do not allow a view.
 
     Args:
         node: the node.
@@ -201,7 +201,7 @@ def reshape(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
 
 
 def kept_dimension(shape: tuple[int, ...], other: tuple[int, ...], dim: int) -> int | None:
-    """The dimension of a reshape that is the same as one of the shape before, or None.
+    """Return the dimension after a reshape that equals a dimension before it, or None.
 
     Args:
         shape: the sizes before.
@@ -224,7 +224,7 @@ def _concatenation(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | No
 
 
 def _gather(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
-    """``gather`` and ``scatter`` along another dimension than the chosen one."""
+    """Handle ``gather`` and ``scatter`` along a dimension other than the selected one."""
     arguments: list[Any] = list(node.args)
     source, dim, index, *rest = arguments
     rank = value_of(node).dim()
@@ -254,7 +254,7 @@ def _squeeze(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
 
 
 def _attention(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
-    """Queries are independent of each other; a causal mask lets the last one see everything."""
+    """Select queries, which are independent. Under a causal mask the last one sees everything."""
     given: list[Any] = list(node.args)
     query, key, value, dropout, causal = given + [0.0, False][len(given) - 3 :]
     length = value_of(query).shape[2]

@@ -1,4 +1,4 @@
-"""The values of a joint graph that the backward pass reads: where passes that shrink saved values start; and what only it computes."""
+"""Values of a joint graph that the backward pass reads or computes, for passes that shrink saved values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fxpasses.graphs.provenance import is_backward
 
 
 def depending_on_gradients(graph: fx.Graph) -> set[fx.Node]:
-    """The gradients of outputs that a joint graph is given, and all values that depend on one."""
+    """Return the tangents of a joint graph, and all values that depend on one."""
     depends: set[fx.Node] = set()
     for node in graph.nodes:
         is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
@@ -18,9 +18,9 @@ def depending_on_gradients(graph: fx.Graph) -> set[fx.Node]:
 
 
 def read_by_backward(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """For each call that depends on no output gradient: the calls of the backward pass that read it.
+    """Map each call that does not depend on tangents to the calls of the backward pass that read it.
 
-    In the order of the graph; calls that the backward pass does not read are left out.
+    Keys and readers are in graph order. Calls that the backward pass does not read are omitted.
     """
     depends = depending_on_gradients(graph)
     read: dict[fx.Node, list[fx.Node]] = {}

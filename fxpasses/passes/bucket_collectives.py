@@ -1,4 +1,4 @@
-"""Many small messages between processes become a few large ones."""
+"""Merge many small messages between processes into a few large ones."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _WAIT = collectives.wait_tensor.default
 
 @dataclass(frozen=True)
 class BucketCollectives(Pass):
-    """Reduce, gather, or reduce and scatter several tensors over the processes with one message.
+    """Reduce, gather, or reduce-scatter several tensors with one message.
 
-    Each message costs a round trip whatever its size; the gradients of biases and norms are small and many, and so are the shards of parameters that are
-    gathered where they are used. Collectives of the same kind, type and group are copied into one buffer and sent together.
+    Each message costs a round trip regardless of its size. Gradients of biases and norms are small and many,
+    and so are parameter shards that are gathered where they are used. Collectives of the same kind, dtype and
+    group are copied into one buffer and sent together.
 
     Before::
 
@@ -48,13 +49,15 @@ class BucketCollectives(Pass):
         split = aten.split_with_sizes(done, [1000, 10])
         a_done, b_done = split[0].view(10, 100), split[1]
 
-    What is gathered comes as one row for each process, of which the columns of each tensor are copied out; what is scattered is
-    packed in such rows. No rank is written into the graph: one cache entry serves all of them. A bucket ends where the next collective depends on one of its
-    results, and at ``max_bytes``, which is also what may be gathered before it is needed. Every process
-    must compile the same graph, as for any collective. A sum over processes may add in another order: equal up to rounding.
+    Gathered data arrives as one row per process, from which each tensor's columns are copied out; data to
+    scatter is packed in such rows. No rank is written into the graph, so one cache entry serves all ranks. A
+    bucket ends if the next collective depends on one of its results, and at ``max_bytes``, which also limits
+    what may be gathered before it is needed. Every process must compile the same graph, as for any
+    collective. A sum over processes may be added in another order: equal up to rounding.
 
     Attributes:
-        max_bytes: size of the largest bucket, in bytes of whole (gathered) tensors; larger ones are sent alone.
+        max_bytes: maximum size of a bucket, in bytes of whole (gathered) tensors. Larger tensors are sent
+            alone.
     """
 
     name: ClassVar[str] = "bucket_collectives"
@@ -80,7 +83,7 @@ class BucketCollectives(Pass):
                 continue
             key = kind_of(node)
             open_one = buckets.get(key)
-            # What needs results that are still to come cannot be brought to where others are needed.
+            # A call that needs pending results cannot move to where other results are needed.
             stays = open_one is not None and open_one.barrier is not None and bool(needed)
             if open_one is not None and (stays or not self._fits(open_one, node) or not open_one.reach(node)):
                 del buckets[key]
@@ -98,7 +101,7 @@ class BucketCollectives(Pass):
 
 
 def kind_of(node: fx.Node) -> Any:
-    """What has to be equal for collectives to be sent together: operator, reduction, group, dtype, device."""
+    """Return what must be equal to send collectives together: operator, reduction, group, dtype, device."""
     source = value_of(node.args[0])  # type: ignore[arg-type]
     return node.target, tuple(node.args[1:]), source.dtype, source.device
 
@@ -108,7 +111,7 @@ def _whole_bytes(node: fx.Node) -> int:
 
 
 def fits_a_bucket(node: fx.Node) -> bool:
-    """Whether a collective's result is only waited for, once, and its input can be copied as a row."""
+    """Whether a collective's result is used only by one wait, and its input can be copied as a row."""
     source, waits = node.args[0], list(node.users)
     if shape_of(source) is None or shape_of(node) is None or not value_of(source).is_contiguous():  # type: ignore[arg-type]
         return False
@@ -117,7 +120,7 @@ def fits_a_bucket(node: fx.Node) -> bool:
 
 @dataclass(eq=False)
 class _Bucket:
-    """Collectives that will be one.
+    """Collectives to be merged.
 
     Attributes:
         members: the collectives, in order.
@@ -128,11 +131,11 @@ class _Bucket:
     barrier: fx.Node | None = None
 
     def reach(self, node: fx.Node) -> bool:
-        """Whether ``node``'s input can be there when the bucket is reduced; moves it there."""
+        """Whether ``node``'s input can be available where the bucket is sent. Moves it there."""
         return self.barrier is None or bring_before([node.args[0]], self.barrier)  # type: ignore[list-item]
 
     def _is_written_before(self, point: fx.Node, aliases: AliasInfo) -> bool:
-        """Whether memory that is reduced is written to before all of it is read (a reduction in place writes later)."""
+        """Whether reduced memory is written before all of it is read (in-place reductions write later)."""
         roots = frozenset().union(*(aliases.roots(node.args[0]) for node in self.members))  # type: ignore[arg-type]
         latest = max(point, *self.members)
         if not roots & aliases.mutated:
@@ -141,15 +144,15 @@ class _Bucket:
         return any(aliases.written_by(write) & roots and write < latest for write in writes)
 
     def merge(self, others: Iterable[_Bucket]) -> bool:
-        """Send all members with one message, before the barrier; whether the graph changed.
+        """Send all members as one message, before the barrier. Returns whether the graph changed.
 
-        Members go, and may be what the results of ``others`` were needed by first.
+        Members are erased. They may be barriers of ``others``, which are updated.
         """
         if len(self.members) < 2 or not claim(self.members[0]):
             return False
         last = self.members[-1]
         point = self.barrier or last.next
-        aliases = AliasInfo(last.graph)  # as other buckets have left it
+        aliases = AliasInfo(last.graph)  # after the changes of other buckets
         if self._is_written_before(point, aliases):
             return False
         call = calls_before(point, like=last)
@@ -174,7 +177,7 @@ class _Bucket:
                 part = call(aten.clone.default, part, memory_format=torch.contiguous_format)
             if rows or value_of(node).ndim != 1:
                 part = call(aten.view.default, part, list(value_of(node).shape))
-            if not rows and aliases.roots(wait) & aliases.output:  # what is returned has memory of its own
+            if not rows and aliases.roots(wait) & aliases.output:  # outputs must own their memory
                 part = call(aten.clone.default, part)
             replace(wait, part)
             node.graph.erase_node(node)
@@ -182,5 +185,5 @@ class _Bucket:
 
 
 def _ranks(node: fx.Node) -> int:
-    """The number of processes that a gathering or scattering collective is told."""
+    """Return the number of processes given to a gathering or scattering collective."""
     return node.args[1 if node.target is GATHER else 2]  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The loss of a large vocabulary, a few rows of logits at a time."""
+"""Compute the loss of a large vocabulary on a few rows of logits at a time."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _MATMULS = (aten.mm.default, aten.addmm.default)
 
 @dataclass(frozen=True)
 class ChunkLogits(Pass):
-    """Compute a loss over many classes, and its gradients, for one chunk of rows after the other.
+    """Compute a loss over many classes, and its gradients, one chunk of rows at a time.
 
-    The logits of a language model are ``tokens x vocabulary``, often the largest tensor of a training step, and their
-    gradient is another. The forward pass reduces the logits of a chunk to numbers for each row and drops them; the backward pass
-    computes them again, chunk by chunk, and adds up the gradient of the weight.
+    The logits of a language model are ``tokens x vocabulary``, often the largest tensor of a training step,
+    and their gradient is as large. The forward pass reduces the logits of a chunk to numbers per row and
+    drops them. The backward pass recomputes them, chunk by chunk, and accumulates the weight gradient.
 
     Before::
 
@@ -57,12 +57,12 @@ class ChunkLogits(Pass):
         grad_weight = aten.add(aten.mm(aten.permute(grad_logits_0, [1, 0]), hidden_0), ...)
         grad_hidden = aten.cat([aten.mm(grad_logits_0, aten.permute(weight, [1, 0])), ...])
 
-    Costs the matmul for the logits once more. For losses that treat rows independently and return no logits. Equal up to
-    rounding: sums over rows have another order.
+    Costs one extra matmul for the logits. Applies to losses that treat rows independently and do not return
+    logits. Equal up to rounding: sums over rows have another order.
 
     Attributes:
-        chunks: how many chunks.
-        min_elements: smallest number of logits that is worth it.
+        chunks: the number of chunks.
+        min_elements: minimum number of logits.
     """
 
     name: ClassVar[str] = "chunk_logits"
@@ -88,14 +88,14 @@ class ChunkLogits(Pass):
 
 
 def _is_normalized(logits: fx.Node) -> bool:
-    """Whether the maximum of each row is taken, as a softmax does, perhaps in another dtype."""
+    """Whether the maximum of each row is taken, as in a softmax, possibly in another dtype."""
     casts = [user for user in logits.users if is_call(user, torch.ops.prims.convert_element_type.default)]
     return any(is_call(user, aten.amax.default) for value in (logits, *casts) for user in value.users)
 
 
 @dataclass(frozen=True)
 class _Chunk(Selection):
-    """Rows of one chunk; what is made of the subgraph's values there."""
+    """The rows of one chunk, with copies of the subgraph's values for them."""
 
     copies: dict[fx.Node, fx.Node] = field(default_factory=dict, compare=False)
 
@@ -112,8 +112,8 @@ class _Half:
     """The part of a subgraph that the forward or the backward pass computes.
 
     Attributes:
-        nodes: in the order of the graph.
-        anchor: what the chunks are computed before.
+        nodes: its nodes, in graph order.
+        anchor: the node before which chunks are computed.
         is_forward: whether it is the forward pass.
     """
 
@@ -123,11 +123,11 @@ class _Half:
 
 
 class _Subgraph:
-    """All values that have the size of the logits, and what depends on them row by row.
+    """All values of the size of the logits, and everything that depends on them row by row.
 
     Attributes:
         nodes: the values, each ``[rows, ...]``.
-        exits: what sums over the rows: matmuls for the gradient of a weight, and sums; and the gradient of the rows.
+        exits: reductions over rows (sums, and matmuls for a weight gradient), and the gradient of the rows.
     """
 
     def __init__(self, logits: fx.Node) -> None:
@@ -139,7 +139,7 @@ class _Subgraph:
         self.graph = logits.graph
 
     def grow(self) -> bool:
-        """Find the nodes; False when something does not treat rows independently."""
+        """Find the nodes. Returns False if something does not treat rows independently."""
         pending = [self.logits]
         while pending:
             node = pending.pop()
@@ -188,7 +188,7 @@ class _Subgraph:
         )
 
     def _between(self) -> set[fx.Node] | None:
-        """Row-wise values on a way from the subgraph back into it; None when one is not row-wise."""
+        """Return row-wise values on paths from the subgraph back into it; None if one is not row-wise."""
         downstream: set[fx.Node] = set()
         for node in self.graph.nodes:
             if node not in self.nodes and any(
@@ -201,7 +201,7 @@ class _Subgraph:
         return needed if all(self._is_rowwise(node) for node in needed) else None
 
     def split(self, chunks: int) -> bool:
-        """Compute the subgraph chunk by chunk; False, and nothing changed, where an operator has no rule."""
+        """Compute the subgraph in chunks. If an operator has no rule, change nothing and return False."""
         halves = self._halves()
         if halves is None:
             return False
@@ -215,7 +215,7 @@ class _Subgraph:
         in_early = len(made)
         for part in parts if copied else ():
             copied = copied and self._copy(late, part, made)
-            # What leaves a chunk is made at once, so that its gradient is dropped before the next one.
+            # Compute a chunk's contributions at once, so that its gradient is dropped before the next chunk.
             for node in leaving if copied else ():
                 self._leave(node, part, totals[node], _recording(calls_before(late.anchor, like=node), made))
         if not copied:
@@ -232,7 +232,7 @@ class _Subgraph:
         return True
 
     def _halves(self) -> tuple[_Half, _Half] | None:
-        """The parts of the forward and of the backward pass; None when the two cannot be kept apart."""
+        """Return the forward and backward parts; None if they cannot be separated."""
         late = self._late()
         ordered = [node for node in self.graph.nodes if node in self.nodes]
         early_nodes = [node for node in ordered if node not in late]
@@ -250,27 +250,27 @@ class _Subgraph:
         return _Half(early_nodes, before_early, True), _Half(late_nodes, before_late, False)
 
     def _others(self, late: list[fx.Node]) -> set[fx.Node]:
-        """What the sums over rows take besides the subgraph."""
+        """Return the other inputs of the reductions over rows."""
         return {n for e in self._leaving() for n in e.all_input_nodes} - {late[-1], *self.exits, *self.nodes}
 
     def _leaving(self) -> list[fx.Node]:
-        """The sums over rows and the gradient of the rows: the exits, or for a transpose the matmuls with it."""
+        """Return the reductions over rows and the rows' gradient: the exits, or a transpose's matmuls."""
         return [p for e in self.exits for p in (e.users if untransposed(e) is not None else [e])]
 
     def _copy(self, half: _Half, part: _Chunk, made: list[fx.Node]) -> bool:
-        """Make the nodes of ``half`` for the rows of one chunk; False when an operator has no rule."""
+        """Copy the nodes of ``half`` for the rows of one chunk. Returns False if an operator has no rule."""
         for node in half.nodes:
             copy = select_inputs(node, part, _recording(calls_before(half.anchor, like=node), made))
             if copy is None:
                 return False
             part.copies[node] = copy
             if half.is_forward and self._is_big(node):
-                # As in activation checkpointing: dropped after the forward pass, and computed again.
+                # As in activation checkpointing: dropped after the forward pass, and recomputed.
                 copy.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=1 << 30)
         return True
 
     def _hand_out(self, half: _Half, parts: list[_Chunk]) -> None:
-        """Give those outside of the subgraph that use one of its values the chunks, put together."""
+        """Give users outside the subgraph the concatenated chunks of its values."""
         for node in half.nodes:
             outside = [user for user in node.users if user not in self.nodes and user not in self.exits]
             if outside:
@@ -287,7 +287,7 @@ class _Subgraph:
                 self.graph.erase_node(node)
 
     def _late(self) -> set[fx.Node]:
-        """The nodes that only the backward pass needs."""
+        """Return the nodes that only the backward pass needs."""
         late: set[fx.Node] = set()
         depends = depending_on_gradients(self.graph)
         for node in reversed(self.graph.nodes):
@@ -299,10 +299,10 @@ class _Subgraph:
     def _leave(
         self, leaving: fx.Node, part: _Chunk, made: list[fx.Node], call: Callable[..., fx.Node]
     ) -> None:
-        """What one of the sums over rows, or the gradient of the rows, takes from a chunk.
+        """Add one chunk's contribution to a reduction over rows, or to the gradient of the rows.
 
         Args:
-            leaving: the sum, or the gradient.
+            leaving: the reduction, or the gradient.
             part: the chunk.
             made: the sum so far, or the rows so far.
             call: makes a call.

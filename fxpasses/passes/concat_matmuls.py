@@ -1,4 +1,4 @@
-"""Matmuls with the same matrix become one matmul."""
+"""Merge matmuls with the same right operand into one matmul."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ aten = torch.ops.aten
 class ConcatMatmuls(Pass):
     """Concatenate the rows of several matmuls with the same weight, and multiply once.
 
-    A network that is written as a loop over time applies the same layers at every step. Where the inputs of a layer do not
-    depend on its results (the inputs of the first layer, the logits, in the backward pass the gradients of both), all
-    steps are one matmul, and the weight is read once.
+    A network written as a loop over time applies the same layers at every step. If a layer's inputs do not
+    depend on its results (inputs of the first layer, logits, and in the backward pass the gradients of both),
+    all steps are one matmul, and the weight is read once.
 
     Before::
 
@@ -42,11 +42,12 @@ class ConcatMatmuls(Pass):
         ...
         b = aten.slice(both, 0, 20, 40)
 
-    What the later inputs need moves before the first matmul. Matmuls of the forward and of the backward pass stay apart.
-    Equal up to rounding: a matmul of more rows may be computed in another order.
+    Calls that later inputs need move before the first matmul. Matmuls of the forward and backward pass stay
+    separate. Equal up to rounding: a matmul with more rows may be computed in another order.
 
     Attributes:
-        max_rows: matmuls with more rows are left alone: they read the weight often enough, and their rows are copied.
+        max_rows: matmuls with more rows are left alone: they reuse the weight enough, and copying their rows
+            costs more.
     """
 
     name: ClassVar[str] = "concat_matmuls"
@@ -73,7 +74,7 @@ class ConcatMatmuls(Pass):
         return changed
 
     def _groups(self, graph: fx.Graph, aliases: AliasInfo) -> list[list[fx.Node]]:
-        """Matmuls with the same matrix, and the same bias, of the same pass (forward or backward)."""
+        """Group matmuls with the same right operand, bias, and pass (forward or backward)."""
         late = depending_on_gradients(graph)
         groups: dict[Any, list[fx.Node]] = {}
         for node in find_calls(graph, aten.mm.default, aten.addmm.default):
@@ -82,7 +83,7 @@ class ConcatMatmuls(Pass):
             columns = (shape_of(node) or (0, 0))[1]
             if not 0 < rows <= min(self.max_rows, columns) or not value_of(node).is_contiguous():
                 continue
-            # Written memory would be read at another time; checkpointed calls are computed once more.
+            # Written memory would be read at another time; checkpointed calls are recomputed.
             written = any(aliases.roots(n) & aliases.mutated for n in node.all_input_nodes)
             if node.kwargs or written or "recompute" in node.meta:
                 continue
@@ -94,7 +95,7 @@ class ConcatMatmuls(Pass):
 
 
 def _reached(graph: fx.Graph, starts: Iterable[fx.Node]) -> dict[fx.Node, int]:
-    """For each node the set of ``starts`` that it depends on or is, as bits of a number."""
+    """Return, per node, which of ``starts`` it is or depends on, as a bit mask."""
     bits = {node: 1 << number for number, node in enumerate(starts)}
     reached: dict[fx.Node, int] = {}
     for node in graph.nodes:
@@ -106,7 +107,7 @@ def _reached(graph: fx.Graph, starts: Iterable[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _independent(graph: fx.Graph, members: list[fx.Node]) -> list[fx.Node]:
-    """The first of ``members``, which are in the order of the graph, and all whose rows depend on no other of these."""
+    """Return the first of ``members`` (in graph order), and all whose rows depend on no other chosen one."""
     reached = _reached(graph, members)
     chosen, results = [], 0
     for number, node in enumerate(members):
@@ -126,7 +127,7 @@ def _multiply(matmuls: list[fx.Node], needed: set[fx.Node], aliases: AliasInfo) 
     ends = itertools.accumulate((value_of(node).shape[0] for node in matmuls), initial=0)
     parts = [call(aten.slice.Tensor, whole, 0, *bounds) for bounds in itertools.pairwise(ends)]
     for position, node in enumerate(matmuls):
-        if aliases.roots(node) & aliases.output:  # what is returned has memory of its own
+        if aliases.roots(node) & aliases.output:  # outputs must own their memory
             parts[position] = call(aten.clone.default, parts[position])
     for node, part in zip(matmuls, parts, strict=True):
         assert same_metadata(value_of(node), value_of(part))

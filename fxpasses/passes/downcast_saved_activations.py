@@ -1,4 +1,4 @@
-"""Activations are kept for the backward pass with half the bits."""
+"""Save activations for the backward pass with half the bits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @dataclass(frozen=True)
 class DowncastSavedActivations(Pass):
-    """Let the backward pass read large float32 activations rounded to bfloat16.
+    """Make the backward pass read large float32 activations rounded to bfloat16.
 
-    The forward pass and its results stay as they are; what it saves takes half the memory. Gradients are those of
-    slightly different activations: bfloat16 has the range of float32 and 8 bits of mantissa, so signs and zeros stay and each
-    activation is off by at most one part in 256.
+    The forward pass and its results are unchanged; what it saves takes half the memory. Gradients are those
+    of slightly different activations: bfloat16 has the range of float32 and 8 bits of mantissa, so signs and
+    zeros are kept and each activation is off by at most one part in 256.
 
     Before::
 
@@ -42,11 +42,12 @@ class DowncastSavedActivations(Pass):
         rounded = prims.convert_element_type(aten.view.dtype(kept, bf16), f32)
         grad_x = aten.mul(grad, aten.sub(1, aten.mul(rounded, rounded)))
 
-    Gradients change on purpose: measure the model's quality with it. Small values (statistics of a norm) keep their
-    precision. The bits are handed over as integers because Inductor would take two casts in a row for nothing.
+    This deliberately changes gradients, so measure the model's quality with it. Small values (statistics of a
+    norm) keep their precision. The bits are passed as integers because Inductor would remove two casts in a
+    row.
 
     Attributes:
-        min_elements: activations of fewer elements are left as they are.
+        min_elements: activations with fewer elements are left unchanged.
     """
 
     name: ClassVar[str] = "downcast_saved_activations"
@@ -63,7 +64,7 @@ class DowncastSavedActivations(Pass):
             if shape is None or value.dtype is not torch.float32 or math.prod(shape) < self.min_elements:
                 continue
             if is_backward(node) or not claim(node):
-                continue  # what the backward pass computes itself is made of values that are rounded
+                continue  # values computed by the backward pass are computed from rounded values
             keep = calls_before(node.next, like=node)
             bits = keep(
                 aten.view.dtype, keep(prims.convert_element_type.default, node, torch.bfloat16), torch.int16

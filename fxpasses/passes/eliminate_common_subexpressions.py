@@ -1,4 +1,4 @@
-"""Common subexpression elimination: a value that was computed before is used again."""
+"""Common subexpression elimination: reuse values that were computed before."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fxpasses.pass_manager.sites import claim
 class EliminateCommonSubexpressions(Pass):
     """Compute equal calls once.
 
-    Calls are equal when operator and arguments are, with the type of each constant (``1``, ``1.0`` and
+    Calls are equal if operator and arguments are, including the type of each constant (``1``, ``1.0`` and
     ``True`` differ). Not merged: random calls, calls with effects, calls on or in memory that the graph
-    writes to, two values that are both returned (they would become aliases of each other), and calls that
-    belong to different activation-checkpointing decisions.
+    writes to, two values that are both returned (they would alias each other), and calls with different
+    activation-checkpointing decisions.
 
     Before::
 
@@ -57,7 +57,7 @@ class EliminateCommonSubexpressions(Pass):
                 continue
             if not claim(node):
                 continue
-            # Whoever is returned through `node` is returned through `first` from here on.
+            # Outputs returned through `node` are returned through `first` from here on.
             if memory & aliases.output:
                 aliases.output |= first_memory
             replaced[node] = first
@@ -88,13 +88,13 @@ class EliminateCommonSubexpressions(Pass):
 
 
 def _memory(node: fx.Node, aliases: AliasInfo) -> frozenset[fx.Node]:
-    """The roots of a call's results."""
+    """Return the roots of a call's results."""
     items = [user for user in node.users if user.target is operator.getitem]
     return aliases.roots(node).union(*(aliases.roots(item) for item in items))
 
 
 def _typed(argument: Any) -> Any:
-    """A hashable form of an argument in which equal values of different types differ."""
+    """Return a hashable form of an argument in which equal values of different types differ."""
     if isinstance(argument, (list, tuple)):
         return tuple(_typed(a) for a in argument)
     if isinstance(argument, dict):

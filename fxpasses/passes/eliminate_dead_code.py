@@ -16,11 +16,10 @@ from fxpasses.pass_manager.sites import claim
 
 @dataclass(frozen=True)
 class EliminateDeadCode(Pass):
-    """Erase calls whose result nobody uses.
+    """Erase calls whose results are unused.
 
-    Kept although unused: calls that write to an argument, that have an effect (printing, collectives,
-    assertions), that call the RNG (leaving one out would shift all later samples), and calls of
-    which nothing is known.
+    Unused calls are kept if they write to an argument, have an effect (printing, collectives, assertions),
+    use the RNG (removing one would shift all later samples), or nothing is known about them.
 
     Before::
 
@@ -55,7 +54,7 @@ def _may_be_erased(node: fx.Node) -> bool:
         return False
     target = node.target
     if not isinstance(target, OpOverload):
-        # Built-in functions (getitem, arithmetic on sizes) are pure; anything else may be anything.
+        # Built-in functions (getitem, arithmetic on sizes) are pure; others may have any effect.
         return getattr(target, "__module__", None) in ("_operator", "builtins", "math", "torch.sym")
     if is_mutating(node) or is_random(node) or has_effects(target):
         return False

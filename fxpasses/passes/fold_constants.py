@@ -1,4 +1,4 @@
-"""Constant folding: what every call would compute again to the same value is computed once."""
+"""Constant folding: compute values once that would be the same in every call."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from fxpasses.passes._options import require_at_least
 aten = torch.ops.aten
 
 _GIVEN = FACTORIES | {aten.lift_fresh_copy.default}
-"""Calls that are constants already: there is nothing to fold."""
+"""Calls that are already constants, so that there is nothing to fold."""
 
 _CHEAP = {
     aten._to_copy.default, aten.where.self, aten.neg.default, aten.abs.default,
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar,
 }  # fmt: skip
-"""Calls that a kernel does on the way, also in floating point."""
+"""Calls that a kernel fuses for free, also in floating point."""
 
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
-    """Replace calls that depend on constants alone by their value.
+    """Replace calls that depend only on constants by their value.
 
-    Constants are what factory operators make (``full``, ``arange``) and tensors that are part of the graph.
-    Parameters, buffers and inputs are not: a training step changes them. A value whose elements are all
-    equal becomes ``full``; any other becomes a tensor attribute of the graph, unless it is larger than
-    ``max_bytes``, or computing it inside a kernel is cheaper: it costs fewer than ``min_calls`` calls, or none but
-    arithmetic on positions. A compiler writes those as the index of a loop, and what is indexed with them needs no gather.
+    Constants are results of factory operators (``full``, ``arange``) and tensors that are part of the graph.
+    Parameters, buffers and inputs are not: a training step changes them. A value whose elements are all equal
+    becomes ``full``. Any other becomes a tensor attribute of the graph, unless it is larger than
+    ``max_bytes``, or computing it inside a kernel is cheaper: it takes fewer than ``min_calls`` calls, or
+    only arithmetic on positions. A compiler emits those as loop indices, and indexing with them needs no
+    gather.
 
     Before::
 
@@ -54,8 +55,8 @@ class FoldConstants(Pass):
         return aten.mul(x, scale)
 
     Attributes:
-        max_bytes: size of the largest tensor that may become an attribute, in bytes.
-        min_calls: the least number of calls that such an attribute must save.
+        max_bytes: maximum size of a tensor that may become an attribute, in bytes.
+        min_calls: minimum number of calls that such an attribute must save.
     """
 
     name: ClassVar[str] = "fold_constants"
@@ -81,13 +82,13 @@ class FoldConstants(Pass):
                 calls[node] = {node}.union(*(calls[n] for n in node.all_input_nodes))
         changed = False
         for node in constants:
-            # Only what a call uses that is not constant is worth keeping.
+            # Only constants used by a non-constant call are worth keeping.
             if node.op == "get_attr" or node.target in _GIVEN or constants.keys() >= node.users.keys():
                 continue
             if aliases.roots(node) & aliases.output and len(aliases.roots(node) - {node}):
-                continue  # a returned view of another value has to stay one
+                continue  # a returned view of another value must stay a view
             fill = _uniform_value(constants[node])
-            # What lifts an attribute into the graph makes a contiguous copy of it.
+            # Lifting an attribute into the graph makes a contiguous copy of it.
             small = constants[node].is_contiguous() and constants[node].nbytes <= self.max_bytes
             small = small and len(calls[node]) >= self.min_calls and not all(map(_is_cheap, calls[node]))
             if not (fill is not None or small) or not claim(node):
@@ -102,7 +103,7 @@ class FoldConstants(Pass):
     def _evaluate(
         self, gm: fx.GraphModule, node: fx.Node, known: dict[fx.Node, torch.Tensor]
     ) -> torch.Tensor | None:
-        """The value of a node that depends on constants alone, or None."""
+        """Return the value of a node that depends only on constants, or None."""
         fake = value_of(node)
         if node.op == "get_attr":
             attribute: Any = getattr(gm, str(node.target), None)
@@ -119,21 +120,21 @@ class FoldConstants(Pass):
         ):
             return None
         if fake.device.type != "cpu" or not _is_static(fake) or fake.layout is not torch.strided:
-            return None  # on an accelerator, evaluating here would stop and wait for the device
+            return None  # on an accelerator, evaluating here would synchronize with the device
         if fake.numel() * fake.element_size() > 16 * self.max_bytes or fake.dtype.is_complex:
             return None
         inputs = node.all_input_nodes
         if any(n not in known for n in inputs) or (not inputs and node.target not in FACTORIES):
             return None
         if is_mutating(node) or is_random(node) or has_effects(node.target) or communicates(node.target):
-            return None  # a collective of constants gives what other ranks send
+            return None  # the result of a collective depends on what other ranks send
         with disable_current_modes(), torch.no_grad():
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
             return node.target(*args, **kwargs)
 
 
 def is_written(node: fx.Node, aliases: AliasInfo) -> bool:
-    """Whether the memory behind ``node`` is written to by the graph."""
+    """Whether the graph writes to the memory behind ``node``."""
     return node.op != "output" and bool(aliases.roots(node) & aliases.mutated)
 
 
@@ -142,7 +143,7 @@ def _is_static(fake: torch.Tensor) -> bool:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """Whether a kernel computes a call from the index of its loop for nothing: views, and pointwise calls on integers."""
+    """Whether a kernel computes a call from its loop index for free: views, pointwise integer calls."""
     if node.op == "get_attr" or node.target in _GIVEN | _CHEAP or is_alias(node):
         return True
     value = value_of(node)
@@ -151,7 +152,7 @@ def _is_cheap(node: fx.Node) -> bool:
 
 
 def _uniform_value(value: torch.Tensor) -> bool | int | float | None:
-    """The number that every element equals, or None."""
+    """Return the number that every element equals, or None."""
     if value.numel() == 0 or value.dtype.is_complex or not value.is_contiguous():
         return None
     with disable_current_modes():
@@ -172,7 +173,7 @@ def _replace_by_full(
 
 def _replace_by_attribute(gm: fx.GraphModule, node: fx.Node, value: torch.Tensor) -> None:
     name = f"_folded_{node.name}"
-    # A tensor of its own: what was evaluated may be a view of, or be, another constant.
+    # Clone: the evaluated tensor may be a view of, or be, another constant.
     with disable_current_modes():
         gm.register_buffer(name, value.clone(), persistent=False)
     with gm.graph.inserting_before(node):
@@ -180,7 +181,7 @@ def _replace_by_attribute(gm: fx.GraphModule, node: fx.Node, value: torch.Tensor
     attribute.meta = dict(node.meta)
     mode = fake_mode_of(gm.graph)
     attribute.meta["val"] = mode.from_tensor(getattr(gm, name), static_shapes=True)
-    # As AOTAutograd writes its own constants: fake tensor modes take a real tensor only through this call.
+    # As for AOTAutograd's own constants: fake tensor modes accept a real tensor only through this call.
     with gm.graph.inserting_before(node):
         lifted = insert_call(gm.graph, aten.lift_fresh_copy.default, (attribute,), like=node)
     replace(node, lifted)

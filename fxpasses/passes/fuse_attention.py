@@ -1,4 +1,4 @@
-"""Unfused attention becomes one call of the attention kernel."""
+"""Replace unfused attention with one call of the attention kernel."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ aten = torch.ops.aten
 _KERNEL = aten._scaled_dot_product_flash_attention_for_cpu.default
 Call = Callable[..., fx.Node]
 _HIDDEN = -1e30
-"""A mask adds this, or less, to scores that do not count: beside any score of the row, the exponential is zero."""
+"""A mask value at or below this hides a score: beside any other score of the row, its exponential is zero."""
 
 
 @dataclass(frozen=True)
 class FuseAttention(Pass):
-    """Compute ``softmax(q @ k.T * scale + mask) @ v`` without keeping the scores of all pairs in memory.
+    """Compute ``softmax(q @ k.T * scale + mask) @ v`` without materializing the scores of all pairs.
 
-    Models with attention of their own (``attn_implementation="eager"`` in transformers) write scores, softmax and the second
-    matmul one after the other: the scores go through memory several times. The kernel of the CPU goes through the
-    keys in blocks.
+    Models with their own attention (``attn_implementation="eager"`` in transformers) compute scores, softmax
+    and the second matmul one after the other, so the scores pass through memory several times. The CPU kernel
+    processes the keys in blocks.
 
     Before::
 
@@ -46,10 +46,11 @@ class FuseAttention(Pass):
         out = aten._scaled_dot_product_flash_attention_for_cpu(*heads, attn_mask=mask, scale=0.25)[0]
         out = aten.view(out, [8, 12, 16])
 
-    A constant mask that is causal becomes the kernel's own, which leaves out half of the matmuls.
+    A constant causal mask becomes the kernel's own, which skips half of the matmuls.
 
-    In float32 on a CPU, for inference: in bfloat16 the kernel is slower than two matmuls here, and in training the weights
-    are saved anyway. A row whose scores are all minus infinity is NaN before, and may be zero after. Equal up to rounding.
+    Applies to float32 on the CPU, for inference. In bfloat16 the kernel is slower than two matmuls here, and
+    in training the weights are saved anyway. A row whose scores are all minus infinity is NaN before, and may
+    be zero after. Equal up to rounding.
     """
 
     name: ClassVar[str] = "fuse_attention"
@@ -73,7 +74,7 @@ class _Attention:
         query: left factor of the scores, ``[n, rows, width]``.
         key: right factor of the scores, ``[n, width, columns]``.
         value: ``[n, columns, width]``.
-        shape: of the scores, as the softmax sees them: ``[..., rows, columns]``.
+        shape: the shape of the scores in the softmax: ``[..., rows, columns]``.
         scale: a number.
         mask: a tensor that is added to the scores, or None.
     """
@@ -123,7 +124,7 @@ def _attention(matmul: fx.Node) -> _Attention | None:
 
 
 def _of_softmax(weights: object) -> fx.Node | None:
-    """The scores that ``weights`` is the softmax of, along the last dimension, when nothing else uses the values between."""
+    """Return the scores whose softmax (last dimension) is ``weights``, if the steps have no other use."""
     if not is_call(weights, aten.div.Tensor) or not _used_once(weights):
         return None
     exp, total = weights.args
@@ -154,7 +155,7 @@ def _used_once(node: object) -> bool:
 
 
 def _fits(matmul: fx.Node, scores: fx.Node, found: _Attention) -> bool:
-    """Whether the kernel takes these: float32 (or 64) on a CPU, known sizes, as wide values as keys, rows that stay rows."""
+    """Whether the kernel takes these: float32/64 on CPU, static sizes, values as wide as keys, rows kept."""
     nodes = [matmul, scores, found.query, found.key, found.value, *([found.mask] if found.mask else [])]
     values = [value_of(n) for n in nodes]
     dtype = values[0].dtype
@@ -178,7 +179,7 @@ def _fits(matmul: fx.Node, scores: fx.Node, found: _Attention) -> bool:
 
 
 def _is_causal(gm: fx.GraphModule, found: _Attention) -> bool:
-    """Whether the mask is a constant that hides, in each row, what comes after it: the kernel then leaves these out."""
+    """Whether the mask is a constant that hides all later positions of each row. The kernel skips them."""
     *_, rows, columns = found.shape
     if found.mask is None or rows != columns:
         return False
@@ -210,7 +211,7 @@ def _replace(matmul: fx.Node, found: _Attention, causal: bool) -> None:
 
 
 def _heads(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
-    """The value with batch and heads apart: what was copied to bring them together, if that is known."""
+    """Return the value with separate batch and head dimensions: what was copied to merge them, if known."""
     source = node.args[0] if is_call(node, *RESHAPES) else None
     if is_call(source, aten.clone.default):
         source = source.args[0]
@@ -221,7 +222,7 @@ def _heads(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
 
 
 def _rows_in_order(node: fx.Node, call: Call) -> fx.Node:
-    """A value whose last dimension lies in order in memory, as the kernel wants it."""
+    """Return a value whose last dimension is contiguous, as the kernel requires."""
     if value_of(node).stride(-1) == 1:
         return node
     return call(aten.clone.default, node, memory_format=torch.contiguous_format)

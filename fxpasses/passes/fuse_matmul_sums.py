@@ -1,4 +1,4 @@
-"""Sums of matmuls become one matmul."""
+"""Compute sums of matmuls as one matmul."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ aten = torch.ops.aten
 class FuseMatmulSums(Pass):
     """Compute a sum of matmuls as one matmul of their concatenated operands.
 
-    A weight that is used at every step of a recurrent network, or in every layer, has a gradient that is a sum: each term is as
-    large as the weight, and is written and read once more to be added, for the few rows of one step.
+    A weight that is used at every step of a recurrent network, or in every layer, has a gradient that is a
+    sum. Each term is as large as the weight, and is written and read again to be added, for only the few rows
+    of one step.
 
     Before::
 
@@ -45,11 +46,11 @@ class FuseMatmulSums(Pass):
         grads = aten.cat([grad_0, grad_1])                          # f32[40, 2600]
         total = aten.mm(aten.permute(grads, [1, 0]), aten.cat([x_0, x_1]))
 
-    For sums of which each matmul is used nowhere else, and whose operands are smaller than the result: they are copied. Equal up
-    to rounding: the sums have the same terms in another order.
+    Applies to sums whose matmuls are used nowhere else and have operands smaller than the result, since the
+    operands are copied. Equal up to rounding: the sums have the same terms in another order.
 
     Attributes:
-        gain: how many times fewer elements must be copied than were written for the matmuls that are saved.
+        gain: minimum ratio of elements written by the matmuls that are saved to elements copied.
     """
 
     name: ClassVar[str] = "fuse_matmul_sums"
@@ -85,7 +86,7 @@ class FuseMatmulSums(Pass):
 
 
 def _is_sum(node: Any) -> bool:
-    """Whether a node adds two matrices of the same type and known sizes, and is not to be computed twice."""
+    """Whether a node, not marked for recomputation, adds two matrices of equal dtype and static shape."""
     if not is_call(node, aten.add.Tensor) or node.kwargs or "recompute" in node.meta:
         return False
     shape, dtype = shape_of(node), value_of(node).dtype
@@ -96,7 +97,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _terms(total: fx.Node) -> list[fx.Node]:
-    """The terms of ``total``, through sums that have no other user."""
+    """Return the terms of ``total``, flattening sums that have no other user."""
     terms: list[fx.Node] = []
     pending = [total]
     while pending:
@@ -109,7 +110,7 @@ def _terms(total: fx.Node) -> list[fx.Node]:
 
 
 class _Term:
-    """One term of a sum: a matmul, or its transpose, or something else.
+    """A term of a sum: a matmul, its transpose, or something else.
 
     Attributes:
         node: the term.
@@ -124,7 +125,7 @@ class _Term:
             self.matmul, self.flipped = source, not self.flipped
 
     def is_matmul(self) -> bool:
-        """Whether the term is a matmul that only the sum needs."""
+        """Whether the term is a matmul that only the sum uses."""
         return (
             is_call(self.matmul, aten.mm.default)
             and len(self.matmul.users) == 1
@@ -134,7 +135,7 @@ class _Term:
         )
 
     def reads(self, memory: set[fx.Node], aliases: AliasInfo) -> bool:
-        """Whether an operand may lie in this memory."""
+        """Whether an operand may be in this memory."""
         return any(aliases.roots(operand) & memory for operand in self.matmul.all_input_nodes)
 
     @property
@@ -142,7 +143,7 @@ class _Term:
         return value_of(self.matmul.args[0]).shape[1]  # type: ignore[arg-type]
 
     def operands(self, call: Callable[..., fx.Node]) -> tuple[fx.Node, fx.Node]:
-        """Left operand, as its transpose, and right operand of the term as a matmul."""
+        """Return the transpose of the left operand, and the right operand, of the term as a matmul."""
         left: Any
         right: Any
         left, right = self.matmul.args

@@ -1,4 +1,4 @@
-"""Gradient accumulation without the zeros: a scatter into zeros that is added to a value scatters into it."""
+"""Accumulate gradients without zeros: scatter into the value to which a scatter into zeros is added."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ACCUMULATING = {
 
 @dataclass(frozen=True)
 class FuseScatterAdd(Pass):
-    """Add sparse contributions straight to the value that they are added to later.
+    """Scatter sparse contributions directly into the value that they are added to later.
 
-    The gradient of an embedding is scattered into zeros of the size of the table, and where the table has
-    another gradient too (tied embeddings: the output projection), the two are added. The zeros and the
-    addition each pass over the whole table: the scatter can start from the other gradient instead.
-    Inductor does not do this. Also applies to ``scatter_add`` and ``index_add``.
+    The gradient of an embedding is scattered into zeros of the size of the table. If the table has another
+    gradient as well (tied embeddings: the output projection), the two are added. The zeros and the addition
+    each pass over the whole table, but the scatter can start from the other gradient instead. Inductor does
+    not do this. Also applies to ``scatter_add`` and ``index_add``.
 
     Before::
 

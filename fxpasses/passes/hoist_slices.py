@@ -1,4 +1,4 @@
-"""Slices move up: rows that no result depends on are not computed."""
+"""Move slices up, so that rows that no result depends on are not computed."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class HoistSlices(Pass):
-    """Select before computing where only a part of a result is used.
+    """Select before computing if only part of a result is used.
 
-    A language model that answers with the next token needs the logits of the last position, and a classifier
-    the features of the first; both compute all of them. The selection moves up through everything that treats
-    positions one by one: norms, linear layers, residuals, and the queries of the last attention.
+    A language model that predicts the next token needs the logits of the last position, and a classifier the
+    features of the first; both compute all of them. The selection moves up through everything that treats
+    positions separately: norms, linear layers, residuals, and the queries of the last attention.
 
     Before::
 
@@ -47,8 +47,8 @@ class HoistSlices(Pass):
         part = aten.slice(hidden, 0, 511, 512)
         last = aten.mm(part, weight)
 
-    For slices and selections with constant bounds of values that have no other user. Each row has the same terms;
-    a matmul of fewer rows may round differently.
+    Applies to slices and selections with constant bounds of values without other users. Each row has the same
+    terms; a matmul with fewer rows may round differently.
     """
 
     name: ClassVar[str] = "hoist_slices"
@@ -63,7 +63,7 @@ class HoistSlices(Pass):
         returned = returned_values(gm.graph)
         other_strides: set[fx.Node] = set()
         node = output.prev
-        # From the end to the start: what moves up is inserted before the node, and looked at in its turn.
+        # From end to start: a selection that moves up is inserted before the node, and visited later.
         while node.op != "root":
             fixed = written.intersection((node, *node.all_input_nodes)) or shared.intersection(_results(node))
             chosen = None if fixed else _chosen(node)
@@ -77,7 +77,7 @@ class HoistSlices(Pass):
 
 
 def _selection(node: fx.Node) -> Selection | None:
-    """The slice of its input that ``node`` is, the dimension kept; None when it is no slice or selection."""
+    """Return the slice of its input that ``node`` selects, keeping the dimension; None for any other call."""
     shape = shape_of(node.args[0]) if node.args else None
     if shape is None or not is_call(node, aten.slice.Tensor, aten.select.int):
         return None
@@ -94,14 +94,14 @@ def _selection(node: fx.Node) -> Selection | None:
 
 
 def _results(node: fx.Node) -> list[fx.Node]:
-    """The node, or for a call with several results the nodes that take them apart."""
+    """Return the node, or for a call with several results the nodes that unpack them."""
     if not isinstance(value_of(node), (tuple, list)):
         return [node]
     return [item for item in node.users if item.target is operator.getitem]
 
 
 def _chosen(node: fx.Node) -> Selection | None:
-    """The part of a call's result that all of its users select, or None."""
+    """Return the part of a call's result that all of its users select, or None."""
     if node.op != "call_function" or node.target is operator.getitem or not is_pure(node):
         return None
     results = _results(node)
@@ -112,7 +112,7 @@ def _chosen(node: fx.Node) -> Selection | None:
 
 
 def _returned_twice(graph: fx.Graph, aliases: AliasInfo) -> set[fx.Node]:
-    """The values in whose memory two results of the graph lie: these are views of each other, and have to stay that."""
+    """Return the values whose memory holds two outputs of the graph, which must stay views of each other."""
     (output,) = graph.find_nodes(op="output")
     counts = Counter(
         root for result in output.args[0] if isinstance(result, fx.Node) for root in aliases.roots(result)
@@ -122,7 +122,7 @@ def _returned_twice(graph: fx.Graph, aliases: AliasInfo) -> set[fx.Node]:
 
 
 def _move(node: fx.Node, chosen: Selection, other_strides: set[fx.Node]) -> int:
-    """Compute only the chosen part of ``node``'s result; how many calls changed."""
+    """Compute only the chosen part of ``node``'s result. Returns how many calls changed."""
     call = calls_before(node, like=node)
     new = select_inputs(node, chosen, call)
     if new is None:

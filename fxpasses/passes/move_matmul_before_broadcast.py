@@ -1,4 +1,4 @@
-"""Linear layers on broadcast inputs are computed before the broadcast."""
+"""Apply linear layers before their inputs are broadcast."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _MATMULS = (aten.mm.default, aten.addmm.default)
 class MoveMatmulBeforeBroadcast(Pass):
     """Multiply each row of an input before it is broadcast, instead of each row of the broadcast.
 
-    A layer on all pairs, ``linear(cat([x[:, None].expand(n, n, d), x[None].expand(n, n, d)], -1))``, multiplies ``n * n``
-    rows, in each of which is one of ``n``. The same goes for a conditioning vector that is repeated for every
-    position. The weight is split by columns, and the sum broadcasts.
+    A layer on all pairs, ``linear(cat([x[:, None].expand(n, n, d), x[None].expand(n, n, d)], -1))``,
+    multiplies ``n * n`` rows, each of which repeats one of ``n``. The same is true of a conditioning vector
+    repeated for every position. The weight is split by input features, and the sum broadcasts.
 
     Before::
 
@@ -50,11 +50,11 @@ class MoveMatmulBeforeBroadcast(Pass):
         y_b = aten.view(aten.mm(aten.view(b, [64, 32]), weight[32:]), [1, 64, 16])
         y = aten.view(aten.add(y_a, y_b), [4096, 16])
 
-    In the backward pass the gradient is summed over the broadcast before it is multiplied, for the weight and for the
-    inputs. Equal up to rounding.
+    In the backward pass, the gradient is summed over the broadcast before it is multiplied, for the weight
+    and for the inputs. Equal up to rounding.
 
     Attributes:
-        gain: how many times fewer multiplications the forward matmul must need.
+        gain: minimum ratio of multiplications in the forward matmul before and after.
     """
 
     name: ClassVar[str] = "move_matmul_before_broadcast"
@@ -89,7 +89,7 @@ class _Rows:
     Attributes:
         matrix: the view.
         outer: the shape of the rows.
-        parts: what is concatenated, before it is broadcast: each of the rank of ``outer`` plus one.
+        parts: the concatenated values before broadcasting, each of rank ``len(outer) + 1``.
     """
 
     matrix: fx.Node
@@ -100,7 +100,7 @@ class _Rows:
         return sum(math.prod(shape_of(part) or ()) for part in self.parts)
 
     def matmuls(self) -> list[tuple[fx.Node, str]]:
-        """The matmuls that use the matrix: as its left side, or for the gradient of the weight as left or right side."""
+        """Return the matrix's matmuls and its role: rows (on the left), or left or right in a gradient."""
         found = []
         for user in self.matrix.users:
             if is_call(user, *_MATMULS):
@@ -108,11 +108,11 @@ class _Rows:
                 found.append((user, "rows" if left else "gradient, right"))
             else:
                 found.extend((matmul, "gradient, left") for matmul in user.users)
-        # Matmuls of the gradient first: the others are erased by then.
+        # Gradient matmuls first: rewriting the others erases nodes.
         return sorted(found, key=lambda item: item[1])
 
     def used_by_matmuls_alone(self) -> bool:
-        """Whether nothing but matmuls of known sizes uses the matrix, each of them once."""
+        """Whether only matmuls of static sizes use the matrix, each of them once."""
         for user in self.matrix.users:
             if is_call(user, *_MATMULS):
                 arguments = list(user.args)
@@ -154,7 +154,7 @@ def _broadcast_rows(matrix: Any) -> _Rows | None:
 
 
 def _before_expand(part: fx.Node) -> fx.Node:
-    """The value of a part before it is broadcast over some of the rows."""
+    """Return a part before it is broadcast over some of the rows."""
     source = part.args[0] if is_call(part, aten.expand.default) else part
     shape, wanted = shape_of(source), shape_of(part)
     if shape is None or wanted is None or len(shape) != len(wanted) or shape[-1] != wanted[-1]:
@@ -213,7 +213,7 @@ def _row_major(node: fx.Node, call: Call) -> fx.Node:
 
 
 def _sum_to(matrix: fx.Node, outer: tuple[int, ...], shape: tuple[int, ...], call: Call) -> fx.Node:
-    """The rows of ``matrix``, which are those of ``outer``, summed over what is 1 in ``shape``; as a matrix again."""
+    """Sum the rows of ``matrix``, indexed by ``outer``, where ``shape`` has size 1. Returns a matrix."""
     columns = value_of(matrix).shape[1]
     dims = [d for d, (size, whole) in enumerate(zip(shape[:-1], outer, strict=True)) if size == 1 != whole]
     if not dims:
@@ -224,7 +224,7 @@ def _sum_to(matrix: fx.Node, outer: tuple[int, ...], shape: tuple[int, ...], cal
 
 
 def _summed_parts(matmul: fx.Node) -> list[tuple[fx.Node, fx.Node, tuple[int, int]]]:
-    """``(view, sum, columns)`` for ``sum(slice(view(matmul)))``: all uses of a matmul of which some are summed over rows."""
+    """Return ``(view, sum, columns)`` per ``sum(slice(view(matmul)))``, if no other uses exist."""
     found: list[tuple[fx.Node, fx.Node, tuple[int, int]]] = []
     if len(matmul.users) != 1 or any(shape_of(n) is None for n in (matmul, *matmul.all_input_nodes)):
         return []
@@ -249,7 +249,7 @@ def _summed_parts(matmul: fx.Node) -> list[tuple[fx.Node, fx.Node, tuple[int, in
 
 
 def _sum_first(matmul: fx.Node) -> None:
-    """Sum the rows of the left side, and multiply then."""
+    """Sum the rows of the left operand before multiplying."""
     left: Any
     left, right = matmul.args
     for view, total, (start, end) in _summed_parts(matmul):

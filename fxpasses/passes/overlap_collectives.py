@@ -1,4 +1,4 @@
-"""Messages between processes travel while something is computed."""
+"""Overlap communication between processes with computation."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ _COPIES = {
     aten._to_copy.default,
     prims.convert_element_type.default,
 }
-"""What packs and unpacks messages, besides views: no more work than a copy, wherever it stands."""
+"""Calls that pack and unpack messages, besides views. They cost no more than a copy anywhere in the graph."""
 
 
 @dataclass(frozen=True)
 class OverlapCollectives(Pass):
-    """Start collectives before their results are needed, and wait for them only then.
+    """Start collectives before their results are needed, and wait only when they are.
 
-    A collective computes in the background from its call to that of ``wait_tensor``. Between the two stands what the program wrote
-    there, mostly nothing: parameters are gathered where a layer reads them, gradients are waited for where they are reduced.
+    A collective runs in the background between its call and ``wait_tensor``. Usually the program has nothing
+    between the two: parameters are gathered where a layer reads them, and gradients are waited for where they
+    are reduced.
 
     Before::
 
@@ -51,13 +52,14 @@ class OverlapCollectives(Pass):
         y1 = aten.mm(x, wait_tensor(started_1))
         y2 = aten.mm(y1, wait_tensor(started_2))
 
-    Waits, with the views and copies that take a message apart, go down to what needs them. A collective of what the graph was given
-    (shards, behind views, casts and packing) goes up, past the waits of those that are needed before it, as far as ``max_bytes`` in
-    flight allow. Collectives keep their order, so that all ranks send the same. After ``bucket_collectives``, whose ``max_bytes``
-    should be a fraction of this one: what came in one message leaves nothing to wait for meanwhile.
+    Waits, with the views and copies that unpack a message, move down to their first user. A collective on
+    graph inputs (shards, behind views, casts and packing) moves up past the waits of those needed before it,
+    as far as ``max_bytes`` in flight allow. Collectives keep their order, so all ranks send the same. Run
+    this after ``bucket_collectives``, whose ``max_bytes`` should be a fraction of this one: a single message
+    leaves nothing to overlap with.
 
     Attributes:
-        max_bytes: of messages that are on their way at once, in bytes of whole (gathered, unreduced) tensors.
+        max_bytes: maximum size of concurrent messages, in bytes of whole (gathered, unreduced) tensors.
     """
 
     name: ClassVar[str] = "overlap_collectives"
@@ -81,7 +83,7 @@ class OverlapCollectives(Pass):
     def _start_early(
         self, graph: fx.Graph, starts: list[fx.Node], waits: dict[fx.Node, fx.Node], aliases: AliasInfo
     ) -> None:
-        """Moves collectives up to where the messages on their way leave room for them, and waits before those that need their room."""
+        """Move collectives up, and waits before those that need room, as the limit in flight allows."""
         place = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
         in_flight: list[fx.Node] = []
         for node in starts:
@@ -91,7 +93,7 @@ class OverlapCollectives(Pass):
             there, earlier = place, sorted(in_flight, key=waits.__getitem__)
             while earlier and self._is_full([*earlier, node]) and waits[earlier[0]] < node:
                 there = waits[earlier.pop(0)].next
-            while copies(there, aliases):  # one of them may be what this one packs
+            while copies(there, aliases):  # this collective may pack one of them
                 there = there.next
             needed = needed_before([node.args[0]], there) if there < node else None  # type: ignore[list-item]
             if (
@@ -112,7 +114,7 @@ class OverlapCollectives(Pass):
 
 
 def _wait_late(graph: fx.Graph, waits: set[fx.Node], aliases: AliasInfo) -> None:
-    """Moves waits, and what takes their messages apart, down to before the first call that needs them."""
+    """Move waits, and the calls that unpack their messages, to just before the first call that needs them."""
     late = set(waits)
     for node in graph.nodes:
         if node.all_input_nodes and late.issuperset(node.all_input_nodes) and copies(node, aliases):
@@ -130,7 +132,7 @@ def _communicates(node: fx.Node) -> bool:
 
 
 def may_move(node: fx.Node, aliases: AliasInfo) -> bool:
-    """Whether a collective has one result, for which one call waits, and nothing writes to what it reads."""
+    """Whether a collective has one result with a single wait, and nothing writes to its input."""
     source, users = node.args[0] if node.args else None, list(node.users)
     return (
         len(users) == 1

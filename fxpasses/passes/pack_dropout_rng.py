@@ -1,4 +1,4 @@
-"""Dropout masks are sampled with 15 random bits an element instead of a random float."""
+"""Sample dropout masks from 15 random bits per element instead of a random float."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fxpasses.passes._options import require_at_least
 aten = torch.ops.aten
 
 _LEVELS = 1 << 15
-"""A sample of 64 bits is split into four integers of 16; the highest of the 64 is always 0, so each gives 15 bits."""
+"""A 64-bit sample is split into four 16-bit integers. Its top bit is always 0, so each gives 15 bits."""
 
 _COMPARED = {
     aten.gt.Scalar: aten.ge.Scalar,
@@ -26,9 +26,9 @@ _COMPARED = {
     aten.lt.Scalar: aten.lt.Scalar,
     aten.le.Scalar: aten.lt.Scalar,
 }
-"""Comparisons of a uniform number in [0, 1) with ``p``, and that of an integer in [0, 32768) with ``32768 * p``.
+"""Comparisons of a uniform number in [0, 1) with ``p``, and of an integer in [0, 32768) with ``32768 * p``.
 
-Of the floats those above ``p`` and those from ``p`` on are equally many up to one; of few integers they are not.
+The numbers of floats above ``p`` and from ``p`` on are equal up to one. Those of few integers are not.
 """
 
 
@@ -36,28 +36,30 @@ Of the floats those above ``p`` and those from ``p`` on are equally many up to o
 class PackDropoutRng(Pass):
     """Sample four elements of a dropout mask with one call of the RNG.
 
-    Inductor samples a 32-bit float for each element of a mask on the CPU and compares it with the probability: about 8 ns an
-        element, 7 to 23% of the training steps of BERT, GPT-2 and T5. A 64-bit sample is enough for four elements.
+    On the CPU, Inductor samples a 32-bit float for each element of a mask and compares it with the
+    probability. This takes about 8 ns per element, 7 to 23% of the training steps of BERT, GPT-2 and T5. A
+    64-bit sample is enough for four elements.
 
-        Before::
+    Before::
 
-            number = aten.rand([64, 128])
-            keep = aten.gt(number, 0.1)                              # bool[64, 128]
+        number = aten.rand([64, 128])
+        keep = aten.gt(number, 0.1)                              # bool[64, 128]
 
-        After::
+    After::
 
-            samples = aten.random(aten.empty([2048], int64))
-            numbers = aten.view.dtype(samples, int16)                # four for each sample
-            numbers = aten.view(numbers, [64, 128]) & 32767
-            keep = aten.ge(numbers, 3277)                            # 3277 / 32768 = 0.10001
+        samples = aten.random(aten.empty([2048], int64))
+        numbers = aten.view.dtype(samples, int16)                # four for each sample
+        numbers = aten.view(numbers, [64, 128]) & 32767
+        keep = aten.ge(numbers, 3277)                            # 3277 / 32768 = 0.10001
 
-        Other random numbers than before: other elements are dropped, as with another seed. Where Inductor is to sample what eager
-        samples (``fallback_random``) nothing is rewritten. The same seed still gives the same masks, and the backward pass reads the mask of
-        the forward pass. The probability is rounded to a multiple of 1/32768.
+    The random numbers change, so other elements are dropped, as with another seed. Nothing is rewritten if
+    Inductor must sample what eager samples (``fallback_random``). The same seed still gives the same masks,
+    and the backward pass reads the mask of the forward pass. The probability is rounded to a multiple of
+    1/32768.
 
-        Attributes:
-            min_elements: masks of fewer elements are left as they are.
-            tolerance: the most that rounding may change the share of dropped or of kept elements, relative to it.
+    Attributes:
+        min_elements: masks with fewer elements are left unchanged.
+        tolerance: maximum relative change, by rounding, of the share of dropped or of kept elements.
     """
 
     name: ClassVar[str] = "pack_dropout_rng"
@@ -69,7 +71,7 @@ class PackDropoutRng(Pass):
         require_at_least(self, min_elements=0, tolerance=0.0)
 
     def apply(self, gm: fx.GraphModule) -> bool:
-        from fake.seam.inductor import config  # Inductor, which listing passes does without
+        from fake.seam.inductor import config  # lazy: listing passes must not import Inductor
 
         if config.fallback_random:
             return False
@@ -81,7 +83,7 @@ class PackDropoutRng(Pass):
             value = value_of(rand)
             if value.device.type != "cpu" or not value.is_contiguous() or not rand.users:
                 continue
-            # Whoever recomputes a checkpointed call sets the generator back for the calls that it knows.
+            # Recomputing a checkpointed call resets the generator for the calls that it knows.
             if any("recompute" in node.meta for node in (rand, *rand.users)):
                 continue
             if not all(self._is_mask(user, rand) for user in rand.users) or not claim(rand):
@@ -91,7 +93,7 @@ class PackDropoutRng(Pass):
         return changed
 
     def _is_mask(self, user: fx.Node, rand: fx.Node) -> bool:
-        """Whether ``user`` compares the samples with a probability that 15 bits can express."""
+        """Whether ``user`` compares the samples with a probability that 15 bits can represent."""
         if not is_call(user, *_COMPARED) or user.args[0] is not rand:
             return False
         probability = user.args[1]
@@ -109,8 +111,8 @@ def _level(probability: float) -> int:
 def _rewrite(rand: fx.Node, shape: tuple[int, ...]) -> None:
     count = math.prod(shape)
     call = calls_before(rand, like=rand)
-    # Nothing reads the memory before it is filled, and torch's own CSE, which does not know that `random` calls the
-    # RNG, merges no two `empty`: masks of one size stay different.
+    # Nothing reads the memory before it is filled. Torch's own CSE, which does not know that `random` uses
+    # the RNG, merges no two `empty` calls, so masks of one size stay different.
     memory = call(aten.empty.memory_format, [-(-count // 4)], dtype=torch.int64, device=value_of(rand).device)
     numbers = call(aten.view.dtype, call(aten.random.default, memory), torch.int16)
     if count % 4:

@@ -1,4 +1,4 @@
-"""Masks that are saved for the backward pass take a bit an element instead of a byte."""
+"""Save masks for the backward pass as one bit per element instead of one byte."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @dataclass(frozen=True)
 class PackSavedMasks(Pass):
-    """Keep eight elements of a mask in a byte from the forward to the backward pass.
+    """Pack eight elements of a mask into a byte between the forward and the backward pass.
 
-    Dropout and activation masks are saved as ``bool``, a byte for each element. The mask is packed where it is made and
-    unpacked where a gradient is multiplied with it; the partitioner then saves the packed value, an eighth of the size.
+    Dropout and activation masks are saved as ``bool``, one byte per element. The mask is packed where it is
+    computed and unpacked where a gradient is multiplied with it. The partitioner then saves the packed value,
+    an eighth of the size.
 
     Before::
 
@@ -43,10 +44,10 @@ class PackSavedMasks(Pass):
         again = aten.view(bits.unsqueeze(0) & [[1], [2], ..., [128]] != 0, [64, 128])
         grad_x = aten.mul(grad, again)
 
-    Bitwise. It costs a little time in both passes: for models that run out of memory.
+    Bitwise equal. It costs some time in both passes, for models that run out of memory.
 
     Attributes:
-        min_elements: masks of fewer elements are left as they are.
+        min_elements: masks with fewer elements are left unchanged.
     """
 
     name: ClassVar[str] = "pack_saved_masks"
@@ -65,7 +66,7 @@ class PackSavedMasks(Pass):
             count = math.prod(shape)
             readers = [reader for reader in readers if _dtype(reader) is not torch.bool]
             if not readers:
-                continue  # another mask is made of it: that one is packed
+                continue  # another mask is computed from it, and that one is packed
             if count < self.min_elements or count % 8 or not claim(mask):
                 continue
             unpacked = _unpack(_pack(mask), readers[0], shape)
@@ -80,7 +81,7 @@ def _dtype(node: fx.Node) -> torch.dtype | None:
 
 
 def _pack(mask: fx.Node) -> fx.Node:
-    """An eighth of the mask a bit: long rows keep the kernels of both passes vectorized."""
+    """Pack one eighth of the mask into each bit. Long rows keep the kernels of both passes vectorized."""
     call = calls_before(mask.next, like=mask)
     rows = call(aten.view.default, mask, [8, -1])
     zero = _byte(call, mask, 0)

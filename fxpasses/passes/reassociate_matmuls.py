@@ -1,4 +1,4 @@
-"""Chains of matmuls in the order that costs least."""
+"""Order chains of matmuls by cost."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MATMULS = (aten.mm.default, aten.bmm.default)
 
 @dataclass(frozen=True)
 class ReassociateMatmuls(Pass):
-    """Multiply ``(a b) c`` as ``a (b c)`` where that takes fewer operations.
+    """Multiply ``(a b) c`` as ``a (b c)`` if that takes fewer operations.
 
-    A low-rank update that is written as ``x @ (down @ up)`` computes the full matrix for every call, and its full
-    gradient; attention without softmax, ``(q @ k.T) @ v``, computes a value for every pair of positions.
+    A low-rank update written as ``x @ (down @ up)`` computes the full matrix in every call, and its full
+    gradient. Attention without softmax, ``(q @ k.T) @ v``, computes a value for every pair of positions.
 
     Before::
 
@@ -38,12 +38,12 @@ class ReassociateMatmuls(Pass):
         part = aten.mm(x, down)
         y = aten.mm(part, up)
 
-    A matmul is taken apart when all that uses it are matmuls (through transposes), and together they get
-    cheaper by at least the factor ``gain``: in training the forward matmul and the one for the gradient. Equal up to
-    rounding.
+    A matmul is split up if all its users are matmuls (possibly through transposes) that together get cheaper
+    by at least the factor ``gain``. In training, these are the forward matmul and the one for the gradient.
+    Equal up to rounding.
 
     Attributes:
-        gain: how many times fewer multiplications there must be.
+        gain: minimum ratio of multiplications before and after.
     """
 
     name: ClassVar[str] = "reassociate_matmuls"
@@ -69,7 +69,7 @@ class ReassociateMatmuls(Pass):
 
 
 def _uses(inner: fx.Node) -> list[tuple[fx.Node, bool]]:
-    """The matmuls that use ``inner``, each with whether it uses the transpose; empty if anything else uses it."""
+    """Return the matmuls that use ``inner``, and whether transposed; empty if anything else uses it."""
     uses: list[tuple[fx.Node, bool]] = []
     for user in inner.users:
         flipped = _is_transpose(user)
@@ -95,7 +95,7 @@ def _is_transpose(node: fx.Node) -> bool:
 
 
 def _cost(matmul: fx.Node) -> int:
-    """Number of multiplications."""
+    """Return the number of multiplications."""
     left, right = (shape_of(x) for x in matmul.args[:2])
     assert left is not None
     assert right is not None
@@ -103,7 +103,7 @@ def _cost(matmul: fx.Node) -> int:
 
 
 def _cost_apart(inner: fx.Node, user: fx.Node, flipped: bool) -> int:
-    """Number of multiplications of ``user`` with ``inner`` taken apart."""
+    """Return the number of multiplications of ``user`` with ``inner`` split up."""
     left, right = (shape_of(x) for x in inner.args[:2])
     assert left is not None
     assert right is not None

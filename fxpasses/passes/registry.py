@@ -1,11 +1,11 @@
-"""Passes of several libraries side by side: scoped registration, and entry points.
+"""Combine passes of several libraries: scoped registration, and entry points.
 
-* ``with use_passes(MyPass()):`` adds passes to everything that is compiled inside the block. Blocks nest; each adds its
-  passes after those of the one around it, and the contracts decide on the order.
-* An installed library lists its passes under the entry-point group ``fxpasses.passes``; they can then be asked for by
-  name, as ``library::pass``, and are imported when they are.
+* ``with use_passes(MyPass()):`` adds passes to everything that is compiled inside the block. Blocks nest;
+  each adds its passes after those of the enclosing block, and the contracts decide the order.
+* An installed library lists its passes under the entry-point group ``fxpasses.passes``. They are then
+  available by name, as ``library::pass``, and imported on use.
 
-Nothing is registered for good: a library cannot overwrite what another one has set.
+Nothing is registered permanently: a library cannot overwrite what another one has set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes import library
 
 ENTRY_POINTS = "fxpasses.passes"
-"""The group of entry points under which a library lists its passes."""
+"""The entry-point group under which a library lists its passes."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ _active: ContextVar[tuple[_Used, ...]] = ContextVar("active_passes", default=())
 def use_passes(*passes: Pass | str, owner: str | None = None) -> Iterator[tuple[Pass, ...]]:
     """Add passes to every compilation and capture that starts inside the block, in this thread.
 
-    They run besides those of ``options={"passes": ...}``. A function that was compiled inside keeps them; one that was compiled
-    before does not get them.
+    They run in addition to those of ``options={"passes": ...}``. A function compiled inside the block keeps
+    them; one compiled before does not get them.
 
     Args:
         *passes: passes, or names of available ones with their options (``"fold_constants{max_bytes=1024}"``).
         owner: who adds them, for error messages; by default the package that defines each.
 
     Raises:
-        ContractError: another pass of the same name is in use; names both owners.
-        OptionsError: for a name that is not known.
+        ContractError: if another pass of the same name is in use; names both owners.
+        OptionsError: if a name is unknown.
 
     >>> from fxpasses import Options, graph_pass, use_passes
     >>> mine = graph_pass(lambda gm: False, name="mylib::mine")
@@ -82,23 +82,23 @@ def use_passes(*passes: Pass | str, owner: str | None = None) -> Iterator[tuple[
 
 
 def active_passes() -> tuple[Pass, ...]:
-    """The passes of the surrounding :func:`use_passes` blocks, outermost first."""
+    """Return the passes of the enclosing :func:`use_passes` blocks, outermost first."""
     return tuple(used.item for used in _active.get())
 
 
 def available_passes() -> Mapping[str, Any]:
-    """Every pass that can be asked for by name: those of this library, of installed ones, and of surrounding blocks.
+    """Return all passes that are available by name: from this library, installed ones, and enclosing blocks.
 
-    Passes of installed libraries are imported when they are looked up.
+    Passes of installed libraries are imported on lookup.
 
     Raises:
-        ContractError: two libraries list a pass of the same name; names both.
+        ContractError: if two libraries list a pass of the same name; names both.
     """
     return _Available({**library(), **{item.name: item for item in active_passes()}}, _entry_points())
 
 
 class _Available(Mapping[str, Any]):
-    """Passes by name; entry points are loaded on look-up."""
+    """Passes by name. Entry points are loaded on lookup."""
 
     def __init__(self, known: dict[str, Any], points: Mapping[str, importlib.metadata.EntryPoint]) -> None:
         self._known, self._points = known, points
@@ -118,7 +118,7 @@ class _Available(Mapping[str, Any]):
 
 
 def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Entry points by the name of their pass, ``library::pass``."""
+    """Return entry points by the name of their pass, ``library::pass``."""
     found: dict[str, importlib.metadata.EntryPoint] = {}
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         owner = point.dist.name if point.dist is not None else point.value.partition(":")[0]
@@ -148,6 +148,6 @@ def _load(name: str, point: importlib.metadata.EntryPoint) -> Any:
 
 
 def _package(item: Pass) -> str:
-    """The top-level package that defines a pass."""
+    """Return the top-level package that defines a pass."""
     function = getattr(item, "function", None) or getattr(item, "pattern", None) or type(item)
     return str(function.__module__).partition(".")[0]

@@ -1,4 +1,4 @@
-"""Removal of views, copies and casts that change nothing."""
+"""Remove views, copies and casts that change nothing."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 class RemoveNoOps(Pass):
     """Remove calls whose result equals their input in value, shape, stride, dtype and device.
 
-    Views and reshapes to the same shape, chains of reshapes and of permutations, copies, casts to the same type, and casts
-    to a wider type and back. A copy stays where it separates memory: when it is returned, or when the
-    graph writes to what it copies. A view that is returned stays where other results, or inputs, share its memory.
+    Applies to views and reshapes to the same shape, chains of reshapes or permutations, copies, casts to the
+    same dtype, and casts to a wider dtype and back. A copy stays if it separates memory: if it is returned,
+    or the graph writes to its source. A returned view stays if other outputs, or inputs, share its memory.
 
     Before::
 
@@ -71,7 +71,8 @@ class RemoveNoOps(Pass):
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)
         returned = {n for output in gm.graph.find_nodes(op="output") for n in output.all_input_nodes}
-        # Memory that the graph makes, and that one result lies in: what a returned view is of may be returned in its place.
+        # Memory that the graph allocates and that holds one output. The base of a returned view may be
+        # returned instead of the view.
         lying = Counter(root for n in returned for root in aliases.roots(n))
         private = {root for root, results in lying.items() if results == 1 and root.op == "call_function"}
         changed = False
@@ -96,7 +97,7 @@ class RemoveNoOps(Pass):
 
 
 def _shorten_chain(node: fx.Node, source: fx.Node) -> bool:
-    """Let a reshape of a reshape, or a permutation of a permutation, start from the first one's input."""
+    """Make a reshape of a reshape, or a permutation of a permutation, start from the first one's input."""
     base = source.args[0] if source.args else None
     if not isinstance(base, fx.Node):
         return False
@@ -114,7 +115,7 @@ def _shorten_chain(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _equal_input(node: fx.Node, source: fx.Node) -> fx.Node | None:
-    """The earlier node whose value ``node`` has, or None."""
+    """Return the earlier node that has ``node``'s value, or None."""
     same = same_metadata(value_of(node), value_of(source))
     if same and node.target in _VIEWS | _COPIES and not _offset_differs(node, source):
         return source
@@ -133,7 +134,7 @@ def _offset_differs(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _widens(narrow: fx.Node, wide: fx.Node) -> bool:
-    """Whether every value of ``narrow``'s dtype survives the cast to ``wide``'s and back exactly."""
+    """Whether casting to ``wide``'s dtype and back preserves every value of ``narrow``'s dtype."""
     a, b = value_of(narrow).dtype, value_of(wide).dtype
     if value_of(narrow).device != value_of(wide).device:
         return False
@@ -141,7 +142,10 @@ def _widens(narrow: fx.Node, wide: fx.Node) -> bool:
 
 
 def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether ``wide`` represents every value of ``narrow``. torch's promotion does not tell: int64 promotes to float16, float8 to nothing."""
+    """Whether ``wide`` represents every value of ``narrow``.
+
+    Torch's promotion does not tell: int64 promotes to float16, float8 to nothing.
+    """
     real = wide.is_complex or (wide.is_floating_point and wide.itemsize > 1)
     if not (real or wide in _INTEGERS):
         return False
@@ -165,11 +169,11 @@ _INTEGERS = {
 
 
 def _reshapes_directly(base: fx.Node, node: fx.Node) -> bool:
-    """Whether one reshape of ``base`` can give ``node``'s value: always, when ``base`` is contiguous."""
+    """Whether one reshape of ``base`` can compute ``node``'s value. It can if ``base`` is contiguous."""
     value = value_of(base)
     if not isinstance(value, torch.Tensor) or not _statically_contiguous(value):
         return False
-    # A view of a copy may not become a view of the original: `_unsafe_view` and `reshape` may copy.
+    # A view of a copy must not become a view of the original: `_unsafe_view` and `reshape` may copy.
     return node.target is aten.view.default
 
 
@@ -187,6 +191,6 @@ def _statically_contiguous(value: torch.Tensor) -> bool:
 
 
 def _copy_is_private(copy: fx.Node, source: fx.Node, aliases: AliasInfo) -> bool:
-    """Whether the copy cannot be told from its source: neither is returned with it, nor written to."""
+    """Whether nobody can tell the copy from its source: it is not returned, and neither is written to."""
     both = aliases.roots(copy) | aliases.roots(source)
     return not (aliases.roots(copy) & aliases.output) and not (both & aliases.mutated)

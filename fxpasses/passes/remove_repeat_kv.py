@@ -1,4 +1,4 @@
-"""Attention with fewer key heads than query heads, without repeating keys and values."""
+"""Compute attention with fewer key heads than query heads without repeating keys and values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 @dataclass(frozen=True)
 class RemoveRepeatKv(Pass):
-    """Hand keys and values to attention as they are, where they were repeated for groups of query heads.
+    """Pass keys and values to attention unrepeated if they were repeated for groups of query heads.
 
     Models with grouped-query attention repeat each key head for the queries of its group. The repeated keys
-    and values are copies of the whole cache, made for every generated token, and in training they are
-    saved for the backward pass. The attention kernel of the CPU takes the heads as they are.
+    and values are copies of the whole cache, made for every generated token, and in training they are saved
+    for the backward pass. The CPU attention kernel accepts the original heads.
 
     Before::
 
@@ -43,8 +43,8 @@ class RemoveRepeatKv(Pass):
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, key, value, ...)
         grad_key = grads[1]
 
-    The outputs and the gradient of the query stay the same bit by bit; the gradients of keys and values are
-    summed over a group inside the kernel: equal up to rounding.
+    The outputs and the gradient of the query stay bitwise equal. The gradients of keys and values are summed
+    over a group inside the kernel: equal up to rounding.
     """
 
     name: ClassVar[str] = "remove_repeat_kv"
@@ -71,7 +71,7 @@ class RemoveRepeatKv(Pass):
 
 
 def _repeated_from(node: object, query: object) -> fx.Node | None:
-    """``[b, heads, t, width]`` that ``node`` repeats, each head as often as the next, for the heads of ``query``."""
+    """Return the ``[b, heads, t, width]`` that ``node`` repeats evenly for ``query``'s heads, or None."""
     shape, heads = shape_of(node), shape_of(query)
     if shape is None or heads is None or len(shape) != 4 or shape[1] != heads[1]:
         return None
@@ -98,13 +98,13 @@ def _repeated_from(node: object, query: object) -> fx.Node | None:
 
 
 def _sums_groups(backward: fx.Node) -> bool:
-    """Whether the gradients of keys and values are only summed over each group."""
+    """Whether the only use of the gradients of keys and values is to sum them over each group."""
     gradients = [item for item in backward.users if item.args[1] in (1, 2)]
     return all(_group_sum(user) is not None for item in gradients for user in item.users)
 
 
 def _group_sum(view: fx.Node) -> fx.Node | None:
-    """The sum over dimension 2 of a view ``[b, heads, group, t, width]``, or None."""
+    """Return the sum over dimension 2 of a view ``[b, heads, group, t, width]``, or None."""
     shape = shape_of(view)
     if not is_call(view, *RESHAPES) or shape is None or len(shape) != 5 or len(view.users) != 1:
         return None

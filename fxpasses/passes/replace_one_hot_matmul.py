@@ -1,4 +1,4 @@
-"""Matmuls with one-hot rows become lookups, and their gradients scatters."""
+"""Replace matmuls with one-hot rows by lookups, and their gradients by scatters."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _CASTS = (prims.convert_element_type.default, aten._to_copy.default)
 class ReplaceOneHotMatmul(Pass):
     """Replace a matmul with one-hot rows by a lookup of rows.
 
-    ``one_hot(index, classes).float() @ weight`` reads the whole weight for every row, to multiply all of it but
-    one row by zero. Its gradient does the same the other way round.
+    ``one_hot(index, classes).float() @ weight`` reads the whole weight for every row, and multiplies all but
+    one row of it by zero. Its gradient does the reverse.
 
     Before::
 
@@ -50,8 +50,8 @@ class ReplaceOneHotMatmul(Pass):
         ...
         gradient = aten.index_put(aten.full([1000, 64], 0), [row], aten.where(valid[:, None], grad, 0), True)
 
-    An index out of range gives a row of zeros, as before. Equal up to rounding where weights and
-    gradients are finite: a multiplication by 0 makes NaN of infinity, a lookup does not see it.
+    An index out of range gives a row of zeros, as before. Equal up to rounding if weights and gradients are
+    finite: infinity times 0 is NaN, which a lookup does not compute.
     """
 
     name: ClassVar[str] = "replace_one_hot_matmul"
@@ -77,7 +77,7 @@ class ReplaceOneHotMatmul(Pass):
 
 
 def _one_hot(gm: fx.GraphModule, node: object) -> tuple[fx.Node, int] | None:
-    """The indices and the number of classes of one-hot rows ``[n, classes]``, or None."""
+    """Return the indices and the number of classes of one-hot rows ``[n, classes]``, or None."""
     shape = shape_of(node)
     if shape is None or len(shape) != 2:
         return None
@@ -106,7 +106,7 @@ def _one_hot(gm: fx.GraphModule, node: object) -> tuple[fx.Node, int] | None:
 
 
 def _rows(call: Callable[..., fx.Node], index: fx.Node, classes: int) -> tuple[fx.Node, fx.Node]:
-    """``[n]`` indices that are in range, and ``[n, 1]`` whether they were."""
+    """Return ``[n]`` indices clamped into range, and whether they were in range as ``[n, 1]``."""
     count = math.prod(shape_of(index) or ())
     flat = call(
         aten.view.default, call(aten.clone.default, index, memory_format=torch.contiguous_format), [count]

@@ -1,4 +1,4 @@
-"""Gradients that are zero but for a few rows are computed for those rows."""
+"""Compute gradients that are zero except in a few rows for only those rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LINEAR = {aten.neg.default, aten.clone.default, prims.convert_element_type.defa
 
 @dataclass(frozen=True)
 class SkipZeroRows(Pass):
-    """Follow a gradient of which only a slice is not zero, and compute only that.
+    """Follow a gradient that is nonzero only in a slice, and compute only that slice.
 
     A classifier on the first token, or a loss on the last one, gives a gradient that is zero for all other
-    positions. As written, the zeros go through the linear layers below and their weight gradients.
+    positions. As written, the zeros pass through the linear layers below and their weight gradients.
 
     Before::
 
@@ -53,8 +53,8 @@ class SkipZeroRows(Pass):
         part = aten.view(aten.mm(grad, weight), [8, 1, 768])
         grad_x = aten.slice_scatter(aten.full([8, 197, 768], 0.0), part, 1, 0, 1)
 
-    The forward pass is then asked for those rows alone, which lets ``hoist_slices`` leave out the others: run that one
-    after this one. Equal up to rounding where activations are finite: zero times infinity is NaN, a row that is left out is not.
+    The forward pass then only needs those rows, so ``hoist_slices``, run after this pass, can skip the
+    others. Equal up to rounding if activations are finite: zero times infinity is NaN, a skipped row is not.
     """
 
     name: ClassVar[str] = "skip_zero_rows"
@@ -79,7 +79,7 @@ class SkipZeroRows(Pass):
 
 
 def _reaches_matmul(node: fx.Node) -> bool:
-    """Whether there is a linear layer below: only then there is something to gain."""
+    """Whether there is a linear layer below. Otherwise there is nothing to gain."""
     seen, pending = {node}, [node]
     while pending:
         for user in pending.pop().users:
@@ -93,7 +93,7 @@ def _reaches_matmul(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class _Part(Selection):
-    """A slice; the values that are zero outside of it, with what they are inside."""
+    """A slice, and the values that are zero outside of it, with their contents inside."""
 
     known: dict[fx.Node, fx.Node] = field(default_factory=dict, compare=False)
 
@@ -103,11 +103,12 @@ class _Part(Selection):
 
 @dataclass
 class _Rows:
-    """The values that are known to be zero but for a slice, while one gradient is followed.
+    """Values known to be zero outside a slice, while one gradient is followed.
 
     Attributes:
-        parts: for each value that is zero but for a slice: the slice, and the value there.
-        flat: matrices whose rows are those of such a value: the slice, the value there, and the shape of all rows.
+        parts: for each value that is zero outside a slice: the slice, and the value in it.
+        flat: matrices whose rows are those of such a value: the slice, the value in it, and the shape of all
+            rows.
     """
 
     parts: dict[fx.Node, tuple[Selection, fx.Node]] = field(default_factory=dict)
@@ -170,7 +171,7 @@ class _Rows:
         return True
 
     def _step(self, node: fx.Node) -> bool:
-        """Follow the slice through one user; whether that was replaced by something smaller."""
+        """Follow the slice through one user. Returns whether something smaller replaced it."""
         sources = [n for n in node.all_input_nodes if n in self.parts]
         if not sources:
             return self._step_flat(node)
@@ -197,7 +198,7 @@ class _Rows:
         return False
 
     def _moved(self, node: fx.Node, source: fx.Node, chosen: Selection) -> Selection | None:
-        """The position of the slice in the result."""
+        """Return the position of the slice in the result."""
         before, after = shape_of(source) or (), shape_of(node) or ()
         dim: int | None
         if is_call(node, *RESHAPES):
@@ -239,7 +240,7 @@ class _Rows:
         return False
 
     def _step_flat(self, node: fx.Node) -> bool:
-        """A user of a matrix whose rows are those of a value that is zero but for a slice."""
+        """Handle a user of a matrix whose rows are those of a value that is zero outside a slice."""
         matrix = next(n for n in node.all_input_nodes if n in self.flat)
         chosen, part, outer = self.flat[matrix]
         call = calls_before(node, like=node)
@@ -265,7 +266,7 @@ class _Rows:
         return True
 
     def _contract(self, matmul: fx.Node, flipped: fx.Node, matrix: fx.Node) -> bool:
-        """``mm(permute(rows), x)``: the rows of ``x`` that meet zeros do not count."""
+        """Handle ``mm(permute(rows), x)``: rows of ``x`` that meet zeros do not count."""
         if not is_call(matmul, aten.mm.default) or matmul.args[0] is not flipped or matmul.args[1] is flipped:
             return False
         chosen, part, outer = self.flat[matrix]
@@ -313,7 +314,7 @@ def _is_dead(node: fx.Node) -> bool:
 
 
 def _scatter(part: fx.Node, chosen: Selection, like: fx.Node, shape: list[int] | None = None) -> fx.Node:
-    """The value itself, or its rows in another shape, zeros included."""
+    """Return the whole value, zeros included, or its rows in another shape."""
     value = value_of(like)
     call = calls_before(like, like=like)
     zeros = call(aten.full.default, shape or list(value.shape), 0, dtype=value.dtype, device=value.device)

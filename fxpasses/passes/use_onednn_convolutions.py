@@ -1,4 +1,4 @@
-"""Convolutions of single pixels in float32 on the CPU are computed by oneDNN instead of MKL."""
+"""Compute single-pixel float32 convolutions on the CPU with oneDNN instead of MKL."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ _HOW = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
 @dataclass(frozen=True)
 class UseOnednnConvolutions(Pass):
-    """Have oneDNN compute convolutions whose kernel is one pixel, of float32 images on the CPU, forward and backward.
+    """Compute single-pixel convolutions of float32 CPU images with oneDNN, forward and backward.
 
-    With one thread and fewer than 16 images torch has MKL compute the matmul that they are, and so does Inductor, unless weights are frozen. On
-    processors where MKL does not use what the hardware has, oneDNN is up to twice as fast: :func:`fxpasses.tune` measures which.
+    With one thread and fewer than 16 images, torch and Inductor compute them as an MKL matmul, unless weights
+    are frozen. On processors on which MKL does not use all the hardware offers, oneDNN is up to twice as
+    fast. :func:`fxpasses.tune` measures which is faster.
 
-        Before::
+    Before::
 
-            y = aten.convolution(x, weight, bias, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)    # weight: float32[64, 128, 1, 1]
-            grads = aten.convolution_backward(grad_y, x, weight, [64], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True])
+        how = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        y = aten.convolution(x, weight, bias, *how)               # weight: float32[64, 128, 1, 1]
+        grads = aten.convolution_backward(grad_y, x, weight, [64], *how, [True, True, True])
 
-        After::
+    After::
 
-            y = fxpasses.onednn_pixelwise(x, weight, bias, x)
-            grad_x = fxpasses.onednn_pixelwise(grad_y, aten.permute(weight, [1, 0, 2, 3]), None, x)
-            grad_weight = fxpasses.onednn_pixelwise_weight(grad_y, x)
-            grad_bias = aten.sum(grad_y, [0, 2, 3])
+        y = fxpasses.onednn_pixelwise(x, weight, bias, x)
+        grad_x = fxpasses.onednn_pixelwise(grad_y, aten.permute(weight, [1, 0, 2, 3]), None, x)
+        grad_weight = fxpasses.onednn_pixelwise_weight(grad_y, x)
+        grad_bias = aten.sum(grad_y, [0, 2, 3])
 
-        Sums are added up in another order: results are the same up to rounding.
+    Sums are added in another order: equal up to rounding.
 
-        Attributes:
-            min_multiplications: smaller convolutions are left as they are: their time is that of the call.
+    Attributes:
+        min_multiplications: smaller convolutions are left unchanged, as call overhead dominates their time.
     """
 
     name: ClassVar[str] = "use_onednn_convolutions"
@@ -83,7 +85,7 @@ class UseOnednnConvolutions(Pass):
 
 
 def _gradients(node: fx.Node, grad: Any, x: Any, weight: Any) -> Iterator[tuple[Any, ...]]:
-    """What is used of the gradients of a convolution, each with the call that computes it."""
+    """Yield the gradients of a convolution that are used, each with the call that computes it."""
     for user in node.users:
         which = user.args[1]
         if which == 0:
@@ -96,7 +98,7 @@ def _gradients(node: fx.Node, grad: Any, x: Any, weight: Any) -> Iterator[tuple[
 
 
 def _replaced(node: fx.Node, calls: Sequence[tuple[Any, ...]]) -> bool:
-    """Replace what a convolution computes, where all of it has the strides that the convolution gives it."""
+    """Replace the results of a convolution if all replacements have the same strides."""
     made = [(old, calls_before(old, like=old)(target, *args)) for old, target, *args in calls]
     fits = all(same_metadata(value_of(new), value_of(old)) for old, new in made)
     if not (fits and claim(node)):
@@ -104,7 +106,7 @@ def _replaced(node: fx.Node, calls: Sequence[tuple[Any, ...]]) -> bool:
             given = new.all_input_nodes
             node.graph.erase_node(new)
             for view in given:
-                if not view.users and view.op == "call_function":  # the weight, the other way round
+                if not view.users and view.op == "call_function":  # the transposed weight
                     node.graph.erase_node(view)
         return False
     for old, new in made:

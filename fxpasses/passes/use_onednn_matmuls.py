@@ -1,4 +1,4 @@
-"""Matmuls in float32 on the CPU are computed by oneDNN instead of MKL."""
+"""Compute float32 matmuls on the CPU with oneDNN instead of MKL."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class UseOnednnMatmuls(Pass):
-    """Have oneDNN compute matmuls of float32 matrices on the CPU, forward and backward.
+    """Compute matmuls of float32 matrices on the CPU with oneDNN, forward and backward.
 
-    torch takes MKL for them, and so does Inductor, also for frozen weights. On processors where MKL does not use what the
-    hardware has, oneDNN is up to twice as fast; on others it is not: :func:`fxpasses.tune` measures which.
+    Torch and Inductor use MKL for them, also for frozen weights. On processors on which MKL does not use all
+    the hardware offers, oneDNN is up to twice as fast; on others it is not. :func:`fxpasses.tune` measures
+    which is faster.
 
-        Before::
+    Before::
 
-            y = aten.addmm(bias, x, weight_t)            # float32[256, 1024]
-            grad = aten.mm(grad_y_t, x)
+        y = aten.addmm(bias, x, weight_t)            # float32[256, 1024]
+        grad = aten.mm(grad_y_t, x)
 
-        After::
+    After::
 
-            y = fxpasses.onednn_matmul(x, weight_t, bias)
-            grad = fxpasses.onednn_matmul(grad_y_t, x, None)
+        y = fxpasses.onednn_matmul(x, weight_t, bias)
+        grad = fxpasses.onednn_matmul(grad_y_t, x, None)
 
-        Sums are added up in another order: results are the same up to rounding.
+    Sums are added in another order: equal up to rounding.
 
-        Attributes:
-            min_multiplications: smaller matmuls are left as they are: their time is that of the call.
-            min_rows: matmuls with fewer rows, likewise: they wait for memory.
+    Attributes:
+        min_multiplications: smaller matmuls are left unchanged, as call overhead dominates their time.
+        min_rows: matmuls with fewer rows are left unchanged, as they are memory-bound.
     """
 
     name: ClassVar[str] = "use_onednn_matmuls"
@@ -69,14 +70,14 @@ class UseOnednnMatmuls(Pass):
     def _pays(self, a: Any, b: Any) -> bool:
         if not (is_float32_on_cpu(a, 2) and is_float32_on_cpu(b, 2) and _is_dense(value_of(b))):
             return False
-        if not statically_known_true(value_of(b).shape[0] > 0):  # oneDNN raises for sums of nothing
+        if not statically_known_true(value_of(b).shape[0] > 0):  # oneDNN raises for empty sums
             return False
         rows, inner, columns = (size_hint(n) for n in (*value_of(a).shape, value_of(b).shape[1]))
         return rows >= self.min_rows and rows * inner * columns >= max(self.min_multiplications, 1)
 
 
 def _is_dense(value: Tensor) -> bool:
-    """Whether a matrix lies row by row or column by column in memory, without gaps; known without a guard."""
+    """Whether a matrix is row-major or column-major without gaps, decided without guards."""
     return any(same_metadata(m, m.new_empty(m.shape)) for m in (value, value.t()))
 
 
