@@ -48,9 +48,8 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
     """Write ``graph``, as captured, to ``path``.
 
     Raises:
-            GraphReloadError: if the graph calls something that has no name outside this process, or holds
-                constants.
-            ArgumentTypeError: if ``graph`` is not a graph, or ``path`` not a path.
+        GraphReloadError: if the graph calls something that has no name outside this process, or holds constants.
+        ArgumentTypeError: if ``graph`` is not a graph, or ``path`` not a path.
     """
     check_type(
         "save_graph", "graph", graph, fx.GraphModule, "a captured graph, such as explain(...).graphs[0]"

@@ -65,7 +65,7 @@ def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> 
         node: the index of the autograd node.
 
     Returns:
-            The gradient to continue with.
+        The gradient to continue with.
     """
     if not running.enter(node, "tensor pre-hook", hook):
         return grad
@@ -97,7 +97,7 @@ def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int)
         node: the index of the autograd node.
 
     Returns:
-            The gradients to continue with.
+        The gradients to continue with.
     """
     return _replaced("pre-hook", node, hook, grads)
 
@@ -128,7 +128,7 @@ def call_post_hook(
         node: the index of the autograd node.
 
     Returns:
-            The gradients to continue with.
+        The gradients to continue with.
     """
     return _replaced("post-hook", node, hook, outputs, tuple(inputs))
 
@@ -147,7 +147,7 @@ def call_post_accumulate_grad_hook(
         The leaf.
 
     Raises:
-            RuntimeError: if the hook returns another tensor.
+        RuntimeError: if the hook returns another tensor.
     """
     if not running.enter(node, "post-accumulate hook", hook):
         return variable

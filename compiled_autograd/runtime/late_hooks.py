@@ -23,7 +23,7 @@ def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
     """``Tensor.register_hook``.
 
     Raises:
-            LateHookError: if the running captured pass has yet to compute this tensor's gradient.
+        LateHookError: if the running captured pass has yet to compute this tensor's gradient.
     """
     _refuse_if_to_come(self)
     return _torch.register_hook(self, hook)
@@ -33,7 +33,7 @@ def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[..., A
     """``Tensor.register_post_accumulate_grad_hook``.
 
     Raises:
-            LateHookError: if the running captured pass has yet to accumulate this tensor's gradient.
+        LateHookError: if the running captured pass has yet to accumulate this tensor's gradient.
     """
     _refuse_if_to_come(self)
     return _torch.register_post_accumulate_grad_hook(self, hook)

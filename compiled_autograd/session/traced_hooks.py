@@ -22,13 +22,13 @@ def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any
     """Dynamo's rule for ``tensor.register_hook``.
 
     Args:
-            tensor: Dynamo's variable for the tensor.
-            translator: the translator of the frame.
-            name: the method's name.
-            hook: Dynamo's variable for the hook.
+        tensor: Dynamo's variable for the tensor.
+        translator: the translator of the frame.
+        name: the method's name.
+        hook: Dynamo's variable for the hook.
 
-        Returns:
-            Dynamo's variable for the handle.
+    Returns:
+        Dynamo's variable for the handle.
     """
     if not _is_captured(translator):
         return _torch.trace_tensor_hook(tensor, translator, name, hook)
@@ -41,7 +41,7 @@ def trace_module_hooks(translator: Any, module: Any, hooks: Any, pre_hooks: Any)
     """Dynamo's rule for a module with backward hooks.
 
     Args:
-            translator: the translator of the frame.
+        translator: the translator of the frame.
         module: Dynamo's variable for the module.
         hooks: its backward hooks.
         pre_hooks: its backward pre-hooks.

@@ -1,4 +1,4 @@
-"""What this folder uses of torch's private names: process groups by name, their store, and the graphs that Inductor lowers."""
+"""Private torch names used here: process groups by name, their store, and graphs that Inductor lowers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fake.seam.patches import LEDGER
 
 @contextmanager
 def silent_process_group(ranks: int) -> Iterator[None]:
-    """Within, this process is rank 0 of so many, and collectives do nothing."""
+    """Make this process rank 0 of ``ranks``, with collectives that do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -39,7 +39,7 @@ _RUN = LEDGER.thread_patch(
 
 
 def lowered_graphs(seen: Callable[[fx.Graph], None]) -> AbstractContextManager[None]:
-    """Within, ``seen`` is told each graph that Inductor lowers in this thread, as its own passes have left it; graphs inside not."""
+    """Call ``seen`` with each graph that Inductor lowers in this thread, after its passes; none nested."""
 
     def run(self: GraphLowering, *args: Any) -> Any:
         if type(self) is GraphLowering:
@@ -57,7 +57,7 @@ _TRUNCATED = LEDGER.thread_patch(
 
 
 def nothing_drawn() -> AbstractContextManager[None]:
-    """Within, ``trunc_normal_`` leaves tensors as they are: fake ones have no values to draw again until they fit."""
+    """Make ``trunc_normal_`` a no-op: it draws values until they fit, and fake tensors have none."""
     return LEDGER.using((_TRUNCATED, lambda tensor, *_, **__: tensor))
 
 
@@ -69,7 +69,10 @@ _SWAP = LEDGER.thread_patch(
 
 
 def converted_in_place() -> AbstractContextManager[None]:
-    """Within, ``Module.to`` and the like give fake parameters their new type: torch would swap tensors, and not those to which there are weak references, as a fake mode has."""
+    """Make ``Module.to`` and the like convert fake parameters in place.
+
+    Torch would swap tensors, but not those with weak references, which a fake mode holds.
+    """
 
     def swap(a: torch.Tensor, b: torch.Tensor) -> None:
         if isinstance(a, FakeTensor) and isinstance(b, FakeTensor):
@@ -88,7 +91,7 @@ _MESH = LEDGER.thread_patch(
 
 
 def real_meshes() -> AbstractContextManager[None]:
-    """Within, a device mesh is made of real tensors, in fake modes, too: it looks at their values."""
+    """Create device meshes from real tensors even in fake modes, because a mesh reads their values."""
 
     def init(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
         with disable_current_modes():
@@ -98,13 +101,16 @@ def real_meshes() -> AbstractContextManager[None]:
 
 
 def goes_on(code: CodeType) -> tuple[str, int]:
-    """The name of a function, and where in its code it begins: one that goes on behind a graph break holds the whole code that broke, and jumps into it.
+    """Return the name of a function, and where its own code begins.
 
-    Dynamo makes such functions of the first code. Of one that a plan has kept, it does not know that, and makes one inside of the other.
+    A function that resumes after a graph break contains all the code that broke, and jumps into it. Dynamo
+    makes such functions from the original code. For one restored from a plan it does not know that, and nests
+    one in the other.
     """
     name, start, marks = code.co_name, 0, 0
     if name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX):
-        # Dynamo's prologue sets a variable at its begin and right before it jumps. Behind it is the code that broke, which may have such a prologue.
+        # Dynamo's prologue sets a variable at its start and right before it jumps. The code after it may have
+        # another such prologue.
         for instruction in dis.get_instructions(code):
             marks += instruction.argval == IS_TRACING_RESUME_PROLOGUE_VARNAME
             if marks == 2 and instruction.opcode in dis.hasjrel:

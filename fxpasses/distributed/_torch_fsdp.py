@@ -1,4 +1,4 @@
-"""What ``fully_shard`` (FSDP2) keeps beside a model, and how it is taken off. Private names of torch stand here."""
+"""What ``fully_shard`` (FSDP2) attaches to a model, and how to remove it. Uses private torch names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class Managed:
 
     Attributes:
         places: the modules that hold it, and its names there.
-        mesh: over which it is sharded; of two dimensions, the first is of replicas.
-        dimension: that is sharded.
-        inner: mesh and placements of what is gathered, where that is a DTensor itself (tensor parallelism), and its local size in ``dimension``.
-        param_dtype: of the gathered tensor, or ``None``.
-        reduce_dtype: in which gradients are reduced, or ``None``.
+        mesh: the mesh over which it is sharded. If it has two dimensions, the first is replicas.
+        dimension: the sharded dimension.
+        inner: mesh and placements of the gathered tensor, if that is a DTensor itself (tensor parallelism),
+            and its local size in ``dimension``.
+        param_dtype: the dtype of the gathered tensor, or ``None``.
+        reduce_dtype: the dtype in which gradients are reduced, or ``None``.
         refused: why it cannot be read as a shard, or ``""``.
     """
 
@@ -37,13 +38,13 @@ class Managed:
 
 
 def states(model: nn.Module) -> list[FSDPState]:
-    """The states of the modules of a model that ``fully_shard`` was called on; one for modules that it was given together."""
+    """Return the states of modules on which ``fully_shard`` was called; one for modules passed together."""
     found = (_get_module_fsdp_state(module) for module in model.modules())
     return list(dict.fromkeys(state for state in found if state is not None))
 
 
 def managed(state: FSDPState) -> Iterator[Managed]:
-    """The parameters of one state."""
+    """Yield the parameters of one state."""
     for group in state._fsdp_param_groups:
         common = _refused(group)
         for parameter in group.fsdp_params:
@@ -77,7 +78,7 @@ def managed(state: FSDPState) -> Iterator[Managed]:
 
 
 def _refused(group: Any) -> str:
-    """What was set that only FSDP2's own gathers and reductions do."""
+    """Return the setting that only FSDP2's own gathers and reductions support, if any, or ``""``."""
     if type(group.offload_policy).__name__ != "OffloadPolicy":
         return f"offload_policy={group.offload_policy}"
     for name, default in (
@@ -94,18 +95,18 @@ def _refused(group: Any) -> str:
 
 
 def modules_of(state: FSDPState) -> tuple[nn.Module, ...]:
-    """The modules that ``fully_shard`` was called on."""
+    """Return the modules on which ``fully_shard`` was called."""
     return tuple(state._modules)
 
 
 def cast_dtypes(state: FSDPState) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """To which types the inputs and the outputs of the modules are cast."""
+    """Return the dtypes to which the modules' inputs and outputs are cast."""
     policy = state._mp_policy
     return policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype
 
 
 def take_off(state: FSDPState) -> None:
-    """Remove hooks, classes and marks from the modules of a state; the parameters stay as they are, sharded."""
+    """Remove hooks, classes and marks from the modules of a state. Parameters stay unchanged and sharded."""
     for group in state._fsdp_param_groups:
         group.reshard()
         hooks = (

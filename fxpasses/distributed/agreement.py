@@ -1,16 +1,20 @@
-"""Ranks agree on what they compiled before they run it, or one of them is named.
+"""Make ranks agree on what they compiled before they run it, or name a rank that differs.
 
-The protocol, for each process group, and each compiled graph that has collectives in it: before its first call a rank counts itself in
-at the job's key-value store, no collective being used. The first one leaves its signature for the others, who compare; the last one opens the gate.
-That is five operations of the store a rank, whatever their number. Only where signatures differ do two ranks also leave everything that
-decided their compilations, and the first difference is the reason that is given.
+The protocol runs for each process group, and each compiled graph with collectives. Before its first call, a
+rank registers at the job's key-value store, without any collective. The first rank leaves its signature for
+the others, who compare; the last one opens the gate. That takes five store operations per rank, for any
+number of ranks. Only if signatures differ do two ranks also leave everything that decided their compilations.
+The first difference is reported as the reason.
 
-A rank that does not come is the harder case: it may still be compiling, or it runs something else and will never come. So each rank
-has a thread that waits at the store for a question, and answers with what its rank does. The first one at the gate asks those who are missing. Each rank counts its
-calls of graphs with collectives, by group: one that has begun the same call without coming says what it sends there, and that fits, or is the answer.
+A rank that does not come is harder: it may still be compiling, or run something else and never come. So each
+rank has a thread that waits at the store for questions, and answers with the state of its rank. The first
+rank at the gate asks the missing ones. Each rank counts its calls of graphs with collectives, by group. A
+missing rank that has already begun the same call reports what it sends there; if that does not fit, this is
+the error.
 
-A call that sends what was accepted for the same code, symbolic sizes being what they are in this call, runs without asking: ranks may recompile alone. Where
-symbolic sizes have had several values, each call is compared: which of them it is may differ between the ranks. So are calls of several functions that send the same.
+A call that sends what was accepted for the same code, with this call's symbolic sizes, runs without asking:
+ranks may recompile alone. If symbolic sizes have had several values, each call is compared, because ranks may
+differ in which one they have. So are calls of several functions that send the same.
 """
 
 from __future__ import annotations
@@ -41,15 +45,16 @@ from fxpasses.ranks.here import HERE
 
 
 class Agreement:
-    """Compares what the compiled graphs of one Dynamo graph send with what other ranks' send."""
+    """Compares what the compiled graphs of one Dynamo graph send with those of other ranks."""
 
     def __init__(self, made: Compilation, inputs: Sequence[str], code: str) -> None:
-        """Take down what is compiled.
+        """Record what is compiled.
 
         Args:
             made: everything that decides the compilation.
-            inputs: the names of the Dynamo graph's inputs, in order; ``""`` for what is no tensor (symbolic sizes, meshes), which not every rank need have.
-            code: which code is compiled: the same text when it is compiled again.
+            inputs: the names of the Dynamo graph's inputs, in order; ``""`` for non-tensors (symbolic sizes,
+                meshes), which some ranks may lack.
+            code: identifies the compiled code; the same text when it is recompiled.
         """
         self._made, self._inputs, self._code = made, inputs, code
         self._function = _function(_torch.code_that_compiles())
@@ -57,13 +62,13 @@ class Agreement:
         self._agreed = False
 
     def saved(self, joint: fx.GraphModule, names: list[str]) -> list[str]:
-        """What all ranks save for the backward pass of a joint graph: what the first of them would (``ranks="agree"``).
+        """Return what all ranks save for a joint graph's backward: the first one's (``ranks="agree"``).
+
+        If the first rank traced another graph, or does not come, the first call raises on all ranks.
 
         Args:
             joint: the joint graph.
-            names: of the nodes that this rank would save.
-
-        Where the first rank traced another graph, or does not come, the first call raises on all ranks.
+            names: names of the nodes that this rank would save.
         """
         groups = signatures(joint.graph, names_on_every_rank(joint.graph, self._inputs))
         self._agreed = True
@@ -76,11 +81,11 @@ class Agreement:
 
     @contextmanager
     def compiling(self, kind: str, gm: fx.GraphModule) -> Iterator[Callable[[Any], Any]]:
-        """Within, ``gm`` is compiled; gives the function that puts the gate before what came out.
+        """Compile ``gm`` inside. Yields a function that puts the gate in front of the result.
 
         Args:
-            kind: of the graph: forward, backward or inference.
-            gm: as it is handed to the compiler.
+            kind: the kind of graph: forward, backward or inference.
+            gm: the graph as passed to the compiler.
         """
         names = names_on_every_rank(gm.graph, self._inputs)
         sizes = SymbolicSizes(gm.graph, names)
@@ -94,13 +99,14 @@ class Agreement:
         with _torch.lowered_graphs(
             lambda graph: lowered.append(interleaved(signatures(graph, names, sizes), groups))
         ):
-            # A cache gives no graph, and several are parts of one: then Inductor's own changes are not compared.
+            # A cache hit lowers no graph, and several are parts of one. Then Inductor's own changes are not
+            # compared.
             yield lambda compiled: gated(
                 Sends(
                     f"{kind} graph of {self._code}",
                     " ".join(("backward" if kind == "backward" else "forward", *self._function)),
                     _digest(self._inputs),
-                    # In an order that is the same on all ranks: they would wait for one another in two groups.
+                    # In the same order on all ranks, which would otherwise wait for each other in two groups.
                     {
                         name: (ranks, group)
                         for group, (name, ranks) in sorted(groups.items(), key=itemgetter(1))
@@ -120,15 +126,17 @@ class Agreement:
 def agree_on_shards(
     model: nn.Module, mesh: DeviceMesh, dimensions: Mapping[nn.Parameter, int | None]
 ) -> None:
-    """Compare what the ranks of a mesh are about to distribute: other parameters on one of them would hang, or give shards of something else.
+    """Compare what the ranks of a mesh are about to distribute.
+
+    Otherwise a rank with other parameters would hang, or give shards of something else.
 
     Args:
-        model: whose parameters are distributed.
-        mesh: over which processes.
-        dimensions: of each parameter that is sharded, or None.
+        model: the model whose parameters are distributed.
+        mesh: the mesh of processes.
+        dimensions: the sharded dimension of each parameter, or None.
 
     Raises:
-        RankMismatchError: a rank distributes something else, or does not come.
+        RankMismatchError: if a rank distributes something else, or does not come.
     """
     what = f"distribution of {type(model).__name__}'s parameters"
     calls = tuple(
@@ -150,12 +158,12 @@ def agree_on_shards(
 
 
 def _function(code: CodeType | None) -> tuple[str, ...]:
-    """Name and content of the function that is compiled: the same on all ranks, and each time that it is compiled."""
+    """Return name and content of the compiled function: equal on all ranks, and each time it is compiled."""
     if code is None:
         return ()
     name, start = _torch.goes_on(code)
     content = [
-        # A plan hands the contents of cells as parameters.
+        # A plan passes the contents of cells as parameters.
         (
             one.opname.replace("DEREF", "FAST"),
             len(code.co_code) - one.argval if one.opcode in dis.hasjrel else _constant(one.argval),

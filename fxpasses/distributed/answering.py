@@ -1,4 +1,4 @@
-"""Questions to other ranks, which a thread of each answers (:mod:`fxpasses.ranks.here`)."""
+"""Questions to other ranks, which a thread on each answers (:mod:`fxpasses.ranks.here`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def _seconds(variable: str, default: float) -> float:
-    """What an environment variable says. Raises OptionsError for what is no number of seconds."""
+    """Return the value of an environment variable. Raises OptionsError if it is not a number of seconds."""
     given = os.environ.get(variable, "")
     try:
         seconds = float(given or default)
@@ -35,27 +35,27 @@ def _seconds(variable: str, default: float) -> float:
 
 
 ASK_AFTER = 1.0
-"""Seconds after which the first rank at the gate asks who is missing."""
+"""Seconds after which the first rank at the gate asks which ranks are missing."""
 STUCK_AFTER = 2.0
-"""Seconds inside of another graph with collectives after which a rank will not come."""
+"""Seconds inside another graph with collectives after which a rank is assumed not to come."""
 SILENT_AFTER = _seconds("FXPASSES_SILENT_AFTER", 60.0)
-"""Seconds without an answer after which a rank counts as gone (half of the store's timeout, where that is less)."""
+"""Seconds without an answer until a rank is assumed gone (half of the store's timeout, if that is less)."""
 
 
 class Answering:
-    """The thread of a rank that answers what it is asked, while the rank itself waits, compiles or hangs."""
+    """A rank's thread that answers questions while the rank itself waits, compiles or hangs."""
 
     @staticmethod
     def ensure() -> None:
-        """Answer from now on, if this rank does not yet."""
+        """Start answering, unless this rank already does."""
         job_store().check(
             ["fxpasses"]
-        )  # fails at once where the store is gone; another connection is tried for minutes
+        )  # fails at once if the store is gone, whereas a new connection is retried for minutes
         here.answer_from_now_on()
 
     @staticmethod
     def introduce() -> None:
-        """Answer from now on, if this one of several processes can talk: those that compile may ask before this one does."""
+        """Start answering if there are several processes: those that compile may ask before this one does."""
         if len(ranks_of(None)) < 2:
             return
         with reaching_store("tell the other ranks that it is here"):
@@ -63,7 +63,8 @@ class Answering:
 
     @staticmethod
     def end_of(rank: int) -> str:
-        """How the process of a rank came to its end, in words: it has said so, or was killed on this machine; ``""`` if it runs, as far as is known."""
+        """Return how the process of a rank ended (it exited, or was killed on this machine); ``""`` if it
+        runs, as far as known."""
         store, key = job_store(), here.process(rank)
         if store.check([here.left(rank)]):
             return "has ended"
@@ -72,12 +73,12 @@ class Answering:
 
     @staticmethod
     def ask(rank: int, key: str = "", call: int = 0) -> dict[str, Any] | None:
-        """What a rank does now, or ``None`` if it does not say so within a second.
+        """Return the state of a rank, or ``None`` if it does not answer within a second.
 
         Args:
             rank: the rank.
-            key: of the group that the question is about.
-            call: the number of the call that it is about.
+            key: the key of the group in question.
+            call: the number of the call in question.
         """
         store = job_store()
         number = here.pose(store, rank, key, call)
@@ -87,12 +88,14 @@ class Answering:
 
 
 def came(store: dist.Store, key: str, seconds: float) -> bool:
-    """Whether a key is at the store within some time. (A wait with a short timeout would be logged as a failure of the network.)
+    """Whether a key appears in the store within ``seconds``.
+
+    A wait with a short timeout would be logged as a network failure.
 
     Args:
-        store: of the group's processes.
+        store: the store of the group's processes.
         key: the key.
-        seconds: the time.
+        seconds: the time limit.
     """
     end, pause = time.monotonic() + seconds, 0.0001
     while not store.check([key]):
@@ -105,13 +108,13 @@ def came(store: dist.Store, key: str, seconds: float) -> bool:
 
 @contextmanager
 def reaching_store(purpose: str) -> Iterator[None]:
-    """Within, the job's store is asked; where it cannot be reached any more, the error says what that means.
+    """Use the job's store inside. If it cannot be reached any more, the error says what that means.
 
     Args:
-        purpose: what this rank wants of it.
+        purpose: what this rank needs it for.
 
     Raises:
-        RankMismatchError: the process that keeps the store has ended.
+        RankMismatchError: if the process that hosts the store has ended.
     """
     try:
         yield
@@ -127,12 +130,12 @@ _MOST_ASKED = 8
 
 
 def note_absent_ranks(error: RuntimeError, key: str, ranks: Sequence[int]) -> None:
-    """Add notes to an error that a graph with collectives ended with: which other ranks have ended, hang, or are elsewhere.
+    """Add notes to an error of a graph with collectives: which other ranks ended, hang, or are elsewhere.
 
     Args:
-        error: as the communication library raised it, which knows no ranks.
-        key: of the process group, as calls are counted.
-        ranks: of the group; those with the nearest numbers are asked, which are the neighbours in a ring.
+        error: the error of the communication library, which knows no ranks.
+        key: the key of the process group, as used to count calls.
+        ranks: the ranks of the group. Those with the nearest numbers are asked: the neighbors in a ring.
     """
     if not dist.is_initialized():
         return

@@ -1,4 +1,4 @@
-"""The graphs of one rank of many, captured in one process that talks to nobody."""
+"""Capture the graphs of one rank of many, in one process that does not communicate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fxpasses.errors import SimulationError
 from fxpasses.pipeline.capture_graphs import Captured, capture
 
 TRACED_RANKS = 64
-"""The largest size of a dimension of the mesh that is traced: what is sharded over more ranks counts as sharded over so many."""
+"""Maximum traced size of a mesh dimension. Larger ones are traced as if sharded over this many ranks."""
 
 
 def capture_rank(
@@ -32,23 +32,29 @@ def capture_rank(
     memory_budget: float | None = None,
     observers: Sequence[Observer] = (),
 ) -> tuple[Captured, dict[str, Group]]:
-    """Capture the graphs of rank 0 of a mesh, on fake tensors and a process group that does nothing: what that costs does not depend on its size.
+    """Capture the graphs of rank 0 of a mesh, on fake tensors, at a cost independent of the mesh size.
+
+    The process group does nothing.
 
     Args:
-        make: returns a model and a tuple of its inputs, which are one rank's. It is given the mesh if it has a parameter without a default, or of that name, and then
-            distributes the model itself (hooks of ``fully_shard`` are read as gathers in the graph); else :func:`~fxpasses.distributed.shard` does. It runs under a fake mode: nothing is allocated.
-        mesh: names and sizes of the dimensions, the innermost last. Dimensions above :data:`TRACED_RANKS` are traced with that many ranks.
+        make: returns a model and a tuple of one rank's inputs. It is passed the mesh if it has a parameter
+            without a default, or of that name, and must then distribute the model itself (hooks of
+            ``fully_shard`` are read as gathers in the graph); else :func:`~fxpasses.distributed.shard` does.
+            It runs under a fake mode, so nothing is allocated.
+        mesh: names and sizes of the dimensions, innermost last. Dimensions above :data:`TRACED_RANKS` are
+            traced with that many ranks.
         memory_budget: as in :class:`~fxpasses.Options`.
-        observers: as of :func:`fxpasses.capture`.
+        observers: as for :func:`fxpasses.capture`.
 
     Returns:
-        The capture, and by the names that the graphs give them the groups as large as they will be.
+        The capture, and the process groups in their real size, by their names in the graphs.
 
     Raises:
-        SimulationError: a process group exists already, the mesh is empty or has more dimensions than parameters can be sharded over, ``make`` has two
-            parameters, returns something else, or makes a ``DistributedDataParallel``.
-        CaptureError: the model cannot be captured.
-        ShardingError: the model cannot be sharded.
+        SimulationError: if a process group already exists, the mesh is empty or has more dimensions than
+            parameters can be sharded over, or ``make`` has two parameters, returns something else, or makes a
+            ``DistributedDataParallel``.
+        CaptureError: if the model cannot be captured.
+        ShardingError: if the model cannot be sharded.
     """
     if dist.is_initialized():
         raise SimulationError("this process has a process group: simulate in a process of its own")
@@ -74,7 +80,7 @@ def capture_rank(
             if not distributes:
                 model = shard(model, traced)
             elif isinstance(model, nn.Module) and is_fully_sharded(model):
-                model = shard(model)  # its hooks would not be in the graphs
+                model = shard(model)  # otherwise its hooks would be missing in the graphs
             return capture(
                 model,
                 *inputs,
@@ -86,7 +92,7 @@ def capture_rank(
 
 
 def _takes_mesh(make: Callable[..., Any]) -> bool:
-    """Whether a function wants the mesh: whether it has a parameter without a default, or of that name."""
+    """Whether a function takes the mesh: it has a parameter without a default, or of that name."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [
         p
@@ -102,7 +108,7 @@ def _takes_mesh(make: Callable[..., Any]) -> bool:
 
 
 def _made(make: Callable[..., Any], *mesh: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The model and its inputs."""
+    """Call ``make`` and return the model and its inputs."""
     try:
         made = make(*mesh)
     except RuntimeError as error:

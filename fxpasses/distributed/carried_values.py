@@ -1,7 +1,8 @@
-"""What a collective carries, where the names of inputs and results do not tell: how its operand is computed, and what is computed of its result.
+"""What a collective carries, if names do not tell: how its operand and users are computed.
 
-Two ranks that run the same calls in another order have the same of both, at another place. What is each rank's own says nothing: names of groups and devices,
-values that a partition saved, and, in the looser of two digests, numbers (sizes, offsets, factors) and the calls that only cut, pad or copy.
+Two ranks that run the same calls in another order have both equal, but in another position. What is specific
+to a rank is ignored: names of groups and devices, values saved by a partition and, in the looser of two
+digests, numbers (sizes, offsets, factors) and calls that only slice, pad or copy.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.regional import communicating_graph
 
 GROUPS = ("group_name", "process_group", "group")
-"""What operators call the argument that names a process group."""
+"""Names of operator arguments that identify a process group."""
 
 
 class Carried(NamedTuple):
-    """What a value is computed of, or what a collective carries.
+    """How a value is computed, or what a collective carries.
 
     Attributes:
-        loosely: digest of the operators and the inputs, not of what other collectives carry.
-        exactly: with numbers, and small constants, too.
+        loosely: digest of the operators and inputs, excluding what other collectives carry.
+        exactly: also includes numbers and small constants.
         text: for people.
     """
 
@@ -39,7 +40,7 @@ class Carried(NamedTuple):
 
 
 def sends(node: fx.Node) -> bool:
-    """Whether a node is a collective; a wait is none."""
+    """Whether a node is a collective. A wait is not."""
     return node.op == "call_function" and _sends(node.target)
 
 
@@ -49,16 +50,16 @@ def _sends(target: Any) -> bool:
 
 
 def region_of(node: fx.Node) -> fx.Graph | None:
-    """The graph of the region that a node calls, if it has collectives."""
+    """Return the graph of the region that a node calls, if it has collectives."""
     return communicating_graph(node) if node.op == "call_function" else None
 
 
 def carried(graph: fx.Graph, names: Mapping[str, str]) -> list[Carried | None]:
-    """What each collective of a graph carries, those of its regions included, in order; ``None`` where nothing with a name depends on it.
+    """Return what each collective, also in regions, carries; ``None`` if nothing named depends on it.
 
     Args:
-        graph: of ATen calls.
-        names: of inputs and outputs, as every rank calls them; an output is called ``"output 3"`` here.
+        graph: the graph of ATen calls.
+        names: names of inputs and outputs that all ranks use. Keys of outputs are like ``"output 3"``.
     """
     given = {}
     for node in graph.find_nodes(op="placeholder"):
@@ -69,12 +70,12 @@ def carried(graph: fx.Graph, names: Mapping[str, str]) -> list[Carried | None]:
 
 
 def _walk(graph: fx.Graph, given: Mapping[str, Carried], ends: Sequence[str]) -> Iterator[Carried | None]:
-    """What the collectives carry.
+    """Yield what the collectives carry.
 
     Args:
         graph: the graph.
         given: how each placeholder is computed.
-        ends: what becomes of each output; ``""`` for what says nothing.
+        ends: what becomes of each output; ``""`` if that says nothing.
     """
     values: dict[fx.Node, Carried] = {}
     for node in graph.nodes:
@@ -119,7 +120,7 @@ def _computed(node: fx.Node, values: Mapping[fx.Node, Carried]) -> Carried:
 
 
 def _text(node: fx.Node, given: Mapping[str, Carried], depth: int = 3) -> str:
-    """How a value is computed, for people."""
+    """Describe how a value is computed, for people."""
     if node.op == "placeholder":
         return given[node.name].text or _UNKNOWN
     inner = ", ".join(_text(n, given, depth - 1) for n in node.all_input_nodes) if depth else "..."
@@ -132,7 +133,7 @@ def _text(node: fx.Node, given: Mapping[str, Carried], depth: int = 3) -> str:
 def _uses(
     graph: fx.Graph, values: Mapping[fx.Node, Carried], ends: Sequence[str]
 ) -> tuple[dict[fx.Node, str], dict[fx.Node, frozenset[str]]]:
-    """What becomes of each value: a digest, where an output with a name, or an input that is written to, depends on it; and these inputs.
+    """Return a digest of each value's uses that reach named outputs or written inputs; and those inputs.
 
     Args:
         graph: the graph.
@@ -163,12 +164,12 @@ def _uses(
 
 
 def _call(node: fx.Node, given: Sequence[str], exact: bool) -> str:
-    """A digest of a call.
+    """Return a digest of a call.
 
     Args:
         node: the call.
-        given: stand for the values that it is given.
-        exact: whether numbers count, and the names of regions. Those of process groups do not.
+        given: stand-ins for its input values.
+        exact: whether to include numbers and names of regions. Names of process groups are always excluded.
     """
     name, numbers = _name(node.target), exact or node.target is operator.getitem
     left_out = {0} if name.startswith("fxpasses.region") and not exact else _groups_of(node.target)
@@ -190,7 +191,7 @@ def _name(target: Any) -> str:
 
 @functools.cache
 def _groups_of(target: Any) -> set[int]:
-    """The places of the arguments that name a process group."""
+    """Return the positions of arguments that name a process group."""
     schema = getattr(target, "_schema", None)
     return {i for i, argument in enumerate(schema.arguments if schema else ()) if argument.name in GROUPS}
 
@@ -207,7 +208,7 @@ def _written(value: Any, places: Mapping[fx.Node, str], numbers: bool) -> str:
 
 
 def _only_moves(node: fx.Node) -> bool:
-    """Whether a call has the elements of its one argument, or some of them, at the same or other places."""
+    """Whether a call's result consists of elements of its one argument, possibly rearranged."""
     if node.target is operator.getitem:
         return _only_moves(node.args[0])  # type: ignore[arg-type]
     return len(node.all_input_nodes) > 0 and _moves(node.target)
@@ -229,7 +230,7 @@ def _writes(target: Any) -> bool:
 
 
 def _constant(node: fx.Node) -> str:
-    """A constant tensor by its content: what a graph calls it follows from the order of the calls."""
+    """Describe a constant tensor by its content: its name in the graph depends on the order of calls."""
     value = getattr(node.graph.owning_module, str(node.target), None)
     if type(value) is not torch.Tensor or value.device.type != "cpu" or value.numel() > _SMALL:
         return _CONSTANT

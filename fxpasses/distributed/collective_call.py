@@ -1,4 +1,4 @@
-"""One collective of a compiled graph in words, and how two ranks' sequences of them differ: without anything of a compiler."""
+"""Describe the collectives of a compiled graph, and how two ranks' sequences differ, without the compiler."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ Signature = tuple["CollectiveCall", ...]
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective, in words that are the same on every rank.
+    """One collective, described in words that are equal on every rank.
 
     Attributes:
-        operator: its name, that of the form that writes into its argument being the same.
-        arguments: what it is given besides tensors and the group: the kind of reduction, sizes of groups, roots.
-        operands: dtype and sizes of each tensor; ``"<0>"`` stands for an expression of :class:`SymbolicSizes`, ``"?"`` for what may be anything.
-        carries: which values it carries: the inputs that it depends on, if these are parameters and inputs of the user, and the outputs that depend
-            on it. It tells two sums of equal shape apart.
-        after: how many collectives of other groups that all ranks of this one are in come before it in the graph (:func:`interleaved`).
-        position: its number among all collectives of this rank's graph.
-        source: the part of ``carries`` that tells what it is computed from.
+        operator: its name; the same for the in-place and out variants.
+        arguments: its arguments other than tensors and the group: kind of reduction, group sizes, roots.
+        operands: dtype and sizes of each tensor. ``"<0>"`` stands for an expression of
+            :class:`SymbolicSizes`, ``"?"`` for anything.
+        carries: which values it carries: the inputs that it depends on, if these are parameters and user
+            inputs, and the outputs that depend on it. Distinguishes two sums of equal shape.
+        after: how many collectives precede it in the graph, of other groups that contain all ranks of this
+            one (:func:`interleaved`).
+        position: its index among all collectives of this rank's graph.
+        source: the part of ``carries`` about inputs.
         results: the outputs that depend on it.
-        returned: how many outputs the graph has that all ranks call the same.
-        computed: of several that are alike in all of this, how each one is computed, and what is computed of it: a digest, without numbers.
-        exactly: with the numbers of what it is computed from.
+        returned: how many outputs of the graph have the same name on all ranks.
+        computed: if several are alike in all of this, a digest, without numbers, of how each is computed and
+            used.
+        exactly: a digest that includes the numbers from which it is computed.
         text: how it is computed, for people.
     """
 
@@ -51,7 +54,7 @@ class CollectiveCall:
         return f"{self.operator}({given})" + "".join(more)
 
     def of_other_inputs(self) -> CollectiveCall:
-        """As it can be compared with that of a graph which has other inputs, as one rank broke its graph elsewhere."""
+        """Return a copy comparable across graphs with other inputs, as one rank broke its graph elsewhere."""
         return dataclasses.replace(self, carries="", after="", computed="", exactly="", text="")
 
     def fits(self, other: CollectiveCall) -> bool:
@@ -71,7 +74,7 @@ class CollectiveCall:
         )
 
     def _carries_what(self, other: CollectiveCall) -> bool:
-        """Whether both carry the same value: more may depend on it in the graph of a rank that returns more."""
+        """Whether both carry the same value. More may depend on it on a rank that returns more."""
         if self.carries == other.carries or self.source != other.source or self.returned == other.returned:
             return self.carries == other.carries
         mine, theirs = set(self.results), set(other.results)
@@ -80,12 +83,14 @@ class CollectiveCall:
 
 @dataclass(frozen=True)
 class SizesOfCalls:
-    """What the symbolic sizes in a signature are at a call.
+    """The symbolic sizes in a signature at a call.
 
     Attributes:
-        shown: for each symbol the position of the input that shows it, and its dimension; ``None`` where the input is the number.
-        names: what every rank calls that dimension, or ``""``.
-        values: of the symbols' values: what stands for ``"<0>"``, ``"<1>"`` and so on; ``None`` for what no input shows.
+        shown: for each symbol, the position of the input that has it, and its dimension; ``None`` if the
+            input is the number.
+        names: the name of that dimension on every rank, or ``""``.
+        values: maps the symbols' values to the sizes for ``"<0>"``, ``"<1>"`` and so on; ``None`` for those
+            that no input has.
     """
 
     shown: Sequence[tuple[int, int | None]] = ()
@@ -94,26 +99,26 @@ class SizesOfCalls:
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
+        """Whether there are symbolic sizes."""
         return self.values is not None
 
     def of_call(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The values of the symbols in a call's collectives; nothing where all sizes are numbers."""
+        """Return the symbol values of a call; empty if all sizes are static."""
         return tuple(
             int(inputs[position] if dim is None else inputs[position].shape[dim])
             for position, dim in self.shown
         )
 
     def named(self, values: Sequence[int]) -> dict[str, int]:
-        """Values of a call by what every rank calls them, where it has a name."""
+        """Map the rank-independent names of a call's values, if they have one, to the values."""
         return {name: value for name, value in zip(self.names, values, strict=True) if name}
 
     def at(self, signature: Signature, values: Sequence[int]) -> Signature:
-        """A signature with its sizes at a call; one that no input shows stays ``"?"``.
+        """Substitute a call's sizes in a signature. A size that no input has stays ``"?"``.
 
         Args:
-            signature: one that was written with these.
-            values: from :meth:`of_call`.
+            signature: a signature that refers to these sizes.
+            values: the result of :meth:`of_call`.
         """
         if self.values is None:
             return signature
@@ -132,7 +137,7 @@ _SYMBOLIC = re.compile(r"<(\d+)>")
 
 
 def first_difference(ours: Sequence[CollectiveCall], theirs: Sequence[CollectiveCall]) -> int | None:
-    """The number of the first collective in which two sequences do not fit, or ``None``."""
+    """Return the index of the first collective in which two sequences do not fit, or ``None``."""
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if not one.fits(other):
             return number
@@ -140,9 +145,12 @@ def first_difference(ours: Sequence[CollectiveCall], theirs: Sequence[Collective
 
 
 def _moved(ours: Sequence[CollectiveCall], theirs: Sequence[CollectiveCall]) -> int | None:
-    """The number of the first of several collectives that fit, and carry on one rank what others of them do on the other, or ``None``.
+    """Return the index of the first collective that carries what another one does on the other rank.
 
-    What no other one carries may be computed in another way there: of a shard of another size, say.
+    Returns ``None`` if there is none.
+
+    What no other collective carries may be computed differently there, for example from a shard of another
+    size.
     """
     alike: dict[Any, list[tuple[int, CollectiveCall, CollectiveCall]]] = {}
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):

@@ -1,9 +1,11 @@
-"""One rank decides what all of them save for the backward pass.
+"""Let one rank decide what all ranks save for the backward pass.
 
-What is saved and what is computed again follows from sizes and budgets, which may differ between ranks; where gathers may be computed again, ranks that decide differently
-would send different messages. So each rank takes the decision of its leader, the lowest rank of all groups that the graph speaks with, which has taken that of its own leader: on a mesh
-of several dimensions that ends at its first rank. Decisions travel through the job's key-value store, and are kept by the structure of the joint graph: a rank that compiles the
-same structure again, for other sizes, asks nobody.
+What is saved and what is recomputed depends on sizes and budgets, which may differ between ranks. If gathers
+may be recomputed, ranks that decide differently would send different messages. So each rank adopts the
+decision of its leader, the lowest rank of all groups in which the graph communicates, which has adopted that
+of its own leader. On a mesh of several dimensions this ends at the mesh's first rank. Decisions are exchanged
+through the job's key-value store, and cached by the structure of the joint graph: a rank that recompiles the
+same structure for other sizes asks nobody.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from fxpasses.ranks.here import HERE, job_store
 
 
 def decide(code: str, joint: fx.Graph, groups: Iterable[str], names: list[str]) -> list[str]:
-    """What the leader saves of a joint graph.
+    """Return what the leader saves of a joint graph.
 
     Args:
-        code: which code is compiled: the same text on all ranks.
+        code: identifies the compiled code; the same text on all ranks.
         joint: the joint graph.
-        groups: names of the process groups that it speaks with.
-        names: of the nodes that this rank would save.
+        groups: names of the process groups in which it communicates.
+        names: names of the nodes that this rank would save.
 
     Returns:
         Names of nodes of this graph.
 
     Raises:
-        RankMismatchError: the leader traced another graph of the same code, or does not come.
+        RankMismatchError: if the leader traced another graph of the same code, or does not come.
     """
     told = _names_on_every_rank(joint)
     structure = [
@@ -59,17 +61,17 @@ def decide(code: str, joint: fx.Graph, groups: Iterable[str], names: list[str]) 
         decided = _Leader(leader, code, number, structure).decision(digest)
     published = _published(rank)
     published.set(digest, json.dumps(decided))
-    published.set(f"{code}/{number}", json.dumps(structure))  # for those who wait for another one
+    published.set(f"{code}/{number}", json.dumps(structure))  # for ranks that wait for another digest
     HERE.decided[digest] = decided
     return _here(decided, told)
 
 
 _VANISHING = ("aten.constant_pad_nd.default", "aten.slice.Tensor")
-"""Calls that a rank has not where they do nothing to its sizes: the last shard of an uneven size is padded, the others are not."""
+"""Calls that a rank lacks if no-ops for its sizes: only the last shard of an uneven size is padded."""
 
 
 def _names_on_every_rank(joint: fx.Graph) -> dict[str, str]:
-    """How all ranks call each node: after what it pads or cuts, if that is all it does, as calls of one kind are counted in their names."""
+    """Name nodes as all ranks do: pads and slices by input, as calls of a kind are counted in their names."""
     found, times = dict[str, str](), Counter[str]()
     for node in joint.nodes:
         found[node.name] = node.name
@@ -81,7 +83,7 @@ def _names_on_every_rank(joint: fx.Graph) -> dict[str, str]:
 
 
 def _here(decided: list[str], told: Mapping[str, str]) -> list[str]:
-    """The nodes of this rank's graph that are meant: what is padded, where this rank does not pad it."""
+    """Return this rank's nodes for the names: the unpadded value if this rank does not pad it."""
     own, names = {name: node for node, name in told.items()}, dict[str, None]()
     for name in decided:
         while name not in own:
@@ -104,7 +106,7 @@ _NOT_ASKED = " Give options={'ranks': 'agree'} on all ranks, or on none."
 
 
 class _Leader:
-    """The rank whose decision is awaited."""
+    """The rank whose decision this rank waits for."""
 
     def __init__(self, rank: int, code: str, number: int, structure: list[str]) -> None:
         self._rank, self._code, self._structure = rank, code, structure
@@ -113,7 +115,7 @@ class _Leader:
 
     def decision(self, digest: str) -> list[str]:
         started = heard = time.monotonic()
-        # One of more ranks may wait for a third one there.
+        # With more ranks, the leader may be waiting for a third one there.
         eager = EagerCollectives(known=dist.get_world_size() == 2)
         pause = ASK_AFTER / 8
         while not came(self._store, digest, min(pause, ASK_AFTER)):
@@ -143,7 +145,7 @@ class _Leader:
 
     @staticmethod
     def _waits_for_this_one(state: Mapping[str, Any] | None) -> bool:
-        """Whether a rank compares a call that this one has not begun: it has left the decision behind."""
+        """Whether a rank compares a call that this one has not begun, so it is already past the decision."""
         waits = state["waits"] if state is not None else None
         if waits is None or dist.get_rank() not in waits["ranks"]:
             return False

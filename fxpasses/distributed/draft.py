@@ -1,7 +1,9 @@
-"""What a schedule would make of a graph, without making it: its calls as items with seconds, bytes and dependencies, of which buckets are formed and which are moved.
+"""Estimate what a schedule would make of a graph, without making it.
 
-The decisions are those of :mod:`fxpasses.passes.bucket_collectives` and :mod:`~fxpasses.passes.overlap_collectives`, step by step: a graph would have to be copied for each candidate, and the values of new nodes
-computed, which takes a hundred times as long. Tests compare both.
+Calls are items with seconds, bytes and dependencies, which are bucketed and moved. The decisions are those of
+:mod:`fxpasses.passes.bucket_collectives` and :mod:`~fxpasses.passes.overlap_collectives`, step by step.
+Running those would copy the graph for each candidate and compute the values of new nodes, which takes a
+hundred times as long. Tests compare both.
 """
 
 from __future__ import annotations
@@ -27,23 +29,23 @@ from fxpasses.passes.overlap_collectives import WAIT, copies, may_move
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Facts:
-    """What does not depend on the order of the calls.
+    """What does not depend on the order of calls.
 
     Attributes:
         steps: what takes time.
-        size: bytes of memory that it makes.
-        aliased: the numbers of the inputs in whose memory the value lies.
-        is_input: whether it is an input of the graph, whose memory lives all the time.
+        size: bytes of memory that it allocates.
+        aliased: indices of the inputs whose memory the value is in.
+        is_input: whether it is a graph input, whose memory lives all the time.
         speaks: whether it is a collective or a wait.
         waits: whether it is a wait.
-        copies: whether it packs or unpacks messages, and may stand anywhere.
-        pure: whether it may be brought before others.
-        random: whether it calls the RNG.
-        read: of a collective: bytes that it reads.
-        kind: of one that may be in a bucket: its operator and all else that has to be equal; None for others.
-        dtype: of what it sends.
-        movable: of one that may be started earlier.
-        is_written: whether the memory that it reads is written to by some call.
+        copies: whether it packs or unpacks messages, and may be moved anywhere.
+        pure: whether it may be moved before other calls.
+        random: whether it uses the RNG.
+        read: for a collective, the bytes that it reads.
+        kind: for one that may be bucketed, its operator and all else that must be equal; otherwise None.
+        dtype: the dtype of what it sends.
+        movable: for a collective, whether it may be started earlier.
+        is_written: whether some call writes to the memory that it reads.
         is_returned: whether its result is returned.
     """
 
@@ -70,7 +72,7 @@ class _Facts:
 
 
 class _Item:
-    """A call of a draft. Items stand in a list of links; ``order`` grows along it."""
+    """A call of a draft. Items form a linked list, along which ``order`` grows."""
 
     __slots__ = ("after", "before", "facts", "inputs", "order", "users")
 
@@ -82,15 +84,15 @@ class _Item:
 
 
 class Sheet:
-    """A graph, of which drafts are made."""
+    """A graph from which drafts are made."""
 
     def __init__(self, graph: fx.Graph, cluster: Cluster, groups: Mapping[str, Group]) -> None:
-        """Take down what the calls of a graph take.
+        """Record the costs of a graph's calls.
 
         Args:
-            graph: stays as it is.
-            cluster: the devices, and the network between them.
-            groups: process groups by the names that the graph gives them.
+            graph: the graph, which is not changed.
+            cluster: the devices and their network.
+            groups: process groups by their names in the graph.
 
         Raises:
             SimulationError: for a collective without a model, or of an unknown group; names the node.
@@ -103,11 +105,11 @@ class Sheet:
         self.input_bytes = sum(map(costs.bytes_of, graph.find_nodes(op="placeholder")))
 
     def message(self, key: Any, like: Send, size: int) -> Send:
-        """A message as another one.
+        """Make a message like another one, with its own key and size.
 
         Args:
-            key: stands for it where it is waited for.
-            like: the other one.
+            key: identifies it to its wait.
+            like: the other message.
             size: its bytes, of the whole tensor.
         """
         seconds = self.cluster.seconds(like.collective, size, like.group.ranks, like.group.stride)
@@ -146,10 +148,10 @@ def _facts_of(node: fx.Node, costs: CostModel, aliases: AliasInfo, steps: Steps)
 
 
 class Draft:
-    """A candidate: the calls of a sheet, in an order of its own."""
+    """A candidate: the calls of a sheet, in their own order."""
 
     def __init__(self, sheet: Sheet) -> None:
-        """Args: the sheet, which stays as it is."""
+        """Args: the sheet, which is not changed."""
         self._sheet = sheet
         items = [_Item(facts, [], float(number)) for number, facts in enumerate(sheet.facts)]
         self._end = previous = _Item(_Facts(pure=False), [], float(len(items)))
@@ -161,7 +163,7 @@ class Draft:
         previous.after, self._end.before = self._end, previous
 
     def scheduled(self, bucket_bytes: int, ahead_bytes: int) -> Simulation:
-        """What the graph takes after ``bucket_collectives`` and ``overlap_collectives`` with these sizes; 0 for without."""
+        """Simulate the graph after ``bucket_collectives`` and ``overlap_collectives``; size 0 omits one."""
         if bucket_bytes:
             self.bucket(bucket_bytes)
         if ahead_bytes:
@@ -175,12 +177,12 @@ class Draft:
             yield found
 
     def _insert(self, item: _Item, place: _Item) -> None:
-        """Puts an item before another one."""
+        """Insert an item before another one."""
         before = place.before
         before.after, item.before, item.after, place.before = item, before, place, item
         start = before.order if before is not self._end else place.order - 1
         item.order = (start + place.order) / 2
-        if not start < item.order < place.order:  # halved too often
+        if not start < item.order < place.order:  # out of float precision, so renumber
             for number, one in enumerate([*self, self._end]):
                 one.order = float(number)
 
@@ -197,7 +199,7 @@ class Draft:
         return item
 
     def bucket(self, max_bytes: int) -> None:
-        """As ``bucket_collectives{max_bytes=...}``, but for collectives of memory that some call writes to: they stay alone here."""
+        """Like ``bucket_collectives{max_bytes=...}``, but collectives of written memory stay alone."""
         buckets: dict[Any, _Bucket] = {}
         needs: dict[_Item, frozenset[_Bucket]] = {}
         waits: dict[_Item, frozenset[_Bucket]] = {}
@@ -273,7 +275,7 @@ class Draft:
         return _Facts(steps=(Compute(seconds),), size=size, copies=True)
 
     def overlap(self, max_bytes: int) -> None:
-        """As ``overlap_collectives{max_bytes=...}``."""
+        """Like ``overlap_collectives{max_bytes=...}``."""
         starts = [item for item in self if item.facts.speaks and not item.facts.waits]
         waits = {item: next(iter(item.users)) for item in starts if item.facts.movable}
         self._wait_late(set(waits.values()))
@@ -320,7 +322,7 @@ class Draft:
                 first_before[user] = item
 
     def simulation(self) -> Simulation:
-        """As :func:`~fxpasses.distributed.simulate.simulate_graph` of the graph; of events, messages alone."""
+        """Like :func:`~fxpasses.distributed.simulate.simulate_graph`, with messages as the only events."""
         memory: dict[_Item, tuple[_Item, ...]] = {}
         last: dict[_Item, _Item] = {}
         item = self._end
@@ -335,12 +337,12 @@ class Draft:
             for used in (item, *item.inputs):
                 for root in memory[used]:
                     last[root] = item
-                if used.facts.speaks:  # reads what it was given until it is waited for
+                if used.facts.speaks:  # reads its input until it is waited for
                     for source in used.inputs:
                         last.update(dict.fromkeys(memory[source], item))
         ends: dict[_Item, int] = {}
         for root, user in last.items():
-            if user is not item and not root.facts.is_input:  # the last one returns
+            if user is not item and not root.facts.is_input:  # the last item returns
                 ends[user] = ends.get(user, 0) + root.facts.size
         clock = Clock()
         found = clock.found
@@ -358,7 +360,7 @@ class Draft:
 
 @dataclass(eq=False, slots=True)
 class _Bucket:
-    """Collectives that will be one, and the first call that needs one of their results."""
+    """Collectives to be merged, and the first call that needs one of their results."""
 
     members: list[_Item]
     barrier: _Item | None = None
@@ -380,7 +382,7 @@ def _unlink(item: _Item) -> None:
 
 
 def _needed_before(items: Iterable[_Item], anchor: _Item) -> set[_Item] | None:
-    """What has to move before ``anchor`` for ``items`` to be computed there; None where that is impossible (:func:`~fxpasses.passes._matching.needed_before`)."""
+    """Like :func:`~fxpasses.passes._matching.needed_before`, for items."""
     late: set[_Item] = set()
     stack = [item for item in items if item.order >= anchor.order]
     while stack:

@@ -1,4 +1,4 @@
-"""A model of ``fully_shard`` (FSDP2) read as parameters that are gathered in the graph: its hooks go, its shards stay."""
+"""Convert a model of ``fully_shard`` (FSDP2) to gathers in the graph: hooks are removed, shards are kept."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def is_fully_sharded(model: nn.Module) -> bool:
 
 
 def read_as_shards(model: nn.Module) -> None:
-    """Gather the parameters of a model where they are read, with calls in the graph, as its FSDP2 hooks do outside of it.
+    """Gather the parameters of a model where they are read, with calls in the graph instead of FSDP2 hooks.
 
-    Parameters stay the same objects; gathers and reductions are those of its policies. What the hooks cast, inputs and outputs, is cast.
+    Parameters stay the same objects, and gathers and reductions follow its policies. Inputs and outputs that
+    the hooks cast are cast.
 
     Raises:
-        ShardingError: before anything is changed; names the parameter and what it has that only the hooks do.
+        ShardingError: before anything is changed; names the parameter and the setting that only the hooks
+            support.
     """
     states = _torch_fsdp.states(model)
     parameters = [managed for state in states for managed in _torch_fsdp.managed(state)]
@@ -55,7 +57,7 @@ def read_as_shards(model: nn.Module) -> None:
 
 
 def _cast(module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype | None) -> None:
-    """Cast what floats as the hooks of a mixed precision policy did."""
+    """Cast floating-point tensors like the hooks of a mixed precision policy."""
     if inputs is not None:
         module.register_forward_pre_hook(_CastInputs(inputs), prepend=True, with_kwargs=True)
     if outputs is not None:
@@ -64,7 +66,7 @@ def _cast(module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype | 
 
 @dataclass(eq=False)
 class _CastInputs:
-    """A hook that casts what floats among the arguments. It has a name, by which a plan finds it."""
+    """A hook that casts floating-point arguments. A class, so that a plan can find it by name."""
 
     dtype: torch.dtype
 
@@ -74,7 +76,7 @@ class _CastInputs:
 
 @dataclass(eq=False)
 class _CastOutputs:
-    """The same for results."""
+    """A hook that casts floating-point results."""
 
     dtype: torch.dtype
 
@@ -90,11 +92,11 @@ _CHANGE_NO_RESULT = (
     "reset_iter_state", "reshard", "set_is_last_backward", "set_modules_to_backward_prefetch", "set_modules_to_forward_prefetch", "set_post_optim_event",
     "set_requires_all_reduce", "set_requires_gradient_sync", "set_reshard_after_backward", "set_reshard_after_forward", "set_unshard_in_backward",
 )  # fmt: skip
-"""Methods of FSDPModule that say when to send: here passes decide that. Each backward pass reduces; summed up, that is the same."""
+"""FSDPModule methods that say when to send, which passes decide. Each backward reduces: the sum is equal."""
 
 
 def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
-    """What FSDPModule's method would do is done elsewhere."""
+    """Replaces a method of FSDPModule whose work is done elsewhere."""
 
 
 def _refusing(name: str) -> Any:

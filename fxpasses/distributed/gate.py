@@ -1,4 +1,4 @@
-"""One comparison at the job's store: where the ranks of a group come with what they are about to send, and what is said of those who do not come."""
+"""One comparison at the job's store: ranks bring what they will send, and missing ones are reported."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ log = logging.getLogger(__name__)
 
 
 def key(group: str, ranks: Sequence[int]) -> str:
-    """One name for a group on all of its ranks; groups of other ranks may have the same name."""
+    """Return one name for a group on all its ranks. Groups of other ranks may have the same name."""
     return f"{group}/{ranks[0]}.{len(ranks)}"
 
 
 def _round(key: str, number: int) -> Any:
-    """The part of the store for one comparison in a group."""
+    """Return the part of the store for one comparison in a group."""
     return dist.PrefixStore(f"fxpasses/{key}/{number}", job_store())
 
 
 class EagerCollectives:
-    """Since when ranks that do not come have been inside of collectives that are not compiled.
+    """Tracks how long missing ranks have been inside collectives that are not compiled.
 
-    If all of them are, and the others stand at the gate, nobody is left to let them go on: known only where all ranks of the job are in the group.
+    If all are, and the others at the gate, none can go on. Known only if the group has all ranks of the job.
     """
 
     def __init__(self, known: bool, seconds: float | None = None) -> None:
@@ -46,12 +46,12 @@ class EagerCollectives:
         self._since: dict[int, tuple[str, float]] = {}
 
     def of_all(self, missing: Sequence[int], rank: int, where: str) -> str:
-        """Where a rank is, if all missing ones have been inside of such collectives for long enough; else ``""``.
+        """Return where a rank is, if all missing ranks are stuck in such collectives; else ``""``.
 
         Args:
             missing: the ranks that have not come.
             rank: one of them.
-            where: the line that called the collective it is in now, or ``""``.
+            where: the line that called its current collective, or ``""``.
         """
         if not where or self._since.get(rank, ("", 0.0))[0] != where:
             self._since[rank] = (where, time.monotonic())
@@ -71,7 +71,7 @@ class Gate:
     """One call at the store, for one process group."""
 
     def __init__(self, key: str, ranks: Sequence[int], number: int) -> None:
-        """Args: what all ranks call the group, its ranks, and the number of the call among those of graphs with collectives of this group."""
+        """Args: the group's name on all ranks, its ranks, and the call's number among such graphs."""
         self.rank, self.ranks = dist.get_rank(), ranks
         self.key, self.number = key, number
 
@@ -82,42 +82,42 @@ class Gate:
 
     @functools.cached_property
     def patience(self) -> datetime.timedelta:
-        """How long ranks wait for one another."""
+        """How long ranks wait for each other."""
         return job_store().timeout  # type: ignore[no-any-return]
 
     def waits(self, offer: Offer) -> dict[str, Any]:
-        """What this rank says to those who wait for it, while it waits here."""
+        """Return what this rank reports to ranks that wait for it while it waits here."""
         return {"key": self.key, "ranks": list(self.ranks), "number": self.number, "sends": offer.sends()}
 
     def all_send(self, offer: Offer, exchangeable: bool) -> bool:
-        """Whether all ranks come soon with what they have sent before, and it is the same: two operations of the store.
+        """Whether all ranks soon come with what they sent before, and it is equal: two store operations.
 
         Args:
             offer: what this rank sends.
-            exchangeable: whether several functions, or graphs of one, send that, so that it has to be the same one.
+            exchangeable: whether several functions, or graphs of one, send it. Those must be equal, too.
         """
         same = f"{offer.sent} by {offer.function} {offer.graph}" if exchangeable else offer.sent
         last = self.store.add(same, 1) == len(self.ranks)
         if last or came(self.store, "open", ASK_AFTER):
             opened = self.store.compare_set("open", "", _YES + _AS_BEFORE) if last else self.store.get("open")
-            if _AS_BEFORE in opened.decode():  # no other rank was faster, which asked or gave up
+            if _AS_BEFORE in opened.decode():  # unless another rank asked or gave up first
                 self._forget_the_one_before((), ("open", same) if last else ())
                 return True
         return False
 
     def come(self, offer: Offer, made: Compilation | None, symbolic: bool) -> Opened:
-        """Wait until all ranks have come with what fits, or are there without having to come.
+        """Wait until all ranks have come with what fits, or are known not to need to come.
 
         Args:
             offer: what this rank sends.
-            made: what decided its compilation, if it is compiled anew.
+            made: what decided its compilation, if it was compiled anew.
             symbolic: whether the sizes that it sends are symbolic in its graph.
 
         Returns:
             How the gate was opened.
 
         Raises:
-            RankMismatchError: a rank came with something else, or does not come.
+            RankMismatchError: if a rank came with something else, or does not come.
         """
         if first := self.store.add("came first", 1) == 1:
             self.store.set("first", offer.to_json())
@@ -152,11 +152,11 @@ class Gate:
         self.store.compare_set("open", "", verdict)
 
     def _forget_the_one_before(self, own: Sequence[str], shared: Sequence[str]) -> None:
-        """Delete what the comparison before left at the store: whoever is here has passed it.
+        """Delete what the previous comparison left in the store. Every rank that is here has passed it.
 
         Args:
-            own: what this rank leaves at the store now.
-            shared: what all of them leave, if this is the last one.
+            own: what this rank leaves in the store now.
+            shared: what all of them leave, if this is the last rank.
         """
         before, names = HERE.compared.get(self.key, (0, ()))
         HERE.compared[self.key] = self.number, (*own, *shared)
@@ -164,7 +164,7 @@ class Gate:
             _round(self.key, before).delete_key(name)
 
     def refuse(self, error: RankMismatchError) -> None:
-        """Nobody passes: whoever comes gets this error."""
+        """Close the gate: every rank that comes gets this error."""
         self._close(str(error), error.ranks)
 
     def _close(
@@ -182,12 +182,12 @@ class Gate:
             ) from None
 
     def _ask_who_is_missing(self, offer: Offer) -> None:
-        """Wait for the last rank; meanwhile find out whether one will never come."""
+        """Wait for the last rank. Meanwhile, find out whether a rank will never come."""
         started, heard, fitting, warned = time.monotonic(), dict[int, float](), set[int](), set[int]()
         eager = EagerCollectives(len(self.ranks) == dist.get_world_size())
         patience = self.patience.total_seconds()
         most_silent = min(SILENT_AFTER, patience / 2)
-        pause = _FIRST_ASK  # in seconds: a rank that runs what it has need not come, and says so at once
+        pause = _FIRST_ASK  # in seconds; a rank that reuses its code need not come, and answers at once
         while not came(self.store, "open", min(pause, ASK_AFTER / 2)):
             pause *= 2
             missing = [rank for rank in self._missing(list(self.ranks)) if rank not in fitting]
@@ -240,7 +240,7 @@ class Gate:
                 return self._give_up(missing[0], offer, f"was waited for during {self.patience}. {_DIFFERS}")
 
     def _waits_for_this(self, waits: dict[str, Any] | None) -> bool:
-        """Whether a rank that is to come here waits in another group, for this one."""
+        """Whether a rank that must come here waits for this one in another group."""
         return (
             waits is not None
             and waits["key"] != self.key
@@ -249,11 +249,11 @@ class Gate:
         )
 
     def _circle(self, rank: int, waits: dict[str, Any] | None) -> list[tuple[int, dict[str, Any]]]:
-        """Ranks each of which waits for the next one in another group, with where, and the last one for this rank; nothing where that is not so.
+        """Return ranks that each wait for the next in another group, the last for this rank; or nothing.
 
         Args:
             rank: the first of them, for which this rank waits.
-            waits: where that one is.
+            waits: where that rank waits.
         """
         found: list[tuple[int, dict[str, Any]]] = []
         while waits is not None:
@@ -271,7 +271,7 @@ class Gate:
         return []
 
     def _cross(self, circle: Sequence[tuple[int, dict[str, Any]]], offer: Offer) -> None:
-        """None passes: each waits for the next one in another process group. Args: the others with where they wait, and what this rank sends."""
+        """Fail all ranks of a deadlock across groups. Args: the others, where they wait, and the offer."""
         ranks = (self.rank, *(rank for rank, _ in circle))
         gates = [(self.key, self.ranks, self.number, offer.sends())]
         gates += [(waits["key"], waits["ranks"], waits["number"], waits["sends"]) for _, waits in circle]
@@ -293,27 +293,27 @@ class Gate:
         self._close(problem, [missing])
 
     def _missing(self, ranks: list[int]) -> list[int]:
-        """Those of some ranks that have not come: few questions where few are missing."""
+        """Return those of ``ranks`` that have not come. Takes few queries if few are missing."""
         if self.store.check([f"came/{rank}" for rank in ranks]):
             return []
         half = len(ranks) // 2
         return ranks if not half else self._missing(ranks[:half]) + self._missing(ranks[half:])
 
     def _tell(self, first: int, other: int, difference: _Difference | None, made: Compilation | None) -> None:
-        """Raise, on every rank, with the reason that the records of the first one at the gate and of one that differs from it show.
+        """Raise on every rank, with the reason from the records of the first rank here and one that differs.
 
         Args:
-            first: the first one at the gate.
-            other: the first that came with something else.
+            first: the first rank at the gate.
+            other: the first rank that came with something else.
             difference: how this rank differs.
-            made: what decided this rank's compilation, if it is compiled anew.
+            made: what decided this rank's compilation, if it was compiled anew.
         """
         if self.rank in (first, other):
             self.store.set(f"made/{self.rank}", made.to_json() if made is not None else "")
         if self.rank == other:
             assert difference is not None
             self.store.set("difference", json.dumps(dataclasses.astuple(difference)))
-        from fxpasses.compiling.history import Compilation, explain_miss  # which imports Dynamo
+        from fxpasses.compiling.history import Compilation, explain_miss  # lazy: imports Dynamo
 
         records = []
         for rank in (first, other):
@@ -348,7 +348,7 @@ class Opened:
 
     Attributes:
         symbolic: some rank's sizes are symbolic.
-        exchangeable: all came, and for one of them several functions, or graphs of this one, may be called here.
+        exchangeable: all came, and one of them may call several functions, or graphs of this one, here.
         as_before: all came with what they had sent before, this rank before the last one.
     """
 
@@ -359,18 +359,18 @@ class Opened:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """What a rank comes to the gate with.
+    """What a rank brings to the gate.
 
     Attributes:
-        rank: of the process.
+        rank: the rank of the process.
         what: the graph, in words.
-        function: which one it was compiled from, as every rank calls it.
-        inputs: stands for the names of the Dynamo graph's inputs; where they are others, collectives carry other values.
-        calls: what the graph sends, as it was handed to the compiler.
-        lowered: as the compiler's passes left it, if it is known.
-        sizes: of inputs, where they are symbolic and decide what is sent.
-        functions: all of this rank's that have sent the same.
-        graphs: those of this function that this rank has compared (:attr:`graph`).
+        function: the function it was compiled from, as named on every rank.
+        inputs: digest of the Dynamo graph's input names. If they differ, collectives carry other values.
+        calls: what the graph sends, as passed to the compiler.
+        lowered: the same after the compiler's passes, if known.
+        sizes: sizes of inputs that are symbolic and decide what is sent.
+        functions: all functions of this rank that have sent the same.
+        graphs: the graphs of this function that this rank has compared (:attr:`graph`).
         has_others: whether this rank has compared something else that this function sends.
     """
 
@@ -387,28 +387,28 @@ class Offer:
 
     @functools.cached_property
     def graph(self) -> str:
-        """Stands for one graph among those of a function, whatever its sizes: the collectives, and what each is computed from."""
+        """Identifies a function's graph for any sizes: the collectives, and what each is computed from."""
         told = [(call.operator, call.arguments, call.source) for call in self.calls]
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
     @functools.cached_property
     def digests(self) -> tuple[str, str]:
-        """Of what is sent, as it was handed to the compiler and as it was left (``""`` where that is not known)."""
+        """Digests of what is sent, as passed to the compiler and after its passes (``""`` if unknown)."""
         left = self.lowered and [dataclasses.replace(call, computed="") for call in self.lowered]
         return _digest(self.calls), "" if left is None else _digest(left)
 
     @functools.cached_property
     def sent(self) -> str:
-        """Stands for operators and sizes: what has to be the same where the values that collectives carry were compared before."""
+        """Identifies operators and sizes: what must be equal if the carried values were compared before."""
         return "sent " + _digest(tuple(call.of_other_inputs() for call in self.calls))
 
     def fits_one_of(self, accepted: Mapping[str, str]) -> bool:
-        """Whether the same was accepted before; by digests."""
+        """Whether the same was accepted before, by digests."""
         given, left = self.digests
         return given in accepted and (not left or accepted[given] in ("", left))
 
     def sends(self) -> str:
-        """Its first collectives, for people."""
+        """Describe its first collectives, for people."""
         shown = "; ".join(map(str, self.calls[:_SHOWN])) + (", ..." if len(self.calls) > _SHOWN else "")
         return f"whose collectives are {len(self.calls)}: {shown}"
 
@@ -432,7 +432,7 @@ class _Difference:
 
     Attributes:
         text: in words.
-        factor: the size that makes the difference, where it has a name on both ranks; else which collective differs.
+        factor: the size that makes the difference, if it has a name on both ranks; else which collective.
         values: its value on both.
         by_size: whether that is a size.
     """
@@ -444,18 +444,18 @@ class _Difference:
 
 
 def what_differs(theirs: Offer, own: Offer) -> str:
-    """How what another rank sends in a call does not fit what this one sends, in words; ``""`` if it does. Args: both."""
+    """Describe why what another rank sends does not fit this one's; ``""`` if it does. Args: both."""
     found = _difference(theirs, own)
     return "" if found is None else found.text
 
 
 def _difference(first: Offer, own: Offer) -> _Difference | None:
-    """How two signatures differ; nothing if they fit."""
+    """Return how two signatures differ, or None if they fit."""
     pairs = ((first.calls, own.calls, ""), (first.lowered, own.lowered, " after the compiler's own passes"))
     for a, b, when in pairs:
         if a is None or b is None:
             continue
-        if first.inputs != own.inputs:  # one of them broke its graph elsewhere
+        if first.inputs != own.inputs:  # one rank broke its graph elsewhere
             a, b = (tuple(call.of_other_inputs() for call in calls) for calls in (a, b))
         number = first_difference(a, b)
         if number is not None:
@@ -469,10 +469,10 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
                     text += f" What differs first: {name} is {size} on rank {first.rank} and {own.sizes[name]} on rank {own.rank}."
                     return _Difference(text, name, (str(size), str(own.sizes[name])), by_size=True)
             return _Difference(text, f"collective {number}{when}", (theirs, ours))
-    # Where each rank knows both graphs, they are called in another order.
+    # If each rank knows both graphs, they are called in another order.
     if first.graph in own.graphs and own.graph in first.graphs:
         for a_call, b_call in zip(first.calls, own.calls, strict=True):
-            # What is computed from nothing are zeros, say, which any sum takes.
+            # A value computed from nothing is, for example, zeros, which fit any sum.
             if a_call.source and b_call.source and a_call.source != b_call.source:
                 text = (
                     f"They fit, but the ranks call the graphs of one function ({own.function}) in another order: the {first.what} on rank {first.rank} has "
@@ -480,7 +480,7 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
                 )
                 return _Difference(text, "order of calls", (str(a_call), str(b_call)), by_size=True)
     known = (first.function in own.functions) + (own.function in first.functions)
-    # Where inputs are others, one rank may have broken its graph: its function is none of the other rank's.
+    # If inputs differ, one rank may have broken its graph, and the other rank does not have its function.
     if first.function != own.function and known > (first.inputs != own.inputs):
         text = (
             f"They fit, but the ranks call the functions that send them in another order: here the {first.what} ({first.function}) on rank "
@@ -495,5 +495,5 @@ def _digest(signature: Sequence[CollectiveCall]) -> str:
 
 
 def _told(problem: str, ranks: Sequence[int], factor: str, values: Sequence[str]) -> str:
-    """An error, as it is left at the store."""
+    """Serialize an error for the store."""
     return json.dumps({"problem": problem, "ranks": ranks, "factor": factor, "values": values})

@@ -1,6 +1,6 @@
-"""The call of a compiled graph with collectives: before it runs, the ranks of each of its process groups compare what they send.
+"""Gate calls of a compiled graph with collectives: first, the ranks of each group compare what they send.
 
-It needs nothing of a compiler: the graphs of plans run through it, too.
+This does not depend on the compiler: graphs of plans use it, too.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ class Sends:
 
     Attributes:
         what: the graph, in words.
-        function: which one it was compiled from, as every rank calls it.
-        inputs: stands for the names of the Dynamo graph's inputs.
-        groups: by the key of a process group: its ranks, and the name that this rank's graph gives it.
-        handed: the collectives as they were handed to the compiler, by that name.
-        lowered: as the compiler's passes left them, if that is known.
-        sizes: the symbolic ones among them.
-        sizes_code: what makes these.
-        agreed: whether the ranks have agreed on what the graph saves: one that is not compiled anew would not come to that.
+        function: the function it was compiled from, as named on every rank.
+        inputs: digest of the names of the Dynamo graph's inputs.
+        groups: by the key of a process group, its ranks and its name in this rank's graph.
+        handed: the collectives as passed to the compiler, by that name.
+        lowered: the same after the compiler's passes, if known.
+        sizes: the symbolic sizes among them.
+        sizes_code: code that recreates these.
+        agreed: whether the ranks have agreed on what the graph saves. One that is not compiled anew would not
+            take part in that.
     """
 
     what: str
@@ -55,7 +56,7 @@ class Sends:
         self._offers: dict[tuple[int, ...], dict[str, Offer]] = {}
 
     def code(self, compiled: str) -> str:
-        """The code with which a plan puts the gate before a graph: a call of :func:`gated_graph`. Args: the name of the graph there."""
+        """Return the code with which a plan gates a graph (:func:`gated_graph`). Args: the graph's name."""
         calls = [
             {group: [dataclasses.astuple(call) for call in signature] for group, signature in found.items()}
             for found in (self.handed, self.lowered)
@@ -63,7 +64,7 @@ class Sends:
         return f"gated_graph({compiled}, {(self.what, self.function, self.inputs, self.groups, *calls)!r}, {self.sizes_code})"
 
     def of_call(self, inputs: Sequence[Any]) -> dict[str, Offer]:
-        """What a call with these inputs sends, by the key of the group."""
+        """Return what a call with these inputs sends, by the key of the group."""
         values = self.sizes.of_call(inputs)
         if values not in self._offers:
             self._offers[values] = {
@@ -84,16 +85,16 @@ class Sends:
 def gated(
     sends: Sends, compiled: Any, made: Compilation | None = None, refusal: RankMismatchError | None = None
 ) -> Any:
-    """The compiled graph with the gate before it.
+    """Put the gate in front of a compiled graph.
 
     Args:
         sends: what its calls send.
         compiled: takes a list of inputs.
-        made: what decided its compilation, if it is compiled anew.
-        refusal: why no rank passes, if that is known.
+        made: what decided its compilation, if it was compiled anew.
+        refusal: why no rank may pass, if that is known.
 
     Returns:
-        What takes the same, and raises :class:`fxpasses.RankMismatchError` where the ranks do not fit.
+        A callable like ``compiled`` that raises :class:`fxpasses.RankMismatchError` if the ranks do not fit.
     """
 
     def run(inputs: Any) -> Any:
@@ -108,7 +109,7 @@ def gated(
         for key, offer in offers.items():
             gate = Gate(key, sends.groups[key][0], numbers[key])
             agree(gate, offer, known[key], made, sends.sizes.any)
-        made = None  # from the second call on, what decided the compilation explains nothing
+        made = None  # after the first call, a difference is not explained by the compilation
         before, HERE.since = (HERE.running, HERE.inside), time.monotonic()
         HERE.running = sends.what
         HERE.inside = tuple(
@@ -138,13 +139,13 @@ class Known:
         code: the group and the graph, in words.
         alike: the group and what is sent.
         accepted: what was compared for that code.
-        fits: whether this was.
+        fits: whether this call's was.
         exchangeable: whether other functions, or graphs of this one, send the same.
-        comes: whether this call is compared: it may differ from the other ranks'.
+        comes: whether this call is compared, because it may differ from other ranks' calls.
     """
 
     def __init__(self, key: str, offer: Offer) -> None:
-        """Args: what all ranks call the group, and what is sent."""
+        """Args: the name of the group on all ranks, and what is sent."""
         self.code = key, offer.what
         self.alike = key, f"{offer.function.partition(' ')[0]}: {offer.sent}"
         self.accepted = HERE.accepted.setdefault(self.code, {})
@@ -155,10 +156,10 @@ class Known:
 
 
 def agree(gate: Gate, offer: Offer, known: Known, made: Compilation | None, symbolic: bool) -> None:
-    """Come to the gate, where this call may differ from the other ranks'.
+    """Come to the gate if this call may differ from other ranks' calls.
 
     Args:
-        gate: of this call, for one group.
+        gate: the gate of this call, for one group.
         offer: what it sends there.
         known: what was compared of that before.
         made: what decided the compilation, if this is the graph's first call.
@@ -174,7 +175,7 @@ def agree(gate: Gate, offer: Offer, known: Known, made: Compilation | None, symb
         Answering.ensure()
         HERE.waits = gate.waits(offer)
         functions.add(offer.function)
-        # Sizes alone are other ones in each call of a graph where they are symbolic.
+        # Symbolic sizes alone may differ in each call of a graph.
         others = bool(graphs - {offer.graph}) or (not symbolic and bool(accepted.keys() - {offer.digests[0]}))
         offer = dataclasses.replace(
             offer, functions=tuple(sorted(functions)), graphs=tuple(sorted(graphs)), has_others=others
@@ -190,23 +191,23 @@ def agree(gate: Gate, offer: Offer, known: Known, made: Compilation | None, symb
     if opened.exchangeable and not known.fits:
         HERE.exchangeable.update((alike, code) if others else (alike,))
     elif not opened.as_before:
-        # What was compared before, and comes in another way now, would be asked about at each call.
+        # What was compared before, and is now sent another way, would be asked about in each call.
         HERE.exchangeable.difference_update((alike, code))
 
 
 def gated_graph(compiled: Any, told: Sequence[Any], sizes: SizesOfCalls) -> Any:
-    """A graph of a plan, with the gate before it.
+    """Put the gate in front of a graph of a plan.
 
     Args:
         compiled: takes a list of inputs.
         told: what :meth:`Sends.code` has written.
-        sizes: the symbolic ones.
+        sizes: the symbolic sizes.
 
     Raises:
-        ImportError: the process groups of this job are others.
+        ImportError: if the process groups of this job differ.
     """
     what, function, inputs, groups, *calls = told
-    kind = what.partition(" of ")[0]  # frames are numbered anew in each process
+    kind = what.partition(" of ")[0]  # frames are numbered differently in each process
     what = f"{kind} of plan {hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
     for ranks, name in groups.values():
         if group_ranks(name) is None or ranks_of(name) != list(ranks):

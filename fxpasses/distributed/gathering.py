@@ -1,4 +1,4 @@
-"""Where a module reads a parameter that is a shard, it gets the whole: a gather in the forward pass, a reduction in the backward pass, both in the graph."""
+"""Give modules whole parameters on read: a gather in the forward graph, a reduction in the backward graph."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class Gather:
     """Makes the whole tensor of a shard.
 
     Attributes:
-        mesh: the processes that hold parts; of two dimensions, the first is of replicas.
-        dimension: that is sharded; ``None`` for a parameter of which each process has the whole.
-        param_dtype: of the whole; that of the shard by default.
-        reduce_dtype: in which the gradient is reduced.
-        inner: mesh and placements of the whole where that is a DTensor again (tensor parallelism), and the size of its local tensor in ``dimension``.
+        mesh: the processes that hold parts. If it has two dimensions, the first is replicas.
+        dimension: the sharded dimension; ``None`` for a parameter that each process holds whole.
+        param_dtype: the dtype of the whole tensor; by default that of the shard.
+        reduce_dtype: the dtype in which the gradient is reduced.
+        inner: mesh and placements of the whole tensor, if that is itself a DTensor (tensor parallelism), and
+            the size of its local tensor in ``dimension``.
     """
 
     mesh: DeviceMesh
@@ -33,12 +34,12 @@ class Gather:
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """Of the shard on the mesh."""
+        """The placements of the shard on the mesh."""
         last = Replicate() if self.dimension is None else Shard(self.dimension)
         return (*[Replicate()] * (self.mesh.ndim - 1), last)
 
     def __call__(self, parameter: Any) -> torch.Tensor:
-        """The whole of a parameter."""
+        """Gather the whole of a parameter."""
         mesh, dimension = self.mesh, self.dimension
         size = even = 0
         if dimension is not None:
@@ -49,7 +50,7 @@ class Gather:
         if even != size or self.inner is not None:
             local = parameter.to_local()
             if dimension is not None and even != size:
-                # DTensor itself would pad, and cut, the part of each process on its own.
+                # DTensor itself would pad, and slice, each process's part separately.
                 local = _pad(local, dimension, even // ranks - local.shape[dimension])
             value = DTensor.from_local(local, mesh, self.placements, run_check=False)
         dtypes: dict[str, Any] = {}
@@ -58,14 +59,14 @@ class Gather:
         whole = value.redistribute(placements=[Replicate()] * mesh.ndim, **dtypes)
         whole = whole.to_local(grad_placements=[Partial("avg")] * mesh.ndim)
         if dimension is not None and even != size:
-            whole = _pad(whole, dimension, size - even)  # its gradient is one call, that of a slice two
+            whole = _pad(whole, dimension, size - even)  # one call in the backward, where a slice has two
         if self.inner is None:
             return whole
         return DTensor.from_local(whole, self.inner[0], self.inner[1], run_check=False)
 
 
 def _pad(value: torch.Tensor, dimension: int, missing: int) -> torch.Tensor:
-    """Zeros behind a dimension, or so many elements less."""
+    """Append zeros along a dimension, or drop elements if ``missing`` is negative."""
     return nn.functional.pad(value, [*[0, 0] * (value.ndim - 1 - dimension), 0, missing])
 
 
@@ -73,11 +74,11 @@ def gather_in_graph(
     modules: Mapping[nn.Module, Mapping[str, Gather]],
     methods: Mapping[nn.Module, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Let modules gather parameters where they read them: each gets a subclass of its class, equal ones the same.
+    """Make modules gather parameters on read. Each gets a subclass of its class; equal modules share one.
 
     Args:
-        modules: and the gathers of their parameters, by name.
-        methods: what else a module's class has.
+        modules: the modules, with the gathers of their parameters by name.
+        methods: additional members of a module's class.
     """
     classes: dict[Any, type[nn.Module]] = {}
     for module, gathers in modules.items():
@@ -90,10 +91,10 @@ def gather_in_graph(
 def _gathering(
     kind: type[nn.Module], gathers: Mapping[str, Gather], more: Mapping[str, Any]
 ) -> type[nn.Module]:
-    """A subclass whose parameters are gathered where they are read."""
+    """Make a subclass whose parameters are gathered when read."""
 
     def reset_parameters(self: Any) -> None:
-        self.__dict__["_reads_shards"] = True  # what is written has to reach the shards
+        self.__dict__["_reads_shards"] = True  # writes must reach the shards
         try:
             kind.reset_parameters(self)  # type: ignore[attr-defined]
         finally:

@@ -1,4 +1,4 @@
-"""What a message between processes takes: latency and bandwidth inside of a machine and between machines, and the usual algorithms."""
+"""Cost of messages between processes: latency, bandwidth within and between machines, usual algorithms."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines of equal devices, and the network between them.
+    """Machines with equal devices, and their network.
 
-    Times of collectives follow the alpha-beta model (Hockney 1994), with the costs of ring, tree and hierarchical algorithms as in Thakur, Rabenseifner and
-    Gropp, "Optimization of Collective Communication Operations in MPICH" (2005). Congestion, stragglers and what sending takes from a device are not in it.
+    Times of collectives follow the alpha-beta model (Hockney 1994), with the costs of ring, tree and
+    hierarchical algorithms as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+    Operations in MPICH" (2005). It ignores congestion, stragglers and the load that sending puts on a device.
 
     Attributes:
-        local: devices in one machine.
+        local: devices per machine.
         local_latency: seconds for a message between two devices of one machine.
-        local_bandwidth: bytes a second that a device sends to others in its machine.
+        local_bandwidth: bytes per second that a device sends to others in its machine.
         latency: seconds for a message between machines.
-        bandwidth: bytes a second that a device sends to other machines, through its own adapter.
-        algorithm: of collectives: ``ring``, ``tree``, ``hierarchical``, or ``auto`` for the fastest of them, and of recursive doubling.
-        flops: floating-point operations a second of a device.
-        memory_bandwidth: bytes a second that a device reads and writes.
+        bandwidth: bytes per second that a device sends to other machines, through its own adapter.
+        algorithm: of collectives: ``ring``, ``tree``, ``hierarchical``, or ``auto`` for the fastest of them
+            and recursive doubling.
+        flops: floating-point operations per second of a device.
+        memory_bandwidth: bytes per second that a device reads and writes.
         launch: seconds that the shortest kernel takes.
-        memory: bytes that a device has; schedules that take more are not chosen.
+        memory: bytes of memory per device; schedules that need more are not chosen.
 
     Raises:
-        SimulationError: a value is not a positive number (latencies may be 0), or the algorithm is unknown.
+        SimulationError: if a value is not a positive number (latencies may be 0), or the algorithm is
+            unknown.
     """
 
     local: int = 8
@@ -64,10 +67,10 @@ class Cluster:
 
     @classmethod
     def from_mapping(cls, given: Any) -> Cluster:
-        """A cluster from what a YAML file holds: any of the attributes by name.
+        """Make a cluster from the content of a YAML file: any of the attributes by name.
 
         Raises:
-            SimulationError: for a name that is none of them, with the nearest one, or a wrong value.
+            SimulationError: for an unknown name, with the closest one, or a wrong value.
         """
         if not isinstance(given, Mapping):
             got = "nothing" if given is None else type(given).__name__
@@ -79,29 +82,30 @@ class Cluster:
                 near = difflib.get_close_matches(str(name), _NAMES, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_NAMES)}"
                 raise SimulationError(f"unknown name {name!r}{hint}")
-        # YAML reads 4e11 as a text: it wants 4.0e+11.
+        # YAML reads 4e11 as a string; it requires 4.0e+11.
         return cls(
             **{name: _number(value) if name != "algorithm" else value for name, value in given.items()}
         )
 
     def compute_seconds(self, flops: float, moved: float) -> float:
-        """How long a call takes: the longer of its operations and its bytes (the roofline model), and no less than one launch."""
+        """Return a call's seconds: the longer of operations and bytes (roofline model), at least a launch."""
         return max(flops / self.flops, moved / self.memory_bandwidth, self.launch)
 
     def seconds(self, kind: str, size: int, ranks: int, stride: int = 1) -> float:
-        """How long a collective takes, if all ranks start at once.
+        """Return how long a collective takes if all ranks start at once.
 
         Args:
             kind: one of :data:`KINDS`.
             size: bytes of the whole tensor: gathered, not yet scattered, reduced.
-            ranks: processes that take part.
-            stride: distance between their global ranks: 8 for the data-parallel groups of a mesh whose inner dimension is 8.
+            ranks: the number of processes.
+            stride: distance between their global ranks: 8 for the data-parallel groups of a mesh whose inner
+                dimension is 8.
 
         Returns:
             Seconds, 0 for one process.
 
         Raises:
-            SimulationError: the kind is unknown.
+            SimulationError: if the kind is unknown.
         """
         if kind not in KINDS:
             raise SimulationError(f"no model of {kind!r}; there are models of {', '.join(KINDS)}")
@@ -114,7 +118,7 @@ class Cluster:
             return max(
                 outside, _ring(size * inside / ranks, inside, self.local_latency, self.local_bandwidth)
             )
-        # A reduction for all is one that scatters and one that gathers; so is a large broadcast.
+        # An all-reduce is a reduce-scatter and an all-gather; a large broadcast costs as much.
         rounds = 2 if kind in ("all_reduce", "broadcast") else 1
         chosen = ALGORITHMS.values() if self.algorithm == "auto" else [ALGORITHMS[self.algorithm]]
         times = [rounds * one(self, size, inside, machines) for one in chosen]
@@ -141,7 +145,7 @@ def _ring(size: float, ranks: int, latency: float, bandwidth: float) -> float:
 def _flat(cluster: Cluster, size: int, inside: int, machines: int) -> float:
     if machines == 1:
         return _ring(size, inside, cluster.local_latency, cluster.local_bandwidth)
-    # As many rings as a machine has adapters, each through all ranks.
+    # One ring per adapter of a machine, each through all ranks.
     return _ring(size, inside * machines, cluster.latency, cluster.bandwidth * inside)
 
 
@@ -155,13 +159,16 @@ def _tree(cluster: Cluster, size: int, inside: int, machines: int) -> float:
 
 
 def _hierarchical(cluster: Cluster, size: int, inside: int, machines: int) -> float:
-    """Each device sends its part between the machines; then the devices of a machine send one another what they got."""
+    """Each device sends its part between machines; then devices of a machine exchange what they got."""
     between = _ring(size / inside, machines, cluster.latency, cluster.bandwidth)
     return between + _ring(size, inside, cluster.local_latency, cluster.local_bandwidth)
 
 
 def _doubling(cluster: Cluster, size: int, inside: int, machines: int) -> float:
-    """Everything goes to a partner, which is twice as far in each step: fewest messages, of reductions for all and of broadcasts that are small, or between two."""
+    """Send everything to a partner, twice as far away in each step: the fewest messages.
+
+    For all-reduces and broadcasts that are small, or between two.
+    """
     outside = math.ceil(math.log2(machines)) * (cluster.latency + size / cluster.bandwidth)
     return outside + math.ceil(math.log2(inside)) * (cluster.local_latency + size / cluster.local_bandwidth)
 

@@ -1,4 +1,4 @@
-"""Which size of bucket and how many bytes ahead are best, by simulating them: of a step on paper, or in a pass, of each graph that is compiled."""
+"""Find the best bucket size and bytes ahead by simulating a step, or in a pass each compiled graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fxpasses.regional import communicating_graph
 log = logging.getLogger(__name__)
 
 _SMALLEST = 256 << 10
-"""Bytes of the smallest bucket that is tried."""
+"""Size in bytes of the smallest bucket to try."""
 _HALVINGS = 6
 
 
@@ -36,20 +36,20 @@ class Schedule:
     """A setting of the passes over collectives.
 
     Attributes:
-        bucket_bytes: of ``bucket_collectives``; 0 for without it.
-        ahead_bytes: of ``overlap_collectives``; 0 for without it.
+        bucket_bytes: ``max_bytes`` of ``bucket_collectives``; 0 to omit it.
+        ahead_bytes: ``max_bytes`` of ``overlap_collectives``; 0 to omit it.
     """
 
     bucket_bytes: int = 0
     ahead_bytes: int = 0
 
     def passes(self) -> list[Pass]:
-        """The passes, to be put after ``"default"``."""
+        """Return the passes, to be run after ``"default"``."""
         bucket = [BucketCollectives(self.bucket_bytes)] if self.bucket_bytes else []
         return [*bucket, *([OverlapCollectives(self.ahead_bytes)] if self.ahead_bytes else [])]
 
     def specification(self) -> list[str]:
-        """The passes as ``options={"passes": ["default", ...]}`` takes them."""
+        """Return the passes in the form that ``options={"passes": ["default", ...]}`` takes."""
         return [f"{item.name}{{max_bytes={item.max_bytes}}}" for item in self.passes()]  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
@@ -63,13 +63,13 @@ Graphs = TypeVar("Graphs", Captured, fx.GraphModule)
 
 @dataclass(frozen=True)
 class Candidate(Generic[Graphs]):
-    """A schedule, the graphs that it makes, and what a step of them takes.
+    """A schedule, the graphs that it makes, and a simulation of their step.
 
     Attributes:
         schedule: the setting.
-        captured: the graphs after its passes; in a pass, the graph as it is.
-        measured: seconds of their calls, or None where they were estimated.
-        found: the step.
+        captured: the graphs after its passes; in a pass, the unchanged graph.
+        measured: seconds of their calls, or None if they were estimated.
+        found: the simulated step.
     """
 
     schedule: Schedule
@@ -86,14 +86,17 @@ def candidates(
     measures: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Candidate[Captured]]:
-    """A step as captured, with overlap alone, with buckets from everything in one message down to a 64th of it, and with more or fewer bytes ahead of the best.
+    """Simulate a step under several schedules.
+
+    These are: as captured, overlap alone, buckets from everything in one message down to a 64th of it, and
+    more or fewer bytes ahead of the best.
 
     Args:
         captured: the graphs of one rank (:func:`~fxpasses.distributed.capture.capture_rank`).
         cluster: the devices and the network.
-        groups: process groups by the names that the graphs give them.
-        measures: whether calls are measured on this machine; else they are estimated.
-        say: is told which one is simulated.
+        groups: process groups by their names in the graphs.
+        measures: whether to measure calls on this machine instead of estimating them.
+        say: called with a message for each simulation.
 
     Raises:
         SimulationError: as :func:`~fxpasses.distributed.simulate.simulate`.
@@ -124,7 +127,7 @@ def _search(tried: Callable[[Schedule], Candidate[Graphs]], cluster: Cluster) ->
 
 
 def best(tries: list[Candidate[Graphs]], cluster: Cluster) -> Candidate[Graphs]:
-    """The fastest of those that a device has the memory for; where none fits, the one that takes least of it."""
+    """Return the fastest candidate that fits a device's memory, or the one that needs the least."""
     fit = [one for one in tries if one.found.peak_bytes <= cluster.memory]
     if not fit:
         return min(tries, key=lambda one: one.found.peak_bytes)
@@ -140,21 +143,23 @@ def _size(size: int) -> str:
 
 @dataclass(frozen=True)
 class ScheduleCollectives(Pass):
-    """Bucket and overlap the collectives of each graph as is best by simulation, within the memory of a device.
+    """Bucket and overlap each graph's collectives in the best simulated way, within a device's memory.
 
     Before::
 
-        options={"passes": ["default", "bucket_collectives{max_bytes=4194304}", "overlap_collectives{max_bytes=8388608}"]}
+        passes = ["bucket_collectives{max_bytes=4194304}", "overlap_collectives{max_bytes=8388608}"]
+        options = {"passes": ["default", *passes]}
 
     After::
 
-        options={"passes": ["default", ScheduleCollectives(Cluster(latency=8e-3, bandwidth=200e6))]}
+        options = {"passes": ["default", ScheduleCollectives(Cluster(latency=8e-3, bandwidth=200e6))]}
 
-    Every rank decides for itself, by the graph and the cluster alone: equal graphs are scheduled alike. Times are estimated (roofline), not measured. Ranks whose
-    sizes differ may decide differently, and are told so before anything is sent (``ranks="check"``).
+    Every rank decides for itself, from only the graph and the cluster, so equal graphs get equal schedules.
+    Times are estimated (roofline), not measured. Ranks with different sizes may decide differently, and are
+    told so before anything is sent (``ranks="check"``).
 
     Attributes:
-        cluster: the devices, and the network between them.
+        cluster: the devices and their network.
     """
 
     name: ClassVar[str] = "schedule_collectives"
@@ -183,7 +188,7 @@ def _drafted(gm: fx.GraphModule, sheet: Sheet, schedule: Schedule) -> Candidate[
 
 
 def _groups_of(graph: fx.Graph) -> dict[str, Group]:
-    """The process groups that a graph, or a region that it calls, speaks with, by name."""
+    """Return the process groups in which a graph, or a region it calls, communicates, by name."""
     found: dict[str, Group] = {}
     for node in _collectives(graph):
         name = str(node.args[-1])
@@ -202,5 +207,5 @@ def _collectives(graph: fx.Graph) -> Iterable[fx.Node]:
         region = communicating_graph(node)
         if region is not None:
             yield from _collectives(region)
-        elif communicates(node.target) and len(node.args) > 1:  # all but waits
+        elif communicates(node.target) and len(node.args) > 1:  # all except waits
             yield node

@@ -1,4 +1,4 @@
-"""Parameters as shards that are gathered where they are used: in the graph, where passes see it."""
+"""Shard parameters, and gather them where they are used, in the graph, where passes see it."""
 
 from __future__ import annotations
 
@@ -29,29 +29,37 @@ def shard(
 ) -> nn.Module:
     """Shard the parameters of a model over the processes of a mesh, in place.
 
-    A parameter becomes a DTensor of which each process holds one part. Where a module reads it (``self.weight``), it gets the whole tensor, gathered;
-    in the backward pass the gradient is averaged over the processes and scattered. Both are calls in the graph that is compiled, not hooks. Optimizers, ``state_dict``,
-    ``torch.distributed.checkpoint`` and ``parameters()`` see the shards. A parameter whose size is no multiple of the number of processes is padded before it is
-    gathered: one call, whatever the number of processes.
+    A parameter becomes a DTensor of which each process holds one part. Where a module reads it
+    (``self.weight``), it gets the gathered whole tensor. In the backward pass the gradient is averaged over
+    the processes and scattered. Both are calls in the compiled graph, not hooks. Optimizers, ``state_dict``,
+    ``torch.distributed.checkpoint`` and ``parameters()`` see the shards. A parameter whose size is not a
+    multiple of the number of processes is padded before the gather, with one call for any number of
+    processes.
 
-    A model on which ``fully_shard`` was called (FSDP2) is read as that: its parameters stay the same DTensors, and its meshes and mixed precision policies
-    hold, but gathers and reductions are in the graph, and FSDP2's hooks are gone. Pass it alone.
+    A model on which ``fully_shard`` was called (FSDP2) is converted: its parameters stay the same DTensors,
+    and its meshes and mixed precision policies apply, but gathers and reductions are in the graph, and
+    FSDP2's hooks are removed. Pass it alone.
 
     Args:
-        model: on any device, ``meta`` included; every process has the same one. What rank 0 of the mesh holds is what is sharded.
-        mesh: of one dimension, or of two: then the first is of replicas, and the second shards. None for a model of ``fully_shard``.
-        plan: for patterns of parameter names (``"blocks.*.bias"``) the dimension that is sharded, ``None`` for parameters of which each
-            process keeps the whole (their gradients are averaged all the same); the first that matches decides. Dimension 0 without one.
-        param_dtype: of the gathered tensors; that of the shards by default.
-        reduce_dtype: in which gradients are reduced; ``param_dtype`` by default.
+        model: on any device, including ``meta``; the same on every process. The values of rank 0 of the mesh
+            are sharded.
+        mesh: has one dimension, or two: then the first is replicas, and the second shards. None for a model
+            of ``fully_shard``.
+        plan: maps patterns of parameter names (``"blocks.*.bias"``) to the sharded dimension, or ``None`` for
+            parameters that each process keeps whole (their gradients are still averaged). The first match
+            decides. Without one, dimension 0 is sharded.
+        param_dtype: dtype of the gathered tensors; by default that of the shards.
+        reduce_dtype: dtype in which gradients are reduced; by default ``param_dtype``.
 
     Returns:
         The model.
 
     Raises:
-        ShardingError: before anything is changed, for arguments of other types, a mesh of three dimensions, a parameter that cannot be sharded, a pattern that no parameter matches,
-            or what only FSDP2's hooks do (offloading, hooks of reductions, tensors that gather themselves).
-        RankMismatchError: before anything is sent; another rank shards other parameters, or others of their dimensions.
+        ShardingError: before anything is changed, for arguments of wrong types, a mesh of three dimensions, a
+            parameter that cannot be sharded, a pattern that no parameter matches, or settings that only
+            FSDP2's hooks support (offloading, hooks of reductions, tensors that gather themselves).
+        RankMismatchError: before anything is sent, if another rank shards other parameters, or other
+            dimensions of them.
     """
     _check(model, mesh, plan, param_dtype, reduce_dtype)
     if is_fully_sharded(model):
@@ -85,7 +93,7 @@ def shard(
 
 
 def _check(model: Any, mesh: Any, plan: Any, *dtypes: Any) -> None:
-    """Refuse arguments of other types than :func:`shard` says."""
+    """Reject arguments of other types than :func:`shard` documents."""
     if not isinstance(model, nn.Module):
         raise ShardingError("", f"expected a module, got {model!r}")
     if not isinstance(mesh, DeviceMesh | None):
@@ -106,7 +114,7 @@ def _check(model: Any, mesh: Any, plan: Any, *dtypes: Any) -> None:
 def _dimensions(
     model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, int | None]
 ) -> dict[nn.Parameter, int | None]:
-    """The dimension along which each parameter is sharded, or ``None``."""
+    """Return the dimension along which each parameter is sharded, or ``None``."""
     if mesh.ndim > 2:
         raise ShardingError(
             "", f"the mesh has {mesh.ndim} dimensions: pass one of one, or of two (replicas, shards)"

@@ -1,4 +1,4 @@
-"""The signature of a graph: the sequence of its collectives, by process group, as every rank that fits has to have it."""
+"""The signature of a graph: its collectives in order, by process group, which must fit on all ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fxpasses.graphs.rewriting import outputs_of
 
 
 class SymbolicSizes:
-    """The symbolic sizes of a graph's collectives, and which of its inputs show what they are at a call."""
+    """The symbolic sizes of a graph's collectives, and the inputs that have their values at a call."""
 
     def __init__(self, graph: fx.Graph, names: Mapping[str, str]) -> None:
-        """Find the inputs that show symbols.
+        """Find the inputs that have the values of symbols.
 
         Args:
-            graph: of ATen calls.
-            names: of its inputs, as for :func:`signatures`.
+            graph: the graph of ATen calls.
+            names: names of its inputs, as for :func:`signatures`.
         """
         self._expressions: list[sympy.Expr] = []
         self._shown_by: dict[sympy.Symbol, tuple[int, int | None]] = {}
@@ -44,11 +44,11 @@ class SymbolicSizes:
                             self._named.setdefault(size.node.expr, f"dimension {dim} of {names[node.name]}")
 
     def written(self, size: Any, bound: Mapping[sympy.Symbol, Any]) -> str:
-        """A size as it stands in a signature.
+        """Return a size as written in a signature.
 
         Args:
             size: an integer or a symbolic one.
-            bound: what symbols of a region's graph stand for in the graph that calls it.
+            bound: maps symbols of a region's graph to their values in the calling graph.
         """
         if isinstance(size, int):
             return str(size)
@@ -60,7 +60,7 @@ class SymbolicSizes:
         return f"<{self._expressions.index(expression)}>"
 
     def of_calls(self) -> str:
-        """The code that makes the :class:`SizesOfCalls` of what was written, from which a plan makes it again."""
+        """Return code that recreates the :class:`SizesOfCalls` of what was written, for a plan."""
         if not self._expressions:
             return "SizesOfCalls()"
         free = {symbol for expression in self._expressions for symbol in expression.free_symbols}
@@ -79,16 +79,17 @@ class SymbolicSizes:
 def signatures(
     graph: fx.Graph, names: Mapping[str, str], sizes: SymbolicSizes | None = None
 ) -> dict[str, Signature]:
-    """What a graph sends, by the name of the process group.
+    """Return what a graph sends, by the name of the process group.
 
     Args:
-        graph: of ATen calls, whose nodes have values (``node.meta["val"]``).
-        names: of inputs and outputs by placeholder name, or ``"output 3"``: how every rank calls them (:func:`names_on_every_rank`).
-            One that is not in it is a value that only this rank's partition made, and says nothing.
-        sizes: takes the symbolic sizes; those of this graph, or of one with the same inputs.
+        graph: the graph of ATen calls, whose nodes have values (``node.meta["val"]``).
+        names: rank-independent names (:func:`names_on_every_rank`) of inputs, by placeholder name, and
+            outputs, by ``"output 3"``. A value that is not in it was created by this rank's partition, and
+            says nothing.
+        sizes: collects the symbolic sizes, of this graph or one with the same inputs.
 
     Returns:
-        Per group its collectives in order.
+        The collectives of each group, in order.
     """
     found: dict[str, list[CollectiveCall]] = {}
     sizes = sizes or SymbolicSizes(graph, names)
@@ -112,12 +113,12 @@ def signatures(
 
 
 def _alike(call: CollectiveCall) -> tuple[Any, ...]:
-    """What two collectives have in common that can take each other's place."""
+    """Return what is equal for two collectives that could replace each other."""
     return call.operator, call.arguments, call.operands, call.carries
 
 
 def _told_apart(calls: Sequence[CollectiveCall], what: Sequence[Carried | None]) -> list[CollectiveCall]:
-    """Collectives of a group, with what those carry that are alike. Args: the calls, and what all of the graph carry, by position."""
+    """Add to a group's alike collectives what they carry. Args: calls, and what all carry by position."""
     several = Counter(map(_alike, calls))
     return [
         dataclasses.replace(call, computed=value.loosely, exactly=value.exactly, text=value.text)
@@ -130,11 +131,13 @@ def _told_apart(calls: Sequence[CollectiveCall], what: Sequence[Carried | None])
 def interleaved(
     found: Mapping[str, Signature], groups: Mapping[str, tuple[str, Sequence[int]]]
 ) -> dict[str, Signature]:
-    """Signatures that tell in which order a graph speaks in several groups, where ranks have more than one in common: one that waits in the first stops one that waits in the second.
+    """Record in signatures the order across groups, where ranks have more than one in common.
+
+    A rank that waits in the first group blocks one that waits in the second.
 
     Args:
         found: what a graph sends, by the name of the process group.
-        groups: what every rank calls a group, and its ranks, by that name.
+        groups: the name of a group on every rank, and its ranks, by that name.
     """
     told = dict(found)
     for group in found.keys() & groups.keys():
@@ -167,15 +170,16 @@ def _collect(
     sizes: SymbolicSizes,
     bound: Mapping[sympy.Symbol, Any],
 ) -> None:
-    """Add the collectives of a graph, those in its regions included, in order.
+    """Add the collectives of a graph, including those in its regions, in order.
 
     Args:
         graph: the graph.
-        given: for each placeholder the named inputs that it depends on; ``None`` where it depends on one without a name.
+        given: for each placeholder the named inputs that it depends on; ``None`` if it depends on one without
+            a name.
         results: for each output the named outputs that depend on it.
         found: filled, by process group.
-        sizes: takes the symbolic sizes.
-        bound: what symbols of this graph stand for in the outermost one.
+        sizes: collects the symbolic sizes.
+        bound: maps symbols of this graph to their values in the outermost one.
     """
     needs, reaches = _inputs_of(graph, given), _outputs_of(graph, results)
     for node in graph.nodes:
@@ -202,18 +206,20 @@ def _collect(
 
 
 def _expression(size: Any, bound: Mapping[sympy.Symbol, Any]) -> Any:
-    """What a region is given as a size, in symbols of the outermost graph."""
+    """Return a size that is passed to a region, in symbols of the outermost graph."""
     value = size.meta["val"] if isinstance(size, fx.Node) else size
     return value.node.expr.xreplace(bound) if isinstance(value, torch.SymInt) else sympy.Integer(value)
 
 
 def names_on_every_rank(graph: fx.Graph, dynamo_inputs: Sequence[str]) -> dict[str, str]:
-    """How every rank calls the inputs and outputs of a graph that AOTAutograd made: after those of the Dynamo graph.
+    """Name inputs and outputs of an AOTAutograd graph as all ranks do: after those of the Dynamo graph.
 
-    Values that the partition passes from the forward to the backward graph have no name: another rank may save others.
+    Values that the partition passes from the forward to the backward graph have no name: another rank may
+    save others.
 
     Args:
-        graph: with AOTAutograd's descriptions (``meta["desc"]``) at its placeholders and its output.
+        graph: the graph, with AOTAutograd's descriptions (``meta["desc"]``) on its placeholders and its
+            output.
         dynamo_inputs: the names of the Dynamo graph's inputs, in order.
     """
     (output,) = graph.find_nodes(op="output")
@@ -252,7 +258,7 @@ def _described(
     named = {**dict(zip(keys, node.args, strict=False)), **node.kwargs}
     group = next((str(named.pop(key)) for key in GROUPS if key in named), "")
     if [key for key in _SPLITS if named.pop(key, None) is not None]:
-        # What each rank sends to which is its own; the sizes of the others follow from that.
+        # Split sizes are specific to each rank, and determine the first dimension of the operands.
         written = {value: _FIRST_SIZE.sub("[?", text) for value, text in written.items()}
     operands = tuple(
         written[value]
@@ -269,7 +275,7 @@ def _described(
 
 
 def _short(names: Collection[str]) -> str:
-    """Names, or how many there are and a digest of them."""
+    """Return the names, or their number and a digest."""
     text = ", ".join(sorted(names))
     if len(names) <= _SHOWN:
         return text
@@ -296,7 +302,7 @@ def _written(value: Any, sizes: SymbolicSizes, bound: Mapping[sympy.Symbol, Any]
 
 
 def _inputs_of(graph: fx.Graph, given: Mapping[str, _Names | None]) -> dict[fx.Node, _Names | None]:
-    """The named inputs that each value depends on; ``None`` where it depends on one without a name."""
+    """Return the named inputs that each value depends on; ``None`` if it depends on one without a name."""
     found: dict[fx.Node, _Names | None] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -310,7 +316,7 @@ def _inputs_of(graph: fx.Graph, given: Mapping[str, _Names | None]) -> dict[fx.N
 
 
 def _outputs_of(graph: fx.Graph, results: Sequence[_Names]) -> dict[fx.Node, _Names]:
-    """The named outputs that depend on each value."""
+    """Return the named outputs that depend on each value."""
     found: dict[fx.Node, set[str]] = {}
     for value, names in zip(outputs_of(graph), results, strict=True):
         if isinstance(value, fx.Node):

@@ -1,8 +1,9 @@
-"""A training step on paper: the captured graphs, run by a clock instead of a device.
+"""Simulate a training step: run the captured graphs on a clock instead of a device.
 
-Each device has a stream that computes, and one for each process group, in which collectives follow one another. A collective starts when it is called
-and its group is free; ``wait_tensor`` waits for its end. Memory is what is alive: inputs all the time, everything else from its call to its last use,
-what a collective reads until it is waited for.
+Each device has a compute stream, and a stream per process group, in which collectives run one after another.
+A collective starts when it has been called and its group is free; ``wait_tensor`` waits for its end. Memory
+counts live values: inputs all the time, everything else from its call to its last use, and the input of a
+collective until it is waited for.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from fxpasses.regional import communicating_graph, region_work
 
 @dataclass(frozen=True)
 class Group:
-    """A process group as it will be.
+    """A process group in its real size.
 
     Attributes:
-        ranks: how many processes it has.
+        ranks: its number of processes.
         stride: distance between their global ranks.
-        name: for people: that of the dimension of the mesh.
+        name: the name of the mesh dimension, for people.
     """
 
     ranks: int
@@ -50,9 +51,9 @@ class Event:
 
     Attributes:
         stream: ``"compute"``, ``"wait"``, or the name of a process group.
-        name: of the node.
+        name: the name of the node.
         graph: ``"forward"`` or ``"backward"``.
-        start: seconds after the beginning of the step.
+        start: seconds since the start of the step.
         seconds: how long it takes.
         size: bytes of the message, 0 for anything else.
     """
@@ -67,20 +68,20 @@ class Event:
 
 @dataclass
 class Simulation:
-    """What a step takes.
+    """The time and memory of a step.
 
     Attributes:
-        seconds: of the whole step.
+        seconds: duration of the whole step.
         compute: seconds in which the device computes.
-        network: seconds in which messages are on their way, summed over groups.
+        network: seconds in which messages are in flight, summed over groups.
         exposed: seconds in which the device waits for messages.
         messages: number of collectives.
-        peak_bytes: of memory at the worst moment, inputs (parameters) included.
-        input_bytes: of parameters, buffers and inputs.
-        peak_at: the node at the worst moment.
+        peak_bytes: peak memory, including inputs (parameters).
+        input_bytes: bytes of parameters, buffers and inputs.
+        peak_at: the node at the peak.
         alive: what is alive then, largest first: name and bytes.
         events: everything that takes time, in order.
-        memory: seconds after the beginning, and the bytes that live from then on.
+        memory: seconds since the start, and the bytes that are live from then on.
     """
 
     seconds: float = 0.0
@@ -96,7 +97,10 @@ class Simulation:
     memory: list[tuple[float, int]] = field(default_factory=list, repr=False)
 
     def timeline(self) -> dict[str, Any]:
-        """The timeline as the page of a report draws it: the names of the streams, events as rows (stream, node, graph, start, seconds, bytes), and memory."""
+        """Return the timeline for a report page: stream names, memory, and event rows.
+
+        A row is (stream, node, graph, start, seconds, bytes).
+        """
         streams = sorted(
             {event.stream for event in self.events},
             key=lambda name: (name != "compute", name != "wait", name),
@@ -108,7 +112,7 @@ class Simulation:
         return {"streams": streams, "events": rows, "memory": self.memory}
 
     def trace(self) -> dict[str, Any]:
-        """The timeline in the format that Perfetto and ``chrome://tracing`` open (Trace Event Format; microseconds)."""
+        """Return the timeline in Trace Event Format (microseconds) for Perfetto and ``chrome://tracing``."""
         streams = list(dict.fromkeys(event.stream for event in self.events))
         named: list[dict[str, Any]] = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": stream}}
@@ -130,14 +134,15 @@ def simulate(
     groups: Mapping[str, Group],
     measured: Mapping[tuple[str, str], float] | None = None,
 ) -> Simulation:
-    """One step of one rank: forward, then backward if there is one.
+    """Simulate one step of one rank: forward, then backward if there is one.
 
     Args:
         captured: its graphs; symbolic sizes count by their hints.
-        cluster: the devices, and the network between them.
-        groups: process groups by the names that the graphs give them.
-        measured: seconds by graph and node (:func:`measure`); without them, each node takes the longer of its operations and its bytes
-            (the roofline model: Williams, Waterman, Patterson 2009), and no less than one launch.
+        cluster: the devices and their network.
+        groups: process groups by their names in the graphs.
+        measured: seconds by graph and node (:func:`measure`). Without them, each node takes the longer of its
+            operations and its bytes (the roofline model: Williams, Waterman, Patterson 2009), at least one
+            launch.
 
     Raises:
         SimulationError: for a collective without a model, or of an unknown group; names the node.
@@ -146,12 +151,12 @@ def simulate(
 
 
 def simulate_graph(gm: fx.GraphModule, cluster: Cluster, groups: Mapping[str, Group]) -> Simulation:
-    """One graph on its own, whose inputs live all the time; regions that it calls count call by call.
+    """Simulate a single graph whose inputs live all the time. Regions that it calls count call by call.
 
     Args:
         gm: the graph.
-        cluster: the devices, and the network between them.
-        groups: process groups by the names that the graph gives them.
+        cluster: the devices and their network.
+        groups: process groups by their names in the graph.
 
     Raises:
         SimulationError: for a collective without a model, or of an unknown group; names the node.
@@ -160,7 +165,7 @@ def simulate_graph(gm: fx.GraphModule, cluster: Cluster, groups: Mapping[str, Gr
 
 
 def with_passes(captured: Captured, passes: Sequence[Pass]) -> Captured:
-    """The same capture after passes on its forward and backward graph; the one that is given stays as it is."""
+    """Return a copy of a capture after running passes on its forward and backward graph."""
     forward, backward = copy_graph(captured.forward), captured.backward and copy_graph(captured.backward)
     manager = PassManager(passes)
     manager.run(forward, "forward" if backward is not None else "inference")
@@ -172,15 +177,15 @@ def with_passes(captured: Captured, passes: Sequence[Pass]) -> Captured:
 def measure(
     captured: Captured, rounds: int = 3, clock: Callable[[], float] = time.perf_counter
 ) -> dict[tuple[str, str], float]:
-    """Seconds of each call of the graphs on this machine: each graph is run call by call, on made-up values, without collectives.
+    """Measure each call's seconds on this machine, on made-up values and without collectives.
 
     Args:
-        captured: its graphs, of static sizes.
-        rounds: how often; the median counts.
-        clock: tells seconds.
+        captured: its graphs, with static sizes.
+        rounds: number of runs; the median counts.
+        clock: returns the time in seconds.
 
     Raises:
-        SimulationError: a size is symbolic; names the input.
+        SimulationError: if a size is symbolic; names the input.
     """
     found: dict[tuple[str, str], float] = {}
     for kind, gm in _graphs(captured):
@@ -193,7 +198,7 @@ def measure(
 
 
 class _Stopwatch(fx.Interpreter):
-    """Runs a graph call by call, and takes down how long each takes. What a collective would give is made up."""
+    """Runs a graph call by call, and records how long each takes. Results of collectives are made up."""
 
     def __init__(self, gm: fx.GraphModule, taken: dict[str, list[float]], clock: Callable[[], float]) -> None:
         super().__init__(gm)
@@ -227,7 +232,7 @@ def _graphs(captured: Captured) -> Iterator[tuple[str, fx.GraphModule]]:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Seconds that the device computes."""
+    """Seconds in which the device computes."""
 
     seconds: float
 
@@ -237,12 +242,12 @@ class Send:
     """A message of a process group.
 
     Attributes:
-        key: stands for it where it is waited for.
+        key: identifies it to its wait.
         collective: one of :data:`~fxpasses.distributed.network.KINDS`.
         group: the process group.
-        name: of the group.
+        name: the name of the group.
         size: bytes of the whole tensor.
-        seconds: that it is on its way.
+        seconds: how long it is in flight.
     """
 
     key: Any
@@ -255,13 +260,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until a message has come: the key of its :class:`Send`."""
+    """A wait for a message: the key of its :class:`Send`."""
 
     key: Any
 
 
 class Steps:
-    """What takes time in the calls of graphs: seconds that are measured, or estimated."""
+    """The steps of calls that take time, measured or estimated."""
 
     def __init__(
         self,
@@ -269,16 +274,16 @@ class Steps:
         groups: Mapping[str, Group],
         measured: Mapping[tuple[str, str], float] | None = None,
     ) -> None:
-        """Args: the devices and the network, process groups by the names that graphs give them, and seconds by graph and node."""
+        """Args: devices and network, process groups by their names in graphs, seconds by graph and node."""
         self._cluster, self._groups, self._measured = cluster, groups, measured
         self._costs = CostModel()
 
     def of(self, node: fx.Node, kind: str = "graph") -> Iterator[tuple[fx.Node, Compute | Send | Wait]]:
-        """The steps of a call, those of a region that communicates one by one, each with its node.
+        """Yield the steps of a call with their nodes, one by one for a region that communicates.
 
         Args:
             node: the call.
-            kind: of its graph, as in what was measured.
+            kind: the kind of its graph, as in the measurements.
 
         Raises:
             SimulationError: for a collective without a model, or of an unknown group; names the node.
@@ -317,7 +322,7 @@ class Steps:
 
 
 class Clock:
-    """The time of one rank: its device, and one stream for each process group."""
+    """The time of one rank: its device, and one stream per process group."""
 
     def __init__(self) -> None:
         self.found = Simulation()
@@ -325,7 +330,7 @@ class Clock:
         self._arrives: dict[Any, float] = {}
 
     def take(self, step: Compute | Send | Wait) -> tuple[str, float, float, int] | None:
-        """Take one step; gives the stream, the beginning, the seconds and the bytes of what it fills, if anything."""
+        """Take one step. Returns stream, start, seconds and bytes of what it occupies, if anything."""
         found = self.found
         start = found.seconds
         if isinstance(step, Compute):
@@ -347,7 +352,7 @@ class Clock:
 
 
 class _Rank:
-    """Time and memory of one rank, as its graphs go by."""
+    """Time and memory of one rank while its graphs run."""
 
     def __init__(
         self, cluster: Cluster, groups: Mapping[str, Group], measured: Mapping[tuple[str, str], float] | None
@@ -369,7 +374,7 @@ class _Rank:
             sizes = {}
             for node, source in zip(given, saved, strict=False):
                 sizes[node] = sum(self._alive.pop(root, 0) for root in _memory(source, forward))
-            self._bytes -= sum(self._alive.values())  # the user's outputs: few, and gone with the loss
+            self._bytes -= sum(self._alive.values())  # the user's outputs: few, and freed with the loss
             self._alive.clear()
             self._half("backward", captured.backward, AliasInfo(captured.backward.graph), sizes)
         return self.found
@@ -381,12 +386,12 @@ class _Rank:
         return self.found
 
     def _half(self, kind: str, gm: fx.GraphModule, aliases: AliasInfo, inputs: Mapping[fx.Node, int]) -> None:
-        """Run one graph; ``inputs`` says how many bytes go when an input is used for the last time."""
+        """Run one graph. ``inputs`` maps inputs to the bytes that are freed after their last use."""
         last = _last_uses(gm.graph, aliases)
         self._alive.update(inputs)
         for node in gm.graph.nodes:
             if node.op == "placeholder" and node not in inputs and kind == "backward":
-                self._allocate(node)  # a gradient of an output
+                self._allocate(node)  # a tangent
             if node.op == "call_function":
                 self._call(kind, node)
                 if _memory(node, aliases) == {node} and not is_getitem(node):
@@ -425,7 +430,7 @@ def _tensors(nodes: Any) -> list[fx.Node]:
 
 
 def _memory(node: fx.Node, aliases: AliasInfo) -> set[fx.Node]:
-    """The calls whose memory a value lies in; what was waited for lies in that of the collective."""
+    """Return the calls whose memory a value is in. The result of a wait is in that of its collective."""
     found: set[fx.Node] = set()
     for root in aliases.roots(node):
         waits = root.op == "call_function" and _name(root) == "wait_tensor"
@@ -434,7 +439,7 @@ def _memory(node: fx.Node, aliases: AliasInfo) -> set[fx.Node]:
 
 
 def _last_uses(graph: fx.Graph, aliases: AliasInfo) -> dict[fx.Node, list[fx.Node]]:
-    """The memory (roots) that each node is the last to use; what the graph returns is used by nobody last."""
+    """Return the memory (roots) that each node is the last to use, except memory that the graph returns."""
     last: dict[fx.Node, fx.Node] = {}
     returned: set[fx.Node] = set()
     for node in graph.nodes:
@@ -442,7 +447,7 @@ def _last_uses(graph: fx.Graph, aliases: AliasInfo) -> dict[fx.Node, list[fx.Nod
             returned = set().union(*(_memory(n, aliases) for n in node.all_input_nodes))
             continue
         for used in (node, *node.all_input_nodes):
-            # A collective reads what it was given until it is waited for.
+            # A collective reads its input until it is waited for.
             sources = used.all_input_nodes if used.op == "call_function" and communicates(used.target) else []
             for source in (used, *sources):
                 last.update(dict.fromkeys(_memory(source, aliases), node))

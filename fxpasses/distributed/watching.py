@@ -1,8 +1,10 @@
-"""Calls that do not come back: what all ranks have compared before runs without a question, and ranks that call it in another order wait for one another.
+"""Detect calls that hang: ranks that run what was compared before in another order wait for each other.
 
-A thread of each rank looks after a compiled graph with collectives that has run for some seconds: it asks the next rank of the group what that one sent in the
-same call. If that one waits there, too, and it does not fit, neither call can end. Nor can one that no other rank of the job has begun, all of which stand in collectives of eager's. A thread cannot raise in another one that waits inside of the communication library, so the process ends, after
-it has said why, as one does whose NCCL watchdog finds a collective that does not end.
+On each rank, a thread watches compiled graphs with collectives that have run for some seconds. It asks the
+next rank of the group what that rank sent in the same call. If that rank waits there too, and the two do not
+fit, neither call can end. Nor can a call that no other rank of the job has begun while all of them are inside
+eager collectives. A thread cannot raise in another one that waits inside the communication library. So the
+process reports the reason and exits, as after NCCL's watchdog finds a collective that does not end.
 """
 
 from __future__ import annotations
@@ -25,22 +27,22 @@ log = logging.getLogger(__name__)
 EXIT_CODE = 13
 """The exit code of a process that ends itself."""
 _LOOKS_EVERY, _MOST_PATIENT = 0.5, 64.0
-"""Seconds between two looks at what runs, and the most between two questions about one call."""
+"""Seconds between two checks of what runs, and maximum seconds between two questions about one call."""
 _STANDS, _MOST_ASKED = 15.0, 8
-"""Seconds that all others stand at the same line, and the most of them that are asked."""
+"""Seconds that all others must be at the same line, and the maximum number of others to ask."""
 _GRACE = 2.0
-"""Seconds in which the library may still end the call with an error of its own."""
+"""Seconds in which the library may still end the call with its own error."""
 
 
 class Watch:
-    """The thread that looks after the calls of this rank."""
+    """The thread that watches the calls of this rank."""
 
     _lock = threading.Lock()
     _thread: threading.Thread | None = None
 
     @classmethod
     def ensure(cls) -> None:
-        """Look after calls from now on, if nobody does yet."""
+        """Start watching calls, unless a thread already does."""
         with cls._lock:
             if cls._thread is None or not cls._thread.is_alive():
                 cls._thread = threading.Thread(target=_watch, name="fxpasses watches calls", daemon=True)
@@ -63,7 +65,7 @@ def _watch() -> None:
         try:
             why = _why_it_hangs(inside) or _why_nobody_comes(inside, eager)
         except (dist.DistError, RuntimeError):
-            return  # the store is gone, and so is the job, soon
+            return  # the store is gone, and the job soon will be
         if why and why != told and HERE.running and HERE.since == since:
             told = why
             log.error("%s", why)
@@ -72,7 +74,7 @@ def _watch() -> None:
 
 
 def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
-    """What the next rank of a group is inside of, if it waits as this one does, in a call of the same number, and that does not fit; else ``""``."""
+    """Describe the mismatch if the next rank of a group waits in the same call, and they do not fit."""
     own = dist.get_rank()
     for key, ranks, number in inside:
         offer = HERE.sent.get((key, number))
@@ -80,7 +82,8 @@ def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
         state = Answering.ask(other, key, number)
         if offer is None or state is None or not state["sent"]:
             continue
-        # One that is elsewhere, or in a later call, does not wait in this one: what it has run in eager is not counted.
+        # A rank that is elsewhere, or in a later call, does not wait in this one. Its eager collectives are
+        # not counted.
         if state["seconds"] < STUCK_AFTER or state["calls"].get(key) != number + 1:
             continue
         text = what_differs(Offer.from_json(state["sent"]), offer)
@@ -93,11 +96,11 @@ def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
 
 
 def _why_nobody_comes(inside: tuple[tuple[str, tuple[int, ...], int], ...], eager: EagerCollectives) -> str:
-    """Where the other ranks of the job stand that have not begun a call, if all of them stay in eager's collectives; else ``""``.
+    """Describe where the others are, if none began a call and all stay in eager collectives; else ``""``.
 
     Args:
-        inside: the groups, their ranks, and the number of the call that this rank is inside of.
-        eager: since when they are there.
+        inside: the groups, their ranks, and the number of the call that this rank is inside.
+        eager: how long they have been there.
     """
     own = dist.get_rank()
     for key, ranks, number in inside:

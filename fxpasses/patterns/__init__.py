@@ -1,4 +1,4 @@
-"""Rewriting by pattern: the pattern and its replacement are plain Python functions."""
+"""Pattern rewriting: patterns and replacements are plain Python functions."""
 
 from fxpasses.patterns.pattern_pass import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
 

@@ -1,8 +1,9 @@
-"""Finding a traced pattern in a graph: the search behind :mod:`fxpasses.patterns`.
+"""Find a traced pattern in a graph: the search behind :mod:`fxpasses.patterns`.
 
-A pattern is a graph, traced from a Python function. Its placeholders stand for anything, its calls for calls of the same
-operator. Sizes in its arguments follow from the shapes that it was traced with, so the search is in two steps: integers
-first match any others; then the function is traced again with the metadata of what was found, and now they must be equal.
+A pattern is a graph, traced from a Python function. Its placeholders match anything, and its calls match
+calls of the same operator. Sizes in its arguments depend on the shapes that it was traced with, so the search
+has two steps. First, integers match any integers. Then the function is traced again with the metadata of what
+was found, and integers must be equal.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _COMMUTATIVE = {
 }
 
 Binding = dict[fx.Node, Any]
-"""For each pattern node the node of the graph, or for a number that the pattern leaves open, the constant."""
+"""Maps pattern nodes to nodes of the graph, or to constants for numbers that the pattern leaves open."""
 
 
 Numbers = dict[tuple[type, Any], fx.Node]
-"""The placeholder of each number that a pattern leaves open, by the type and value that it was traced with."""
+"""The placeholder of each number that a pattern leaves open, by the type and value it was traced with."""
 
 
 def find_matches(
@@ -49,14 +50,14 @@ def find_matches(
     numbers: Numbers,
     known: Binding | None = None,
 ) -> Iterator[Binding]:
-    """Every way in which the pattern with these outputs fits, its first output being ``anchor``.
+    """Yield every way in which a pattern with these outputs matches with ``anchor`` as its first output.
 
     Args:
         outputs: the pattern's output nodes.
         graph: the graph to search.
-        anchor: the node that the first output has to be.
+        anchor: the node that the first output must match.
         numbers: the numbers that the pattern leaves open.
-        known: the values of the placeholders: integers then have to be equal.
+        known: the values of the placeholders. If given, integers must be equal.
     """
     matcher = _Matcher(numbers, exact=known is not None)
     yield from _find_outputs(matcher, list(outputs), graph, anchor, dict(known or {}))
@@ -84,7 +85,7 @@ def _find_outputs(
 
 
 class _Matcher:
-    """Extends bindings; every alternative is a binding of its own."""
+    """Extends bindings. Each alternative is a separate binding."""
 
     def __init__(self, numbers: Numbers, exact: bool) -> None:
         self.numbers = numbers
@@ -95,11 +96,11 @@ class _Matcher:
 
         Args:
             pattern: a node of the pattern, a constant, or a list of such.
-            actual: the argument in its place in the graph.
-            binding: what the pattern nodes before it stand for.
+            actual: the corresponding argument in the graph.
+            binding: what the earlier pattern nodes matched.
 
         Yields:
-            The binding with the nodes of this argument, once for each way in which it matches.
+            The binding extended by this argument's nodes, once per way in which it matches.
         """
         if isinstance(pattern, fx.Node):
             yield from self._match_node(pattern, actual, binding)
@@ -115,14 +116,14 @@ class _Matcher:
         if pattern in binding or pattern.op == "placeholder":
             yield from self._bind(pattern, actual, binding)
             return
-        if _is_number(value_of(pattern)):  # a size, computed from those of the inputs
+        if _is_number(value_of(pattern)):  # a size that is computed from sizes of the inputs
             if (not self.exact and _is_whole(actual)) or self._equal(value_of(pattern), actual):
                 yield binding
             return
         if not isinstance(actual, fx.Node) or actual.op != pattern.op or actual.target != pattern.target:
             return
         if any(value is actual for key, value in binding.items() if key.op != "placeholder"):
-            return  # two calls of the pattern are two calls of the graph
+            return  # two calls of the pattern must match two calls of the graph
         binding = {**binding, pattern: actual}
         wanted, given = call_arguments(pattern), call_arguments(actual)
         if len(wanted) != len(given):
@@ -155,7 +156,7 @@ class _Matcher:
             yield {**binding, pattern: actual}
 
     def _equal(self, pattern: Any, actual: Any) -> bool:
-        """Whether two constants are the same; integers only have to be when the match is exact."""
+        """Whether two constants are equal. Integers need only be equal in an exact match."""
         if isinstance(actual, fx.Node):
             actual = value_of(actual)
         if _is_whole(pattern) and _is_whole(actual):
@@ -166,7 +167,7 @@ class _Matcher:
 
 
 def call_arguments(node: fx.Node) -> list[Any]:
-    """The arguments of a call in the order of the operator's schema, defaults filled in."""
+    """Return the arguments of a call in schema order, with defaults filled in."""
     if not isinstance(node.target, OpOverload):
         return [*node.args, *(node.kwargs[key] for key in sorted(node.kwargs))]
     found = []
@@ -179,7 +180,7 @@ def call_arguments(node: fx.Node) -> list[Any]:
 
 
 def _number_key(constant: Any) -> tuple[type, Any]:
-    """Numbers are looked up with their type; nothing else (a list cannot be hashed) is one."""
+    """Return a lookup key with the number's type. Other constants (lists are unhashable) never match one."""
     return (type(constant), constant if type(constant) in (int, float) else None)
 
 

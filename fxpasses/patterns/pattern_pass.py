@@ -1,4 +1,4 @@
-"""Rewriting by pattern: the pattern and its replacement are plain Python functions.
+"""Pattern rewriting: patterns and replacements are plain Python functions.
 
 ::
 
@@ -10,13 +10,14 @@
 
     fuse = pattern_pass(pattern, replacement, (torch.empty(2, 8, 8), 0.5), numerics="tolerance")
 
-Both are traced with fake tensors to the operators that the graph consists of: with Inductor's decompositions and without
-them, whichever is found. They take tensors, which match any value, and numbers, which match any constant. Sizes do
-not matter: each subgraph that looks right is compared again with the pattern traced for the sizes there.
+Both are traced with fake tensors to the operators of the graph, with and without Inductor's decompositions,
+and either variant may match. They take tensors, which match any value, and numbers, which match any constant.
+Example sizes do not matter: each candidate is compared again with the pattern traced for its sizes.
 
-A match is left alone when something else uses a value from the middle of it, when memory that it reads is written to meanwhile,
-when the replacement would alias other values than the pattern and somebody could tell, when its results have other
-shapes, strides, types or devices, when it mixes forward and backward, and when the guard ``where`` says so.
+A match is left alone if anything else uses an intermediate value, if memory that it reads is written to in
+between, if the replacement would alias other values than the pattern and this could be observed, if its
+results have other shapes, strides, dtypes or devices, if it mixes forward and backward, or if the guard
+``where`` rejects it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Guard = Callable[[Match], bool]
 
 
 class NoMatchWarning(UserWarning):
-    """A pattern that was expected to occur in a graph does not.
+    """A pattern that was expected in a graph does not occur.
 
     Args:
         text: the message.
@@ -63,23 +64,24 @@ def replace_pattern(
     where: Guard | None = None,
     expect_match: bool = False,
 ) -> int:
-    """Replace every occurrence of ``pattern`` in ``gm`` that may be replaced; returns how many.
+    """Replace every occurrence of ``pattern`` in ``gm`` that may be replaced. Returns how many were.
 
-    Each occurrence is claimed as a match site (:func:`fxpasses.pass_manager.sites.claim`) in the order of the graph.
+    Each occurrence is claimed as a match site (:func:`fxpasses.pass_manager.sites.claim`) in graph order.
 
     Args:
         gm: the graph, rewritten in place.
-        pattern: the function to look for. Returns a tensor or a tuple of tensors; calls no operator that writes to
-            its arguments.
-        replacement: a function of the same parameters, with as many results.
-        inputs: an example for each parameter: a tensor of any size (its number of dimensions and its type may
-            matter to the operators that ``pattern`` calls), or a number that does not occur in ``pattern`` otherwise.
-        where: a guard over the metadata of a match; it must not add guards on symbolic sizes.
-        expect_match: whether to warn when nothing is found.
+        pattern: the function to look for. It returns a tensor or a tuple of tensors, and calls no operator
+            that writes to its arguments.
+        replacement: a function with the same parameters and as many results.
+        inputs: an example for each parameter: a tensor of any size (its number of dimensions and dtype may
+            matter to the operators that ``pattern`` calls), or a number that does not otherwise occur in
+            ``pattern``.
+        where: a guard on the metadata of a match. It must not add guards on symbolic sizes.
+        expect_match: whether to warn if nothing is found.
 
     Raises:
-        PatternError: the functions cannot be traced, or do not fit each other.
-        ArgumentTypeError: ``gm`` is no graph.
+        PatternError: if the functions cannot be traced, or do not fit each other.
+        ArgumentTypeError: if ``gm`` is not a graph.
 
     >>> import torch
     >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -98,7 +100,7 @@ def replace_pattern(
 def _replaced(
     gm: fx.GraphModule, traced: TracedPattern, where: Guard | None, called: str, expect: bool
 ) -> int:
-    """Replace a pattern; ``called`` is what a warning calls it."""
+    """Replace a pattern. ``called`` is its name in warnings."""
     replacer = Replacer(gm, traced, where)
     count = replacer.run()
     for reason, location in replacer.refused:
@@ -113,7 +115,7 @@ def _replaced(
 
 @dataclass(frozen=True)
 class PatternPass(Pass):
-    """A pass made of a pattern and its replacement by :func:`pattern_pass`."""
+    """A pass that :func:`pattern_pass` made from a pattern and its replacement."""
 
     pattern: Callable[..., Any]
     replacement: Callable[..., Any]
@@ -124,7 +126,7 @@ class PatternPass(Pass):
     expect_match: bool = True
 
     def __post_init__(self) -> None:
-        # The values of example tensors are nobody's business, least of all that of the pass's identity.
+        # The values of example tensors must not be part of the pass's identity.
         object.__setattr__(self, "inputs", tuple(map(ExampleTensor.of, self.inputs)))
 
     def apply(self, gm: fx.GraphModule) -> bool:
@@ -153,33 +155,33 @@ def pattern_pass(
     numerics: Numerics = "tolerance",
     metadata: Metadata = "types",
 ) -> PatternPass:
-    """Make a pass that replaces a pattern: see :func:`replace_pattern` for the first arguments.
+    """Make a pass that replaces a pattern. See :func:`replace_pattern` for the first arguments.
 
     Args:
         pattern: the function to look for.
-        replacement: a function of the same parameters, traced to the calls that replace a match.
+        replacement: a function with the same parameters, traced to the calls that replace a match.
         inputs: an example for each parameter.
-        name: the pass's name; the pattern's by default.
-        where: a guard over each match.
-        expect_match: whether a graph without a match is worth a :class:`NoMatchWarning`.
+        name: the pass's name; by default the pattern's.
+        where: a guard on each match.
+        expect_match: whether to issue a :class:`NoMatchWarning` for a graph without a match.
         graphs: see :class:`fxpasses.Contract`, as for all that follow.
-        requires: conditions that have to hold before.
+        requires: conditions that must hold before.
         provides: conditions that hold afterwards.
         invalidates: conditions that no longer hold afterwards.
-        conflicts: what may not be in the same pipeline.
+        conflicts: what must not be in the same pipeline.
         numerics: what happens to results.
-        metadata: what happens to the metadata of the nodes that stay.
+        metadata: what happens to the metadata of the remaining nodes.
 
     Raises:
-        PatternError: the functions cannot be traced, or do not fit each other.
-        ContractError: the contract is not valid.
+        PatternError: if the functions cannot be traced, or do not fit each other.
+        ContractError: if the contract is invalid.
     """
     _check("pattern_pass", pattern, replacement, inputs, where)
     if name is not None and (not isinstance(name, str) or not name):
         raise PatternError("pattern_pass", f"name is {name!r}, not a text that a pass can be asked for by")
     TracedPattern(
         pattern, replacement, tuple(inputs)
-    )  # a pattern that cannot be traced is an error here, not later
+    )  # raises now, instead of later, if the pattern cannot be traced
     contract = Contract(graphs, requires, provides, invalidates, conflicts, numerics, metadata)
     return PatternPass(
         name=name or _name(pattern),
@@ -193,7 +195,7 @@ def pattern_pass(
 
 
 def _check(call: str, pattern: object, replacement: object, inputs: object, where: object) -> None:
-    """Raise `PatternError` where one of these is of the wrong type."""
+    """Raise `PatternError` if one of these has the wrong type."""
     for word, function in (("pattern", pattern), ("replacement", replacement), ("where", where)):
         if not callable(function) and not (function is None and word == "where"):
             raise PatternError(call, f"{word} is {function!r}, not a function")

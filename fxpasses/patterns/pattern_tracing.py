@@ -1,4 +1,4 @@
-"""Tracing the functions of a pattern to operators, once for any sizes and once for those of a match."""
+"""Trace the functions of a pattern to operators, once for any sizes and once for those of a match."""
 
 from __future__ import annotations
 
@@ -30,42 +30,43 @@ class ExampleTensor:
 
     @classmethod
     def of(cls, example: Any) -> Any:
-        """A tensor as an ``ExampleTensor``; anything else as it is."""
+        """Convert a tensor to an ``ExampleTensor``. Other values are returned unchanged."""
         if not isinstance(example, torch.Tensor):
             return example
         return cls(tuple(example.shape), tuple(example.stride()), example.dtype, example.device)
 
 
 class TracedFunction:
-    """The graph of a function, and what its parameters have become in it.
+    """The graph of a function, with the nodes of its parameters.
 
     Attributes:
         graph: calls of operators.
-        parameters: the placeholder of each parameter, by name; numbers have one too, without users.
-        numbers: the stand-ins of the plain numbers among the parameters, as they appear in the calls.
+        parameters: the placeholder of each parameter, by name; numbers have one as well, without users.
+        numbers: the placeholders of the plain numbers among the parameters, by their value in the calls.
 
     Args:
         function: the function.
         values: a fake tensor or a number for each parameter.
         decompose: whether to use Inductor's decompositions.
-        guards: whether what the function decides on symbolic sizes becomes a guard. A pattern needs none: what it was
-            traced to is compared with the graph.
+        guards: whether the function's decisions on symbolic sizes become guards. A pattern needs none: its
+            trace is compared with the graph.
 
     Raises:
-        PatternError: the function fails.
+        PatternError: if the function fails.
     """
 
     def __init__(
         self, function: Callable[..., Any], values: Mapping[str, Any], decompose: bool, guards: bool = False
     ) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
-        from fxpasses._torch import trace_calls  # Inductor, which a pass needs when it traces
+        from fxpasses._torch import trace_calls  # lazy: imports Inductor, which only tracing needs
         from fxpasses.graphs.decompositions import decompositions
 
         traced = {name: value for name, value in values.items() if not _is_plain_number(value)}
         constants = {name: value for name, value in values.items() if name not in traced}
 
-        # Two parameters may stand for one value, which is one input then: a tracer knows a tensor by its identity.
+        # Two parameters may be the same value, and then are one input: a tracer identifies tensors by
+        # identity.
         inputs = list({id(value): value for value in traced.values()}.values())
         index = {id(value): position for position, value in enumerate(inputs)}
 
@@ -77,7 +78,7 @@ class TracedFunction:
         table = decompositions() if decompose else {}
         try:
             module = trace_calls(call, inputs, table, guards, as_captured=True)
-            if _writes_to_own_tensors(module.graph):  # as functions of torch do, and no captured graph does
+            if _writes_to_own_tensors(module.graph):  # torch functions may do that, captured graphs do not
                 module = trace_calls(call, inputs, table, guards, functional=True, as_captured=True)
         except Exception as error:
             raise PatternError(self.name, f"cannot be traced: {describe_error(error)}") from error
@@ -98,7 +99,7 @@ class TracedFunction:
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """The results of the function. Raises PatternError for anything but tensors."""
+        """Return the results of the function. Raises PatternError for anything but tensors."""
         found = outputs_of(self.graph)
         for position, node in enumerate(found):
             if not isinstance(node, fx.Node):
@@ -106,7 +107,7 @@ class TracedFunction:
         return found
 
     def text(self) -> str:
-        """The calls as text: two traces that are the same have the same."""
+        """Return the calls as text. Equal traces have equal text."""
         return "\n".join(f"{n.op} {n.target} {n.args} {n.kwargs}" for n in self.graph.nodes)
 
 
@@ -116,7 +117,7 @@ class TracedPattern:
     Attributes:
         pattern: the function to look for.
         replacement: the function that replaces it.
-        variants: the pattern as graphs for any sizes, with whether Inductor's decompositions were used.
+        variants: traces of the pattern for any sizes, each with whether Inductor's decompositions were used.
 
     Raises:
         PatternError: see :func:`fxpasses.patterns.pattern_pass.replace_pattern`.
@@ -142,7 +143,7 @@ class TracedPattern:
 
 
 def _examples(pattern: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, Any]:
-    """A fake tensor or a recognizable number for each parameter."""
+    """Return a fake tensor or a recognizable number for each parameter."""
     name = getattr(pattern, "__name__", type(pattern).__name__)
     try:
         parameters = list(inspect.signature(pattern).parameters)
@@ -164,7 +165,7 @@ def _examples(pattern: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, A
                     example.shape, example.stride, dtype=example.dtype, device=example.device
                 )
         elif isinstance(example, float):
-            # Close to the example, but no number that the pattern would have by itself.
+            # Close to the example, but not a number that the pattern itself would contain.
             values[parameter] = example + (abs(example) or 1.0) * 1.234567e-9 * (position + 1)
         elif isinstance(example, int) and not isinstance(example, bool):
             values[parameter] = example
@@ -176,7 +177,7 @@ def _examples(pattern: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, A
 
 
 def _check_pattern(traced: TracedFunction) -> None:
-    """Whether the pattern can be looked for at all."""
+    """Raise PatternError if no search could find the pattern."""
     constants: set[Any] = set()
     for node in traced.graph.nodes:
         if node.op == "call_function" and is_mutating(node):
@@ -206,7 +207,7 @@ def _key(value: Any) -> Any:
 
 
 def _writes_to_own_tensors(graph: fx.Graph) -> bool:
-    """Whether calls write to tensors, and none to a parameter."""
+    """Whether calls write to tensors, but not to parameters."""
     aliases = AliasInfo(graph)
     writing = [node for node in graph.nodes if node.op == "call_function" and is_mutating(node)]
     written = {root.op for node in writing for root in aliases.written_by(node)}

@@ -1,4 +1,4 @@
-"""Replacing a match where the results cannot differ: the second half of :mod:`fxpasses.patterns`."""
+"""Replace a match if results cannot differ: the second half of :mod:`fxpasses.patterns`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Match:
 
     Attributes:
         inputs: for each parameter of the pattern, by name, the node or number that it matched.
-        nodes: the calls of the pattern, in the order of the graph.
-        outputs: those of them that the pattern returns.
+        nodes: the calls of the pattern, in graph order.
+        outputs: the calls that the pattern returns.
     """
 
     inputs: dict[str, Any]
@@ -36,14 +36,14 @@ class Match:
 
     @property
     def anchor(self) -> fx.Node:
-        """The node that stands for the match: its first output."""
+        """Return the node that identifies the match: its first output."""
         return self.outputs[0]
 
     def value(self, name: str) -> Any:
-        """The fake tensor, or the number, that a parameter stands for.
+        """Return the fake tensor, or the number, that a parameter matched.
 
-        Comparing a symbolic size of it adds a guard: use ``torch.fx.experimental.symbolic_shapes.statically_known_true``
-        to ask without one.
+        Comparing one of its symbolic sizes adds a guard. Use
+        ``torch.fx.experimental.symbolic_shapes.statically_known_true`` to avoid one.
         """
         given = self.inputs[name]
         return value_of(given) if isinstance(given, fx.Node) else given
@@ -68,7 +68,7 @@ class Replacer:
         self._writes = [node for node in self.graph.nodes if is_mutating(node)]
 
     def run(self) -> int:
-        """Replace what may be replaced; returns how many occurrences that were."""
+        """Replace what may be replaced. Returns the number of occurrences replaced."""
         return sum(self._run_variant(pattern, decompose) for pattern, decompose in self.traced.variants)
 
     def _run_variant(self, pattern: TracedFunction, decompose: bool) -> int:
@@ -88,7 +88,7 @@ class Replacer:
     def _match(
         self, pattern: TracedFunction, anchor: fx.Node, decompose: bool
     ) -> tuple[Match | None, TracedFunction | None]:
-        """The first way in which the pattern fits at ``anchor`` and may be replaced, with its replacement."""
+        """Return the first match at ``anchor`` that may be replaced, with its replacement."""
         reasons = []
         for loose in find_matches(pattern.outputs, self.graph, anchor, pattern.numbers):
             given = {name: loose.get(node) for name, node in pattern.parameters.items()}
@@ -125,7 +125,7 @@ class Replacer:
         return self._traces[key]
 
     def _objection(self, match: Match, pattern: TracedFunction, replacement: TracedFunction) -> str | None:
-        """Why the match may not be replaced, or ``None``."""
+        """Return why the match must not be replaced, or ``None``."""
         inside = set(match.nodes)
         for node in match.nodes:
             outside = [] if node in match.outputs else [u for u in node.users if u not in inside]
@@ -147,7 +147,7 @@ class Replacer:
         return None
 
     def _insertion_point(self, match: Match) -> fx.Node | None:
-        """The node before which the replacement has all of its inputs, and nobody has used its results."""
+        """Return a node before which all inputs of the replacement, and no users of its results, are."""
         inside = set(match.nodes)
         users = [user for output in match.outputs for user in output.users if user not in inside]
         point = min([match.nodes[-1], *users])
@@ -155,7 +155,7 @@ class Replacer:
         return point if all(value < point for value in inputs) else None
 
     def _written_meanwhile(self, match: Match) -> fx.Node | None:
-        """A write, between the first and the last call of the match, to memory that the match has to do with."""
+        """Return a write, between the first and last call of the match, to memory that the match uses."""
         point = self._insertion_point(match)
         assert point is not None
         first, last = min(match.nodes[0], point), max(match.nodes[-1], point)
@@ -171,7 +171,7 @@ class Replacer:
         return None
 
     def _aliasing_differs(self, match: Match, pattern: TracedFunction, replacement: TracedFunction) -> bool:
-        """Whether the results would alias other values, where writes or the caller could show it."""
+        """Whether the results would alias other values, if writes or the caller could observe that."""
         if _signature(pattern) == _signature(replacement):
             return False
         aliases = self._alias_info()
@@ -186,7 +186,7 @@ class Replacer:
         return self._aliases
 
     def _put(self, match: Match, replacement: TracedFunction) -> tuple[fx.Node, ...]:
-        """Rewrite one match; returns the nodes that are gone."""
+        """Rewrite one match. Returns the erased nodes."""
         point = self._insertion_point(match)
         assert point is not None
         new: dict[fx.Node, Any] = {
@@ -212,7 +212,7 @@ class Replacer:
         return tuple(gone)
 
     def _size_at(self, node: fx.Node, point: fx.Node) -> fx.Node | None:
-        """A node before ``point`` that is the symbolic size that ``node`` reads off a tensor."""
+        """Return a node before ``point`` with the symbolic size that ``node`` reads from a tensor, if any."""
         if node.target not in (aten.sym_size.int, aten.sym_stride.int):
             return None
         for known in self.graph.nodes:
@@ -225,12 +225,12 @@ class Replacer:
 
 
 def _is_for_assertions(node: fx.Node) -> bool:
-    """Whether a call does nothing but assert something, as ``one_hot`` does of its indices: what it asks stays in the graph for it."""
+    """Whether a call only serves assertions, like ``one_hot``'s on indices: then it stays for them."""
     return is_assertion(node) or (bool(node.users) and all(map(_is_for_assertions, node.users)))
 
 
 def _signature(traced: TracedFunction) -> list[tuple[frozenset[str], frozenset[int]]]:
-    """For each result: the parameters, and the other results, that it may share memory with."""
+    """Return, for each result, the parameters and the other results that it may share memory with."""
     aliases = AliasInfo(traced.graph)
     names = {node: name for name, node in traced.parameters.items()}
     roots = [aliases.roots(node) for node in traced.outputs]

@@ -1,1 +1,1 @@
-"""What this process of a job does, for the others: needs no torch, as it begins with ``import fxpasses``."""
+"""What this process tells other ranks of its job. Needs no torch, as it starts with ``import fxpasses``."""

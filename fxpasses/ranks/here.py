@@ -1,8 +1,8 @@
-"""What this rank does now, and the thread that tells it to ranks that ask, while the rank itself builds its model, waits, compiles or hangs.
+"""This rank's state, and the thread that reports it even if the rank builds, waits, compiles or hangs.
 
-The thread begins with the job's process group, before anything is compiled: a rank that stands in collectives of eager's could else not be told
-from one that is slow. So nothing is imported here that ``import fxpasses`` does not need: torch is taken as the main thread imported it, for imports of two threads
-meet halfway.
+The thread starts with the job's process group, before anything is compiled. Otherwise a rank that is inside
+eager collectives would look like a slow one. This module imports nothing that ``import fxpasses`` does not
+need, and uses torch as the main thread imported it, because imports of two threads may interleave.
 """
 
 from __future__ import annotations
@@ -27,35 +27,39 @@ from fxpasses.ranks.process import Process
 log = logging.getLogger(__name__)
 
 LEAVING_SECONDS = 5.0
-"""Seconds that a process waits at its end for the thread that answers."""
+"""Seconds that an exiting process waits for the thread that answers."""
 _PAUSE = 0.05
-"""Seconds between two looks for the job's process group."""
+"""Seconds between two checks for the job's process group."""
 
 
 @dataclasses.dataclass
 class Here:
-    """What this rank does now, for ranks that ask.
+    """The state of this rank, for ranks that ask.
 
     Attributes:
         lock: held while decisions and calls are counted.
-        rounds: decisions so far, by code.
+        rounds: number of decisions so far, by code.
         accepted: what was compared and fits, as digests, by group and code.
-        functions: those that were compared, by group and what they send.
-        graphs: those that were compared, by group and code, whatever their sizes.
-        exchangeable: group and what is sent by several functions on all ranks, or code that sends several things: each call is compared.
-        varying: group and code whose symbolic sizes each call compares, if they have had several values.
-        compared: by group, the number of the last call that was compared, and what this rank deletes of it at the store.
+        functions: functions that were compared, by group and what they send.
+        graphs: graphs that were compared, by group and code, regardless of sizes.
+        exchangeable: group and what several functions send on all ranks, or code that sends several things.
+            Each such call is compared.
+        varying: group and code for which each call compares symbolic sizes, if they have had several values.
+        compared: by group, the number of the last compared call, and what this rank deletes of it in the
+            store.
         decided: what is saved, by the structure of the joint graph.
-        running: the compiled graph with collectives that it is inside of.
-        since: when it went there.
-        inside: the process groups in which that communicates: what all ranks call them, their ranks, and the number of the call.
-        calls: of such graphs, by group.
+        running: the compiled graph with collectives that this rank is inside.
+        since: when it entered that graph.
+        inside: the process groups in which that graph communicates: their name on all ranks, their ranks, and
+            the number of the call.
+        calls: the number of calls of such graphs, by group.
         sent: what the last of them sent (an object with ``to_json``), by group and number.
-        comes: the number of the last one that is compared, by group.
+        comes: the number of the last compared call, by group.
         answering: the thread that answers.
-        waits: where it compares what it compiled: group, ranks and number of the comparison, and what it sends; None elsewhere.
-        leaves: set when the process ends.
-        at_the_end: what the process waits for then.
+        waits: where the rank compares what it compiled: group, ranks and number of the comparison, and what
+            it sends; None elsewhere.
+        leaves: set when the process exits.
+        at_the_end: what the process waits for on exit.
     """
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -79,17 +83,17 @@ class Here:
     at_the_end: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
     def forget(self) -> None:
-        """Compare again what was compared: ``torch._dynamo.reset()`` gives other code the same numbers."""
+        """Forget all comparisons: ``torch._dynamo.reset()`` gives the same numbers to other code."""
         for known in (self.accepted, self.functions, self.graphs, self.exchangeable, self.varying):
             known.clear()  # type: ignore[attr-defined]
 
     def begin(self, key: str, sends: Any, comes: bool) -> int:
-        """Count a call; gives its number.
+        """Count a call, and return its number.
 
         Args:
-            key: of the group.
-            sends: what it sends there.
-            comes: whether it is compared, so that nobody has to ask.
+            key: the key of the group.
+            sends: what the call sends there.
+            comes: whether the call is compared, so that nobody has to ask.
 
         Returns:
             The number.
@@ -98,19 +102,22 @@ class Here:
             number = self.calls[key]
             self.calls[key] += 1
             if comes:
-                self.comes[key] = number  # before anybody can be told that the call has begun
+                self.comes[key] = number  # before others can be told that the call has begun
             self.sent[key, number] = sends
             self.sent.pop((key, number - _REMEMBERED), None)
             return number
 
     def state(self, key: str = "", number: int = 0) -> dict[str, Any]:
-        """As it is told: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen, where it waits.
+        """Return the state to report.
 
-        ``eager`` is the collective outside of compared graphs that it is inside of, ``sent`` what one call sent, if it was begun, and ``comes`` whether it is compared.
+        That is what runs and communicates (or ``""``), its seconds, calls per group, and where it waits.
+
+        ``eager`` is the collective outside of compared graphs that the rank is inside, ``sent`` what one call
+        sent, if it has begun, and ``comes`` whether that call is compared.
 
         Args:
-            key: of the group that the question is about.
-            number: of the call.
+            key: the key of the group in question.
+            number: the number of the call.
         """
         sent = self.sent.get((key, number))
         return {
@@ -125,14 +132,14 @@ class Here:
 
 
 _REMEMBERED = 256
-"""Calls of a group whose collectives are known: how far ranks can be apart, as graphs may end without waiting for what they send."""
+"""Calls per group that are kept, as far as ranks can be apart: graphs may end before their sends do."""
 
 
 def _eager_collective() -> str:
-    """The function of ``torch.distributed``, or the operator, that the main thread is inside of, and who called it; ``""`` elsewhere."""
+    """Return the collective (function or operator) that the main thread is in, and its caller; or ``""``."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     name = ""
-    known = sys.modules.get("fake.dispatch.communication")  # of a rank that has compiled something
+    known = sys.modules.get("fake.dispatch.communication")  # imported once the rank has compiled something
     communicates = known.communicates if known is not None else lambda called: "c10d" in str(called)
     while frame is not None and frame.f_code.co_filename.endswith("torch/_ops.py"):
         called = frame.f_locals.get("self")
@@ -142,7 +149,7 @@ def _eager_collective() -> str:
     while frame is not None and _is_no_users(frame.f_code.co_filename.replace("\\", "/")):
         if "/torch/distributed/" in frame.f_code.co_filename.replace("\\", "/"):
             own = frame.f_code.co_name
-            # A wrapper is around each function of torch.distributed.
+            # Each function of torch.distributed has a wrapper.
             says_nothing = own.startswith("__") or own == "wrapper"
             name = (name or "a collective") if says_nothing else own
         elif not name:
@@ -163,22 +170,22 @@ HERE = Here()
 
 
 def job_store() -> Any:
-    """The store through which the processes found one another: a ``Store`` with ``clone`` and ``timeout``, which its stub leaves out.
+    """Return the rendezvous store: a ``Store`` with ``clone`` and ``timeout``, missing in its stub.
 
-    torch has no public name for it, and a seam file would import torch.
+    Torch has no public name for it, and a seam file would import torch.
     """
     return sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
 
 
 def answer_from_now_on() -> None:
-    """Answer the other ranks, if this one does not yet."""
+    """Start answering other ranks, unless this rank already does."""
     with HERE.lock:
         if HERE.answering is None:
             HERE.answering = _start(sys.modules["torch.distributed"].get_rank())
 
 
 def _start(rank: int) -> threading.Thread | None:
-    """Begin to answer; where the store cannot be waited at from a second thread, nobody answers."""
+    """Start the thread that answers; none if a second thread cannot wait on the store."""
     try:
         store = job_store().clone()
         store.set(process(rank), json.dumps(dataclasses.astuple(Process.own())))
@@ -193,30 +200,30 @@ def _start(rank: int) -> threading.Thread | None:
 
 @atexit.register
 def _leave() -> None:
-    """Let the threads come to their end: Python ends them where they come back from C++, which then ends the process with a signal."""
+    """Let the threads finish: Python ends those that return from C++ at exit, and C++ then aborts."""
     HERE.leaves.set()
-    for wait in HERE.at_the_end:  # the thread that waits for a process group first: it may begin to answer
+    for wait in HERE.at_the_end:  # first the thread that waits for a process group, as it may start to answer
         wait()
 
 
 def _end(thread: threading.Thread, store: Any, rank: int) -> None:
-    """Wake the thread up, for the last time."""
+    """Wake the thread up for the last time."""
     try:
         store.set(left(rank), "")
         pose(store, rank)
-    except RuntimeError as error:  # the store is gone: so is the thread, soon
+    except RuntimeError as error:  # the store is gone, and the thread soon will be
         log.debug("the store cannot be reached any more: %s", error)
     thread.join(LEAVING_SECONDS)
 
 
 def pose(store: Any, rank: int, key: str = "", call: int = 0) -> int:
-    """Put a question to a rank; gives its number.
+    """Ask a rank a question, and return the question's number.
 
     Args:
-        store: through which the processes found one another.
-        rank: who is asked.
-        key: of the group that the question is about.
-        call: the number of the call that it is about.
+        store: the job's store.
+        rank: the rank to ask.
+        key: the key of the group in question.
+        call: the number of the call in question.
     """
     number: int = store.add(f"fxpasses/asked/{rank}", 1)
     store.set(f"fxpasses/ask/{rank}/{number}", json.dumps([key, call]))
@@ -231,22 +238,22 @@ def _answer(store: Any, rank: int) -> None:
             state = HERE.state(*json.loads(store.get(f"fxpasses/ask/{rank}/{number}")))
             store.set(f"fxpasses/answer/{rank}/{number}", json.dumps(state))
         except RuntimeError:
-            return  # the store is gone: so is the job
+            return  # the store is gone, so the job is too
         number += 1
 
 
 def left(rank: int) -> str:
-    """The key that a rank leaves at the store when its process comes to its end."""
+    """Return the key that a rank sets in the store when its process exits."""
     return f"fxpasses/left/{rank}"
 
 
 def process(rank: int) -> str:
-    """The key under which a rank leaves at the store which process it is."""
+    """Return the key under which a rank's process identifies itself in the store."""
     return f"fxpasses/process/{rank}"
 
 
 def answer_from_the_first_group() -> None:
-    """Wait in a thread for the process group of a job that ``torchrun`` started; a process of its own has no thread."""
+    """Start a thread that waits for the process group of a ``torchrun`` job; single processes need none."""
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
         thread = threading.Thread(
             target=_wait_for_group, name="fxpasses waits for a process group", daemon=True
@@ -264,14 +271,14 @@ def _wait_for_group() -> None:
         HERE.leaves.wait(_PAUSE)
     distributed = (
         _with_group()
-    )  # it ends right after its first group began: nobody has to ask who does not answer
+    )  # exits right after its first group began: tell the others, as it does not answer
     if distributed is not None and distributed.get_backend() != "fake" and HERE.answering is None:
         with contextlib.suppress(RuntimeError):  # the store is gone
             job_store().set(left(distributed.get_rank()), "")
 
 
 def _with_group() -> Any:
-    """``torch.distributed``, if this process is in a group."""
+    """Return ``torch.distributed`` if this process is in a group."""
     distributed = sys.modules.get("torch.distributed")
     return distributed if distributed is not None and getattr(distributed, "is_initialized", bool)() else None
 

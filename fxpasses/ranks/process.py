@@ -1,4 +1,4 @@
-"""Which process a rank is, and whether it still runs: what the operating system says of one that was killed, which says nothing itself."""
+"""Identify a rank's process and check if it runs: a killed one cannot tell, the operating system can."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PROC = Path("/proc")
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """A process, for others of the same machine.
+    """A process, as identified by others on the same machine.
 
     Attributes:
-        machine: since its last boot, and the namespace of numbers; ``""`` where there is no ``/proc``, and nobody can tell.
-        number: of the process.
-        started: clock ticks from the boot to its start: numbers are given again.
+        machine: boot id and PID namespace; ``""`` without ``/proc``, when nobody can tell.
+        number: the PID.
+        started: start time in clock ticks since boot, because PIDs are reused.
     """
 
     machine: str
@@ -25,7 +25,7 @@ class Process:
 
     @classmethod
     def own(cls) -> Process:
-        """This process."""
+        """Return this process."""
         try:
             boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
             machine = f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
@@ -34,7 +34,7 @@ class Process:
             return cls("", os.getpid(), "")
 
     def has_ended(self) -> bool:
-        """Whether it runs no more. That of another machine counts as running, as does any where there is no ``/proc``."""
+        """Whether the process has ended. False on another machine or without ``/proc``."""
         if not self.machine or self.machine != Process.own().machine:
             return False
         try:
@@ -45,6 +45,9 @@ class Process:
 
 
 def _state(number: int) -> tuple[str, str]:
-    """State and start of a process (proc(5), ``/proc/PID/stat``: fields 3 and 22; the second, its name, may hold anything)."""
+    """Return state and start of a process: fields 3 and 22 of ``/proc/PID/stat`` (proc(5)).
+
+    Field 2, its name, may contain anything.
+    """
     fields = (_PROC / str(number) / "stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]

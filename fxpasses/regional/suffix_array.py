@@ -19,8 +19,8 @@ class Repeat:
     """A substring that occurs more than once.
 
     Attributes:
-            length: the number of integers in it.
-            starts: where it occurs, ascending; occurrences may overlap.
+        length: the number of integers in it.
+        starts: where it occurs, ascending; occurrences may overlap.
     """
 
     length: int
