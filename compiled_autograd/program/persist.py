@@ -48,7 +48,7 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
     """Write ``graph``, as captured, to ``path``.
 
     Raises:
-        GraphReloadError: if the graph calls something that has no name outside this process, or holds constants.
+        GraphReloadError: if the graph holds constants, or calls something unnamed outside this process.
         ArgumentTypeError: if ``graph`` is not a graph, or ``path`` not a path.
     """
     check_type(

@@ -23,7 +23,7 @@ from fake.seam.patches import LEDGER
 
 @contextmanager
 def silent_process_group(ranks: int) -> Iterator[None]:
-    """Make this process rank 0 of ``ranks``, with collectives that do nothing."""
+    """Inside, this process is rank 0 of ``ranks``, and collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -39,7 +39,7 @@ _RUN = LEDGER.thread_patch(
 
 
 def lowered_graphs(seen: Callable[[fx.Graph], None]) -> AbstractContextManager[None]:
-    """Call ``seen`` with each graph that Inductor lowers in this thread, after its passes; none nested."""
+    """Inside, ``seen`` gets each graph that Inductor lowers in this thread, after its passes; none nested."""
 
     def run(self: GraphLowering, *args: Any) -> Any:
         if type(self) is GraphLowering:
@@ -57,7 +57,7 @@ _TRUNCATED = LEDGER.thread_patch(
 
 
 def nothing_drawn() -> AbstractContextManager[None]:
-    """Make ``trunc_normal_`` a no-op: it draws values until they fit, and fake tensors have none."""
+    """Inside, ``trunc_normal_`` is a no-op: it redraws values until they fit, and fake tensors have none."""
     return LEDGER.using((_TRUNCATED, lambda tensor, *_, **__: tensor))
 
 
@@ -69,7 +69,7 @@ _SWAP = LEDGER.thread_patch(
 
 
 def converted_in_place() -> AbstractContextManager[None]:
-    """Make ``Module.to`` and the like convert fake parameters in place.
+    """Inside, ``Module.to`` and the like convert fake parameters in place.
 
     Torch would swap tensors, but not those with weak references, which a fake mode holds.
     """
@@ -91,7 +91,7 @@ _MESH = LEDGER.thread_patch(
 
 
 def real_meshes() -> AbstractContextManager[None]:
-    """Create device meshes from real tensors even in fake modes, because a mesh reads their values."""
+    """Inside, device meshes use real tensors even in fake modes: a mesh reads their values."""
 
     def init(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
         with disable_current_modes():

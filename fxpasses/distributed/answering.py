@@ -63,8 +63,7 @@ class Answering:
 
     @staticmethod
     def end_of(rank: int) -> str:
-        """Return how the process of a rank ended (it exited, or was killed on this machine); ``""`` if it
-        runs, as far as known."""
+        """Return how a rank's process ended: it exited, or was killed on this machine; else ``""``."""
         store, key = job_store(), here.process(rank)
         if store.check([here.left(rank)]):
             return "has ended"

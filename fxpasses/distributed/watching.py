@@ -74,7 +74,7 @@ def _watch() -> None:
 
 
 def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
-    """Describe the mismatch if the next rank of a group waits in the same call, and they do not fit."""
+    """Describe why a call hangs: the next rank of a group waits in it, too, and does not fit; else ``""``."""
     own = dist.get_rank()
     for key, ranks, number in inside:
         offer = HERE.sent.get((key, number))
