@@ -273,7 +273,7 @@ def forget_stacks_of_compilations() -> None:
     edits = getattr(metrics, "_edits", None)
     if edits and not metrics.in_progress():
         edits.clear()
-        CapturedTraceback.extract()  # C++ lets go of the frames of dead stacks when it records the next one
+        CapturedTraceback.extract()  # C++ releases the frames of dead stacks when it records the next one
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:

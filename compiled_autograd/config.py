@@ -43,7 +43,7 @@ class Config:
 
     keep_nodes: int = 1_000_000
     """How many autograd nodes all captured graphs may have in total. When the total is larger, the next pass
-    discards all graphs, and later passes capture them again."""
+    discards all graphs, which are captured again when needed."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._check(name, value)

@@ -62,9 +62,9 @@ def run_pass(
             if reason is None:
                 raise
         else:
-            if backward_pass.found is None:  # nothing to run, or it ran inside of the engine, for C++ hooks
+            if backward_pass.found is None:  # nothing to run, or it ran inside the engine, for C++ hooks
                 return result
-            outputs = backward_pass.run()  # compiles the graph, where no pass before did
+            outputs = backward_pass.run()  # compiles the graph, unless an earlier pass did
             if not backward_pass.allow_unreachable and any(output is None for output in outputs):
                 _raise_unused(engine, outputs)
             return outputs

@@ -1,7 +1,7 @@
 """Sizes and scalars that stay symbolic while C++ walks a node: arithmetic on them becomes steps.
 
-C++ accepts any Python object as the node of a ``torch.SymInt`` or ``torch.SymFloat``. Ours knows its value in
-this call (its hint), does not answer queries that would bake the value into the graph, and reports them.
+C++ accepts any Python object as the node of a ``torch.SymInt`` or ``torch.SymFloat``. Ours knows its
+value in this call (its hint), and reports queries that would bake the value into the graph.
 """
 
 import math

@@ -88,7 +88,7 @@ class _Recorder(_torch.TorchDispatchMode):
         self.problem: str | None = None
         self.random = False
         self.communicates = False
-        self.writes = False  # to any tensor, so that a view must stay one
+        self.writes = False  # to any tensor, so that views must stay views
 
     def node_of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -48,7 +48,7 @@ def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> 
     if compile_part is None:
         return whole if whole is not None else executable(module)
     segments = split_segments(module)
-    forms: set[str] = set() if compiler.is_backend else {"static"}  # the whole graph was counted
+    forms: set[str] = set() if compiler.is_backend else {"static"}  # the whole graph is already counted
     callables = [
         None if part is None else _Segment(part, compiler, compile_part, forms) for part, _ in segments
     ]
@@ -97,7 +97,7 @@ class _Segment:
         form = self._fitting(values, sizes, scalars)
         if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
             with one_at_a_time:
-                form = self._fitting(values, sizes, scalars)  # another thread may have compiled it meanwhile
+                form = self._fitting(values, sizes, scalars)  # another thread may have compiled it in between
                 if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
                     return self._new_form(values, sizes, scalars)
         if form is not None:

@@ -53,7 +53,7 @@ def tangent(
         return grad.contiguous(memory_format=memory_format)
     if grad.shape == size and grad.stride() == stride:
         return grad
-    assert size is not None  # sizes and strides are given where there is no memory format
+    assert size is not None  # sizes and strides are given if the memory format is not
     assert stride is not None
     return torch.empty_strided(size, stride, dtype=grad.dtype, device=grad.device).copy_(grad)
 

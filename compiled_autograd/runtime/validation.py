@@ -86,13 +86,13 @@ def validate(
             return grad.sum_to_size(shape)
     elif grad is None:
         return None
-    # the error names the index: put the gradient where the node has it
+    # the error names the index, so keep the gradient's position
     metadata = [None] * index + [_packed_metadata(dtype, _device(device), shape)]
     return validate_outputs([None] * index + [grad], function, metadata)[index]
 
 
 def validate_outputs(grads: Sequence[Grad], function: str, metadata: Sequence[Any]) -> Sequence[Grad]:
-    """``validate_outputs`` of the engine: cast, move, reduce or reject gradients that do not fit their inputs.
+    """The engine's ``validate_outputs``: cast, move, reduce or reject gradients that do not fit their inputs.
 
     Args:
         grads: the gradients of one autograd node.
@@ -100,7 +100,7 @@ def validate_outputs(grads: Sequence[Grad], function: str, metadata: Sequence[An
         metadata: one entry per gradient, as C++ packs it (see `plain_metadata`).
 
     Raises:
-        RuntimeError: a gradient does not fit (the engine's error).
+        RuntimeError: if a gradient does not fit (the engine's error).
     """
     try:
         return _torch.functional_operators.get("validate_outputs")(grads, metadata)

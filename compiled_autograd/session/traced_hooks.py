@@ -19,7 +19,7 @@ def _is_captured(translator: Any) -> bool:
 
 
 def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any:
-    """Dynamo's rule for ``tensor.register_hook``.
+    """Trace ``tensor.register_hook``. Replaces Dynamo's rule.
 
     Args:
         tensor: Dynamo's variable for the tensor.
@@ -38,7 +38,7 @@ def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any
 
 @staticmethod  # type: ignore[misc]
 def trace_module_hooks(translator: Any, module: Any, hooks: Any, pre_hooks: Any) -> Any:
-    """Dynamo's rule for a module with backward hooks.
+    """Trace a module with backward hooks. Replaces Dynamo's rule.
 
     Args:
         translator: the translator of the frame.

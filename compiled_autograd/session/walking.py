@@ -106,7 +106,7 @@ class Walks:
         C++ checks whether its hook is set after it has released the GIL. A pass that sees the hook of another
         thread's walk is refused before anything has run, and is retried.
         """
-        if self._thread == threading.get_ident():  # C++ calls Python in the middle of a walk
+        if self._thread == threading.get_ident():  # C++ called Python in the middle of a walk
             before = _torch.set_autograd_compiler(None, False)
             try:
                 return run_backward()
@@ -175,7 +175,7 @@ class Walks:
             self._emptied += self._used
             self._used.clear()
             self._size = 0
-            sessions.records.captures.clear()  # its records hold the graphs
+            sessions.records.captures.clear()  # the records hold the graphs
 
 
 class _Passes(threading.local):

@@ -58,7 +58,7 @@ class CollectiveCall:
         return dataclasses.replace(self, carries="", after="", computed="", exactly="", text="")
 
     def fits(self, other: CollectiveCall) -> bool:
-        """Whether another rank may run ``other`` where this one runs this.
+        """Whether another rank may run ``other`` while this rank runs this call.
 
         >>> a = CollectiveCall("all_reduce", "'sum'", ("float32[4, ?]",), "")
         >>> a.fits(CollectiveCall("all_reduce", "'sum'", ("float32[4, 8]",), ""))

@@ -46,8 +46,8 @@ class ConcatMatmuls(Pass):
     separate. Equal up to rounding: a matmul with more rows may be computed in another order.
 
     Attributes:
-        max_rows: matmuls with more rows are left alone: they reuse the weight enough, and copying their rows
-            costs more.
+        max_rows: matmuls with more rows are left alone: they reuse the weight enough, and their rows are
+            copied.
     """
 
     name: ClassVar[str] = "concat_matmuls"

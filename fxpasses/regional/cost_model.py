@@ -114,7 +114,7 @@ class CostModel:
             an optimizer's updates of parameters.
         least_saved: minimum seconds that a region must save.
         least_share: minimum share of a graph's compile time that its regions together must save, because each
-            is a fusion barrier.
+            is a barrier in the graph.
     """
 
     seconds_per_node: float = 0.04

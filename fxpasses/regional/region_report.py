@@ -100,13 +100,11 @@ class RegionReport:
     @property
     def covered(self) -> int:
         """Number of graph calls that are in regions."""
-        """Number of the graph's calls that are in regions."""
         return sum(item.copies * item.calls for item in self.taken)
 
     @property
     def region_calls(self) -> int:
         """Number of region calls that replace them."""
-        """Number of calls of regions that replace them."""
         return sum(item.copies for item in self.taken)
 
     @property
