@@ -144,7 +144,7 @@ def checkpointed(node: fx.Node) -> bool:
 
 
 def checkpoint_policy(body: fx.GraphModule) -> Any:
-    """Return the policy that decides which results a checkpointed function saves, or ``None``."""
+    """Return the policy that decides which results a checkpointed function saves; ``None`` saves none."""
     return body.meta.get("_checkpoint_context_fn")
 
 
@@ -170,7 +170,7 @@ def _applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
 
 
 class _PythonNumbers(PythonReferenceAnalysis):
-    """Torch's arithmetic on numbers, also a graph's, without the two operations left to sympy."""
+    """Torch's arithmetic on plain, symbolic and graph numbers, without the two operations left to sympy."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
@@ -288,7 +288,7 @@ def outputs_with_gradient(metadata: Any) -> list[bool]:
 
 
 def mark_as_dynamo_graph(gm: fx.GraphModule) -> None:
-    """Let AOTAutograd read from placeholders which inputs outlive a call, as for Dynamo's graphs."""
+    """Let AOTAutograd see at placeholders which inputs live as long as the model, as with Dynamo's."""
     gm.meta["dynamo_compile_id"] = None
     gm._param_name_to_source = {}  # type: ignore[assignment]
     for node in gm.graph.find_nodes(op="placeholder"):

@@ -117,7 +117,7 @@ class WrapLocal(_Call):
 
 
 class FromLocal(_Call):
-    """Makes the DTensor of a local tensor returned by a region; its gradient suits :func:`unwrap`."""
+    """Makes the DTensor of a local tensor returned by a region. Places its gradient for :func:`unwrap`."""
 
     def __call__(self, local: torch.Tensor) -> Any:
         spec = self.spec

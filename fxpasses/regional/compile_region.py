@@ -103,7 +103,7 @@ class RegionCompiler:
         metadata = _torch.forward_metadata()
         if reason := _torch.unsupported_metadata(metadata):
             raise RegionRefused(reason)
-        keep_outputs_fresh(gm.graph)  # the surrounding graph handles outputs that share memory
+        keep_outputs_fresh(gm.graph)  # the surrounding graph is told what shares memory here
         outputs = outputs_of(gm.graph)
         count = len(outputs) if inference else self._num_outputs
         kept = outputs[count:]

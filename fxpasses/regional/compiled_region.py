@@ -260,7 +260,7 @@ class _Table:
         self._regions: weakref.WeakValueDictionary[str, CompiledRegion] = weakref.WeakValueDictionary()
 
     def add(self, region: CompiledRegion) -> CompiledRegion:
-        """Add a region. Returns the existing one of equal content, if any."""
+        """Add a region and return it, or the existing one of equal content."""
         with self._lock:
             return self._regions.setdefault(region.key, region)
 

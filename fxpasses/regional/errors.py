@@ -1,4 +1,4 @@
-"""Errors of regions."""
+"""Errors of regions: why a repeated subgraph cannot be compiled on its own."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def with_regions(
         keep alive.
 
     Raises:
-        StageError: if a stage fails on a region and ``on_failure`` is ``"raise"``.
+        StageError: if a stage fails on a region, and failures are to be raised.
     """
     if options.regions == "off":
         return gm, []
