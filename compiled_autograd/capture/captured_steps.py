@@ -14,15 +14,15 @@ class Kind(enum.Enum):
     """The possible effects of a step besides computing its outputs."""
 
     PURE = "pure"
-    """None: a functional autograd node, validation, addition, arithmetic on sizes."""
+    """No effects: a functional autograd node, validation, addition, arithmetic on sizes."""
     PYTHON = "python"
-    """Any: a hook or a Python backward."""
+    """Any effects: a hook or a Python backward."""
     CPP = "cpp"
-    """Any, in C++: a custom C++ function that is not marked traceable, or a C++ hook."""
+    """Any effects, in C++: a custom C++ function that is not marked traceable, or a C++ hook."""
     ACCUMULATE = "accumulate"
     """Sets or updates ``.grad`` of a leaf."""
     READ = "read"
-    """None, and it depends on graph arguments alone, so it runs before everything else."""
+    """No effects, and depends on graph arguments alone, so it runs before everything else."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
