@@ -57,7 +57,7 @@ def _check_hook_results(originals: tuple[Grad, ...], results: Any, hook: Any) ->
 
 
 def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> Grad:
-    """Call a ``tensor.register_hook`` (or ``retain_grad``) hook. It may replace one gradient.
+    """Call a ``tensor.register_hook`` (or ``retain_grad``) hook: it may replace a gradient, None keeps it.
 
     Args:
         hook: the user's hook.
