@@ -1,4 +1,4 @@
-"""Checks of graphs: is what a pass made of a graph still the same program, and if not, which rewrite is to blame?
+"""Checks of rewrites: is the graph after a pass still the same program, and if not, which rewrite is to blame?
 
 One check of a compilation, in its order:
 

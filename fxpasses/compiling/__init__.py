@@ -1,1 +1,1 @@
-"""What a compilation is made of: options, observers, compilers of the partitioned graphs, and its history."""
+"""Parts of a compilation: options, observers, compilers of the partitioned graphs, and the history of compilations."""

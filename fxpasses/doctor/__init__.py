@@ -1,4 +1,4 @@
-"""``fxpasses doctor``: the parts of this package that work with this machine and torch, and why others do not."""
+"""``fxpasses doctor``: reports which features work on this machine and torch, and why others do not."""
 
 from fxpasses.doctor.health import Finding, examine
 from fxpasses.doctor.seam import SeamReport, check_seam

@@ -1,4 +1,4 @@
-"""Dynamo's tracing of a function for the backend of this library, before the backend is called.
+"""Changes to how Dynamo traces a function for this backend, before the backend is called.
 
 Tracing is the part of ``torch.compile`` whose time grows with every layer of a model. :mod:`.tracing` puts it on
 ``fake``'s dispatch cache, and :mod:`.replay` copies what Dynamo found in a module for the next one like it (:mod:`.traces`

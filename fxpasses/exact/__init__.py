@@ -1,4 +1,4 @@
-"""Exact checking: whether two graphs are the same function of real numbers, decided without a tolerance.
+"""Exact checking: decide without a tolerance whether two graphs are the same function of real numbers.
 
 * :func:`equivalent`: the verdict on two graphs; :class:`Original`: on many that are to replace one
 * ``fields``, ``float_constants``, ``arithmetic``: dual numbers, a float64 witness with residues modulo primes

@@ -1,1 +1,1 @@
-"""Graphs: which values share memory, where nodes come from, new nodes that keep metadata."""
+"""Graph utilities: aliasing, provenance of nodes, and new nodes that keep metadata."""

@@ -1,4 +1,4 @@
-"""The library of passes, one file each, named for what it does.
+"""The pass library, one file for each pass.
 
 * ``eliminate_dead_code``: remove calls whose results are unused
 * ``remove_no_ops``: remove views, copies and casts that change nothing

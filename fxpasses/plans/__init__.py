@@ -1,4 +1,4 @@
-"""Plans: what a compilation made, kept on disk with all that decided it, so that a later process runs it without compiling.
+"""Plans: the result of a compilation on disk, with everything that decided it. A later process runs it without compiling.
 
 ::
 
