@@ -51,6 +51,8 @@ def call_in_eager(model: Any) -> Callable[..., Any]:
     return model  # type: ignore[no-any-return]
 
 
+as_traced = torch.compiler._compile_session_context  # type: ignore[attr-defined]
+"""Within, models in Python take the branches that they take while they are traced: ``torch.compiler.is_compiling()``."""
 storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
 """Where the memory of a tensor begins. Unlike ``data_ptr``, it does not take the tensor for one that is written to."""
 

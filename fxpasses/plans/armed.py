@@ -150,6 +150,10 @@ class Armed(Checked):
             value is known() for value, known in zip(objects, self._objects, strict=True)
         )
 
+    def objects(self) -> list[Any]:
+        """The objects, while they are there."""
+        return [known() for known in self._objects]
+
     def _let_go(self) -> None:
         """One of the objects is gone: nothing that it held is kept, and no other object that takes its place is taken for it."""
         for known in (self._quick, self._plans, self._others, self._places):

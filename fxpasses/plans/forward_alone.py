@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from fxpasses.plans import _torch
-from fxpasses.plans.results import places_of_tensors, tensors_in
+from fxpasses.plans._torch_hooks import without_hooks
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.replaced import are_named_still
+from fxpasses.plans.results import builder, places_of_tensors, tensors_in
+from fxpasses.plans.runtime import Once, check_backward
 from fxpasses.plans.surroundings import STATE, state
+from fxpasses.plans.walked_again import WalkedAgain
 
 if TYPE_CHECKING:
     from fxpasses.plans.armed import Armed
     from fxpasses.plans.plan import Plan
 
+_THREADS = "number of threads"
+"""What in the state of torch counts in compiled code alone: it may be another one where a backward pass runs."""
 FORWARD_ALONE = "forward alone"
 """The kind of such a plan."""
 
@@ -59,35 +66,60 @@ class ForwardAlone:
         forward: Callable[[list[Any]], Sequence[Any]],
         armed: Armed,
     ) -> None:
-        self._plan, self._armed = weakref.ref(plan), weakref.ref(armed)
+        self._plan, self._armed, self._content = weakref.ref(plan), weakref.ref(armed), content
         self._state = content["about"]["state"]
         self._places = list(places_of_tensors(content["layout"]))
-        self._apply = _autograd_function(content["facts"], forward).apply
+        self._given = builder(content["given"], ())
+        self._apply = _autograd_function(content["facts"], content["inputs"], forward).apply
 
-    def __call__(self, inputs: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The outputs of the graph. Args: its inputs, and the arguments of the call."""
+    def __call__(self, inputs: list[Any], arguments: Sequence[torch.Tensor]) -> Any:
+        """The outputs of the graph. Args: its inputs, and the tensors among the arguments of the call."""
         plan, armed = self._plan(), self._armed()
         assert plan is not None  # whose call this is
         assert armed is not None
+        objects = armed.objects()
 
-        def again() -> dict[int, torch.Tensor]:
-            return self._again(plan, armed, args, kwargs)
+        def again(arguments: Sequence[torch.Tensor], inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+            self._ask_for_changes(plan, armed, objects, inputs)
+            plan.strike()
+            return self._again(armed.model, [*arguments, *objects])
 
         with torch.enable_grad():
-            return self._apply(again, *inputs)
+            return self._apply(again, arguments, *inputs)
 
-    def _again(
-        self, plan: Plan, armed: Armed, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> dict[int, torch.Tensor]:
-        now = {name: str(value) for name, value in zip(STATE, state(), strict=True)}
-        if now != self._state or not armed.holds() or not plan.is_as_it_was():
-            differs = ", ".join(name for name, value in self._state.items() if now[name] != value)
+    def _ask_for_changes(
+        self, plan: Plan, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]
+    ) -> None:
+        try:
+            now = {name: str(value) for name, value in zip(STATE, state(), strict=True)}
+            differs = [name for name, value in self._state.items() if now[name] != value and name != _THREADS]
+            if not differs and not self._is_as_it_was(plan, armed, objects, inputs):
+                differs = ["the model or what its code reads"]
+        except NoPlan as error:
+            differs = [error.reason]
+        if differs:
             raise RuntimeError(
-                f"{differs or 'the model or what its code reads'} has changed since a forward pass whose backward pass was not compiled: "
-                "it is computed by a second call of the model. Run the backward pass before the change, or compile with cache='off'"
+                f"{', '.join(differs)} has changed since a forward pass whose backward pass was not "
+                "compiled: it is computed by a second call of the model. Run the backward pass before the change, or compile with cache='off'"
             )
-        plan.strike()
-        found = tensors_in(armed.model(*args, **kwargs))
+
+    def _is_as_it_was(self, plan: Plan, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        if not plan.exchanged_there and not armed.walk.exchanged and armed.holds() and plan.is_as_it_was():
+            return True
+        content, again = self._content, WalkedAgain()  # what has changed may have been changed back
+        walk, digest = again.over(armed.model, objects)
+        if digest != armed.digest or not are_named_still(content["functions"]):
+            return False
+        gone_on = again.read(None, content["reads"], content["read"], walk, digest)
+        places = enumerate(content["inputs"])
+        return gone_on is not None and all(
+            gone_on.tensors[source[1]] is inputs[i] for i, source in places if source[0] == "model"
+        )
+
+    def _again(self, model: Any, given: Sequence[Any]) -> dict[int, torch.Tensor]:
+        args, kwargs = self._given((), given)  # containers as they were
+        with _torch.as_traced(), torch.random.fork_rng(devices=[]):  # for numbers that nothing depends on
+            found = tensors_in(_torch.call_in_eager(model)(*args, **kwargs))
         if len(found) != len(self._places):
             raise RuntimeError(
                 "a second call of the model returned other things than the first: a forward pass whose backward pass was not "
@@ -100,18 +132,21 @@ class ForwardAlone:
         }
 
 
-def _autograd_function(facts: Mapping[str, Any], forward_: Callable[[list[Any]], Sequence[Any]]) -> Any:
+def _autograd_function(
+    facts: Mapping[str, Any], sources: Sequence[Sequence[Any]], forward_: Callable[[list[Any]], Sequence[Any]]
+) -> Any:
     returns: int = facts["returns"]
     constant = [i for i, differentiable in enumerate(facts["requires_grad"]) if not differentiable]
     unsafe_views: list[int] = facts["unsafe_views"]
+    places = {i: source[1] for i, source in enumerate(sources) if source[0] == "argument"}
 
     class Forward(torch.autograd.Function):
         """The forward graph of a plan."""
 
         @staticmethod
-        def forward(ctx: Any, again: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
-            ctx.again = again
-            ctx.save_for_backward(*(value for value in given if isinstance(value, torch.Tensor)))
+        def forward(ctx: Any, again: Any, arguments: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
+            ctx.again, ctx.arguments = again, len(arguments)
+            ctx.save_for_backward(*arguments, *(value for value in given if isinstance(value, torch.Tensor)))
             ctx.are_tensors = [isinstance(value, torch.Tensor) for value in given]
             returned = list(forward_(list(given))[:returns])
             for i in unsafe_views:
@@ -124,24 +159,38 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Callable[[list[Any]],
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
-            saved = iter(ctx.saved_tensors)  # raises where one was changed
+            kept = ctx.saved_tensors  # raises where one was changed
+            arguments, saved = list(map(_apart, kept[: ctx.arguments])), iter(kept[ctx.arguments :])
             inputs: list[Any] = [next(saved) if is_tensor else None for is_tensor in ctx.are_tensors]
-            needed = [i for i, needs in enumerate(ctx.needs_input_grad[1:]) if needs]
-            keep = torch.is_grad_enabled()
-            with torch.enable_grad():
-                outputs = ctx.again()
+            for i, place in places.items():
+                inputs[i] = arguments[place]
+            needed = [i for i, needs in enumerate(ctx.needs_input_grad[2:]) if needs]
+            keeps = torch.is_grad_enabled()
+            check_backward(None, donates=False)
+            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+                outputs = ctx.again(arguments, inputs)
             asked = [(outputs[i], g) for i, g in enumerate(gradients) if g is not None and i in outputs]
             asked = [(output, gradient) for output, gradient in asked if output.requires_grad]
-            found = torch.autograd.grad(
-                [output for output, _ in asked],
-                [inputs[i] for i in needed],
-                [gradient for _, gradient in asked],
-                create_graph=keep,
-                allow_unused=True,
-            )
-            result: list[Any] = [None] * (len(inputs) + 1)
+            by = [inputs[i] for i in needed]
+            is_last = keeps and any(one is not other for one, other in zip(arguments, kept, strict=False))
+            with without_hooks(by):  # they see the gradient of the whole call
+                found = torch.autograd.grad(
+                    [output for output, _ in asked],
+                    by,
+                    [gradient for _, gradient in asked],
+                    create_graph=keeps and not is_last,
+                    allow_unused=True,
+                )
+            result: list[Any] = [None] * (len(inputs) + 2)
             for i, gradient in zip(needed, found, strict=True):
-                result[i + 1] = gradient
+                result[i + 2] = gradient
+            if is_last:
+                return Once.apply(lambda given: result, False, torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
             return tuple(result)
 
     return Forward
+
+
+def _apart(argument: torch.Tensor) -> torch.Tensor:
+    """An argument without its history: what it was computed from may be an input, too, and gets that part of the gradient later."""
+    return argument if argument.is_leaf else argument.detach().requires_grad_(argument.requires_grad)

@@ -237,7 +237,7 @@ class Plan(Checked):
             assert self.frame is not None
             return self.frame(*args, **kwargs)
         inputs = self._inputs_of(arguments)
-        outputs = self._run(inputs) if self.alone is None else self.alone(inputs, args, kwargs)
+        outputs = self._run(inputs) if self.alone is None else self.alone(inputs, arguments)
         return self._result(outputs, arguments)
 
     def strike(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from torch import fx
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.forward_alone import Waiting, waiting, write_those_that_wait
+from fxpasses.plans.recorded_inputs import RecordedInputs
+from fxpasses.plans.recorded_trace import RecordedTrace
+from fxpasses.plans.results import Layout
 
 _REASON = "a call with gradients on, and no backward pass"
 _RUNS = 3
@@ -21,11 +24,23 @@ _RUNS = 3
 
 
 class RecordedForward:
-    """What is seen of a forward graph."""
+    """What is seen of a forward graph.
 
-    def __init__(self) -> None:
+    Args:
+        given: the arguments of the call.
+        tensors: those among them.
+        objects: likewise.
+    """
+
+    def __init__(self, given: Any, tensors: Sequence[torch.Tensor], objects: Sequence[Any]) -> None:
         self._runs, self._is_other_again = 0, False
         self._directory: Path | None = None
+        self._refused = ""
+        numbers = {id(value): ["argument", i] for i, value in enumerate((*tensors, *objects))}
+        try:
+            self._given = Layout(given, numbers, numbers).content
+        except NoPlan as error:
+            self._refused = error.reason
 
     def has_run_alone(self) -> bool:
         """It runs again, and there was no backward pass: whether it is time to take it that none comes."""
@@ -52,20 +67,51 @@ class RecordedForward:
         graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
         self._is_other_again = any(uses_rng(n) or is_mutating(n) for graph in graphs for n in graph.nodes)
 
-    def check(self, content: Mapping[str, Any], facts: Mapping[str, Any], *others: str) -> None:
+    def look_at_trace(self, graph: fx.Graph) -> None:
+        """See whether a part cannot be differentiated by itself. Args: Dynamo's graph."""
+        modules = graph.owning_module.modules() if graph.owning_module is not None else ()
+        graphs = [module.graph for module in modules if isinstance(module, fx.GraphModule)]
+        if any(node.kwargs.get("use_reentrant") for graph in graphs for node in graph.nodes):
+            self._refused = "checkpoint(use_reentrant=True), which only .backward() can differentiate"
+
+    def look_at_inputs(self, inputs: Sequence[Any], sources: Sequence[Sequence[Any]]) -> None:
+        """See whether autograd can keep the inputs of the graph, and tell their gradients apart.
+
+        Args:
+            inputs: of the graph.
+            sources: where each comes from.
+        """
+        for value, source in zip(inputs, sources, strict=True):
+            if isinstance(value, torch.Tensor) and value.is_inference():
+                self._refused = "an inference tensor"
+            elif isinstance(value, torch.Tensor) and source[0] != "argument" and not value.is_leaf:
+                self._refused = "a tensor of the model that is computed from others"
+
+    def checked(
+        self,
+        content: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        trace: RecordedTrace,
+        inputs: RecordedInputs,
+    ) -> dict[str, Any]:
         """Ask that the call can be made a second time, and that its results are outputs of its graph with memory of their own.
 
         Args:
             content: of the plan.
             facts: of the compilation.
-            others: operators of other libraries, and numbers among its inputs.
+            trace: of the call.
+            inputs: of the graph.
+
+        Returns: what the plan says besides.
 
         Raises:
             NoPlan: it cannot.
         """
         if self._directory is None or not self._directory.is_dir():
             raise NoPlan(_REASON, "the directory is gone")
-        if self._is_other_again or others:
+        if self._refused:
+            raise NoPlan(_REASON, self._refused)
+        if self._is_other_again or trace.operators or inputs.open:
             raise NoPlan(_REASON, "a second call may give other values")
         for name in ("updated", "aliases", "changed", "changed_for_autograd", "sharded", "results"):
             if facts[name]:
@@ -74,6 +120,7 @@ class RecordedForward:
             raise NoPlan(_REASON, "more than a graph, or autocast")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise NoPlan(_REASON, "one of many processes")
+        return {"given": self._given}
 
 
 @functools.cache

@@ -85,7 +85,7 @@ class Recording(Observer, Recorder):
         self._hold, self._versions = hold, list[int]()
         self._held: Callable[..., Any] | None = None
         self._graphs, self._facts, self._outputs = dict[str, Any](), dict[str, Any](), list[Any]()
-        self._trace, self._forward = RecordedTrace(), RecordedForward()
+        self._trace, self._forward = RecordedTrace(), RecordedForward(given, arguments, objects)
         self._calls = self._compilations = 0
         self._frames = RecordedFrames(model, functions)
         self._walk, self._frame_code = Walk(told=True, leaves_open=True), b""
@@ -186,6 +186,7 @@ class Recording(Observer, Recorder):
     @beside_compilation
     def _note_inputs(self, graph: fx.Graph) -> None:
         self._inputs.note(graph)
+        self._forward.look_at_trace(graph)
 
     @beside_compilation
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
@@ -207,7 +208,7 @@ class Recording(Observer, Recorder):
             self._facts = runtime_facts()
             if self._facts["refused"]:
                 self.refuse(self._facts["refused"])
-        elif self.is_over:
+        elif self.is_over and not self._finished:  # by another thread, which compiled it, too
             self._finish()
 
     def watched(
@@ -274,13 +275,13 @@ class Recording(Observer, Recorder):
             check_changed(flat(inputs), self._facts)
         self._inputs.look(inputs, self._walk, self._arguments)
         self._shards.look(inputs)
+        self._forward.look_at_inputs(inputs, self._inputs.sources)
         self._content |= {"inputs": self._inputs.sources, "lifted": self._inputs.lifted}
 
     @beside_compilation
     def _look_at_trace(self) -> None:
         """See what decided the trace: it is over, and nothing that it decided has happened yet."""
-        walk = self._walk
-        trace = self._trace
+        walk, trace = self._walk, self._trace
         reads, self._later = of_later_modules(trace.reads())
         if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
             raise NoPlan("the model changes while it is compiled")
@@ -430,8 +431,7 @@ class Recording(Observer, Recorder):
                     log.info("why there is no plan is not kept: %s", error)
             self._done(path, reason)
         self._release_model()
-        self._content, self._graphs, self._facts = {}, {}, {}
-        self._reads, self._trace = [], RecordedTrace()
+        self._content, self._graphs, self._facts, self._reads, self._trace = {}, {}, {}, [], RecordedTrace()
 
     def _release_model(self) -> None:
         story, self._walk = self._walk.story, Walk()
@@ -461,7 +461,7 @@ class Recording(Observer, Recorder):
         facts |= {"fixed": self._inputs.are_fixed}
         module = Module(fixed=self._inputs.are_fixed, operators=self._trace.operators)
         if kind == FORWARD_ALONE:
-            self._forward.check(self._content, facts, *self._trace.operators, *self._inputs.open)
+            self._content |= self._forward.checked(self._content, facts, self._trace, self._inputs)
         module.add("forward", self._graphs["inference" if kind == "inference" else "forward"])
         if kind == "forward":
             module.add("backward", self._graphs["backward"])

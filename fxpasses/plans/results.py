@@ -37,11 +37,13 @@ class Layout:
         NoPlan: the result holds something that cannot be made again.
     """
 
-    def __init__(self, result: Any, tensors: Mapping[int, list[Any]]) -> None:
-        """Args: what the model returned, and where tensors are, by ``id``."""
+    def __init__(
+        self, result: Any, tensors: Mapping[int, list[Any]], objects: Mapping[int, list[Any]] | None = None
+    ) -> None:
+        """Args: what the model returned, and where tensors are, by ``id``; likewise objects that are not made again."""
         self.classes: list[tuple[str, ...]] = []
         self.has_number = False
-        self._tensors, self._numbers = tensors, dict[int, int]()
+        self._tensors, self._known, self._numbers = tensors, objects or {}, dict[int, int]()
         self.objects: list[Any] = []
         self.tensors: list[torch.Tensor] = []
         self.content = self._of(result)
@@ -53,6 +55,8 @@ class Layout:
                 raise NoPlan("a result that is no output of the graph")
             self.tensors.append(value)
             return self._tensors[id(value)]
+        if id(value) in self._known:
+            return self._known[id(value)]
         if value is None or kind in (bool, int, float, str):
             self.has_number |= kind in (int, float)
             return ["constant", value]

@@ -288,13 +288,13 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
-            _check_backward(deterministic, donates)
+            check_backward(deterministic, donates=donates)
             given = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked, *ctx.meshes]
             for i, expected in tangents:
                 given += _as_traced(gradients[i], *expected)
             ctx.maybe_clear_saved_tensors()
             if torch.is_grad_enabled():
-                return _Once.apply(backward_, no_autocast, torch.empty(0, requires_grad=True), *given)
+                return Once.apply(backward_, no_autocast, torch.empty(0, requires_grad=True), *given)
             return _run_backward(backward_, no_autocast, given)
 
     return Plan
@@ -305,7 +305,7 @@ def _run_backward(backward: Boxed, no_autocast: bool, given: list[Any]) -> tuple
         return tuple(backward(given))
 
 
-class _Once(torch.autograd.Function):
+class Once(torch.autograd.Function):
     """The backward graph under ``create_graph=True``: it has no gradient of its own."""
 
     @staticmethod
@@ -318,7 +318,8 @@ class _Once(torch.autograd.Function):
         raise RuntimeError("torch.compile with aot_autograd does not currently support double backward")
 
 
-def _check_backward(deterministic: bool | None, donates: bool) -> None:
+def check_backward(deterministic: bool | None, *, donates: bool) -> None:
+    """Refuse a backward pass that this process may not run. Args: whether it was compiled for deterministic algorithms, and with donated buffers."""
     if peek_interpreter_stack() is not None:
         raise RuntimeError(
             "a compiled backward function is called within vmap/grad/vjp, which is not supported: wrap the "

@@ -221,3 +221,156 @@ def test_a_directory_that_is_gone_is_not_made_again(cache):
     shutil.rmtree(folder)
     write_those_that_wait()
     assert not folder.exists()
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, given, times=1.0):
+        x, y = given
+        return self.first(x).tanh() * self.second(y).sigmoid() * times
+
+
+def of_one_another(model):
+    """Inputs that are computed from a weight of the model, and the second one from the first; what they come from."""
+    x = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
+    h = x @ model.first.weight
+    return x, [h, h.sin()]
+
+
+def forward_of_pair_once(cache):
+    model = made(Pair)
+    fxpasses.compile(model, cache=cache)(of_one_another(model)[1], times=2.0)
+    write_those_that_wait()
+
+
+@pytest.mark.parametrize("change", [len, list.clear, list.reverse])
+def test_gradients_go_on_from_arguments_as_they_were(cache, change):
+    forward_of_pair_once(cache)
+    model = made(Pair)
+    compiled, found = planned(model, cache), []
+    for call in (compiled, model):
+        x, given = of_one_another(model)
+        out = call(given, times=2.0)
+        change(given)
+        model.zero_grad()
+        out.square().sum().backward()
+        found.append([x.grad, *(p.grad for p in model.parameters())])
+    assert fxpasses.stats().plans_used == 1
+    assert_close(*found)
+
+
+def test_hooks_of_inputs_run_once(cache):
+    forward_once(cache, leaf=True)
+    model, seen = made(), []
+    compiled = planned(model, cache)
+    x = torch.ones(4, 8, requires_grad=True)
+    for tensor in (x, model.body.weight):
+        tensor.register_hook(lambda gradient: (seen.append(1), gradient * 3)[1])
+    found = []
+    for call in (compiled, model):
+        x.grad = None
+        model.zero_grad()
+        call(x)["others"][0].square().sum().backward()
+        found.append([x.grad, *(p.grad for p in model.parameters())])
+    assert_close(*found)
+    assert len(seen) == 4
+    assert fxpasses.stats().plans_used == 1
+
+
+class Reentrant(Heads):
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=True).tanh()
+
+
+def test_nor_has_a_part_that_is_differentiated_by_backward_alone(cache):
+    assert forward_once(cache, Reentrant, leaf=True) == []
+
+
+class Shift(Heads):
+    def forward(self, x):
+        return x + self.body.weight[0]
+
+
+def test_nor_has_a_call_of_inference_tensors(cache):
+    with torch.inference_mode():
+        x = torch.ones(4, 8)
+    model = made(Shift)
+    fxpasses.compile(model, cache=cache)(x)
+    write_those_that_wait()
+    assert not list(cache.glob("*/*.plan"))
+
+
+def test_nor_has_one_of_weights_that_are_computed(cache):
+    weight = torch.ones(8, 8, requires_grad=True)
+    other = weight.sin()
+
+    def call(x):
+        return (x @ weight).tanh() @ other
+
+    fxpasses.compile(call, cache=cache)(torch.ones(4, 8))
+    write_those_that_wait()
+    assert not list(cache.glob("*/*.plan"))
+
+
+calls = []
+
+
+class Asking(Heads):
+    def forward(self, x):
+        if torch.compiler.is_compiling():
+            return self.body(x).tanh()
+        calls.append(1)
+        return self.body(x).tanh() * 1
+
+
+def test_the_second_call_takes_the_branches_that_were_compiled(cache):
+    forward_once(cache, Asking)
+    calls.clear()
+    model = made(Asking)
+    compiled = planned(model, cache)
+    compiled(torch.ones(4, 8)).sum().backward()
+    assert fxpasses.stats().plans_used == 1
+    assert not calls
+    assert not torch.compiler.is_compiling()
+
+
+def test_a_change_that_was_taken_back_is_none(cache):
+    forward_once(cache)
+    model, x = made(), torch.ones(4, 8)
+    compiled, found = planned(model, cache), []
+    for call in (compiled, model):
+        out = call(x)
+        model.eval()
+        model.train()
+        model.requires_grad_(False).requires_grad_(True)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out["others"][0].sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    assert fxpasses.stats().plans_used == 1
+    assert_close(*found)
+
+
+def test_another_weight_in_the_place_of_one_is_a_change(cache):
+    forward_once(cache)
+    model = made()
+    out = planned(model, cache)(torch.ones(4, 8))
+    model.body.weight = nn.Parameter(model.body.weight.detach().clone())
+    with pytest.raises(RuntimeError, match="the model or what its code reads has changed"):
+        out["hidden"].sum().backward()
+
+
+def test_a_second_derivative_with_regard_to_an_input_that_was_computed_is_refused(cache):
+    h = torch.ones(4, 8, requires_grad=True) * 2
+    fxpasses.compile(made(), cache=cache)(h)
+    write_those_that_wait()
+    model, x = made(), torch.ones(4, 8, requires_grad=True)
+    out = planned(model, cache)(x * 2)["others"][0]
+    assert fxpasses.stats().plans_used == 1
+    (first,) = torch.autograd.grad(out.square().sum(), [x], create_graph=True)
+    assert_close(first.detach(), torch.autograd.grad(model(x * 2)["others"][0].square().sum(), [x])[0])
+    with pytest.raises(RuntimeError, match="double backward"):
+        first.sum().backward()
