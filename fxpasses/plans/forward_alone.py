@@ -7,6 +7,7 @@ it; the plan is gone then, so that the next call is compiled, and its plan has b
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,14 +40,22 @@ class Waiting(Protocol):
         """Write one without, for as long as there is none."""
 
 
-waiting = weakref.WeakValueDictionary[int, Waiting]()
-"""Those of this process, by ``id``."""
+_waiting: collections.deque[Waiting] = collections.deque()
+"""Those of this process: kept, since a function that has returned has dropped its model, with all that was compiled for it."""
+_MOST_WAITING = 64
+
+
+def wait(writer: Waiting) -> None:
+    """Have a plan written at the end of the process if no backward pass comes; of the oldest one now, if there are many."""
+    _waiting.append(writer)
+    while len(_waiting) > _MOST_WAITING:
+        _waiting.popleft().write_forward_alone()
 
 
 def write_those_that_wait() -> None:
     """No backward pass has come so far: write plans without. Called at the end of the process, too."""
-    for one in list(waiting.values()):
-        one.write_forward_alone()
+    while _waiting:
+        _waiting.popleft().write_forward_alone()
 
 
 class ForwardAlone:

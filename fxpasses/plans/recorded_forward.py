@@ -13,7 +13,7 @@ from torch import fx
 
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.forward_alone import Waiting, waiting, write_those_that_wait
+from fxpasses.plans.forward_alone import Waiting, wait, write_those_that_wait
 from fxpasses.plans.recorded_inputs import RecordedInputs
 from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.results import Layout
@@ -60,7 +60,7 @@ class RecordedForward:
             return
         self._directory = directory
         _at_exit()
-        waiting[id(recording)] = recording
+        wait(recording)
 
     def look(self, gm: fx.GraphModule) -> None:
         """See whether a second run of the graph is another one: it draws random numbers, or writes to tensors."""

@@ -16,6 +16,7 @@ from fxpasses.compiling.graph_compilers import Compiler, cache_identity
 from fxpasses.compiling.observing import RegionCheck
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.shared_kernels import one_unit
+from fxpasses.graphs.aliasing import uses_rng
 from fxpasses.graphs.fresh_outputs import keep_outputs_fresh
 from fxpasses.graphs.rewriting import copy_graph, outputs_of
 from fxpasses.partitioner.cost import CostModel
@@ -242,7 +243,7 @@ def _known(strides: list[Any], returned: Sequence[fx.Node], *, dynamic: bool) ->
 def _is_random(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, _torch.OpOverload):
-        return torch.Tag.nondeterministic_seeded in target.tags or "seed" in target._schema.name
+        return uses_rng(node) or "seed" in target._schema.name
     return "rng" in str(target)
 
 

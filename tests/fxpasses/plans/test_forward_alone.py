@@ -374,3 +374,25 @@ def test_a_second_derivative_with_regard_to_an_input_that_was_computed_is_refuse
     assert_close(first.detach(), torch.autograd.grad(model(x * 2)["others"][0].square().sum(), [x])[0])
     with pytest.raises(RuntimeError, match="double backward"):
         first.sum().backward()
+
+
+def encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+
+
+def call_encoder(cache):
+    model = encoder()
+    return fxpasses.compile(model, cache=cache, regions="always")(torch.ones(2, 4, 8))
+
+
+def test_a_model_that_is_gone_has_one_whose_layers_are_compiled_once_and_have_no_dropout(cache):
+    call_encoder(cache)
+    gc.collect()
+    write_those_that_wait()
+    (name,) = cache.glob("*/*.plan")
+    assert comes_last(name)
+    model = encoder()
+    assert_close(call_encoder(cache), model(torch.ones(2, 4, 8)), rtol=1e-4, atol=1e-5)
+    assert fxpasses.stats().plans_used == 1
