@@ -154,6 +154,7 @@ def _autograd_function(
 
         @staticmethod
         def forward(ctx: Any, again: Any, arguments: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
+            """Run it. Args: what calls the model again, the tensors among the arguments of the call, and the inputs of the graph."""
             ctx.again, ctx.arguments = again, len(arguments)
             ctx.save_for_backward(*arguments, *(value for value in given if isinstance(value, torch.Tensor)))
             ctx.are_tensors = [isinstance(value, torch.Tensor) for value in given]

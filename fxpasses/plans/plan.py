@@ -12,7 +12,6 @@ import torch
 from fxpasses.plans._torch_frames import never_traced
 from fxpasses.plans._torch_optimizers import option_now
 from fxpasses.plans.exchanged import Exchanged, Place, PlaceKey, are_alone, key_of
-from fxpasses.plans.forward_alone import ForwardAlone
 from fxpasses.plans.given_numbers import GivenNumbers
 from fxpasses.plans.gradients import Gradients, have_none
 from fxpasses.plans.held_views import HeldViews
@@ -75,7 +74,7 @@ class Plan(Checked):
         self.file = file
         self.frame: Callable[..., Any] | None = None
         self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
-        self.alone: ForwardAlone | None = None
+        self.alone: Callable[[list[Any], Sequence[torch.Tensor]], Any] | None = None
         self.is_tuned, self._has_failed = bool(content.get("files")), False
         if "run" in names:
             self._run = names["run"]
