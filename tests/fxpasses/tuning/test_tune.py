@@ -20,7 +20,7 @@ from fxpasses.tuning.tuning_ledger import Entry
 from fxpasses.tuning.tuning_session import Session
 from fxpasses.tuning.verdicts import Verdicts
 
-pytestmark = pytest.mark.usefixtures("old_objects_aside")
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "old_objects_aside")
 
 aten = torch.ops.aten
 
