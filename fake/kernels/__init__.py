@@ -1,7 +1,7 @@
-"""Rules for operators whose answer no meta kernel gives, or gives wrongly: one family a file.
+"""Rules for operators whose meta kernel is missing or disagrees with eager: one family per file.
 
-Eager is the specification. Where torch's meta kernels and decompositions agree with eager there is no rule; where
-they do not, :func:`find` returns the rule that does.
+Eager is the specification. Operators whose meta kernels and decompositions agree with eager have no rule. For
+the others, :func:`find` returns the rule.
 
 >>> import torch, fake.kernels
 >>> fake.kernels.find(torch.ops.aten.logaddexp.default) is not None
@@ -41,6 +41,4 @@ from fake.seam.symbolic_shapes import HIDDEN_FILES
 __all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse"]
 
 for _path in Path(__file__).parent.glob("*.py"):
-    HIDDEN_FILES.add(
-        str(_path)
-    )  # a guard that a rule asks for is told with the line that called the operator
+    HIDDEN_FILES.add(str(_path))  # attribute the guards of a rule to the line that called the operator

@@ -1,4 +1,4 @@
-"""``arange``, ``linspace``, ``logspace``, ``range`` with ``out=``: resized by number of elements, not by shape."""
+"""``out=`` of ``arange``, ``linspace``, ``logspace`` and ``range``: resized by element count, not shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fake.seam.dispatch import check
     "aten::logspace.Scalar_Tensor_out",
 )
 def _space_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``steps`` elements; an ``out`` that has as many keeps its shape, whatever that is."""
+    """Return ``out`` with ``steps`` elements; it keeps its shape if it already has that many."""
     steps = args[2]
     check(steps >= 0, lambda: "number of steps must be non-negative")
     return _with_elements(mode, kwargs["out"], steps)
@@ -31,7 +31,7 @@ def _space_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::arange.out", "aten::arange.start_out", "aten::range.out", "aten::range.out_")
 def _range_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """As many elements as the functional range has, in ``out``'s dtype."""
+    """Return ``out`` with as many elements as the functional range in ``out``'s dtype."""
     out = kwargs["out"]
     make = torch.range if func.name().startswith("aten::range") else torch.arange
     with mode:
@@ -41,7 +41,7 @@ def _range_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::arange.start_step")
 def _arange(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Small integers in fractional steps: eager counts the steps before it rounds them; torch's version rounds first."""
+    """Handle integer dtypes and fractional steps: eager counts steps before rounding, torch after."""
     start, end, step = (*args, 1)[:3]
     dtype = kwargs.get("dtype")
     if (

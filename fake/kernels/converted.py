@@ -1,4 +1,4 @@
-"""Arguments that eager converts first, and torch's own versions refuse as they are."""
+"""Rules that convert arguments as eager does; torch's own versions refuse them unconverted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake.seam.fake_tensor import torchs_answer
 
 @rule("aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate")
 def _masked_index(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Whatever is not zero in a mask is true."""
+    """Convert the mask to bool: any nonzero value is true."""
     self, mask, *others = args
     with mode:
         mask = mask.to(torch.bool)
@@ -21,7 +21,7 @@ def _masked_index(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kw
 
 @rule("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def _embedding_bag(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Indices and offsets have one type: the one that both promote to."""
+    """Convert indices and offsets to the dtype that both promote to."""
     weight, *integers = args[:3]
     common = torch.promote_types(*(value.dtype for value in integers))
     with mode:
@@ -31,7 +31,7 @@ def _embedding_bag(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: K
 
 @rule("aten::index.Tensor")
 def _index(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Bytes are a mask."""
+    """Treat ``uint8`` indices as masks."""
     self, indices = args
     if all(index is None or index.dtype is not torch.uint8 for index in indices):
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Which combinations of dtypes eager's CPU kernels refuse: asked of eager, once for each (see :mod:`fake.kernels.trials`)."""
+"""Find the combinations of dtypes that eager's CPU kernels refuse, by trial (:mod:`fake.kernels.trials`)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SPEAKS_OF_VALUES = re.compile(
 )
 _MOST = 10_000
 _taken: dict[Any, None] = {}
-"""The keys of calls that eager took. What it refuses is tried anew, with its own sizes."""
+"""Keys of calls that eager accepts. Refused calls are tried again, each with its own sizes."""
 
 
 def refusal(func: OpOverload, args: Any, kwargs: Any) -> Exception | None:
-    """The error with which eager's kernel refuses these dtypes, or ``None`` if it takes them or cannot be asked.
+    """Return eager's error for these dtypes, or ``None`` if eager accepts them or cannot be tried.
 
     Args:
         func: the operator.
@@ -63,14 +63,14 @@ def _refused(trial: Trial) -> Exception | None:
 
 
 def _is_about_types(func: OpOverload, message: str) -> bool:
-    """Whether dtypes may be to blame. Elementwise operators' casts to an ``out`` have a rule of their own."""
+    """Return whether dtypes may be the cause. Elementwise casts to ``out`` have their own rule."""
     if _SPEAKS_OF_VALUES.search(message) or not _SPEAKS_OF_TYPES.search(message):
         return False
     return torch.Tag.pointwise not in func.tags or "can't be cast" not in message
 
 
 def _others(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    """The same call in other dtypes, with what to say of it: if eager takes one of them, dtypes alone were to blame."""
+    """Yield the call in other dtypes, with a description: if eager accepts one, the dtypes were at fault."""
     names = [n for n, v in trial.values.items() if isinstance(v, Kind | torch.dtype | float | complex)]
     names += [n for n in trial.tensors() if n not in names]
     for name in names:
@@ -107,7 +107,7 @@ def _said(trial: Trial) -> str:
 
 
 def result_type(operands: Sequence[Any]) -> torch.dtype:
-    """The dtype that the first operand and all others promote to (tensors and numbers); no mode sees a call."""
+    """Return the dtype that all operands (tensors and numbers) promote to. No mode sees a call."""
     return _result_type(
         tuple((o.dtype, o.dim() > 0) if isinstance(o, torch.Tensor) else type(o) for o in operands)
     )

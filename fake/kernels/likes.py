@@ -1,4 +1,4 @@
-"""What is allocated like a tensor: with its very strides, if no element is missing between them and none is there twice."""
+"""Operators that allocate like an input: they keep its exact strides if it is dense and does not overlap."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from fake.seam.fake_tensor import torchs_answer
     "aten::fill.Tensor",
 )
 def _like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Where a size is 1 its stride says nothing, and torch's Python versions choose another one than eager, which copies it."""
+    """Copy the input's strides, as eager does: torch's Python versions differ for sizes of 1."""
     input = args[0]
     dtype = kwargs.get("dtype") or input.dtype
     if func._schema.name == "aten::randn_like" and not dtype.is_floating_point and not dtype.is_complex:
-        with mode:  # there are no elements, else it would have been refused
+        with mode:  # the input has no elements, or the call would have been refused
             return torch.empty_like(input, dtype=dtype, memory_format=kwargs.get("memory_format"))
     answer = torchs_answer(mode, func, args, kwargs)
     preserves = kwargs.get("memory_format") in (None, torch.preserve_format)

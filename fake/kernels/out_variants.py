@@ -1,8 +1,8 @@
-"""``out=``: what eager does to the tensors that it is given for its results.
+"""Rules for ``out=`` variants: how eager checks and resizes the tensors that it is given for results.
 
-The functional operator says what the results are; then each given tensor is left alone if it has the right shape, and
-resized if it has not. What it is resized to depends on how the kernel was written, and there are three ways
-(:class:`Resized`). Structured operators all go the same way; the others are listed.
+The functional operator determines the results. A given tensor that already has the right shape is left alone;
+any other is resized. The layout after a resize depends on the kernel, and there are a few cases
+(:class:`Resized`). All structured operators behave alike; the others are listed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fake.seam.symbolic_shapes import guard_or_false
 
 
 class Resized(enum.Enum):
-    """The layout of an ``out`` tensor that eager had to resize."""
+    """The layout that eager gives to an ``out`` tensor when it resizes it."""
 
-    #: As the functional operator's result: structured kernels and those that hand ``out`` to a TensorIterator.
+    #: Like the functional result: structured kernels, and kernels that pass ``out`` to a TensorIterator.
     LIKE_RESULT = enum.auto()
     ROW_MAJOR = enum.auto()
-    #: Row-major, and not looked at where there is no result: statistics of a batch norm that computes none.
+    #: Row-major, or untouched if the result is empty: statistics of a batch norm that computes none.
     ROW_MAJOR_IF_ANY = enum.auto()
-    #: LAPACK kernels make an ``out`` without elements column-major (even of the right shape) and compute into it; into
-    #: any other they copy.
+    #: LAPACK kernels make an empty ``out`` column-major (even one of the right shape) and compute into it.
+    #: They copy into any other ``out``.
     LAPACK = enum.auto()
 
 
-#: The out variants that are not structured and that torch's engine answers wrongly, or not at all: for each of the
-#: results, what a resize makes of it.
+#: Unstructured out variants that torch's engine gets wrong or does not support, with the layout of each
+#: resized result.
 _LISTED: dict[str, tuple[Resized, ...]] = {
     "aten::_native_batch_norm_legit.out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
     "aten::_native_batch_norm_legit.no_stats_out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
@@ -70,10 +70,10 @@ _LISTED: dict[str, tuple[Resized, ...]] = {
 }
 
 
-#: These compute complex results into a complex temporary, resize ``out`` row-major, and copy the real parts.
+#: Operators that compute into a complex temporary, resize ``out`` row-major, and copy the real parts.
 _COMPLEX_TO_REAL = frozenset({"aten::abs.out", "aten::angle.out"})
 
-#: Operators that refuse an ``out`` of another dtype, against the rule.
+#: Exceptions to :func:`_casts`: operators that refuse an ``out`` of another dtype.
 _EXACT = frozenset(
     {
         "aten::_native_batch_norm_legit.no_stats_out",
@@ -110,10 +110,10 @@ _EXACT = frozenset(
     }
 )
 
-#: Operators that cast, against the rule.
+#: Exceptions to :func:`_casts`: operators that cast.
 _CASTS = frozenset({"aten::cat.out"})
 
-#: Operators that write to any dtype; and those that also write flags as bytes.
+#: Operators that write to any dtype, and operators that also write booleans as ``uint8``.
 _ANY_DTYPE = frozenset({"aten::bernoulli.out"})
 _FLAGS = frozenset(
     {
@@ -126,13 +126,13 @@ _FLAGS = frozenset(
     }
 )
 
-#: What a factory function takes and its out variant does not, because the given tensor decides it.
+#: Arguments of factory functions that out variants lack, because the given tensor determines them.
 _OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 @functools.cache
 def out_names(func: OpOverload) -> tuple[str, ...]:
-    """The names of the arguments that ``func`` writes its results to; empty unless it is an out variant.
+    """Return the names of ``func``'s ``out`` arguments; empty if it is not an out variant.
 
     >>> out_names(torch.ops.aten.geqrf.a)
     ('a', 'tau')
@@ -145,7 +145,7 @@ def out_names(func: OpOverload) -> tuple[str, ...]:
 
 @functools.cache
 def functional_of(func: OpOverload) -> OpOverload | None:
-    """The overload that takes ``func``'s other arguments and returns new tensors, or ``None``.
+    """Return the overload that takes ``func``'s other arguments and returns new tensors, or ``None``.
 
     >>> functional_of(torch.ops.aten.sort.values_stable)
     <OpOverload(op='aten.sort', overload='stable')>
@@ -167,7 +167,7 @@ def functional_of(func: OpOverload) -> OpOverload | None:
 
 @functools.cache
 def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | None:
-    """How each ``out`` is resized, if torch's engine does not know."""
+    """Return how each ``out`` is resized, or ``None`` where torch's engine already knows."""
     if hides_structured_meta(functional):
         return (Resized.LIKE_RESULT,) * len(out_names(func))
     return _LISTED.get(func.name())
@@ -175,16 +175,16 @@ def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | Non
 
 @rule_when(lambda func: func.namespace == "aten" and functional_of(func) is not None)
 def _out_variant(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Compute the functional result's metadata, then bring the given tensors to its shape as eager does.
+    """Compute the metadata of the functional result, then resize the given tensors as eager does.
 
-    Where torch's engine is right about a kernel, it is wrong only with symbolic sizes, which it cannot resize.
+    Kernels that torch's engine gets right are handled here only for symbolic sizes, which it cannot resize.
     """
     functional = functional_of(func)
     assert functional is not None
     names = out_names(func)
     outs = [kwargs[name] for name in names]
     if len(outs) == 1 and isinstance(outs[0], list | tuple):
-        return NotImplemented  # torch's engine knows how to fill a list
+        return NotImplemented  # torch's engine fills lists correctly
     ways = _ways(func, functional)
     if func.name() in _COMPLEX_TO_REAL and args[0].is_complex():
         ways = (Resized.ROW_MAJOR,)
@@ -215,7 +215,7 @@ def _out_variant(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
 
 @rule("aten::nansum.out")
 def _nansum_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``nansum`` into a tensor of symbolic sizes; it computes in ``out``'s dtype unless told otherwise."""
+    """Handle ``nansum`` with symbolic sizes; it computes in ``out``'s dtype unless ``dtype`` is given."""
     if not is_symbolic(args, kwargs):
         return NotImplemented
     out = kwargs["out"]
@@ -229,7 +229,7 @@ def _nansum_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwar
 
 @rule("aten::softmax.int_out", "aten::log_softmax.int_out")
 def _softmax_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``softmax`` into a tensor of symbolic sizes: eager converts, and hands ``out`` to the structured operator."""
+    """Handle symbolic sizes: like eager, convert the input and pass ``out`` to the structured operator."""
     if not is_symbolic(args, kwargs):
         return NotImplemented
     source, dim = args[:2]
@@ -242,7 +242,7 @@ def _softmax_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
 
 
 def _like(result: torch.Tensor) -> Any:
-    """The strides of a result, or of a copy: ``conj_physical`` of a real tensor is that tensor, dense or not."""
+    """Return the strides of a copy: ``conj_physical`` of a real tensor is that tensor, dense or not."""
     if guard_or_false(result.numel() == 0):
         return result.stride()
     return torch.empty_like(result).stride()
@@ -250,9 +250,10 @@ def _like(result: torch.Tensor) -> Any:
 
 @functools.cache
 def _casts(func: OpOverload, functional: OpOverload) -> bool:
-    """Whether eager casts results to ``out``'s dtype (if the cast loses nothing), rather than refuse another dtype.
+    """Return whether eager casts the result to ``out``'s dtype if that loses nothing, or refuses another
+    dtype.
 
-    Structured operators cast if they are elementwise, or if ``out`` decides the dtype in which they compute.
+    Structured operators cast if they are elementwise, or if ``out`` determines the compute dtype.
     """
     if func.name() in _EXACT:
         return False
@@ -266,17 +267,17 @@ def _casts(func: OpOverload, functional: OpOverload) -> bool:
 
 
 def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor, *, casts: bool) -> None:
-    """Refuse an ``out`` that cannot hold the result.
+    """Raise if ``out`` cannot hold the result.
 
     Args:
         func: the ``out=`` overload.
         name: the argument's name, for the message.
-        out: the tensor that was passed for it.
+        out: the tensor that was passed.
         wanted: the result of the functional operator.
         casts: whether eager casts the result to ``out``'s dtype.
 
     Raises:
-        RuntimeError: eager's, for another dtype or device.
+        RuntimeError: the dtype or device is wrong (eager's error).
     """
     if func.name() in _FLAGS and out.dtype is torch.uint8:
         wanted = wanted.to(torch.uint8)
@@ -298,12 +299,12 @@ def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tens
 
 
 def check_shape_of_input(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Refuse to resize an ``out`` that is an input, too.
+    """Raise if an ``out`` that is also an input would have to be resized.
 
     Args:
         func: the ``out=`` overload.
         name: the argument's name, for the message.
-        out: the tensor that was passed for it and is read, too.
+        out: the tensor that was passed, which is also read.
         wanted: the result of the functional operator.
 
     Raises:
@@ -317,9 +318,9 @@ def check_shape_of_input(func: OpOverload, name: str, out: torch.Tensor, wanted:
 
 
 def resize_out(out: torch.Tensor, shape: Any, strides: Any = None) -> None:
-    """Give ``out`` this shape if it has another; only then does ``strides`` matter (``None``: row-major).
+    """Resize ``out`` to ``shape`` if its shape differs, with ``strides`` (row-major if ``None``).
 
-    To be called under the mode, so that the engine sees the metadata change.
+    Call this under the mode, so that the engine sees the metadata change.
 
     Args:
         out: the tensor that was passed.

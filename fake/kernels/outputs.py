@@ -1,4 +1,4 @@
-"""Making a rule's results: fake tensors of a given shape and layout, on the right device."""
+"""Helpers that make the results of rules: fake tensors of a given shape, layout and device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Size = Sequence[Any]
 
 
 def contiguous_strides(shape: Size) -> tuple[Any, ...]:
-    """Row-major strides, with eager's convention that a dimension of size 0 counts as 1."""
+    """Return row-major strides. As in eager, a dimension of size 0 counts as 1."""
     strides: list[Any] = []
     step: Any = 1
     for size in reversed(shape):
@@ -28,7 +28,7 @@ def contiguous_strides(shape: Size) -> tuple[Any, ...]:
 
 
 def column_major_strides(shape: Size) -> tuple[Any, ...]:
-    """Strides of a batch of column-major matrices (row-major below two dimensions).
+    """Return the strides of a batch of column-major matrices (row-major below two dimensions).
 
     >>> column_major_strides((2, 3, 4))
     (12, 1, 3)
@@ -42,7 +42,7 @@ def column_major_strides(shape: Size) -> tuple[Any, ...]:
 
 
 def permuted_strides(shape: Size, order: Sequence[int]) -> tuple[Any, ...]:
-    """Dense strides for ``shape`` laid out with ``order``'s dimensions from outermost to innermost.
+    """Return dense strides for ``shape``, with the dimensions of ``order`` from outermost to innermost.
 
     >>> permuted_strides((2, 3, 4), (0, 2, 1))
     (12, 1, 3)
@@ -57,7 +57,7 @@ def permuted_strides(shape: Size, order: Sequence[int]) -> tuple[Any, ...]:
 def fresh(
     mode: FakeTensorMode, shape: Size, strides: Size | None, *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A new fake tensor with storage of its own; row-major where ``strides`` is ``None``.
+    """Return a new fake tensor with its own storage; row-major if ``strides`` is ``None``.
 
     Args:
         mode: the mode that the tensor belongs to.
@@ -73,12 +73,12 @@ def fresh(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What messages call a dtype: ``float32``."""
+    """Return the name of a dtype as error messages show it, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def all_dense(args: Any, kwargs: Any) -> bool:
-    """Whether all tensors among the arguments are plain strided ones: not sparse, quantized, nested or oneDNN's."""
+    """Return whether all tensor arguments are plain strided: not sparse, quantized, nested or oneDNN."""
     return all(
         leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_nested
         for leaf in pytree.tree_leaves((args, kwargs))
@@ -87,7 +87,7 @@ def all_dense(args: Any, kwargs: Any) -> bool:
 
 
 def is_row_major(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is contiguous at the hints; records no guard. ``False`` if a size has no hint."""
+    """Return whether a tensor is contiguous at the hints (``False`` without hints). Adds no guard."""
     expected = 1
     for size, step in zip(
         map(hint, reversed(tensor.shape)), map(hint, reversed(tensor.stride())), strict=True
@@ -99,7 +99,7 @@ def is_row_major(tensor: torch.Tensor) -> bool:
 
 
 def is_symbolic(args: Any, kwargs: Any) -> bool:
-    """Whether any number among the arguments, or any tensor's size, stride or offset, is symbolic."""
+    """Return whether any number among the arguments, or any tensor's size, stride or offset, is symbolic."""
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
             return True
@@ -109,7 +109,7 @@ def is_symbolic(args: Any, kwargs: Any) -> bool:
 
 
 def hinted(leaf: Any) -> Any:
-    """A plain meta tensor (or number) in place of a fake one, symbolic sizes replaced by hints; ``None`` without a hint."""
+    """Return a meta tensor (or number) with hints in place of symbolic sizes; ``None`` without a hint."""
     if isinstance(leaf, torch.Tensor):
         numbers = [hint(n) for n in (*leaf.shape, *leaf.stride(), leaf.storage_offset())]
         if any(n is None for n in numbers):
@@ -121,7 +121,8 @@ def hinted(leaf: Any) -> Any:
 
 
 def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
-    """``answer``, laid out anew in the order of ``example``'s dimensions if the two disagree at the hints.
+    """Return ``answer`` with its dimensions in ``example``'s stride order, if the strides differ at the
+    hints.
 
     Args:
         mode: the mode that ``answer`` belongs to.
@@ -139,7 +140,7 @@ def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
 
 
 def in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """``answer`` anew, channels-last if ``input`` is, else row-major.
+    """Return a tensor like ``answer``: channels-last if ``input`` suggests it, else row-major.
 
     Args:
         mode: the mode that ``answer`` belongs to.
@@ -151,7 +152,7 @@ def in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor
 
 
 def row_major(mode: FakeTensorMode, answer: Any) -> Any:
-    """``answer`` (a tensor, or several) in row-major strides."""
+    """Return ``answer`` (a tensor or a structure of tensors) with row-major strides."""
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or tuple(leaf.stride()) == contiguous_strides(leaf.shape):

@@ -1,9 +1,9 @@
-"""Writing to memory that is read, or written twice: which operators refuse it, and when it happens.
+"""Detect writes to overlapping memory that eager refuses.
 
-Three things can be wrong with a tensor that an operator writes to: two of its elements are one (``expand``), it shares some
-elements with a tensor that is read, or it *is* a tensor that is read. Each kernel decides which of these it refuses, and is
-asked (see :mod:`fake.kernels.trials`). The definitions are eager's
-(``ATen/MemoryOverlap.cpp``): what is too hard to tell from sizes and strides passes.
+A tensor that an operator writes to can be wrong in three ways: two of its elements share memory (``expand``),
+it shares some elements with a tensor that is read, or it *is* a tensor that is read. Which of these a kernel
+refuses is found by a trial (see :mod:`fake.kernels.trials`). The definitions are eager's
+(``ATen/MemoryOverlap.cpp``): overlaps that are too hard to decide from sizes and strides pass.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PROBLEMS = {
 
 
 _known: dict[tuple[OpOverload, str, str, str], bool] = {}
-"""What eager said: of an operator, a kind of overlap, the argument that is written to, and the one that is read."""
+"""Eager's answers by operator, kind of overlap, argument that is written, and argument that is read."""
 
 
 def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
-    """Refuse what eager refuses.
+    """Raise if eager refuses the overlaps of a call.
 
     Args:
         func: the operator.
@@ -45,7 +45,7 @@ def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
         kwargs: its keyword arguments.
 
     Raises:
-        RuntimeError: the written tensor overlaps with itself or with what is read.
+        RuntimeError: a written tensor overlaps with itself or with a tensor that is read.
     """
     for kind, name, other in kinds_of(func, args, kwargs):
         if _refuses(func, kind, name, other, args, kwargs):
@@ -53,7 +53,7 @@ def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
 
 
 def _refuses(func: OpOverload, kind: str, name: str, other: str, args: Any, kwargs: Any) -> bool:
-    """Whether eager refuses one kind of overlap of two arguments. What it cannot be asked, it does not refuse."""
+    """Return whether eager refuses this kind of overlap; ``False`` if no trial is possible."""
     key = func, kind, name, other
     known = _known.get(key)
     if known is None:
@@ -69,7 +69,7 @@ def _refuses(func: OpOverload, kind: str, name: str, other: str, args: Any, kwar
 
 
 def _overlapping(trial: Trial, kind: str, name: str, other: str) -> dict[str, Any] | None:
-    """Two arguments of a trial that overlap; ``None`` if they are too small to."""
+    """Return two overlapping arguments for a trial, or ``None`` if they are too small to overlap."""
     written, read = trial.values[name], trial.values[other]
     if not isinstance(written, Kind) or not isinstance(read, Kind):
         return None
@@ -87,7 +87,7 @@ def _overlapping(trial: Trial, kind: str, name: str, other: str) -> dict[str, An
 
 
 def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, str, str]]:
-    """Every overlap in a call: its kind, the argument that is written to, and the one that is read.
+    """Yield every overlap in a call: its kind, the written argument, and the argument that is read.
 
     Args:
         func: the operator.
@@ -96,7 +96,7 @@ def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, st
     """
     written, read = _written_and_read(func, args, kwargs)
     if any(tensor.numel() == 0 for _, tensor in (*written, *read)):
-        return  # kernels look at their arguments differently if there is nothing to do
+        return  # kernels check their arguments differently if there is nothing to compute
     for path, tensor in written:
         if _overlaps_itself(tensor):
             yield INTERNAL, path[-1], path[-1]
@@ -108,7 +108,7 @@ def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, st
 
 
 def _written_and_read(func: OpOverload, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
-    """``(path, tensor)`` of what is written and what is read; a path leads to the tensor and ends in the argument's name."""
+    """Return the written and the read tensors as ``(path, tensor)``; a path ends in the argument's name."""
     written: list[Any] = []
     read: list[Any] = []
     for place, argument in enumerate(func._schema.arguments):
@@ -127,10 +127,10 @@ def _written_and_read(func: OpOverload, args: Any, kwargs: Any) -> tuple[list[An
 
 
 def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path, Path, str], ...]:
-    """The arguments that must not share a storage, judged by their metadata alone, with what to say if they do.
+    """Return the pairs of arguments that must not share a storage, judged by metadata alone.
 
-    That two tensors share one is not in any cache key, because it hardly ever matters: with equal sizes, an in-place
-    operator may read what it writes.
+    Cache keys do not record whether two tensors share a storage, because it rarely matters: with equal sizes,
+    an in-place operator may read what it writes.
 
     Args:
         func: the operator.
@@ -138,7 +138,7 @@ def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path
         kwargs: its keyword arguments.
 
     Returns:
-        The path of a written argument, that of another one, and the message, for each pair.
+        For each pair, the path of the written argument, the path of the other one, and the error message.
     """
     written, read = _written_and_read(func, args, kwargs)
     if any(tensor.numel() == 0 for _, tensor in (*written, *read)):
@@ -157,7 +157,7 @@ def _problem(func: OpOverload, kind: str, name: str, other: str) -> str:
 
 
 def _kind_on_one_storage(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """What overlaps if these two are on one storage."""
+    """Return the kind of overlap of two tensors, assuming that they share a storage."""
     if 0 in a.shape or 0 in b.shape:
         return None
     first, second = _place(a), _place(b)
@@ -175,7 +175,7 @@ def _place(tensor: torch.Tensor) -> Any:
 
 
 def may_overlap(a: tuple[Any, Any, int, int], b: tuple[Any, Any, int, int]) -> bool:
-    """Whether two tensors (shape, strides, offset, bytes an element), on one storage, would overlap in part.
+    """Return whether two tensors (shape, strides, offset, item size) on one storage overlap in part.
 
     >>> row, whole = ((3,), (1,), 0, 4), ((2, 3), (3, 1), 0, 4)
     >>> may_overlap(row, whole), may_overlap(whole, whole), may_overlap(row, ((3,), (1,), 3, 4))
@@ -192,7 +192,7 @@ def may_overlap(a: tuple[Any, Any, int, int], b: tuple[Any, Any, int, int]) -> b
 
 
 def _is_dense(shape: Any, strides: Any) -> bool:
-    """Whether the elements fill their range exactly, in some order of dimensions."""
+    """Return whether the elements fill their range of memory exactly, in some order of dimensions."""
     expected = 1
     for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size != 1):
         if step != expected:

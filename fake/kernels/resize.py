@@ -1,4 +1,4 @@
-"""Changing a given tensor's shape: ``resize_``, and the same thing as ``out=`` arguments need it."""
+"""Rules for ``resize_`` and ``resize_as_``, and the resize that ``out=`` arguments need."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload,
 
 
 def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Tensor:
-    """Give ``tensor`` this shape and these strides (``None``: row-major) in place; its storage grows if it must.
+    """Give ``tensor`` this shape and these strides (``None``: row-major) in place. Storage grows if needed.
 
-    To be called under the mode, so that the engine sees the metadata change. ``set_`` on the tensor's own storage is
-    the one operator that does this for all combinations of concrete and symbolic sizes, before and after.
+    Call this under the mode, so that the engine sees the metadata change. ``set_`` on the tensor's own
+    storage is the only operator that does this for all combinations of concrete and symbolic sizes, before
+    and after.
 
     Args:
         tensor: a fake tensor.
@@ -27,7 +28,7 @@ def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Ten
 
 @rule("aten::resize_")
 def _resize_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``resize_`` where symbolic sizes are involved: torch's cannot go from symbolic to concrete ones."""
+    """Handle symbolic sizes: torch's ``resize_`` cannot go from symbolic to concrete sizes."""
     self, shape = args
     memory_format = kwargs.get("memory_format")
     if not is_symbolic(args, kwargs) or memory_format not in (None, torch.contiguous_format):
@@ -40,7 +41,7 @@ def _resize_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs)
 
 @rule("aten::resize_as_")
 def _resize_as_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``resize_as_`` to a tensor of symbolic sizes, or of one that has them."""
+    """Handle ``resize_as_`` where either tensor has symbolic sizes."""
     self, template = args
     memory_format = kwargs.get("memory_format")
     if not is_symbolic(args, kwargs) or memory_format not in (None, torch.contiguous_format):

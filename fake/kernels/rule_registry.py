@@ -1,9 +1,10 @@
-"""Which rule answers for which operator: the one place that knows.
+"""The registry of rules: maps each operator to the rule that answers for it.
 
-A *rule* is a function ``rule(mode, func, args, kwargs)`` that returns what eager would return for ``func``, as fake
-tensors of ``mode``. An engine consults :func:`find` once constants have been folded and real inputs converted, and
-before decompositions and meta kernels, with ``mode`` itself off the mode stack; a rule enters ``with mode:`` where it
-needs other operators' answers. A rule may return ``NotImplemented``: the engine then goes on as if there were none.
+A *rule* is a function ``rule(mode, func, args, kwargs)`` that returns what eager would return for ``func``,
+as fake tensors of ``mode``. An engine calls :func:`find` after constant folding and the conversion of real
+inputs, and before decompositions and meta kernels. ``mode`` itself is off the mode stack then; a rule enters
+``with mode:`` to call other operators. If a rule returns ``NotImplemented``, the engine continues as if there
+were no rule.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from fake.seam.fake_tensor import FakeTensorMode
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-"""The positional and the keyword arguments of a call."""
+"""The positional and keyword arguments of a call."""
 
 
 class Rule(Protocol):
-    """The answer to one operator, or to one family of operators.
+    """A function that answers for one operator or one family of operators.
 
     Args:
         mode: the mode whose fake tensors are returned; it is off the mode stack.
@@ -39,7 +40,7 @@ class Rule(Protocol):
 
 
 class _Registry:
-    """Rules by operator name, then families by predicate; what was found is remembered."""
+    """Rules by operator name, then rules for families by predicate. Lookups are cached."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,10 +51,12 @@ class _Registry:
         self._listeners: list[Callable[[], None]] = []
 
     def rule(self, *names: str, sparse: bool = False) -> Callable[[Rule], Rule]:
-        """Register a rule for operators by their full names, such as ``"aten::cat"`` or ``"aten::sort.stable"``.
+        """Register a rule for operators by their full names, such as ``"aten::cat"`` or
+        ``"aten::sort.stable"``.
 
-        Names, not overload objects: a name that this torch does not have is simply never asked for. ``sparse`` says that
-        the rule knows tensors of other layouts than strided ones; the others are not asked about them.
+        Operators are given by name, not as overload objects, so that a name may be missing from this release
+        of torch. With ``sparse``, the rule handles tensors of any layout; other rules see strided tensors
+        only.
 
         Raises:
             ValueError: an operator already has a rule.
@@ -76,7 +79,7 @@ class _Registry:
     def rule_when(self, predicate: Callable[[OpOverload], bool]) -> Callable[[Rule], Rule]:
         """Register a rule for every operator that ``predicate`` accepts and that has no rule by name.
 
-        Families are asked in the order of registration; a predicate must depend on nothing but the operator.
+        Predicates are tried in the order of registration. The result must depend only on the operator.
         """
 
         def register(rule: Rule) -> Rule:
@@ -93,11 +96,11 @@ class _Registry:
         return rule
 
     def when_rules_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever a rule is registered from now on: answers that were given may be others then."""
+        """Call ``listener`` whenever a rule is registered from now on: earlier answers may be out of date."""
         self._listeners.append(listener)
 
     def find(self, func: OpOverload) -> Rule | None:
-        """The rule that answers for ``func``, or ``None``.
+        """Return the rule that answers for ``func``, or ``None``.
 
         >>> import torch, fake.kernels
         >>> fake.kernels.find(torch.ops.aten.copysign.Tensor).__name__
@@ -117,7 +120,7 @@ class _Registry:
         return found
 
     def takes_sparse(self, func: OpOverload) -> bool:
-        """Whether the rule of an operator answers for sparse arguments, too.
+        """Return whether the operator's rule also handles sparse arguments.
 
         >>> import torch, fake.kernels
         >>> fake.kernels.takes_sparse(torch.ops.aten.mm.default), fake.kernels.takes_sparse(torch.ops.aten.sort.default)
@@ -126,7 +129,7 @@ class _Registry:
         return func.name() in self._for_sparse
 
     def rules(self) -> dict[str, Rule]:
-        """Every rule that is registered by name."""
+        """Return all rules that are registered by name."""
         with self._lock:
             return dict(self._by_name)
 

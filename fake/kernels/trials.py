@@ -1,9 +1,10 @@
-"""What eager's CPU kernels do with arguments like those of a call: tried on small real tensors.
+"""Run eager's CPU kernels on small real tensors to learn which arguments they accept.
 
-No schema and no meta kernel says what a kernel refuses: each decides for itself, with a macro over dtypes or a check of its
-own, and differently in each release of torch. So it is asked. A trial has the call's dtypes, ranks, numbers and strings, and
-its sizes, made smaller where they are large. Only ATen's operators are tried, on tensors of their own that hold more memory
-than they say (some kernels write beyond an ``out`` of a wrong dtype), and the state of random numbers is put back.
+Neither schemas nor meta kernels record what a kernel refuses: each kernel decides with a dtype macro or a
+check of its own, and differently in each release of torch. So the kernel itself is called. A trial has the
+dtypes, ranks, numbers, strings and sizes of the call, with large sizes and numbers reduced. Only ATen
+operators are tried. Their tensors hold more memory than their sizes need, because some kernels write beyond
+an ``out`` of a wrong dtype. The RNG state is restored.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from fake.seam.dispatch import OpOverload, has_symbols, in_eager
 
 _SMALL_TENSORS, _SMALL_NUMBER, _SMALL_SIZE = 1024, 64, 8
 SLACK = 16
-"""Bytes that each element of a trial has at least: those of the largest dtype."""
+"""Minimum number of bytes per element in a trial: the item size of the largest dtype."""
 
 _AS_THEY_ARE = (bool, str, torch.dtype, torch.layout, torch.memory_format, type(None))
 _NOT_TRIED = re.compile(
     "(?<!softmax_)backward|pin_memory|pinned|record_stream|::set_|::rename|_dual|::_assert|::_print|cuda|cudnn"
 )
-"""Kernels that trust their callers, or that do something to more than their arguments."""
+"""Kernels that trust their callers, or that change more than their arguments."""
 
 _COUNTS_FROM_ONE = re.compile("lu_solve|lu_unpack|ldl_solve")
-"""Kernels that write in front of their memory where an index is zero: pivots, as LAPACK numbers them."""
+"""Kernels that write before the start of their memory if a pivot is 0: LAPACK numbers pivots from 1."""
 
 Fill = int
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A tensor of a trial: its dtype and sizes."""
+    """The dtype and shape of a tensor of a trial."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     def make(self, fill: Fill, storage: torch.Tensor | None = None, offset: int = 0) -> torch.Tensor:
-        """A tensor of this kind: floating numbers are an identity matrix or ones, others equal ``fill``.
+        """Return a tensor of this kind: identity matrix or ones if floating point, else ``fill``.
 
         Args:
-            fill: the value of integers and flags.
-            storage: bytes to make it in; new ones where it is left out.
-            offset: where it begins in them, in elements.
+            fill: the value of integers and booleans.
+            storage: bytes to place the tensor in; allocated if ``None``.
+            offset: where the tensor begins in ``storage``, in elements.
         """
         if storage is None:
             storage = torch.zeros(SLACK * (math.prod(self.shape) + 4), dtype=torch.uint8, device="cpu")
@@ -63,34 +64,34 @@ class Kind:
 
 @dataclass(frozen=True)
 class Trial:
-    """The arguments of a call, with kinds in the place of tensors.
+    """The arguments of a call, with a :class:`Kind` in place of each tensor.
 
     Attributes:
         func: the operator.
-        values: the argument of each name; a :class:`Kind`, or a tuple of such, for tensors.
+        values: the arguments by name; a :class:`Kind`, or a tuple of them, for tensors.
     """
 
     func: OpOverload
     values: dict[str, Any]
 
     def fills(self) -> tuple[Fill, ...]:
-        """The values of integers to try, one after the other."""
+        """Return the fill values of integer tensors to try, in order."""
         return (1,) if _COUNTS_FROM_ONE.search(self.func._schema.name) else (0, 1)
 
     def tensors(self) -> dict[str, Any]:
-        """The arguments that are tensors, or lists of tensors."""
+        """Return the arguments that are tensors or lists of tensors."""
         return {name: v for name, v in self.values.items() if _kinds(v)}
 
     def with_values(self, changed: dict[str, Any]) -> Trial:
         return Trial(self.func, {**self.values, **changed})
 
     def in_dtype(self, dtype: torch.dtype, names: Iterable[str]) -> Trial:
-        """The same with these arguments in another dtype."""
+        """Return this trial with the named arguments in another dtype."""
         return self.with_values({name: _in_dtype(self.values[name], dtype) for name in names})
 
 
 def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
-    """A call as a trial; ``None`` if it cannot be tried: another device or layout, symbolic sizes, arguments of other types.
+    """Turn a call into a trial. Return ``None`` for other devices or layouts, symbolic sizes, or other types.
 
     Args:
         func: the operator.
@@ -122,8 +123,10 @@ def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
 
 
 def key_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """What decides whether a kernel takes the dtypes: equal for calls that differ only in sizes and in values of numbers, but
-    for whether a list of them is of ones and zeros.
+    """Return a key that decides whether a kernel accepts the dtypes of a call.
+
+    Calls that differ only in nonzero sizes and in numbers have equal keys, except that the key records
+    whether a list of integers has only ones and zeros.
 
     Args:
         func: the operator.
@@ -134,11 +137,11 @@ def key_of(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def attempt(trial: Trial, fill: Fill = 0, made: dict[str, Any] | None = None) -> Exception | None:
-    """What eager raises for a trial; ``None`` if it answers.
+    """Run a trial and return the exception that eager raises, or ``None`` if it succeeds.
 
     Args:
-        trial: what to call.
-        fill: the value of integers and flags in tensors.
+        trial: the call to make.
+        fill: the value of integers and booleans in tensors.
         made: arguments that exist already, by name.
     """
     with in_eager():
@@ -154,7 +157,7 @@ def attempt(trial: Trial, fill: Fill = 0, made: dict[str, Any] | None = None) ->
 
 
 class _CannotTry(Exception):
-    """An argument that a trial has no stand-in for."""
+    """Raised for an argument that cannot be replaced in a trial."""
 
 
 def _kind(value: Any) -> Any:
@@ -183,19 +186,19 @@ def _kinds(value: Any) -> tuple[Kind, ...]:
 
 def _part(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        # Symbolic sizes are compared with nothing: that would leave a guard, or fail for unbacked ones.
+        # Do not compare symbolic sizes: that would add a guard, or fail for unbacked ones.
         empty = not has_symbols(value) and 0 in value.shape
         return value.dtype, value.dim(), empty, value.device.type == "cpu"
     if isinstance(value, list | tuple):
         if value and type(value[0]) is not int:
             return frozenset(map(_part, value))
-        # A kernel may hand what is dilated, say, to another one.
+        # A kernel may delegate dilated calls, for example, to another kernel.
         return all(type(number) is int and number in (0, 1) for number in value)
     return value if isinstance(value, _AS_THEY_ARE) else type(value)
 
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """A value in another dtype: a tensor's, that of numbers, or a dtype itself."""
+    """Convert a tensor kind, a number, or a dtype argument to another dtype."""
     if isinstance(value, Kind):
         return Kind(dtype, value.shape)
     if isinstance(value, tuple):
@@ -220,7 +223,7 @@ def _is_small(values: dict[str, Any]) -> bool:
 
 
 def _smaller(value: Any) -> Any:
-    """A value with sizes and numbers that are large made small, equal ones equal."""
+    """Clamp large sizes and numbers to a small value; equal values stay equal."""
     if isinstance(value, Kind):
         return Kind(value.dtype, tuple(min(n, _SMALL_SIZE) for n in value.shape))
     if isinstance(value, tuple):

@@ -1,8 +1,9 @@
-"""Views. With plain sizes eager's own code makes them, on meta: torch's Python version leaves a size of 1 another stride.
-Of contiguous tensors with symbolic sizes the strides follow from the sizes, and nothing else is asked.
+"""Rules for views.
 
-torch's engine splits and merges dimensions one by one, and records a guard for each comparison on the way, although a
-contiguous tensor has a view in every shape with as many elements.
+With plain sizes, eager's own C++ code makes the view on meta: torch's Python version gives sizes of 1 another
+stride. For contiguous tensors with symbolic sizes, the strides follow from the sizes without further guards.
+torch's engine splits and merges dimensions one by one and adds a guard for each comparison, although a
+contiguous tensor can be viewed in every shape with as many elements.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fake.symbols.expr import without_common_factor
 
 @rule("aten::view", "aten::_unsafe_view")
 def view(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``view`` with plain sizes, or of a tensor that is known to be contiguous and not empty.
+    """Answer ``view`` with plain sizes, or of a tensor that is known to be contiguous and not empty.
 
     Args:
         mode: see ``Rule``.
@@ -47,7 +48,7 @@ def view(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> 
 
 @rule("aten::diagonal")
 def _diagonal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A diagonal without elements begins where its tensor does, which torch's kernel for symbolic sizes forgets."""
+    """Keep the storage offset of an empty diagonal, which torch's kernel for symbolic sizes changes."""
     if not is_symbolic(args, kwargs) or has_unbacked((args, kwargs)):
         return NotImplemented
     given = bind(func, args, kwargs)
@@ -72,13 +73,13 @@ def _diagonal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
 
 @rule("aten::split.Tensor")
 def _split(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``split`` into equal parts: eager's own code, in one step instead of torch's two."""
+    """Split into equal parts with eager's own code, in one step instead of torch's two."""
     return NotImplemented if is_symbolic(args, kwargs) else _in_eagers_code(mode, func, args, kwargs)
 
 
 @rule("aten::rot90")
 def _rot90(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A quarter turn is a flip, seen transposed."""
+    """A quarter turn is a transposed view of a flip."""
     given = bind(func, args, kwargs)
     answer, dims = torchs_answer(mode, func, args, kwargs), given["dims"]
     if given["k"] % 2 == 0 or is_symbolic(args, kwargs):
@@ -88,14 +89,14 @@ def _rot90(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -
 
 
 def _in_eagers_code(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """The answer of the C++ kernel for meta tensors."""
+    """Return the answer of the C++ kernel for meta tensors."""
     with in_kernel_invocation_manager(mode):
         views = func(*args, **kwargs)
     return wrap(mode, func, args, kwargs, views)
 
 
 def _is_known_to_be_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements and row-major strides, as far as that is known without asking."""
+    """Return whether a tensor is statically known to be non-empty and row-major. Adds no guard."""
     if not all(statically_known_true(size > 0) for size in tensor.shape):
         return False
     expected = contiguous_strides(tensor.shape)
@@ -106,7 +107,7 @@ def _is_known_to_be_dense(tensor: torch.Tensor) -> bool:
 
 
 def _inferred(self: torch.Tensor, shape: list[Any]) -> list[Any]:
-    """The shape with a size for -1; guards that the numbers of elements agree, and no more."""
+    """Replace -1 in a shape by a size. Guards only that the numbers of elements agree."""
     inferred = [dim for dim, size in enumerate(shape) if statically_known_true(size == -1)]
     elements = math.prod(self.shape)
     problem = f"shape '{[hint(s) for s in shape]}' is invalid for input of size {hint(elements)}"
@@ -122,9 +123,9 @@ def _inferred(self: torch.Tensor, shape: list[Any]) -> list[Any]:
 
 
 def _exact_quotient(number: Any, divisor: Any, problem: str) -> Any:
-    """``number // divisor``, guarded to have no remainder.
+    """Return ``number // divisor``, with a guard that there is no remainder.
 
-    The guard is put without factors that both have in common: later divisions can then use it.
+    The guard is stated without common factors, so that later divisions can reuse it.
     """
     nodes = [n.node for n in (number, divisor) if isinstance(n, torch.SymInt)]
     if not nodes:

@@ -1,4 +1,4 @@
-"""What eager checks before it computes, and meta kernels forget: one function a check.
+"""Checks that eager makes before it computes and that meta kernels omit: one function per check.
 
 >>> import torch
 >>> check_arguments(torch.ops.aten.slice_scatter.default, (torch.zeros(4), torch.zeros(3)), {"end": 2})

@@ -1,8 +1,9 @@
-"""Which operator has which checks, and what a check is made of.
+"""The registry of argument checks.
 
-A check takes the call's arguments by name, defaults filled in. It raises what eager raises, or returns. Sizes may be
-symbolic, and then every comparison of them leaves a guard: a check asks first what is known anyway (dtypes, ranks, numbers),
-compares only what eager compares, and calls neither ``int()`` nor ``range()`` on a size.
+A check takes the arguments of a call by name, with defaults filled in. It raises what eager raises, or
+returns. Sizes may be symbolic, and then each comparison of them adds a guard. So a check first tests what
+needs no guard (dtypes, ranks, numbers), compares only what eager compares, and never calls ``int()`` or
+``range()`` on a size.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _CHECKS: dict[str, list[Check]] = {}
 
 
 def check_for(*names: str) -> Callable[[Check], Check]:
-    """Register a check for all overloads of operators, in place and with ``out=`` too."""
+    """Register a check for all overloads of the named operators, including in-place and ``out=`` variants."""
 
     def register(check: Check) -> Check:
         for name in names:
@@ -30,7 +31,7 @@ def check_for(*names: str) -> Callable[[Check], Check]:
 
 
 def checks_of(func: OpOverload) -> tuple[Check, ...]:
-    """The checks of an operator."""
+    """Return the checks of an operator."""
     if func.namespace != "aten":
         return ()
     name = func._schema.name.split("::")[1]
@@ -38,7 +39,7 @@ def checks_of(func: OpOverload) -> tuple[Check, ...]:
 
 
 def bind(func: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments by name, defaults included.
+    """Return the arguments of a call by name, including defaults.
 
     Args:
         func: the overload that is called.
@@ -59,7 +60,7 @@ def bind(func: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def check_arguments(func: OpOverload, args: Any, kwargs: Any) -> None:
-    """Run an operator's checks.
+    """Run the checks of an operator.
 
     Args:
         func: the overload that is called.
@@ -80,15 +81,15 @@ _checks_of = functools.cache(checks_of)
 
 
 def has_checks(func: OpOverload) -> bool:
-    """Whether an operator has any."""
+    """Return whether an operator has checks."""
     return bool(_checks_of(func))
 
 
 def refuse(condition: bool, func: OpOverload, problem: str, error: type[Exception] = RuntimeError) -> None:
-    """Raise eager's error if ``condition`` holds.
+    """Raise ``error`` if ``condition`` holds.
 
     Args:
-        condition: whether the call is refused.
+        condition: whether to refuse the call.
         func: the overload that is called; the message begins with it.
         problem: what is wrong, with the argument's name.
         error: the class that eager raises.
@@ -99,7 +100,7 @@ def refuse(condition: bool, func: OpOverload, problem: str, error: type[Exceptio
 
 @functools.cache
 def refused_with(call: Callable[[], Any]) -> type[Exception]:
-    """The class of error with which eager refuses a call on small tensors of its own: it differs between releases of torch."""
+    """Return the error class with which eager refuses ``call``; it differs between releases of torch."""
     with no_dispatch():
         try:
             call()
@@ -110,7 +111,7 @@ def refused_with(call: Callable[[], Any]) -> type[Exception]:
 
 @functools.cache
 def is_refused(call: Callable[[], Any]) -> bool:
-    """Whether eager refuses a call on small tensors of its own: some releases of torch do."""
+    """Return whether eager refuses ``call``, a call on small tensors; only some releases of torch do."""
     with no_dispatch():
         try:
             call()
@@ -120,15 +121,15 @@ def is_refused(call: Callable[[], Any]) -> bool:
 
 
 def wrapped_dim(func: OpOverload, dim: int, rank: int) -> int:
-    """A dimension counted from the front.
+    """Return a dimension counted from the front.
 
     Args:
         func: the overload that is called.
-        dim: the dimension as it was given, negative ones counted from the end.
+        dim: the dimension as given; negative ones count from the end.
         rank: the number of dimensions; a scalar has dimension 0.
 
     Raises:
-        IndexError: there is no such dimension.
+        IndexError: the dimension is out of range.
     """
     limit = max(rank, 1)
     refuse(
@@ -139,7 +140,7 @@ def wrapped_dim(func: OpOverload, dim: int, rank: int) -> int:
 
 
 def extent(sizes: Any, strides: Any, offset: int) -> int:
-    """How many elements a storage must have for a tensor.
+    """Return how many elements a storage must have to hold a tensor.
 
     Args:
         sizes: its shape.

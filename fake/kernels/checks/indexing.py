@@ -1,4 +1,4 @@
-"""Checks of operators that take indices, slices and strides."""
+"""Checks of operators that take indices, slices or strides."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fake.kernels.outputs import is_symbolic
 
 @check_for("as_strided", "as_strided_copy", "as_strided_scatter")
 def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
-    """Sizes, strides and offset stay inside the storage."""
+    """Sizes, strides and offset must stay inside the storage."""
     self, sizes, strides = given["self"], given["size"], given["stride"]
     offset = self.storage_offset() if given["storage_offset"] is None else given["storage_offset"]
     if len(sizes) != len(strides):
         return
     needed = extent(sizes, strides, offset) * self.dtype.itemsize
     held = self.untyped_storage().nbytes()
-    if "scatter" in func.name():  # works on a copy: of the whole storage, but of elements that are one
+    if "scatter" in func.name():  # copies the storage, or only elements if some share memory
         if any(step == 0 and size > 1 for size, step in zip(self.shape, self.stride(), strict=True)):
             held = self.numel() * self.dtype.itemsize
         refuse(
@@ -36,7 +36,7 @@ def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("empty_strided", "new_empty_strided")
 def steps_forward(func: OpOverload, given: dict[str, Any]) -> None:
-    """No stride of a tensor with elements is negative, where it addresses anything."""
+    """A stride must not be negative if its dimension has more than one element, in a tensor with elements."""
     sizes, strides = given["size"], given["stride"]
     refuse(
         any(step < 0 and size > 1 for size, step in zip(sizes, strides, strict=False)) and 0 not in sizes, func,
@@ -47,7 +47,7 @@ def steps_forward(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("gather", "scatter", "scatter_add", "scatter_reduce")
 def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
-    """Whatever an index says, it is out of bounds of an empty dimension."""
+    """Any index into an empty dimension is out of bounds."""
     self, index = given["self"], given["index"]
     dim = wrapped_dim(func, given["dim"], self.dim())
     size = self.shape[dim] if self.dim() else 1
@@ -59,7 +59,7 @@ def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("index_copy", "index_fill")
 def copies_into_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """There is somewhere to copy to, if there is something to copy."""
+    """An empty dimension cannot receive elements."""
     self, index = given["self"], given["index"]
     dim = wrapped_dim(func, given["dim"], self.dim())
     others = (size for axis, size in enumerate(self.shape) if axis != dim)
@@ -71,7 +71,7 @@ def copies_into_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("index_reduce")
 def reduces_into_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """As many indices as slices of the source, which are like those of the result; and those are there."""
+    """There must be one index per slice of the source, slices as in ``self``, and a slice to reduce into."""
     self, index, source = given["self"], given["index"], given["source"]
     dim = wrapped_dim(func, given["dim"], self.dim())
     refuse(index.dim() > 1, func, f"Index is supposed to be a vector, but got dim: {index.dim()}", IndexError)
@@ -97,7 +97,7 @@ def reduces_into_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("index_select")
 def selects_by_a_vector(func: OpOverload, given: dict[str, Any]) -> None:
-    """The index is a vector; of a scalar there is one element to select."""
+    """The index must be a vector. Only one element can be selected from a scalar."""
     self, index = given["self"], given["index"]
     dim = wrapped_dim(func, given["dim"], self.dim())
     refuse(index.dim() > 1, func, "Index is supposed to be a vector", IndexError)
@@ -113,7 +113,7 @@ def selects_by_a_vector(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("embedding")
 def embeds_from_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """Weights are a matrix, with rows if there is anything to look up."""
+    """The weight must be a matrix, with rows if there are indices to look up."""
     weight, indices = given["weight"], given["indices"]
     refuse(weight.dim() != 2, func, f"'weight' must be 2-D, got {weight.dim()}-D")
     refuse(weight.shape[0] == 0 and indices.numel() > 0, func, "'weight' has no rows to look up")
@@ -121,7 +121,7 @@ def embeds_from_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("put")
 def puts_as_many_as_indices(func: OpOverload, given: dict[str, Any]) -> None:
-    """As many values as indices, and somewhere to put them."""
+    """There must be as many values as indices, and a tensor with elements to put them in."""
     self, index, source = given["self"], given["index"], given["source"]
     refuse(
         index.numel() != source.numel(), func,
@@ -138,7 +138,7 @@ def puts_as_many_as_indices(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("take")
 def takes_from_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """An empty tensor has nothing to take."""
+    """No element can be taken from an empty tensor."""
     refuse(
         given["self"].numel() == 0 and given["index"].numel() > 0,
         func,
@@ -149,12 +149,12 @@ def takes_from_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("slice_scatter")
 def source_fits_slice(func: OpOverload, given: dict[str, Any]) -> None:
-    """The source has the shape of the slice."""
+    """The source must have the shape of the slice."""
     self, src, step = given["self"], given["src"], given["step"]
     refuse(step <= 0, func, "slice step must be positive")
     dim = wrapped_dim(func, given["dim"], self.dim())
     shape = list(self.shape)
-    if is_symbolic((given["start"], given["end"], shape[dim]), {}):  # as the view itself would be
+    if is_symbolic((given["start"], given["end"], shape[dim]), {}):  # as for the view itself
         shape[dim] = torch.ops.aten.slice.Tensor(self, dim, given["start"], given["end"], step).shape[dim]
     else:
         shape[dim] = len(range(*slice(given["start"], given["end"], step).indices(shape[dim])))
@@ -166,14 +166,14 @@ def source_fits_slice(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("select", "narrow", "select_copy")
 def selects_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
-    """The dimension is there."""
+    """The dimension must exist."""
     if given["self"].dim():
         wrapped_dim(func, given["dim"], given["self"].dim())
 
 
 @check_for("select_scatter", "diagonal_scatter")
 def source_fits_view(func: OpOverload, given: dict[str, Any]) -> None:
-    """The source has the shape of the view that it replaces."""
+    """The source must have the shape of the view that it replaces."""
     self, src = given["self"], given["src"]
     shape = list(self.shape)
     if "index" in given:
@@ -197,7 +197,7 @@ def source_fits_view(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 def _indexed_shape(shape: Any, indices: Any) -> list[int] | None:
-    """The shape of ``self[indices]``, or ``None`` if a mask makes it depend on values."""
+    """Return the shape of ``self[indices]``, or ``None`` if a mask makes it data-dependent."""
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return None
     dims = [dim for dim, index in enumerate(indices) if index is not None]
@@ -212,7 +212,9 @@ def _indexed_shape(shape: Any, indices: Any) -> list[int] | None:
 
 @check_for("index", "index_put", "_index_put_impl", "_unsafe_index_put")
 def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
-    """Indices broadcast, masks have the shape of what they mask, and nothing is looked up in an empty dimension."""
+    """Indices must broadcast, masks must match the shape of what they mask, and empty dimensions cannot be
+    indexed.
+    """
     self, indices = given["self"], given["indices"]
     used = sum(i.dim() if i is not None and i.dtype in (torch.bool, torch.uint8) else 1 for i in indices)
     refuse(
@@ -251,7 +253,7 @@ def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("index_put", "_index_put_impl", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate")
 def values_fit_indices(func: OpOverload, given: dict[str, Any]) -> None:
-    """The values can be broadcast to what is indexed."""
+    """The values must broadcast to the shape of the indexing result."""
     shape = _indexed_shape(given["self"].shape, given["indices"])
     values = given["values"].shape
     if "mask" in given:

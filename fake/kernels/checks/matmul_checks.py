@@ -1,4 +1,4 @@
-"""Checks of matmuls, and of attention, which is made of them."""
+"""Checks of matmuls and of attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake.kernels.outputs import is_symbolic
 
 @check_for("_scaled_mm", "_scaled_mm_v2")
 def factors_fit(func: OpOverload, given: dict[str, Any]) -> None:
-    """Matrices, with as many columns of the first as rows of the second, which the second version does not compare of nothing."""
+    """Factors must be matrices whose inner sizes agree; ``_scaled_mm_v2`` skips that check for empty ones."""
     self, mat2 = given["self"], given["mat2"]
     second = func._schema.name.endswith("v2")
     for name, value in (("self", self), ("mat2", mat2)):
@@ -30,7 +30,7 @@ def factors_fit(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("_scaled_mm", "_scaled_mm_v2")
 def factors_have_eight_bits(func: OpOverload, given: dict[str, Any]) -> None:
-    """On a CPU, there is no matrix of another dtype, and no scale but in float32."""
+    """On CPU, factors must be float8 and scales float32."""
     factors = [given[name] for name in ("self", "mat2")]
     scales = given["scale_a"], given["scale_b"]
     if factors[0].device.type != "cpu" or any(factor.dim() != 2 for factor in factors):
@@ -49,7 +49,7 @@ def factors_have_eight_bits(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("addmm")
 def matmul_can_take(func: OpOverload, given: dict[str, Any]) -> None:
-    """What is added to a matmul has at most two dimensions."""
+    """The tensor that is added to a matmul must broadcast to it and have at most two dimensions."""
     result = (given["mat1"].shape[0], given["mat2"].shape[-1])
     shape = given["self"].shape
     fits = len(shape) <= 2 and all(
@@ -64,7 +64,7 @@ def matmul_can_take(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("scaled_dot_product_attention")
 def mask_does_not_grow_scores(func: OpOverload, given: dict[str, Any]) -> None:
-    """A mask is added to the scores in place: it has no dimension more than they have, and no size where theirs is 1."""
+    """The mask is added to the scores in place, so it must not broadcast them to a larger shape."""
     query, key, mask = given["query"], given["key"], given["attn_mask"]
     if mask is None or query.device.type != "cpu" or min(query.dim(), key.dim()) < 2:
         return
@@ -90,11 +90,11 @@ def _mask_of_four_dimensions() -> torch.Tensor:
 
 
 def _backwards(tensor: torch.Tensor, ranks: int) -> list[Any]:
-    """The sizes before the last two, last first, filled up with 1."""
+    """Return the batch sizes (before the last two), last first, padded with 1."""
     sizes = list(reversed(tensor.shape[:-2]))
     return [*sizes, *[1] * (ranks - 2 - len(sizes))]
 
 
 def _is(size: Any, value: int) -> bool:
-    """Whether a size is a number, and this one: symbolic sizes are not compared, which would leave a guard."""
+    """Return whether a size is this number. Symbolic sizes are not compared: that would add a guard."""
     return isinstance(size, int) and size == value

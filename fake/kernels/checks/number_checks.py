@@ -1,4 +1,4 @@
-"""Checks of numbers that are converted to the dtype of a result."""
+"""Checks of numbers that eager converts to another dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fake.kernels.checks.check_registry import OpOverload, check_for, is_refused
 from fake.kernels.dtypes import result_type
 from fake.seam.dispatch import no_dispatch
 
-#: Numbers that eager converts to the dtype of the result, by operator: whatever the size, or only if there are elements.
+#: Numbers that eager converts to the dtype of the result, by operator, even if there are no elements. See
+#: ``_CONVERTED_IF_ANY`` for those that it converts only if there are elements.
 _CONVERTED = {
     ("fill", "fill_", "masked_fill", "masked_fill_", "constant_pad_nd"): ("value",),
     ("full", "full_like", "new_full"): ("fill_value",),
@@ -39,7 +40,7 @@ _CONVERTED = {
 _IN_SINGLE_PRECISION = frozenset(
     ("addbmm", "addcdiv", "addcmul", "addmm", "baddbmm", "celu", "elu", "leaky_relu", "lerp", "softplus")
 )
-"""What computes with float32 numbers in low precision, and takes a number that only the result cannot hold."""
+"""Operators that compute with float32 numbers in low precision, and so accept numbers that only the result cannot hold."""
 
 _CONVERTED_IF_ANY = {
     ("scatter", "scatter_", "index_fill", "index_fill_"): ("value",),
@@ -52,23 +53,23 @@ _NOT_CONVERTED = frozenset(
     for name in ("pow", "clamp", "clamp_min", "clamp_max", "add", "sub", "rsub", "index_fill")
     for suffix in ("", "_")
 )
-"""Operators whose result is complex if the number is, or that refuse a complex number for what it is."""
+"""Operators whose result becomes complex with a complex number, or that refuse any complex number."""
 
 _ONLY_CONVERTED = {
     ("arange",): ("start", "end", "step"),
     ("softshrink",): ("lambd",),
     ("elu", "elu_"): ("scale", "input_scale"),
 }
-"""Numbers that are converted, and never refused for their size (or by another check)."""
+"""Numbers that are converted and never refused for their size (or only by another check)."""
 
 
 _ALPHA_OF_OWN_DTYPE = (torch.ops.aten.index_add.default, torch.ops.aten.index_add_.default)
-"""Where torch's Python versions want an integer for tensors of integers; eager truncates."""
+"""Operators whose Python versions in torch require an integer for integer tensors, where eager truncates."""
 
 
 @functools.cache
 def _converted_by(func: OpOverload) -> frozenset[str]:
-    """The arguments of an operator that eager converts to the dtype of its tensors, whatever number they are."""
+    """Return the arguments that eager converts to the dtype of the tensors, whatever the number."""
     if func.namespace != "aten":
         return frozenset()
     name = func._schema.name.split("::")[1]
@@ -80,8 +81,9 @@ def _converted_by(func: OpOverload) -> frozenset[str]:
 
 
 def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments with real numbers in place of complex ones without an imaginary part, where eager converts them, and integers
-    where it truncates.
+    """Convert numbers in the arguments as eager does before it uses them.
+
+    Complex numbers without an imaginary part become real, and numbers that eager truncates become integers.
 
     Args:
         func: the operator.
@@ -93,7 +95,7 @@ def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """
     converted = _converted_by(func)
     if func._schema.name == "aten::full" and kwargs.get("dtype") is None and kwargs.get("out") is None:
-        return args, kwargs  # the number decides the dtype
+        return args, kwargs  # the number determines the dtype
     if func._schema.name in ("aten::clamp", "aten::clamp_") and args[0].is_floating_point():
         converted = frozenset(("min", "max"))
     names = [argument.name for argument in func._schema.arguments]
@@ -126,20 +128,20 @@ def _numbers(func: OpOverload, given: dict[str, Any]) -> Iterator[tuple[str, Any
 
 
 def _is_refused(func: OpOverload, given: dict[str, Any], argument: str, dtype: torch.dtype) -> bool:
-    """Whether eager refuses a number that it converts to ``dtype``."""
+    """Return whether eager refuses to convert a number to ``dtype``."""
     value, name = given[argument], func._schema.name.split("::")[1]
     if name in _CONVERTED_NAMES_IF_ANY and any(
         value.numel() == 0 for value in given.values() if isinstance(value, torch.Tensor)
     ):
-        return False  # not looked at
+        return False  # the number is not used
     if dtype is torch.complex32 and name.startswith(("fill", "full", "new_full")):
-        dtype = torch.complex64  # what half of it does not hold becomes infinite
+        dtype = torch.complex64  # values beyond the range of float16 become infinite
     integral = type(value) is int and dtype is not torch.bool and not dtype.is_floating_point
     if _is_clamp(func) and integral and not is_refused(_wide_bound):
-        ends = torch.iinfo(dtype)  # a bound that nothing can pass is none
+        ends = torch.iinfo(dtype)  # a bound that no value can pass has no effect
         return value > ends.max if argument == "min" else value < ends.min
     if name.startswith("hardtanh") and isinstance(value, float) and not overflows(value, torch.int64):
-        value = value if dtype.is_floating_point else int(value)  # bounds of integers are cut first
+        value = value if dtype.is_floating_point else int(value)  # integer tensors truncate bounds first
     return overflows(_as_used(func, value), dtype)
 
 
@@ -149,7 +151,7 @@ def _wide_bound() -> torch.Tensor:
 
 @check_for(*{name for table in (_CONVERTED, _CONVERTED_IF_ANY) for names in table for name in names})
 def numbers_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
-    """A number fits into the dtype that it is converted to (c10's checked conversion)."""
+    """A number must fit in the dtype that it is converted to (c10's checked conversion)."""
     numbers = list(_numbers(func, given))
     values = [value for _, value in numbers]
     dtype = _computed_in(func, given, values) if numbers else None
@@ -162,7 +164,9 @@ def numbers_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) -> torch.dtype | None:
-    """The dtype of the result, as far as tensors and a ``dtype`` decide it; clamping and powers promote by their numbers, too."""
+    """Return the dtype that numbers are converted to, from tensors and ``dtype`` (and numbers, for clamp and
+    pow).
+    """
     name = func._schema.name.split("::")[1].rstrip("_")
     if name == "scalar_tensor":
         dtype = given.get("dtype") or torch.get_default_dtype()
@@ -184,7 +188,7 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
     tensors = [value for key, value in given.items() if isinstance(value, torch.Tensor) and key != "out"]
     operands = [*tensors, *(numbers if _is_clamp(func) or name == "pow" else ())]
     if not operands:
-        return None  # a symbolic number stands where a tensor does
+        return None  # a symbolic number stands in for a tensor
     dtype = result_type(operands)
     if name == "pow" and dtype not in _LOW_PRECISION and (dtype.is_floating_point or dtype.is_complex):
         return None
@@ -192,14 +196,14 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
 
 
 def _as_used(func: OpOverload, value: Any) -> Any:
-    """The number that is converted: subtraction adds the negative one (of the least integer that is itself)."""
+    """Return the number that is converted: subtraction negates it (the least integer stays itself)."""
     if func._schema.name not in ("aten::sub", "aten::sub_", "aten::rsub") or value in (True, -(2**63)):
         return value
     return -value
 
 
 def _is_clamp(func: OpOverload) -> bool:
-    """Whether it is one of the operators in whose bounds a NaN is the result."""
+    """Return whether this is a clamp, for which a NaN bound makes the result NaN."""
     return func._schema.name.startswith("aten::clamp")
 
 
@@ -207,9 +211,9 @@ _LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 
 
 def overflows(value: Any, dtype: torch.dtype) -> bool:
-    """Whether c10 refuses to convert a number: complex to real, or out of range; truncation passes.
+    """Return whether c10 refuses to convert a number: complex to real, or out of range. Truncation passes.
 
-    Negative integers wrap around in unsigned dtypes, other negative numbers do not.
+    Negative integers wrap around in unsigned dtypes; other negative numbers do not.
 
     >>> overflows(300, torch.uint8), overflows(-1, torch.uint8), overflows(-1.0, torch.uint8), overflows(2.5, torch.int8)
     (True, False, True, False)
@@ -237,7 +241,7 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
 
 @check_for("index_fill")
 def indices_are_filled_with_real_numbers(func: OpOverload, given: dict[str, Any]) -> None:
-    """A complex number is for complex tensors only, even without an imaginary part."""
+    """A complex number needs a complex tensor, even if its imaginary part is 0."""
     refuse(
         isinstance(given["value"], complex) and not given["self"].is_complex(), func,
         "Converting complex Scalar to non-complex type is not supported (argument 'value')",
@@ -246,7 +250,7 @@ def indices_are_filled_with_real_numbers(func: OpOverload, given: dict[str, Any]
 
 @check_for("xlogy", "bucketize", "searchsorted")
 def sorted_numbers_are_real(func: OpOverload, given: dict[str, Any]) -> None:
-    """Kernels without code for complex numbers, to which a number would promote."""
+    """These kernels do not support complex numbers, nor promote to them."""
     for name in ("self", "other"):
         if isinstance(given.get(name), complex):
             refuse(
@@ -256,7 +260,7 @@ def sorted_numbers_are_real(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("linspace", "logspace")
 def ends_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
-    """Both ends fit into the dtype of the result; of a single step, the one number that is written."""
+    """Both ends must fit in the dtype of the result; for a single step, only the number that is written."""
     start, end, steps = given["start"], given["end"], given["steps"]
     if type(steps) is not int or steps < 1:
         return
@@ -273,14 +277,14 @@ def ends_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 def _power(base: float, exponent: float) -> float:
-    """``std::pow``, which has a number where Python raises."""
+    """Compute ``std::pow``, which returns a number where Python raises."""
     with no_dispatch():
         return torch.tensor(base, dtype=torch.float64).pow(exponent).item()
 
 
 @check_for("histc")
 def bins_are_finite(func: OpOverload, given: dict[str, Any]) -> None:
-    """The range of a histogram is in order and has ends."""
+    """The range of a histogram must be finite."""
     low, high = given["min"], given["max"]
     if all(type(n) in (bool, int, float) for n in (low, high)):
         refuse(
@@ -291,7 +295,7 @@ def bins_are_finite(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("uniform")
 def has_uniform_range(func: OpOverload, given: dict[str, Any]) -> None:
-    """Both ends are numbers of the dtype, in order, and so is the distance between them."""
+    """Both ends and their difference must be finite in the dtype, and the ends in order."""
     low, high, dtype = given["from"], given["to"], given["self"].dtype
     if not all(type(n) in (bool, int, float) for n in (low, high)) or not dtype.is_floating_point:
         return
@@ -310,7 +314,7 @@ def has_uniform_range(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("random", "randint", "randint_like")
 def has_range(func: OpOverload, given: dict[str, Any]) -> None:
-    """There is a number to draw, and the dtype holds the least and the greatest that may be drawn."""
+    """The range must not be empty, and the dtype must hold the smallest and the largest number in it."""
     low, high = given.get("from", given.get("low", 0)), given.get("to", given.get("high"))
     if not isinstance(low, int | torch.SymInt) or not isinstance(high, int | torch.SymInt):
         return
@@ -328,13 +332,13 @@ def has_range(func: OpOverload, given: dict[str, Any]) -> None:
         kind = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         limits = (kind.min, kind.max)
     for name, value in (("from", low), ("to - 1", high - 1)):
-        if isinstance(value, int):  # sizes are held by any dtype that indices have
+        if isinstance(value, int):  # sizes fit in any dtype of indices
             refuse(not limits[0] <= value <= limits[1], func, f"{name} is out of bounds for {dtype}")
 
 
 @check_for("_scaled_dot_product_flash_attention_for_cpu")
 def drops_nothing(func: OpOverload, given: dict[str, Any]) -> None:
-    """The CPU's kernel has no dropout."""
+    """The CPU kernel does not support dropout."""
     dropout = given["dropout_p"]
     refuse(
         dropout != 0.0, func, f"currently does not support dropout > 0 (argument 'dropout_p' is {dropout})"
@@ -343,7 +347,7 @@ def drops_nothing(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("_softmax", "_log_softmax")
 def softens_in_own_dtype(func: OpOverload, given: dict[str, Any]) -> None:
-    """Only GPUs' kernels convert on the way."""
+    """Only GPU kernels convert the dtype."""
     refuse(
         given["half_to_float"] and given["self"].device.type == "cpu", func,
         "softmax with half to float conversion is not supported on CPU (argument 'half_to_float')",
@@ -352,7 +356,7 @@ def softens_in_own_dtype(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("frexp")
 def has_integer_exponents(func: OpOverload, given: dict[str, Any]) -> None:
-    """Exponents are written as integers of 32 bits, in releases whose kernel does not cast them."""
+    """Exponents must be int32 in releases whose kernel does not cast them."""
     exponents = given.get("exponent")
     refuse(
         exponents is not None and exponents.dtype is not torch.int32 and is_refused(_wide_exponents), func,

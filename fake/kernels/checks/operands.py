@@ -1,5 +1,4 @@
-"""Checks of the shapes that further operands have beside the one that a result is like (weights, samples, statistics), and of
-layouts."""
+"""Checks of layouts, and of the shapes of weights, samples and statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from fake.seam.dispatch import has_symbols, suggest_memory_format
 
 @check_for("binary_cross_entropy", "binary_cross_entropy_with_logits")
 def weights_do_not_grow_losses(func: OpOverload, given: dict[str, Any]) -> None:
-    """Losses are multiplied by their weights in place."""
+    """Losses are multiplied by their weights in place, so weights must not have more dimensions."""
     self = given["self"]
     for name in ("weight", "pos_weight"):
         weight = given.get(name)
@@ -26,7 +25,7 @@ def weights_do_not_grow_losses(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def statistics_are_vectors(func: OpOverload, given: dict[str, Any]) -> None:
-    """One number for each channel: of fewer, the kernel reads beyond its memory. Weights may have other shapes."""
+    """Running statistics need one number per channel, or the kernel reads out of bounds."""
     input = given["input"]
     if input.device.type == "cpu":
         for name in ("running_mean", "running_var"):
@@ -43,7 +42,7 @@ def statistics_are_vectors(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("native_group_norm")
 def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
-    """A dense input in as many parts as it is said to have; weight and bias are vectors with an element for each channel."""
+    """The input must be dense and match N, C and HxW; weight and bias need one element per channel."""
     input, parts = given["input"], [given[name] for name in ("N", "C", "HxW")]
     refuse(given["group"] <= 0, func, f"Expected num groups to be greater than 0, got {given['group']}")
     refuse(
@@ -76,7 +75,7 @@ def _groups_with_gaps() -> Any:
 
 @check_for("lu_unpack")
 def pivots_are_as_many_as_rows(func: OpOverload, given: dict[str, Any]) -> None:
-    """Of fewer, the CPU's kernel reads beyond its memory."""
+    """With fewer pivots, the CPU kernel reads out of bounds."""
     data, pivots = given["LU_data"], given["LU_pivots"]
     if data.dim() > 1 and pivots.dim() > 0 and given["unpack_pivots"] and data.device.type == "cpu":
         count = torch.sym_min(data.shape[-2], data.shape[-1])
@@ -88,7 +87,7 @@ def pivots_are_as_many_as_rows(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("ormqr")
 def factors_are_as_many_as_reflectors(func: OpOverload, given: dict[str, Any]) -> None:
-    """One for each."""
+    """There must be one factor per reflector."""
     self, tau, other = given["self"], given["input2"], given["input3"]
     if min(self.dim(), other.dim()) < 2 or tau.dim() < 1:
         return
@@ -101,7 +100,7 @@ def factors_are_as_many_as_reflectors(func: OpOverload, given: dict[str, Any]) -
 
 @check_for("fractional_max_pool2d", "fractional_max_pool3d")
 def samples_are_for_each_channel(func: OpOverload, given: dict[str, Any]) -> None:
-    """A number for each spatial dimension of each channel."""
+    """There must be one sample per spatial dimension of each channel."""
     self, samples = given["self"], given["random_samples"]
     spatial = 2 if "2d" in func._schema.name else 3
     if self.dim() not in (spatial + 1, spatial + 2):
@@ -119,7 +118,7 @@ def samples_are_for_each_channel(func: OpOverload, given: dict[str, Any]) -> Non
 
 @check_for("searchsorted")
 def boundaries_have_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
-    """Along which they are sorted."""
+    """Boundaries must have a dimension along which they are sorted."""
     refuse(
         given["sorted_sequence"].dim() == 0, func,
         "boundaries tensor (argument 'sorted_sequence') should have positive dimension, but got 0 dimension",
@@ -128,7 +127,7 @@ def boundaries_have_a_dimension(func: OpOverload, given: dict[str, Any]) -> None
 
 @check_for("huber_loss_backward")
 def targets_are_of_the_inputs_dtype(func: OpOverload, given: dict[str, Any]) -> None:
-    """The backward pass does not convert them, as the forward pass does."""
+    """The backward pass does not convert the target, unlike the forward pass."""
     self, target = given["self"], given["target"]
     refuse(
         self.dtype is not target.dtype, func,
@@ -138,7 +137,7 @@ def targets_are_of_the_inputs_dtype(func: OpOverload, given: dict[str, Any]) -> 
 
 @check_for("nll_loss2d_backward")
 def labelled_images_are_row_major(func: OpOverload, given: dict[str, Any]) -> None:
-    """The gradient is allocated like the input, and the CPU's kernel writes row-major."""
+    """The gradient is allocated like the input, and the CPU kernel requires it to be row-major."""
     self = given["self"]
     refuse(
         self.device.type == "cpu" and not torch.empty_like(self).is_contiguous(), func,
@@ -148,7 +147,7 @@ def labelled_images_are_row_major(func: OpOverload, given: dict[str, Any]) -> No
 
 @check_for("max_pool3d_with_indices")
 def pooled_volumes_are_no_images(func: OpOverload, given: dict[str, Any]) -> None:
-    """One volume without a batch has as many dimensions as images, in whose format the CPU's kernel does not pool."""
+    """An unbatched volume is 4-D like a batch of images, but CPU kernels refuse channels-last volumes."""
     self = given["self"]
     refuse(
         self.device.type == "cpu" and self.dim() == 4 and suggest_memory_format(self) is torch.channels_last, func,

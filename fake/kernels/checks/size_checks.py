@@ -1,4 +1,4 @@
-"""Checks of sizes and dtypes that kernels make for themselves."""
+"""Checks of sizes and dtypes that individual kernels make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fake.kernels.checks.check_registry import OpOverload, check_for, refuse, re
 
 @check_for("_fft_c2c", "_fft_r2c", "_fft_c2r")
 def has_signal(func: OpOverload, given: dict[str, Any]) -> None:
-    """MKL makes no plan for a batch of none."""
+    """MKL cannot plan a transform of an empty input."""
     self = given["self"]
     refuse(
         self.numel() == 0 and self.device.type == "cpu" and torch.backends.mkl.is_available(), func,
@@ -21,7 +21,7 @@ def has_signal(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("sub", "rsub")
 def subtracts_no_flags(func: OpOverload, given: dict[str, Any]) -> None:
-    """Flags are inverted or compared, not subtracted."""
+    """Booleans must be inverted or compared, not subtracted."""
     operands = (given["self"], given["other"])
     flags = [
         o for o in operands if isinstance(o, bool) or (isinstance(o, torch.Tensor) and o.dtype is torch.bool)
@@ -41,7 +41,7 @@ def _difference_of_flags() -> torch.Tensor:
 
 @check_for("var", "std", "var_mean", "std_mean")
 def deviates_in_floating_point(func: OpOverload, given: dict[str, Any]) -> None:
-    """Only floating-point and complex tensors have a variance and a standard deviation."""
+    """Variance and standard deviation need a floating-point or complex tensor."""
     dtype = given["self"].dtype
     if not dtype.is_floating_point and not dtype.is_complex:
         problem = f"std and var only support floating point and complex dtypes, got {dtype}"
@@ -54,14 +54,14 @@ def _deviation_of_integers() -> torch.Tensor:
 
 @check_for("sort", "argsort", "msort")
 def sorts_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
-    """The dimension is there."""
+    """The dimension must exist."""
     if isinstance(given.get("dim"), int):
         wrapped_dim(func, given["dim"], given["self"].dim())
 
 
 @check_for("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def normalizes_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """There are channels, and a batch to take statistics of has elements."""
+    """The input needs a channel dimension, and elements if statistics are computed from it."""
     self = given["input"]
     refuse(
         self.dim() < 2, func,
@@ -76,7 +76,7 @@ def normalizes_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("multilabel_margin_loss_forward")
 def one_target_per_class(func: OpOverload, given: dict[str, Any]) -> None:
-    """The target has the shape of the input."""
+    """The target must have the shape of the input."""
     self, target = given["self"], given["target"]
     if self.dim() <= 2 and self.numel():
         same = target.shape == self.shape
@@ -93,7 +93,7 @@ def one_target_per_class(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def pools_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """All dimensions but the batch have elements; in two dimensions, there may also be no channels."""
+    """All dimensions except the batch must have elements; 2-D pooling also allows zero channels."""
     self = given["self"]
     spatial = int(func._schema.name[-2])
     refuse(
@@ -104,7 +104,7 @@ def pools_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("max_pool1d")
 def pools_rows_of_floats(func: OpOverload, given: dict[str, Any]) -> None:
-    """The CPU's kernel for one dimension, which runs where no gradient is wanted, has no code for other numbers."""
+    """The 1-D CPU kernel, which runs if no gradient is needed, supports floating point only."""
     self = given["self"]
     refuse(
         self.device.type == "cpu" and not self.is_quantized and not self.dtype.is_floating_point, func,
@@ -114,7 +114,7 @@ def pools_rows_of_floats(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("narrow_copy")
 def has_dimension_to_narrow(func: OpOverload, given: dict[str, Any]) -> None:
-    """The CPU's kernel has an error of its own where it has not."""
+    """The CPU kernel has its own error for a dimension that is out of range."""
     self = given["self"]
     refuse(
         self.device.type == "cpu" and 0 < self.dim() <= given["dim"], func,
@@ -124,7 +124,7 @@ def has_dimension_to_narrow(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("bincount")
 def one_weight_per_number(func: OpOverload, given: dict[str, Any]) -> None:
-    """Weights are as many as there are numbers to count."""
+    """There must be as many weights as numbers to count."""
     self, weights = given["self"], given["weights"]
     refuse(
         weights is not None and weights.shape != self.shape and self.numel() > 0, func,
@@ -134,13 +134,13 @@ def one_weight_per_number(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("masked_select")
 def mask_fits(func: OpOverload, given: dict[str, Any]) -> None:
-    """The mask and what it masks broadcast."""
+    """The tensor and the mask must broadcast."""
     torch.broadcast_shapes(given["self"].shape, given["mask"].shape)
 
 
 @check_for("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_histogramdd_bin_edges")
 def one_weight_per_point(func: OpOverload, given: dict[str, Any]) -> None:
-    """A weight for each point."""
+    """There must be one weight per point."""
     self, weight = given["self"], given["weight"]
     refuse(
         weight is not None and weight.shape != self.shape[:-1], func,
@@ -151,7 +151,7 @@ def one_weight_per_point(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("grid_sampler_2d", "grid_sampler_3d")
 def grid_fits_input(func: OpOverload, given: dict[str, Any]) -> None:
-    """Input and grid have one batch, the grid as many coordinates as there are dimensions to sample, and those have elements."""
+    """The grid must match the input in batch size, rank and coordinates; no spatial size may be 0."""
     self, grid = given["input"], given["grid"]
     shapes = f"input has shape {list(self.shape)} and grid {list(grid.shape)}"
     rank = 4 if func._schema.name.endswith("2d") else 5
@@ -177,7 +177,9 @@ def grid_fits_input(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("convolution", "_convolution")
 def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
-    """Kernels have elements, and a transposed convolution is padded by less than a step."""
+    """Kernels must not be empty; a transposed convolution's output padding must be less than stride or
+    dilation.
+    """
     weight = given["weight"]
     _bias_can_be_added(func, given)
     refuse(
@@ -205,7 +207,7 @@ def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 def _bias_can_be_added(func: OpOverload, given: dict[str, Any]) -> None:
-    """A transposed convolution of three dimensions has one dtype; others of the CPU may add another one in place."""
+    """On CPU, 3-D transposed convolutions need one dtype; others may add another bias in place."""
     input, bias = given["input"], given["bias"]
     if bias is None or bias.dtype == input.dtype or input.device.type != "cpu" or not given["transposed"]:
         return
@@ -218,7 +220,7 @@ def _bias_can_be_added(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("max", "min")
 def reduces_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """Of nothing there is no extreme."""
+    """An empty tensor has no maximum or minimum."""
     if set(given) <= {"self", "out"}:
         refuse(
             given["self"].numel() == 0, func,
@@ -228,7 +230,7 @@ def reduces_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("mode", "median", "nanmedian", "kthvalue", "max", "min")
 def reduces_dimension(func: OpOverload, given: dict[str, Any]) -> None:
-    """The dimension has elements."""
+    """The dimension must have elements."""
     self = given["self"]
     if self.dim() and isinstance(given.get("dim"), int):
         dim = wrapped_dim(func, given["dim"], self.dim())
@@ -237,7 +239,7 @@ def reduces_dimension(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("cummax", "cummin")
 def accumulates_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
-    """A scalar has dimension 0."""
+    """A scalar has only dimension 0."""
     problem = (
         f"{func.overloadpacket.__name__}(): Expected reduction dim -1 or 0 for scalar but got {given['dim']}"
     )
@@ -246,7 +248,7 @@ def accumulates_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> No
 
 @check_for("linalg_lu_factor_ex", "linalg_lu")
 def pivots_on_the_cpu(func: OpOverload, given: dict[str, Any]) -> None:
-    """Only on accelerators is there a decomposition without pivots."""
+    """LU without pivoting is not implemented on CPU."""
     if not given["pivot"] and given["A"].device.type == "cpu":
         problem = "linalg.lu_factor: LU without pivoting is not implemented on the CPU"
         refuse(given["A"].dim() > 1 and given["A"].numel() > 0, func, problem)
@@ -266,7 +268,7 @@ def _order_of_complex_numbers() -> tuple[torch.Tensor, torch.Tensor]:
 
 @check_for("nll_loss2d_forward")
 def one_target_per_pixel(func: OpOverload, given: dict[str, Any]) -> None:
-    """The target has the shape of the input without its classes."""
+    """The target must have the shape of the input without the class dimension."""
     self, target = given["self"], given["target"]
     refuse(
         self.dim() == 4 and target.dim() == 3 and (self.shape[0], *self.shape[2:]) != tuple(target.shape), func,
@@ -276,7 +278,7 @@ def one_target_per_pixel(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("soft_margin_loss")
 def targets_add_no_dimension(func: OpOverload, given: dict[str, Any]) -> None:
-    """The losses are computed in place of the input, to whose shape the target expands."""
+    """Losses are computed in place in the input's shape, so the target must broadcast to that shape."""
     self, target = given["self"], given["target"]
     shape = torch.broadcast_shapes(self.shape, target.shape)
     refuse(
@@ -287,7 +289,7 @@ def targets_add_no_dimension(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("_embedding_bag", "_embedding_bag_forward_only")
 def has_rows_to_take(func: OpOverload, given: dict[str, Any]) -> None:
-    """No index is in range of a table without rows; of the maxima of no bag, the CPU's kernel writes beyond its memory."""
+    """Indices need rows to look up. With mode ``max`` and no bags, the CPU kernel writes out of bounds."""
     refuse(
         given["weight"].shape[0] == 0 and given["indices"].numel() > 0, func,
         "indices must be in the range [0, 0): argument 'weight' has no rows",
@@ -301,7 +303,9 @@ def has_rows_to_take(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("cholesky_inverse", "_pdist_forward")
 def is_computed_in(func: OpOverload, given: dict[str, Any]) -> None:
-    """The CPU's kernel is compiled for two dtypes (LAPACK's for complex ones, too), and asked unless there are no distances."""
+    """CPU kernels support float32 and float64 (LAPACK also complex), unless there are no distances to
+    compute.
+    """
     self = given["self"]
     distances = func._schema.name == "aten::_pdist_forward"
     allowed = self.dtype in (torch.float32, torch.float64) or (self.is_complex() and not distances)
@@ -312,14 +316,14 @@ def is_computed_in(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("pixel_shuffle", "pixel_unshuffle")
 def has_factor(func: OpOverload, given: dict[str, Any]) -> None:
-    """There is something to divide by."""
+    """The factor must be positive."""
     name = "upscale_factor" if "upscale_factor" in given else "downscale_factor"
     refuse(given[name] <= 0, func, f"expects a positive {name}, but got {given[name]}")
 
 
 @check_for("im2col")
 def pads_forwards(func: OpOverload, given: dict[str, Any]) -> None:
-    """Padding adds."""
+    """Padding must not be negative."""
     refuse(
         any(n < 0 for n in given["padding"]),
         func,
@@ -329,13 +333,13 @@ def pads_forwards(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("mvlgamma")
 def has_dimension(func: OpOverload, given: dict[str, Any]) -> None:
-    """A multivariate function of one variable at least."""
+    """The dimension ``p`` must be at least 1."""
     refuse(given["p"] < 1, func, f"p has to be greater than or equal to 1, but got {given['p']}")
 
 
 @check_for("pixel_unshuffle")
 def blocks_fill_image(func: OpOverload, given: dict[str, Any]) -> None:
-    """Height and width are multiples of the factor, also of an image without elements."""
+    """Height and width must be multiples of the factor, even if the image is empty."""
     self, factor = given["self"], given["downscale_factor"]
     refuse(
         self.dim() >= 3 and factor > 0 and any(size % factor for size in self.shape[-2:]), func,
@@ -345,14 +349,14 @@ def blocks_fill_image(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("bucketize")
 def has_vector_of_boundaries(func: OpOverload, given: dict[str, Any]) -> None:
-    """Boundaries are a vector."""
+    """Boundaries must be a vector."""
     rank = given["boundaries"].dim()
     refuse(rank != 1, func, f"boundaries tensor must be 1 dimension, but got dim({rank})")
 
 
 @check_for("multinomial")
 def has_enough_to_sample(func: OpOverload, given: dict[str, Any]) -> None:
-    """Some samples; without replacement no more than categories."""
+    """There must be samples to draw; without replacement, no more than categories."""
     refuse(
         given["num_samples"] <= 0,
         func,
@@ -366,7 +370,7 @@ def has_enough_to_sample(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("rand_like", "randn_like")
 def random_numbers_are_floating(func: OpOverload, given: dict[str, Any]) -> None:
-    """Integers come from another operator; of none, normal ones may be of any dtype."""
+    """Random floats cannot fill integer tensors; only ``randn_like`` allows it if there are no elements."""
     self = given["self"]
     dtype = given["dtype"] or self.dtype
     integral = not dtype.is_floating_point and not dtype.is_complex
@@ -380,7 +384,7 @@ def random_numbers_are_floating(func: OpOverload, given: dict[str, Any]) -> None
 
 @check_for("linspace", "logspace")
 def spaces_are_numbers(func: OpOverload, given: dict[str, Any]) -> None:
-    """There is nothing between false and true."""
+    """The dtype must not be bool."""
     dtype = given["out"].dtype if given.get("out") is not None else given.get("dtype")
     refuse(
         dtype is torch.bool, func, "not implemented for torch.bool (argument 'dtype')", NotImplementedError
@@ -389,7 +393,9 @@ def spaces_are_numbers(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("segment_reduce")
 def reduces_segments(func: OpOverload, given: dict[str, Any]) -> None:
-    """Segments are told by integers, along the last dimension of these, and there are some."""
+    """Segments must be integers, lie along the last dimension of ``lengths`` or ``offsets``, and not be
+    empty.
+    """
     data, axis, reduce = given["data"], given["axis"], given["reduce"]
     name = "lengths" if given["lengths"] is not None else "offsets"
     segments = given[name]
