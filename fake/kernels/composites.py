@@ -1,8 +1,9 @@
-"""Operators that a fake tensor mode never sees: C++ composites that look at data.
+"""C++ composites that read data, and so go wrong before a fake tensor mode sees them.
 
-A composite runs at the autograd key, above every mode, so that no rule registered by operator is asked. For the few
-whose C++ code goes wrong on fake tensors, a Python function stands in front of them in the dispatcher from the first mode of this
-package on: it answers for fake tensors of ours and hands others on.
+A composite runs at the autograd key, above every mode, so no rule is consulted for it. For the few composites
+whose C++ code goes wrong on fake tensors, a Python function is registered in front of them in the dispatcher,
+from the first use of a mode of this package. It answers for our fake tensors and redispatches all other
+calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fake.seam.proxy_tensor import is_tracing
 
 aten = torch.ops.aten
 
-#: Composites whose C++ code resizes ``out`` itself, which it cannot do with symbolic sizes.
+#: Composites whose C++ code resizes ``out`` itself, which fails with symbolic sizes.
 _RESIZING = (
     "inner.out",
     "kron.out",
@@ -56,17 +57,17 @@ _RESIZING = (
 
 
 def tensor_split(func: OpOverload, self: torch.Tensor, indices: torch.Tensor, dim: int = 0) -> Any:
-    """``tensor_split`` at the numbers of a tensor: known ones, symbols of a shape environment, or refused.
+    """Split at the values of a tensor if they are known or can be symbols of a shape environment.
 
     Args:
         func: the overload, whose C++ code would read unallocated memory.
-        self: the tensor that is split.
-        indices: where, or into how many parts.
-        dim: the dimension that is split.
+        self: the tensor to split.
+        indices: the split points, or the number of parts.
+        dim: the dimension to split.
 
     Raises:
         DataDependentOutputException: the values are not known, and there are no symbols.
-        RuntimeError: eager's, for indices that are no long integers.
+        RuntimeError: ``indices`` is not int64 (eager's error).
     """
     check(
         indices.dtype is torch.int64,
@@ -83,20 +84,20 @@ def tensor_split(func: OpOverload, self: torch.Tensor, indices: torch.Tensor, di
 def cov(
     func: OpOverload, self: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> torch.Tensor:
-    """``at::cov``, without its looks at values: at the weights, and at the sign of the factor.
+    """Compute ``at::cov`` without reading the values of the weights or the sign of the factor.
 
     Args:
         func: the overload; unused.
         self: observations in columns, variables in rows.
-        correction: what is subtracted from the number of observations.
+        correction: what to subtract from the number of observations.
         fweights: how often each observation counts, integers of shape (observations,), or None.
-        aweights: a weight for each observation, of shape (observations,), or None.
+        aweights: the weight of each observation, of shape (observations,), or None.
 
     Returns:
         The covariance of the variables, of shape (variables, variables), or a scalar for one.
 
     Raises:
-        RuntimeError: eager's, for another rank or dtype.
+        RuntimeError: the rank or dtype is wrong (eager's error).
     """
     check(
         self.dim() <= 2, lambda: f"cov(): expected input to have two or fewer dimensions but got {self.dim()}"
@@ -137,7 +138,7 @@ def cov(
 
 
 def resizing_composite(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """An out variant that is a composite: with symbolic sizes, the functional operator says what the results are."""
+    """Answer an ``out=`` composite; with symbolic sizes, the functional operator determines the results."""
     if not is_symbolic(args, kwargs):
         return func._op_dk(COMPOSITE, *args, **kwargs)
     (name,) = out_names(func)
@@ -150,7 +151,9 @@ def resizing_composite(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def one_hot(func: OpOverload, self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """``one_hot`` with a given number of classes: eager scatters into new row-major zeros, and compares only for subclasses."""
+    """Answer ``one_hot`` with known classes like eager's scatter; eager's code for subclasses compares
+    instead.
+    """
     is_ours = hasattr(getattr(self, "fake_mode", None), "dispatch_outside")
     if not is_ours or isinstance(num_classes, torch.SymInt) or num_classes < 0 or is_tracing():
         return func._op_dk(COMPOSITE, self, num_classes)
@@ -172,7 +175,7 @@ def ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """``at::ctc_loss``, without the tensor that it fills with the targets' lengths to divide by them.
+    """Compute ``at::ctc_loss`` without the tensor of target lengths that it fills to divide by.
 
     Args:
         func: the overload; unused.
@@ -200,10 +203,10 @@ def ctc_loss(
 
 
 def in_inference_mode(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> Any:
-    """A composite that reaches the mode itself, because there is no autograd above: its own C++ code, as in eager.
+    """Run a composite's own C++ code, as eager does, when it reaches the mode because autograd is off.
 
-    Its views of tensors that were made outside of inference mode require gradients as those do. ``NotImplemented`` for
-    operators that are no composites.
+    Views of tensors that were made outside of inference mode require gradients if those do. Returns
+    ``NotImplemented`` for operators that are not composites.
 
     Args:
         mode: the mode of the call.
@@ -221,7 +224,8 @@ def in_inference_mode(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> An
         return func._op_dk(COMPOSITE, *args, **kwargs) if answer is None else answer(func, *args, **kwargs)
 
 
-#: Operators that autograd takes for new tensors, and whose kernels return views, which are noted without autograd.
+#: Operators that return new tensors according to autograd but views according to their kernels; without
+#: autograd, those are tracked as views.
 _MADE_OF_VIEWS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
@@ -233,7 +237,7 @@ def _overload(name: str) -> OpOverload:
     return getattr(getattr(aten, packet), overload)
 
 
-#: What answers for fake tensors.
+#: The functions that answer for fake tensors, by name of the composite.
 _ANSWERS: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
     "tensor_split.tensor_indices_or_sections": (aten.tensor_split.tensor_indices_or_sections, tensor_split),
     "cov": (aten.cov.default, cov),
@@ -243,7 +247,7 @@ _ANSWERS: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
 }
 
 
-#: Composites whose C++ code refuses arguments that it takes of subclasses of tensors.
+#: Composites whose C++ code refuses arguments that it accepts for tensor subclasses.
 _CHECKED = {
     "max_pool1d": aten.max_pool1d.default,
     "scaled_dot_product_attention": aten.scaled_dot_product_attention.default,
@@ -251,8 +255,9 @@ _CHECKED = {
 
 
 def _put_in_front() -> Callable[[], None]:
-    """Register the answers, and the checks, at a dispatch key above autograd that only subclasses of tensors and dispatch modes
-    have: real tensors do not come by."""
+    """Register the answers and checks at a dispatch key above autograd that real tensors do not have.
+
+    Only tensor subclasses and dispatch modes have that key."""
     library = torch.library.Library("aten", "IMPL")
     for name, (func, answer) in _ANSWERS.items():
         library.impl(name, _in_front_of(func, answer), PYTHON_SNAPSHOT, with_keyset=True)
@@ -280,7 +285,7 @@ def _checked(func: OpOverload) -> Callable[..., Any]:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether its mode asks our rules: fake tensors of torch's own modes keep torch's behaviour."""
+    """Return whether the value's mode uses our rules; fake tensors of torch's modes keep torch's behavior."""
     return getattr(getattr(value, "fake_mode", None), "asks_rules", False)
 
 

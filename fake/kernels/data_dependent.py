@@ -1,4 +1,4 @@
-"""Operators whose results' sizes are decided by values, and that torch would run on zeros to answer."""
+"""Operators with data-dependent output sizes, which torch would answer by running them on zeros."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fake.seam.fake_tensor import DataDependentOutputException, DynamicOutputSha
     "aten::_to_sparse_bsc",
 )
 def _to_sparse(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """How many elements of a dense tensor are not zero, only its values know.
+    """Refuse dense inputs: the number of nonzero elements depends on their values.
 
     Raises:
-        DynamicOutputShapeException: always, for a dense input.
+        DynamicOutputShapeException: the input is dense, and fallback kernels are not allowed.
     """
     if args[0].layout is torch.strided and not mode.allow_fallback_kernels:
         raise DynamicOutputShapeException(func)
@@ -31,10 +31,10 @@ def _to_sparse(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::_unique")
 def _unique(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """How many values are different, only the values know.
+    """Refuse: the number of distinct values is data-dependent.
 
     Raises:
-        DynamicOutputShapeException: always, unless real kernels may run.
+        DynamicOutputShapeException: always, unless fallback kernels are allowed.
     """
     if mode.allow_fallback_kernels:
         return NotImplemented
@@ -43,10 +43,11 @@ def _unique(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) 
 
 @rule("aten::_use_cudnn_ctc_loss.Tensor")
 def _use_cudnn_ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Whether cuDNN computes the loss depends on the lengths' values where the rest does not rule it out (``LossCTC.cpp``).
+    """Return ``False`` unless the choice of cuDNN depends on the values of the lengths (``LossCTC.cpp``).
 
     Raises:
-        DataDependentOutputException: for float32 on a GPU with a blank of 0 and targets of int32 in one row.
+        DataDependentOutputException: for float32 on a GPU with a blank of 0 and one-dimensional int32
+            targets.
     """
     log_probs, targets, *_, blank = args
     ruled_out = (
@@ -63,13 +64,13 @@ def _use_cudnn_ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwar
 
 @rule("aten::_use_miopen_ctc_loss", "aten::_use_miopen_ctc_loss.Tensor")
 def _use_miopen_ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Never in a build for NVIDIA's GPUs; with ROCm it is left to torch."""
+    """Return ``False`` in builds without ROCm; leave ROCm to torch."""
     return NotImplemented if torch.version.hip else False
 
 
 @rule("aten::unique_consecutive")
 def _unique_consecutive(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """torch's answer for a dimension counted from the front: counted from the back, torch makes up a shape."""
+    """Pass torch a nonnegative dimension: for negative ones, torch invents a shape."""
     self, *rest = args
     options = {**dict(zip(("return_inverse", "return_counts", "dim"), rest, strict=False)), **kwargs}
     if options.get("dim") is not None and options["dim"] < 0:

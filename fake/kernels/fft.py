@@ -1,9 +1,9 @@
-"""Fast Fourier transforms on CPU: the layout that MKL's kernel leaves behind.
+"""Fast Fourier transforms on CPU, with the strides that MKL's kernel produces.
 
-``_exec_fft`` in ``aten/src/ATen/native/mkl/SpectralOps.cpp`` transforms a row-major buffer whose dimensions are the
-batch dimensions, then the transformed ones, and returns a view of it in the order that was asked for. So the strides
-of the result depend on the order in which it sorted those dimensions, down to the order in which ``std::partition``
-leaves them (it swaps, it does not preserve order), which torch's meta kernel gets wrong where strides are equal.
+``_exec_fft`` in ``aten/src/ATen/native/mkl/SpectralOps.cpp`` transforms a row-major buffer with the batch
+dimensions first and the transformed dimensions last, and returns a permuted view of it. So the strides of the
+result depend on how it sorts those dimensions, including the order in which ``std::partition`` leaves them
+(it swaps and is not stable). torch's meta kernel gets that order wrong where strides are equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fake.seam.symbolic_shapes import guard_or_false
 
 
 def partition(items: list[int], first_kind: Callable[[int], bool]) -> list[int]:
-    """``std::partition`` for random-access iterators: items of the first kind in front, by swapping from both ends.
+    """Emulate ``std::partition`` for random-access iterators: swap items of the first kind to the front.
 
     >>> partition([0, 1, 2, 3], lambda d: d != 0)
     [3, 1, 2, 0]
@@ -42,7 +42,7 @@ def partition(items: list[int], first_kind: Callable[[int], bool]) -> list[int]:
 
 
 def _by_falling_stride(dims: Sequence[int], strides: Sequence[Any]) -> list[int]:
-    """A stable sort, as ``std::sort`` is below 17 items."""
+    """Sort by descending stride. Stable, as ``std::sort`` is below 17 items."""
 
     def compare(a: int, b: int) -> int:
         if guard_or_false(strides[a] > strides[b]):
@@ -53,7 +53,7 @@ def _by_falling_stride(dims: Sequence[int], strides: Sequence[Any]) -> list[int]
 
 
 def fft_strides(strides: Sequence[Any], dims: Sequence[int], out_sizes: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides of a transform over ``dims`` (in this order) of a tensor with ``strides``.
+    """Return the strides of a transform over ``dims`` (in this order) of a tensor with ``strides``.
 
     Args:
         strides: the input's strides in elements.
@@ -80,7 +80,7 @@ def _is_mkl(self: torch.Tensor) -> bool:
 
 @rule("aten::_fft_c2c")
 def _c2c(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Complex to complex; all dimensions sorted by falling stride."""
+    """Complex to complex: all dimensions are sorted by descending stride."""
     self, dim = args[0], args[1]
     if not _is_mkl(self) or not dim or not self.is_complex():
         return NotImplemented
@@ -95,7 +95,7 @@ def _c2c_strides(shape: Sequence[Any], strides: Sequence[Any], dim: Sequence[int
 
 @rule("aten::_fft_r2c")
 def _r2c(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Real to complex; the last transformed dimension, which is halved if one-sided, keeps its place."""
+    """Real to complex: the last transformed dimension, halved if one-sided, stays last."""
     self, dim, _, onesided = args
     if not _is_mkl(self) or not self.is_floating_point():
         return NotImplemented

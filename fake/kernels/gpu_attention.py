@@ -1,4 +1,4 @@
-"""Attention on a GPU."""
+"""Rules for attention on GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fake.seam.fake_tensor import torchs_answer
 
 @rule("aten::_efficient_attention_backward")
 def _efficient_attention_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Gradients of query, key and value are row-major, whatever those were, unless they are parts of one tensor."""
+    """Return row-major gradients of query, key and value, unless they share one storage."""
     answer = torchs_answer(mode, func, args, kwargs)
     if kwargs.get("shared_storage_dqdkdv"):
         return answer

@@ -1,12 +1,12 @@
-"""Gradients whose strides autograd chooses by the class of a tensor.
+"""Gradients whose strides depend on whether autograd sees a tensor subclass.
 
-A few of autograd's formulas, written in C++, ask whether a dispatch mode is on or a tensor is of a subclass, and compute
-the same numbers another way if so (``isTensorSubclassLike`` in ``FunctionsManual.cpp``: no data-dependent branches, no
-writes into fresh tensors). For inputs that are not row-major the two ways end in different strides. No rule for an
-operator can see that; but the node whose formula runs can be asked for, and at one operator of each formula the
-strides that eager ends with are known.
+A few autograd formulas in C++ check for a dispatch mode or a tensor subclass and then compute the same values
+in another way (``isTensorSubclassLike`` in ``FunctionsManual.cpp``: no data-dependent branches, no writes
+into fresh tensors). For inputs that are not row-major, the two ways give different strides. A rule for an
+operator cannot see this. But the autograd node that is running can be queried, and at one operator of each
+formula the final strides in eager are known.
 
-While a graph is traced, nothing is changed: what runs later are the operators that were traced.
+Nothing is changed during tracing: what runs later are the traced operators.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ WATCHED = frozenset(
         _aten.masked_fill.Scalar,
     )
 )
-"""The operators at which the strides of a formula's result are decided."""
+"""The operators that determine the strides of a formula's result."""
 
 Strides = Callable[[FakeTensorMode, OpOverload, Any, Any, torch.Tensor], Any]
 
 
 def _of_extreme(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """``evenly_distribute_backward``: eager fills a new row-major tensor; the other way multiplies by the mask."""
+    """``evenly_distribute_backward``: eager fills a new row-major tensor; for subclasses, it multiplies by
+    the mask.
+    """
     return contiguous_strides(result.shape) if func is _aten.mul.Tensor else None
 
 
 def _of_product(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """``prod_backward`` of all elements: where none is zero, eager divides the product by the input."""
+    """``prod_backward`` of all elements: if none is zero, eager divides the product by the input."""
     self = saved_tensor(node, "self")
     if func is not _aten.view.default or self is None or self.shape != result.shape:
         return None
@@ -53,7 +55,9 @@ def _of_product(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, re
 
 
 def _of_products(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """The same along a dimension. If that has one element, the other way ends with the incoming gradient."""
+    """Like ``_of_product``, along a dimension. If its size is 1, the subclass path returns the incoming
+    gradient.
+    """
     self, product = saved_tensor(node, "self"), saved_tensor(node, "result")
     if self is None or product is None or self.shape != result.shape:
         return None
@@ -70,13 +74,15 @@ def _of_products(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, r
 
 
 def _dim_of(node: Any) -> int:
-    """The dimension that was reduced: saved as an unsigned number."""
+    """Return the reduced dimension, which is saved as an unsigned integer."""
     dim: int = node._saved_dim
     return dim if dim < 1 << 63 else dim - (1 << 64)
 
 
 def _of_reflectors(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """``householder_product_backward``: eager writes into zeros like the inputs; the other way concatenates columns."""
+    """``householder_product_backward``: eager writes into zeros like the inputs; subclasses concatenate
+    columns.
+    """
     if func not in (_aten.cat.default, _aten.tril.default):
         return None
     saved = ("self", "input2") if type(node).__name__.startswith("Ormqr") else ("input", "tau")
@@ -88,7 +94,9 @@ def _of_reflectors(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any,
 
 
 def _of_clamp(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """``clamp_backward`` of torch 2.15: eager fills what ``where`` made in place; the other way makes a new tensor."""
+    """``clamp_backward`` of torch 2.15: eager fills the result of ``where`` in place, subclasses out of
+    place.
+    """
     return args[0].stride() if func is _aten.masked_fill.Scalar and args[0].shape == result.shape else None
 
 
@@ -107,20 +115,20 @@ FORMULAS: dict[type, Strides] = {
     }.items()
     if (kind := autograd_node_type(name)) is not None
 }
-"""By the type of a node: the strides that eager's way gives to an operator's result, or None for those of the operator."""
+"""By node type: the strides that eager gives to an operator's result, or None to keep the operator's own."""
 
 
 def strides_in_eager(
     mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor
 ) -> Any:
-    """The strides that ``result`` of a watched operator would have, had ``node``'s formula gone eager's way.
+    """Return the strides that ``result`` would have if ``node``'s formula had taken eager's path.
 
     Args:
-        node: the node that runs now.
-        result: what the operator itself gives.
+        node: the autograd node that is running.
+        result: the result of a watched operator.
 
     Returns:
-        The strides, or ``None`` where they are those of ``result``.
+        The strides, or ``None`` to keep those of ``result``.
     """
     rule = FORMULAS.get(type(node))
     return None if rule is None else rule(mode, func, node, args, result)

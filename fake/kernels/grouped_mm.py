@@ -1,4 +1,6 @@
-"""``aten::_grouped_mm``, the matmuls of a mixture of experts: torch's meta kernel takes bfloat16 only."""
+"""Rule for ``aten::_grouped_mm``, the matmuls of a mixture of experts: torch's meta kernel only supports
+bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from fake.seam.dispatch import check
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16
-"""Bytes that rows of the inputs must be a multiple of, and rows of the result are padded to."""
+"""Bytes: strides of input rows must be a multiple of this, and rows of the result are padded to it."""
 
 
 @rule("aten::_grouped_mm")
 def _grouped_mm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """As ``at::native::_grouped_mm_cpu`` and ``_cuda`` check and allocate (``GroupedMMUtils.h``).
+    """Check and allocate as ``at::native::_grouped_mm_cpu`` and ``_cuda`` do (``GroupedMMUtils.h``).
 
     Sizes: (rows, k) x (groups, k, n) to (rows, n); (groups, m, k) x (k, columns) to (m, columns);
     (m, k) x (k, n) to (groups, m, n), the groups being parts of k; (groups, m, k) x (groups, k, n) to (groups, m, n).

@@ -1,4 +1,4 @@
-"""Histograms: shapes from the number of bins (``aten/src/ATen/native/Histogram.cpp``); torch has no meta kernels."""
+"""Rules for histograms, which have no meta kernels in torch (``aten/src/ATen/native/Histogram.cpp``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _check_points(func: OpOverload, self: torch.Tensor, bins: Any) -> None:
 
 
 def _check_counts(func: OpOverload, args: Args, kwargs: Kwargs) -> None:
-    """There are points, bins, and a range that is in order, for each coordinate."""
+    """Check each coordinate: it needs points, bins, and an ordered range."""
     given = bind(func, args, kwargs)
     bins, ends = given["bins"], given["range"]
     _check_points(func, given["self"], bins)
@@ -41,7 +41,7 @@ def _check_counts(func: OpOverload, args: Args, kwargs: Kwargs) -> None:
 
 @rule("aten::histogram.bin_ct")
 def _histogram(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``(counts, edges)`` of so many bins."""
+    """Return ``(counts, edges)`` for a number of bins."""
     self = args[0]
     bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
     check(bins > 0, lambda: f"torch.histogram(): bins must be > 0, but got {bins}")
@@ -53,7 +53,7 @@ def _histogram(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::histogram.bins_tensor")
 def _histogram_with_edges(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``(counts, edges)`` of the bins that the tensor ``bins`` (one dimension) bounds."""
+    """Return ``(counts, edges)`` for the bins bounded by the one-dimensional tensor ``bins``."""
     self, bins = args
     check(
         bins.dim() == 1, lambda: f"torch.histogram(): bins tensor should be 1-D, got {bins.dim()} dimensions"
@@ -66,7 +66,7 @@ def _histogram_with_edges(mode: FakeTensorMode, func: OpOverload, args: Args, kw
 
 @rule("aten::_histogramdd_bin_edges")
 def _bin_edges(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """One tensor of edges for each coordinate."""
+    """Return one tensor of edges per coordinate."""
     self, bins = args
     _check_counts(func, args, kwargs)
     return [fresh(mode, (count + 1,), None, dtype=self.dtype, device=self.device) for count in bins]
@@ -74,7 +74,7 @@ def _bin_edges(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::_histogramdd_from_bin_cts")
 def _from_bin_counts(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A histogram with one dimension for each coordinate."""
+    """Return a histogram with one dimension per coordinate."""
     self, bins = args
     _check_counts(func, args, kwargs)
     return fresh(mode, bins, None, dtype=self.dtype, device=self.device)
@@ -82,7 +82,7 @@ def _from_bin_counts(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs:
 
 @rule("aten::_histogramdd_from_bin_tensors")
 def _from_bin_tensors(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The same, with bins that are bounded by tensors of edges."""
+    """Return a histogram with one dimension per coordinate, given tensors of edges."""
     self, bins = args
     _check_points(func, self, bins)
     return fresh(mode, [edges.shape[0] - 1 for edges in bins], None, dtype=self.dtype, device=self.device)

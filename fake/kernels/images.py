@@ -1,4 +1,4 @@
-"""Kernels over images: transposed convolutions to nothing, padding with a constant, and what keeps channels-last inputs channels-last."""
+"""Rules for image kernels: empty transposed convolutions, constant padding, and channels-last outputs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fake.seam.symbolic_shapes import hint
 
 @rule("aten::convolution")
 def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """torch's meta kernel refuses a result without elements; eager gives one where the padding takes all that a transposed convolution makes.
+    """Return the empty result that eager allows where padding removes all of a transposed convolution.
 
-    A size that the padding makes negative is refused by both, and so is an empty result by torch's own kernels for the
-    CPU, which eager takes for single images and for float64.
+    torch's meta kernel refuses it. Both refuse negative sizes. torch's own CPU kernels, which eager uses for
+    single images and for float64, also refuse an empty result.
     """
     given = bind(func, args, kwargs)
     if not given["transposed"] or not all_dense(args, kwargs):
@@ -57,8 +57,10 @@ def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
 
 @rule("aten::constant_pad_nd")
 def _constant_pad_nd(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A copy of what is left if nothing is added, else a new tensor in the input's memory format; with symbolic sizes, which eager's
-    kernel (``PadNd.cpp``) cannot read, while torch's Python version takes another way where padding only removes elements.
+    """Pad with symbolic sizes, which eager's kernel (``PadNd.cpp``) cannot read.
+
+    Returns a copy of what is left if nothing is added, else a new tensor in the input's memory format.
+    torch's Python version differs where padding only removes elements.
 
     Raises:
         RuntimeError: a size would be negative (eager's error).
@@ -99,15 +101,14 @@ _PADDED = ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replica
     *(f"aten::{name}_backward" for name in _PADDED),
 )
 def _keeps_format(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """torch's checks and shape, in the input's memory format, as the CPU kernels allocate it; a gradient's input is the second argument."""
+    """Return torch's answer in the input's memory format on CPU; for gradients, the input is argument 1."""
     answer, input = torchs_answer(mode, func, args, kwargs), args[func.name().endswith("_backward")]
     return in_format_of(mode, answer, input) if input.device.type == "cpu" else answer
 
 
 @rule("aten::max_pool2d_with_indices")
 def _max_pool(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """As all structured operators; but for no images, torch's answer: behind the structured one stands a decomposition
-    that cannot reshape nothing."""
+    """Use the structured rule, except for empty inputs, which its decomposition cannot reshape."""
     if is_symbolic(args, kwargs) or args[0].numel() != 0:
         return structured(mode, func, args, kwargs)
     return torchs_answer(mode, func, args, kwargs)
@@ -115,7 +116,7 @@ def _max_pool(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
 
 @rule("aten::pixel_unshuffle")
 def _pixel_unshuffle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The CPU's kernel returns a copy of an image without elements, as it is."""
+    """Return a copy of an empty image, as the CPU kernel does."""
     if is_symbolic(args, kwargs) or args[0].device.type != "cpu" or args[0].numel() != 0:
         return NotImplemented
     with mode:

@@ -1,9 +1,9 @@
 """Lazy modules (``nn.LazyConv2d``, ...) under a fake tensor mode.
 
-``UninitializedParameter`` makes a subclass object out of an empty tensor, in C++, which a fake tensor refuses: it has
-its Python object already. While a mode of this package exists there is a constructor in front of torch's that gives the empty
-fake tensor another class instead, one that is both uninitialized and fake; ``materialize`` turns it back. With no fake mode
-active it is torch's own constructor.
+``UninitializedParameter`` makes a subclass object from an empty tensor in C++. That fails for a fake tensor,
+which already has a Python object. While a mode of this package exists, a constructor in front of torch's
+changes the class of the empty fake tensor instead, to one that is both uninitialized and fake;
+``materialize`` changes it back. Without an active fake mode, torch's own constructor runs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from fake.seam.dispatch import active_fake_mode
 from fake.seam.patches import LEDGER, Patch, When
 
-#: Classes by the identity of what they derive from: an engine's class may claim to equal torch's.
+#: Classes by the ids of their bases, because an engine's class may compare equal to torch's.
 _classes: dict[tuple[int, int], type] = {}
 
 
 def _uninitialized_class(base: type, fake_class: type) -> type:
-    """A class of fake tensors that behaves like ``base`` until it is materialized."""
+    """Return a fake tensor class that behaves like ``base`` until it is materialized."""
     key = (id(base), id(fake_class))
     if key not in _classes:
         _classes[key] = _make_class(base, fake_class)
@@ -30,7 +30,7 @@ def _uninitialized_class(base: type, fake_class: type) -> type:
 
 
 def _make_class(base: type, fake_class: type) -> type:
-    """Parameters and fake tensors may each have a metaclass of their own: the new class has both, and equals itself."""
+    """Make a class whose metaclass combines those of both bases and compares by identity."""
     metaclasses = (type(base), type(fake_class))
     bases = tuple(m for m in metaclasses if not any(o is not m and issubclass(o, m) for o in metaclasses))
     metaclass = type(
@@ -44,7 +44,7 @@ def _make_class(base: type, fake_class: type) -> type:
             "__doc__": f"{base.__doc__}",
             "__deepcopy__": _deepcopy,
             "made_by": base,
-            # torch's refuses to be read, but the engine reads it, when the parameter is cast or materialized.
+            # The engine reads ``shape`` to cast or materialize the parameter; torch's property would raise.
             "shape": torch.Tensor.shape,
         },
     )

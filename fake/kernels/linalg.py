@@ -1,4 +1,4 @@
-"""Linear algebra that is not structured: column-major results, as LAPACK leaves them, and batches of matrices."""
+"""Rules for unstructured linear algebra: column-major results, as LAPACK leaves them, and batched matmuls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fake.seam.dispatch import check
 
 @rule("aten::geqrf")
 def _geqrf(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``(a, tau)``: the factored matrices, column-major, and ``min(m, n)`` scalars for each."""
+    """Return ``(a, tau)``: the factored matrices, column-major, and ``min(m, n)`` scalars per matrix."""
     (self,) = args
     check(self.dim() >= 2, lambda: f"torch.geqrf: input must have at least 2 dimensions, got {self.dim()}")
     *batch, rows, columns = self.shape
@@ -27,13 +27,13 @@ def _geqrf(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -
 
 @rule("aten::_linalg_svd")
 def _svd(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """cuSOLVER leaves other strides, and only torch's Python kernel asks a fake tensor whether it is on a GPU."""
+    """Use the structured rule on CPU only: torch's Python kernel knows the strides of cuSOLVER."""
     return structured(mode, func, args, kwargs) if args[0].device.type == "cpu" else NotImplemented
 
 
 @rule("aten::addbmm_")
 def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """In place, but a ``self`` that broadcasts to the product's shape is resized to it: eager calls ``addbmm_out``."""
+    """Resize a ``self`` that broadcasts to the product's shape, because eager calls ``addbmm_out``."""
     self = args[0]
     with mode:
         wanted = torch.ops.aten.addbmm.default(*args, **kwargs)
@@ -43,7 +43,9 @@ def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs)
 
 @rule("aten::bmm", "aten::baddbmm")
 def _batches(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Where there is nothing to multiply, dtypes are not compared on a CPU: the result has that of the last factor."""
+    """If there is nothing to multiply, the CPU does not compare dtypes: the result has the last factor's
+    dtype.
+    """
     *others, first, second = args[: 2 if func.name() == "aten::bmm" else 3]
     dtypes = {other.dtype for other in (*others, first)}
     plain = is_symbolic(args, kwargs) or second.dtype in dtypes or second.device.type != "cpu"
@@ -55,7 +57,9 @@ def _batches(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs)
 
 @rule("aten::linalg_vector_norm")
 def _vector_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A norm of nothing along dimensions that have elements is nothing, whatever its order; torch's version refuses some."""
+    """Return an empty norm if the reduced dimensions have elements, whatever the order; torch refuses some
+    orders.
+    """
     self, order, dims = (*args, 2, None)[:3] if len(args) < 3 else args[:3]
     dims = kwargs.get("dim", dims)
     dims = (dims,) if isinstance(dims, int) else dims

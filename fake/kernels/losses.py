@@ -1,4 +1,6 @@
-"""Losses: some are computed into what is allocated like the input; margin losses of a single sample are scalars, as in
+"""Rules for losses.
+
+Some are computed into a tensor like the input. Margin losses of a single sample are scalars, as in
 ``aten/src/ATen/native/LossMultiLabelMargin.cpp``."""
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ _NO_REDUCTION = 0
 def _multilabel_margin_loss_forward(
     mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
 ) -> Any:
-    """``(loss, is_target)``; the loss is per sample only if there is a batch of them."""
+    """Return ``(loss, is_target)``. The loss is per sample only for a batch without reduction."""
     self, target, reduction = args
     if self.dim() > 2 or target.dim() > 2 or self.numel() == 0:
-        return NotImplemented  # torch's kernel says what is wrong with these
+        return NotImplemented  # torch's kernel raises the error
     per_sample = reduction == _NO_REDUCTION and target.dim() == 2
     loss = fresh(mode, self.shape[:1] if per_sample else (), None, dtype=self.dtype, device=self.device)
     return loss, fresh(mode, target.shape, None, dtype=self.dtype, device=self.device)
@@ -30,7 +32,9 @@ def _multilabel_margin_loss_forward(
 
 @rule("aten::nll_loss_forward")
 def _nll_loss_forward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Targets may be bytes, which torch's decomposition cannot gather by; that of one sample may be a vector."""
+    """Allow ``uint8`` targets, which torch's decomposition cannot gather by, and a vector as one sample's
+    target.
+    """
     self, target, *rest = args
     of_one = self.dim() == 1 and target.dim() == 1 and target.shape[0] == 1
     if target.dtype is not torch.uint8 and not of_one:
@@ -41,7 +45,9 @@ def _nll_loss_forward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs
 
 @rule("aten::huber_loss", "aten::soft_margin_loss", "aten::binary_cross_entropy")
 def _computed_like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """In the input's dtype and, without a reduction, in its strides: targets of another dtype or layout do not count."""
+    """Return the input's dtype and, without a reduction, its strides; the target's dtype and layout do not
+    matter.
+    """
     answer, self = torchs_answer(mode, func, args, kwargs), args[0]
     reduction = bind(func, args, kwargs)["reduction"]
     with mode:

@@ -1,4 +1,4 @@
-"""Normalizations on CPU, which allocate in a memory format of their own choice."""
+"""Rules for normalizations on CPU, which choose the memory format of their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ aten = torch.ops.aten
     "aten::_batch_norm_with_update",
 )
 def _batch_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The output is row-major or channels-last, whichever suits the input; never just the input's strides."""
+    """Return a row-major or channels-last output, whichever suits the input; never simply the input's
+    strides.
+    """
     input = args[0]
     output, *statistics = _torchs_answer(mode, func, args, kwargs)
     if input.device.type == "cpu":
@@ -34,11 +36,11 @@ def _batch_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwar
 def _statistics(
     mode: FakeTensorMode, statistics: Sequence[torch.Tensor], input: torch.Tensor, others: Sequence[Any]
 ) -> list[torch.Tensor]:
-    """Mean and deviation in the dtype of the parameters, which is float32 where only the input is of low precision; more is kept.
+    """Return mean and deviation in the parameters' dtype: float32 if only the input has low precision.
 
     Args:
         mode: the mode that the results belong to.
-        statistics: torch's answer for them, and what follows.
+        statistics: torch's mean and deviation, and further results, which are kept.
         input: what is normalized.
         others: the weight, the bias and running statistics, those that there are.
     """
@@ -52,7 +54,7 @@ def _statistics(
 def _anew(
     mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor, format: torch.memory_format | None
 ) -> torch.Tensor:
-    """``answer`` in a format, or in the one that ``input`` suggests."""
+    """Return ``answer`` in a memory format, by default the one that ``input`` suggests."""
     if format is None:
         return in_format_of(mode, answer, input)
     with mode:
@@ -60,10 +62,11 @@ def _anew(
 
 
 def _torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """torch's, asked without what its decomposition raises on, and no result depends on.
+    """Return torch's answer, without arguments that its decomposition raises on and no result depends on.
 
-    To the CPU's kernels, a weight or bias without elements is none. torch's choice of a backend wants weight and bias where eager
-    takes one without the other; the variance that is kept is divided by one less than a channel has elements.
+    CPU kernels treat an empty weight or bias as missing. torch's choice of a backend needs both weight and
+    bias where eager accepts one of them. The running variance is divided by the number of elements per
+    channel minus one.
     """
     if args[0].device.type == "cpu" and not is_symbolic(args, kwargs):
         args = (args[0], *(None if a is not None and a.numel() == 0 else a for a in args[1:3]), *args[3:])
@@ -83,9 +86,10 @@ def _torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: K
 
 
 def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.memory_format | None:
-    """The format in which the input is contiguous, for the kernel that runs if all arguments are; else ``None``.
+    """Return the format in which the input is contiguous if the kernel for contiguous arguments runs, else
+    ``None``.
 
-    Sizes of 1 leave strides open: such an input may be contiguous in a format that it does not suggest.
+    Sizes of 1 make strides ambiguous: the input may be contiguous in a format that it does not suggest.
     """
     if not all(other.is_contiguous() for other in others if isinstance(other, torch.Tensor)):
         return None
@@ -96,7 +100,9 @@ def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.me
 
 @rule("aten::native_batch_norm_backward", "aten::batch_norm_backward")
 def _batch_norm_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The input's gradient: the same choice, where the incoming gradient is contiguous, too, and suggests the same format."""
+    """Choose the format as in the forward pass, if the incoming gradient is contiguous and suggests the same
+    one.
+    """
     incoming, input = args[:2]
     grad_input, *gradients = torchs_answer(mode, func, args, kwargs)
     if grad_input is not None and input.device.type == "cpu":
@@ -109,15 +115,16 @@ def _batch_norm_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwa
 
 @rule("aten::native_layer_norm")
 def _layer_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """All results are row-major: the kernel makes its inputs so first."""
+    """Return row-major results: the kernel makes its inputs row-major first."""
     output, *statistics = row_major(mode, torchs_answer(mode, func, args, kwargs))
     return (output, *_statistics(mode, statistics, args[0], args[2:4]))
 
 
 @rule("aten::native_group_norm")
 def _group_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The output is in the format that the input suggests, also where sizes of 1 leave strides open; whatever the input's sizes are,
-    statistics are of as many parts as the arguments say."""
+    """Return an output in the format that the input suggests, even if sizes of 1 make strides ambiguous.
+
+    The arguments determine the shape of the statistics, whatever the input's sizes."""
     input, weight, bias, batch, _, _, groups, _ = args
     if input.device.type != "cpu":
         return torchs_answer(mode, func, args, kwargs)

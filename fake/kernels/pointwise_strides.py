@@ -1,7 +1,8 @@
-"""Elementwise operators that are not structured, but whose kernels hand their operands to a TensorIterator.
+"""Rules for unstructured elementwise operators whose kernels use a TensorIterator.
 
-Its choice of strides (``reorder_dimensions`` in ``aten/src/ATen/TensorIterator.cpp``) depends on the operands' shapes
-and strides alone. So any structured operator with as many operands tells it: :func:`iterator_strides` asks one.
+The strides that it chooses (``reorder_dimensions`` in ``aten/src/ATen/TensorIterator.cpp``) depend only on
+the shapes and strides of the operands. So :func:`iterator_strides` asks a structured operator with as many
+operands.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ aten = torch.ops.aten
 #: A structured elementwise operator for each number of operands.
 _ASKED = {1: aten.neg.default, 2: aten.add.Tensor, 3: aten.addcmul.default}
 
-#: Which arguments are the iterator's operands, in its order: where they disagree the first one's strides count.
+#: The arguments that are operands of the iterator, in its order: if strides disagree, the first operand wins.
 _OPERANDS = {
     "aten::logical_and": (0, 1),
     "aten::logical_or": (0, 1),
@@ -36,9 +37,10 @@ _OPERANDS = {
 
 
 def iterator_strides(mode: FakeTensorMode, operands: Sequence[Any]) -> torch.Tensor | None:
-    """A meta tensor with the shape and strides of a TensorIterator's output; at the hints where sizes are symbolic.
+    """Return a meta tensor with the shape and strides of a TensorIterator's output, at the hints.
 
-    ``None`` if a size has no hint. Python numbers count as operands without dimensions, as they do in eager.
+    Returns ``None`` if a size has no hint. Python numbers count as operands without dimensions, as they do in
+    eager.
     """
     stand_ins = []
     for operand in operands:
@@ -55,7 +57,7 @@ def iterator_strides(mode: FakeTensorMode, operands: Sequence[Any]) -> torch.Ten
 
 @rule(*_OPERANDS)
 def _pointwise(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """torch's shape and dtype in a TensorIterator's strides."""
+    """Return torch's shape and dtype with a TensorIterator's strides."""
     answer = torchs_answer(mode, func, args, kwargs)
     example = iterator_strides(mode, [args[place] for place in _OPERANDS[func.name()]])
     return answer if example is None else with_layout(mode, answer, example)
@@ -63,7 +65,7 @@ def _pointwise(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::native_dropout_backward")
 def _dropout_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``grad * mask * scale``, whose dtype is what all of them promote to."""
+    """Return ``grad * mask * scale``, with the dtype that all of them promote to."""
     grad, mask, scale = args
     with mode:
         return aten.mul.Tensor(aten.mul.Tensor(grad, mask), scale)
@@ -71,7 +73,7 @@ def _dropout_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs
 
 @rule("aten::ldexp.Tensor")
 def _ldexp(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``self * 2 ** other``, with integer exponents in ``self``'s dtype."""
+    """Return ``self * 2 ** other``, with integer exponents in ``self``'s dtype."""
     self, other = args
     with mode:
         if not other.is_floating_point() and not other.is_complex():
@@ -82,13 +84,13 @@ def _ldexp(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -
 
 @rule("aten::nan_to_num_")
 def _nan_to_num_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Complex numbers, too, whose parts torch's decomposition cannot ask for infinities."""
+    """Handle complex tensors: torch's decomposition cannot test their parts for infinities."""
     return args[0] if args[0].is_complex() else NotImplemented
 
 
 @rule("aten::angle")
 def _angle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Of complex numbers on CPU, what ``out=`` makes of an empty tensor: row-major."""
+    """For complex numbers on CPU, return a row-major tensor, like ``out=`` with an empty tensor."""
     answer = torchs_answer(mode, func, args, kwargs)
     return row_major(mode, answer) if args[0].is_complex() and args[0].device.type == "cpu" else answer
 
@@ -102,13 +104,13 @@ def _angle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -
     "aten::native_layer_norm_backward",
 )
 def _row_major_result(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """torch's shapes and dtypes, row-major: kernels that allocate without looking at their inputs' strides."""
+    """Return torch's answer in row-major layout, for kernels that ignore the strides of their inputs."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
 
 
 @rule("aten::normal.Tensor_Tensor")
 def _normal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The same, in the dtype of the means."""
+    """Return a row-major result in the dtype of the means."""
     answer = _row_major_result(mode, func, args, kwargs)
     with mode:
         return answer.to(args[0].dtype)
@@ -116,8 +118,9 @@ def _normal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) 
 
 @rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
 def _masked_fill(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The same, with the number that a complex value becomes in a real tensor (whether it has an imaginary part, or a value
-    fits, a fake one cannot say)."""
+    """Return a row-major result, with a complex value converted to a real tensor's dtype.
+
+    A fake value cannot tell whether it has an imaginary part or fits."""
     given = bind(func, args, kwargs)
     self, value = given["self"], given["value"]
     if not self.is_complex():
@@ -131,7 +134,7 @@ def _masked_fill(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
 
 @rule("aten::log_sigmoid_backward")
 def _like_gradient(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A kernel that computes into ``empty_like(grad_output)``, whatever its other operands' strides."""
+    """Return ``empty_like(grad_output)``, whatever the strides of the other operands."""
     answer = torchs_answer(mode, func, args, kwargs)
     with mode:
         return torch.empty_like(args[0]) if args[0].shape == answer.shape else answer

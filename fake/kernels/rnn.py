@@ -1,4 +1,4 @@
-"""Recurrent layers: oneDNN's, and the fused cell of a GPU."""
+"""Rules for recurrent layers: those of oneDNN, and the fused GRU cell on GPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload,
 from fake.seam.fake_tensor import torchs_answer
 
 _GRU_WORKSPACE = 5
-"""What the backward pass of a fused GRU cell reads: so many numbers for each of the hidden state (``RNN.cu``)."""
+"""Workspace values per element of the hidden state, for the backward pass of a fused GRU cell (``RNN.cu``).
+"""
 
 
 @rule("aten::_thnn_fused_gru_cell")
 def _fused_gru_cell(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The next hidden state and the workspace, both row-major."""
+    """Return the next hidden state and the workspace, both row-major."""
     hidden = args[2]
     rows, width = hidden.shape
     options = {"dtype": hidden.dtype, "device": hidden.device}
@@ -24,7 +25,7 @@ def _fused_gru_cell(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: 
 
 @rule("aten::mkldnn_rnn_layer_backward")
 def _mkldnn_rnn_layer_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """torch's answer, but the gradients of the two biases are two tensors in eager, not the same one twice."""
+    """Return torch's answer, but with separate tensors for the gradients of the two biases, as in eager."""
     *gradients, bias_ih, bias_hh, grad_hx, grad_cx = torchs_answer(mode, func, args, kwargs)
     if bias_hh is bias_ih:
         bias_hh = fresh(mode, bias_ih.shape, None, dtype=bias_ih.dtype, device=bias_ih.device)

@@ -1,4 +1,4 @@
-"""Operators that take elements from many places, and whose Python meta kernels refuse more than eager does."""
+"""Rules for gathering operators whose Python meta kernels refuse more than eager does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fake.seam.dispatch import check
 
 @rule("aten::grid_sampler_2d", "aten::grid_sampler_3d")
 def _grid_sampler(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """As many samples as the grid has places, row-major. Kernels take numbers that name no mode for the last one."""
+    """Return one sample per grid point, row-major. Kernels treat an unknown mode number as the last mode."""
     self, grid = args[:2]
     if is_symbolic(args, kwargs):
         return NotImplemented
@@ -23,7 +23,7 @@ def _grid_sampler(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kw
 
 @rule("aten::roll")
 def _roll(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A copy, if there is nothing to roll: eager does not look at the dimension then."""
+    """Return a copy if the tensor is empty: eager does not check the dimension then."""
     self, shifts, dims = (*args, *(kwargs.get(name, ()) for name in ("shifts", "dims")[len(args) - 1 :]))
     lengths = [len(v) if isinstance(v, list | tuple) else 1 for v in (shifts, dims)]
     if lengths != [1, 1] or is_symbolic((self,), {}) or self.numel() != 0:
@@ -34,7 +34,7 @@ def _roll(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) ->
 
 @rule("aten::repeat")
 def _repeat(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Eager repeats a dimension without elements a negative number of times, too."""
+    """Allow negative repeats of an empty dimension, as eager does."""
     self, repeats = args if len(args) == 2 else (args[0], kwargs["repeats"])
     if is_symbolic(args, kwargs) or len(repeats) < self.dim() or all(count >= 0 for count in repeats):
         return NotImplemented
@@ -51,7 +51,7 @@ def _repeat(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) 
 
 @rule("aten::where.self")
 def _where(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Eager takes ``uint8`` for a condition, with a warning."""
+    """Accept a ``uint8`` condition, as eager does (with a warning)."""
     condition, *values = args
     if condition.dtype is not torch.uint8 or len(values) != 2:
         return NotImplemented

@@ -1,6 +1,6 @@
-"""Matmuls with compressed sparse matrices, for which torch has no meta kernels.
+"""Rules for matmuls with sparse matrices, for which torch has no meta kernels.
 
-A fake sparse tensor does not know how many elements it stores; its shape, dtype and layout are what is asked for.
+A fake sparse tensor does not know how many elements it stores. Only its shape, dtype and layout are needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 @rule("aten::sparse_sampled_addmm", sparse=True)
 def _sampled_addmm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A matmul of dense matrices at the indices that ``self`` has: a sparse tensor of its structure."""
+    """Return a tensor with the sparsity of ``self`` for a dense matmul that is sampled at its indices."""
     self, mat1, mat2 = args
     check(
         mat1.dim() >= 2 and mat2.dim() >= 2,
@@ -60,7 +60,7 @@ def _sampled_addmm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: K
 
 @rule("aten::mm", sparse=True)
 def mm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A matmul of a sparse matrix and a dense one is dense, row-major; of dense ones as ever.
+    """Return a row-major result for a sparse and a dense matrix; use the structured rule for dense ones.
 
     Args:
         mode: see ``Rule``.
@@ -79,7 +79,7 @@ def mm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> An
 
 @rule("aten::_sparse_addmm", sparse=True)
 def _addmm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``torch.sparse.mm`` and ``addmm`` of a sparse matrix and a dense one: the dense matmul."""
+    """Answer ``torch.sparse.mm`` and ``addmm`` of a sparse and a dense matrix like a dense matmul."""
     self, mat1, mat2 = args[:3]
     if mat2.layout is not torch.strided or self.layout is not torch.strided:
         return NotImplemented
@@ -102,7 +102,7 @@ def _dense_matmul(mode: FakeTensorMode, func: OpOverload, self: torch.Tensor, ma
 
 @rule("aten::_sparse_mm_reduce_impl", sparse=True)
 def _mm_reduce(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """``(result, indices)``; the indices of extremes are kept only for a backward pass."""
+    """Return ``(result, indices)``; indices of extremes are kept only for a backward pass."""
     self, other, reduce = args
     check(
         reduce in _REDUCTIONS,
@@ -128,7 +128,7 @@ def _mm_reduce(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::_sparse_mm_reduce_impl_backward", sparse=True)
 def _mm_reduce_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Gradients with the structure of ``self`` and the shape of the dense factor, where they are wanted."""
+    """Return the requested gradients: one with ``self``'s sparsity, one with the dense factor's shape."""
     self, _, weight, _, _, output_mask = args
     with mode:
         grad_self = self.clone() if output_mask[0] else None
@@ -143,7 +143,9 @@ def _mm_reduce_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwar
     sparse=True,
 )
 def _compressed(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A compressed sparse tensor of its parts; without its size, that is what the greatest index says."""
+    """Build a compressed sparse tensor from its parts. Without ``size``, the shape would depend on the
+    indices.
+    """
     named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
     if "size" not in named:
         raise DynamicOutputShapeException(func)

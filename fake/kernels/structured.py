@@ -1,9 +1,9 @@
-"""Structured operators: eager's own C++ meta function, where torch's fake engine answers with a Python rewrite.
+"""Structured operators: answer with eager's own C++ meta function instead of torch's Python version.
 
-A structured operator has one C++ meta function that decides the shape, dtype and strides of its result, on every
-backend. torch registers Python functions over many of them for the sake of symbolic sizes, and those differ in
-strides for inputs that are not row-major. With concrete sizes the rule calls the C++ function itself; with symbolic
-ones it keeps the Python answer and corrects its layout to what the C++ function says at the hints.
+The one C++ meta function of a structured operator determines the shape, dtype and strides of its result on
+every backend. torch registers Python functions over many of them to support symbolic sizes, and those give
+other strides for inputs that are not row-major. With concrete sizes, the rule calls the C++ function. With
+symbolic sizes, it keeps the Python answer and corrects its layout to that of the C++ function at the hints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer, w
 
 
 def _is_functional_structured(func: OpOverload) -> bool:
-    """The functional structured operators, but for those whose shape may depend on values (``index`` by a mask)."""
+    """Return whether an operator is functional, structured, and of a shape that does not depend on values."""
     if func.namespace != "aten" or func._schema.is_mutable or torch.Tag.dynamic_output_shape in func.tags:
         return False
     return hides_structured_meta(func)
@@ -34,7 +34,7 @@ def _is_functional_structured(func: OpOverload) -> bool:
 
 @rule_when(_is_functional_structured)
 def structured(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The structured operator's result with eager's strides.
+    """Return a structured operator's result with eager's strides.
 
     Args:
         mode: see ``Rule``.
@@ -52,7 +52,7 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
     answer = torchs_answer(mode, func, args, kwargs)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     if all(is_row_major(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
-        return answer  # torch's own functions are right about these, and this is by far the most common case
+        return answer  # torch's own functions are right for these, by far the most common case
     examples = [hinted(leaf) for leaf in leaves]
     if any(example is None and leaf is not None for example, leaf in zip(examples, leaves, strict=True)):
         return answer
@@ -65,7 +65,9 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::pow.Tensor_Scalar", "aten::pow_.Scalar")
 def _pow_by_number(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Truth values to the power of one remain such: the kernel copies or fills, and has no code for them."""
+    """Handle bool to the power of a bool: the kernel copies or fills, and its general code does not support
+    it.
+    """
     base, exponent = args
     if base.dtype is not torch.bool or not isinstance(exponent, bool):
         return NotImplemented if func._schema.is_mutable else structured(mode, func, args, kwargs)
@@ -77,7 +79,7 @@ def _pow_by_number(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: K
 
 @rule("aten::__lshift__.Scalar", "aten::__rshift__.Scalar")
 def _shift_by_number(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Truth values are shifted as the integers that they promote to; torch's kernel asks for the type before that."""
+    """Shift booleans as the integers that they promote to; torch's kernel checks the dtype first."""
     if args[0].dtype is not torch.bool or type(args[1]) is not int:
         return NotImplemented
     with mode:
@@ -86,13 +88,15 @@ def _shift_by_number(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs:
 
 @rule("aten::round.decimals")
 def _round_decimals(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """As ``round``: torch's version multiplies by the power of ten, which may be too large for it."""
+    """Answer like ``round``: torch's version multiplies by a power of ten that may overflow."""
     with mode:
         return torch.ops.aten.round.default(args[0])
 
 
 def _adds_to_nothing(func: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether it is a sum that no element has part in, for which the C++ meta function looks for a place, and eager does not."""
+    """Return whether this is an empty ``index_add``, for which the C++ meta function refuses what eager
+    accepts.
+    """
     if func is not torch.ops.aten.index_add.default or has_symbols(args[0]):
         return False
     return args[0].dim() > 1 and args[0].numel() == 0
@@ -104,10 +108,10 @@ def _is_on_cpu(args: tuple[Any, ...]) -> bool:
 
 
 def _structured_meta(func: OpOverload, args: Args, kwargs: Kwargs, promotes: bool) -> Any:
-    """The C++ meta function's answer; where ``promotes``, on operands that the CPU has converted beforehand.
+    """Return the C++ meta function's answer; if ``promotes``, for operands in the common dtype.
 
-    On CPU, a TensorIterator converts operands of another dtype into temporaries (``compute_types``), and those are
-    dense. So an expanded operand stops being ambiguous about the order of dimensions.
+    On CPU, a TensorIterator converts operands of other dtypes into dense temporaries (``compute_types``). An
+    expanded operand is then no longer ambiguous about the order of dimensions.
     """
     result = structured_meta(func, *args, **kwargs)
     if not promotes or not isinstance(result, torch.Tensor):

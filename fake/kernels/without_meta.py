@@ -1,7 +1,7 @@
-"""Operators of the CPU that nobody gave a meta kernel, and that no test of torch's ``op_db`` calls.
+"""Rules for CPU operators that have no meta kernel and that torch's ``op_db`` does not test.
 
-Fake quantization and fused optimizers of training, random distributions and their derivatives, CTC loss, the operators
-behind single-layer convolutions. torch's own mode runs their real kernels on zeros.
+They are fake quantization, fused training operators, random distributions and their derivatives, CTC loss,
+and the operators behind single-layer convolutions. torch's own mode runs their real kernels on zeros.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _like(mode: FakeTensorMode, tensor: torch.Tensor, **options: Any) -> torch.T
     "aten::glu_jvp",
 )
 def _like_first(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A tensor like the first argument, in the order of its strides."""
+    """Return a tensor like the first argument, in its stride order."""
     return _like(mode, args[0])
 
 
@@ -60,13 +60,13 @@ _ROW_MAJOR_LIKE = {
         1,
     ),
 }
-"""Operators whose result has the shape of an argument, and the place of that. (``Loss.cpp`` allocates gradients as
-``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``.)"""
+"""Operators whose result has the shape of an argument, with that argument's position. (``Loss.cpp`` allocates
+gradients as ``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``.)"""
 
 
 @rule(*_ROW_MAJOR_LIKE)
 def _row_major_like(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A row-major tensor like an argument."""
+    """Return a row-major tensor like an argument."""
     return _like(mode, args[_ROW_MAJOR_LIKE[func.name()]], memory_format=torch.contiguous_format)
 
 
@@ -76,7 +76,7 @@ def _row_major_like(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: 
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
 )
 def _like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The quantized values, and where they were in range."""
+    """Return the quantized values and the mask of those that were in range."""
     return _like(mode, args[0]), _like(mode, args[0], dtype=torch.bool)
 
 
@@ -85,14 +85,14 @@ def _like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: 
     "aten::_fake_quantize_learnable_per_channel_affine_backward",
 )
 def _gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Gradients of the input, and of a scale and a zero point: one of them, or one for each channel."""
+    """Return gradients of the input, scale and zero point, one per tensor or per channel."""
     grad, shape = _like(mode, args[1]), (1,) if "per_tensor" in func.name() else args[2].shape
     return grad, *(fresh(mode, shape, None, dtype=grad.dtype, device=grad.device) for _ in range(2))
 
 
 @rule("aten::_aminmax", "aten::batch_norm_update_stats")
 def _two(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The least and the greatest element, or mean and variance of each channel."""
+    """Return the minimum and maximum, or the mean and variance of each channel."""
     self = args[0]
     shape = () if func.name() == "aten::_aminmax" else (self.shape[1],)
     return tuple(fresh(mode, shape, None, dtype=self.dtype, device=self.device) for _ in range(2))
@@ -100,14 +100,14 @@ def _two(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> 
 
 @rule("aten::_compute_linear_combination")
 def _linear_combination(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Sums along the first dimension, one for each row of coefficients."""
+    """Return sums along the first dimension, one per row of coefficients."""
     self, coefficients = args
     return fresh(mode, (coefficients.shape[0], *self.shape[1:]), None, dtype=self.dtype, device=self.device)
 
 
 @rule("aten::_ctc_loss")
 def _ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A loss for each sequence, and the table of the forward recursion: as wide as the longest target, with blanks."""
+    """Return a loss per sequence and the forward table, as wide as the longest target with blanks."""
     log_probs, targets, input_lengths, target_lengths = args[:4]
     check(log_probs.numel() > 0, lambda: f"{func.name()}: log_probs tensor must not be empty")
     steps, batch = log_probs.shape[:2]
@@ -145,7 +145,7 @@ def _ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
     "aten::slow_conv_transpose3d",
 )
 def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The result of ``convolution`` for these arguments, row-major."""
+    """Return the result of ``convolution`` for these arguments, row-major."""
     named = bind(func, args, kwargs)
     self, dims = named["self"], len(named["kernel_size"])
     with mode:

@@ -40,7 +40,7 @@ _CONVERTED = {
 _IN_SINGLE_PRECISION = frozenset(
     ("addbmm", "addcdiv", "addcmul", "addmm", "baddbmm", "celu", "elu", "leaky_relu", "lerp", "softplus")
 )
-"""Operators that compute with float32 numbers in low precision, and so accept numbers that only the result cannot hold."""
+"""Operators that use float32 numbers in low precision, and accept numbers that only the result cannot hold."""
 
 _CONVERTED_IF_ANY = {
     ("scatter", "scatter_", "index_fill", "index_fill_"): ("value",),
@@ -164,9 +164,7 @@ def numbers_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) -> torch.dtype | None:
-    """Return the dtype that numbers are converted to, from tensors and ``dtype`` (and numbers, for clamp and
-    pow).
-    """
+    """Return the dtype that numbers are converted to. For clamp and pow, numbers take part in promotion."""
     name = func._schema.name.split("::")[1].rstrip("_")
     if name == "scalar_tensor":
         dtype = given.get("dtype") or torch.get_default_dtype()
