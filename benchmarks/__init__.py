@@ -1,4 +1,4 @@
-"""Speed claims, one file each: ratios against torch, measured interleaved in one process.
+"""Benchmarks behind the claims about speed, one per file: ratios against torch, interleaved in one process.
 
 Run one with ``python -m benchmarks NAME``; ``python -m benchmarks`` lists them.
 """

@@ -1,4 +1,4 @@
-"""List the benchmarks, or run one: ``python -m benchmarks NAME [its arguments]``."""
+"""List the benchmarks, or run one: ``python -m benchmarks NAME [arguments]``."""
 
 import difflib
 import importlib
@@ -17,7 +17,7 @@ def main() -> int:
             print(f"there is no benchmark {sys.argv[1]!r}" + (f"; did you mean {near[0]}?" if near else ""))
         print("usage: python -m benchmarks NAME, where NAME is one of: " + ", ".join(names))
         return 2
-    # What is measured compiles, unless it names a directory of plans.
+    # Benchmarks measure compilation, unless they name a directory of plans.
     os.environ.setdefault("FXPASSES_CACHE_DIR", "off")
     module = importlib.import_module(f"benchmarks.{sys.argv[1]}")
     return module.main(sys.argv[2:]) or 0

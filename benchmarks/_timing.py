@@ -1,4 +1,4 @@
-"""Interleaved timing: contestants take turns, so that a slow moment of the machine hits all of them."""
+"""Interleaved timing: contestants take turns, so that slow moments of the machine affect all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Callable
 def interleaved(
     contestants: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Median seconds of a call of each contestant, over ``rounds`` rounds in which each is called once."""
+    """Return the median seconds per call of each contestant; each is called once in each of ``rounds``
+    rounds.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():
@@ -27,13 +29,13 @@ def turns(
     clock: Callable[[], float] = time.perf_counter,
     shortest: float = 0.004,
 ) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round, in which all run in random order.
+    """Return the seconds of each contestant in each round; all of them run in each round, in random order.
 
     Args:
-        contestants: what runs, by name.
-        rounds: how many measurements of each.
-        clock: gives seconds.
-        shortest: seconds of one measurement: what takes less runs several times in each.
+        contestants: what to run, by name.
+        rounds: the number of measurements of each.
+        clock: returns seconds.
+        shortest: minimum seconds of a measurement; shorter calls are repeated within it.
     """
     for call in contestants.values():
         call()

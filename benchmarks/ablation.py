@@ -1,8 +1,9 @@
-"""What each change to torch earns: cold compilations without one group of the ledger's entries, against those with all.
+"""What each change to torch gains: cold compilations without one group of ledger entries, against all.
 
-A group is what is lost together (``Entry.lost``). Trials take turns in one process, and their seconds are those of this process alone: C++ compilers are
-left out, their results are kept. Each trial forgets what Dynamo, AOTAutograd, Inductor and the dispatch caches remember. A group that
-gives less than 2% on every model is not worth its code; "answers" tells whether loss and gradients of the first step are the same.
+A group consists of the entries with the same loss (``Entry.lost``). Trials take turns in one process. Seconds
+are those of this process alone: C++ compilers are left out, since their results are cached. Each trial clears
+the state of Dynamo, AOTAutograd, Inductor and the dispatch caches. A group that gains less than 2% on every
+model is not worth its code. "answers" tells whether loss and gradients of the first step are unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _DURING = (When.COMPILATION, When.MODE_OR_COMPILATION)
 
 
 def groups(pattern: str = "") -> dict[str, tuple[Entry, ...]]:
-    """The entries that are in force while something is compiled, by what is lost without them.
+    """Return the entries that are in force during compilation, grouped by what is lost without them.
 
     >>> sorted({entry.when.name for entries in groups().values() for entry in entries})
     ['COMPILATION', 'MODE_OR_COMPILATION']
@@ -43,7 +44,7 @@ def groups(pattern: str = "") -> dict[str, tuple[Entry, ...]]:
 
 
 def cold(built: Built, dynamic: bool) -> tuple[float, list[Tensor]]:
-    """CPU seconds of a first training step, and its loss and gradients."""
+    """Run a first training step. Return its CPU seconds, and its loss and gradients."""
     torch._dynamo.reset()
     fake.cache_clear()
     engine().clear()
@@ -96,7 +97,7 @@ _WITHOUT_LAYERS = ("convnext", "resnet", "mobilenet_v2", "poolformer", "t5", "ba
 
 
 def _compared(built: Built, dynamic: bool, entries: Sequence[Entry], rounds: int) -> str:
-    """By how much a cold compilation takes longer without some entries, with the quartiles; or what is wrong without them."""
+    """Return how much slower a cold compilation is without some entries (with quartiles), or what breaks."""
     ratios = []
     for number in range(rounds):
         found = {}

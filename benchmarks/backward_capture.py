@@ -1,9 +1,10 @@
-"""Capturing backward passes: first call, steady call, and cost per node, against torch's compiled autograd and eager.
+"""Capture of backward passes against torch's compiled autograd and eager: first call, steady call, cost per
+node.
 
     python -m benchmarks backward_capture [first|steady|inductor|nodes ...] [--repeats N]
 
-Each figure is a ratio measured in one process with alternating turns; medians of the CPU time of the calling
-thread, which neighbours on the machine disturb least. Lower is better.
+Each figure is a ratio measured in one process with alternating turns. It compares medians of the CPU time of
+the calling thread, which other processes disturb least. Lower is better.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def keep(graph: torch.fx.GraphModule) -> Any:
 
 
 def mlp(layers: int, hidden: int) -> torch.nn.Sequential:
-    """Linear and ReLU, ``layers`` times."""
+    """Return ``layers`` pairs of Linear and ReLU."""
     modules: list[torch.nn.Module] = []
     for _ in range(layers):
         modules += [torch.nn.Linear(hidden, hidden), torch.nn.ReLU()]
@@ -45,7 +46,7 @@ class Case:
         self.batch, self.hidden = batch, hidden
 
     def backward(self, enable: Enable, batch: int | None = None) -> float:
-        """Seconds of one backward pass into empty gradients."""
+        """Return the seconds of one backward pass into empty gradients."""
         for parameter in self.parameters:
             parameter.grad = None
         loss = self.model(torch.randn(batch or self.batch, self.hidden)).sum()
@@ -56,23 +57,23 @@ class Case:
 
 
 def ours(compiler: Any, dynamic: bool) -> Enable:
-    """Our capture."""
+    """Enable our capture."""
     return lambda: compiled_autograd.enable(compiler, dynamic=dynamic)
 
 
 def torchs(compiler: Any, dynamic: bool) -> Enable:
-    """torch's compiled autograd."""
+    """Enable torch's compiled autograd."""
     return lambda: torch_compiled_autograd._enable(compiler, dynamic=dynamic)
 
 
 def reset() -> None:
-    """Both libraries keep their graphs in one cache: empty it before the other one's turn."""
+    """Clear the graphs before the other library's turn, because both keep them in one cache."""
     compiled_autograd.reset()
     torch._dynamo.reset()
 
 
 def first_call(repeats: int) -> Iterator[str]:
-    """Seconds of the first call without a compiler's own time."""
+    """Time the first call without the compiler's own time."""
     for dynamic in (False, True):
         case = Case(12, 16, 8)
         case.backward(compiled_autograd.disable)
@@ -89,10 +90,10 @@ def first_call(repeats: int) -> Iterator[str]:
 
 
 def interleaved(case: Case, enables: dict[str, Enable], calls: int) -> dict[str, float]:
-    """Median seconds of a steady call per contender.
+    """Return the median seconds of a steady call per contender.
 
-    The contenders' turns alternate in blocks: both capture libraries share one cache of the process, and a
-    turn begins with warm-up calls.
+    Contenders alternate in blocks, because both capture libraries share one cache in the process. Each turn
+    begins with warm-up calls.
     """
     times: dict[str, list[float]] = {name: [] for name in enables}
     for _ in range(3):
@@ -105,7 +106,7 @@ def interleaved(case: Case, enables: dict[str, Enable], calls: int) -> dict[str,
 
 
 def steady(repeats: int) -> Iterator[str]:
-    """Steady call with an identity compiler, against eager."""
+    """Time a steady call with an identity compiler, against eager."""
     for hidden in (16, 256):
         case = Case(12, hidden, 8)
         enables = {
@@ -131,7 +132,7 @@ def _torch_inductor(graph: torch.fx.GraphModule) -> Any:
 
 
 def inductor(repeats: int) -> Iterator[str]:
-    """Steady call with Inductor, static and dynamic."""
+    """Time a steady call with Inductor, static and dynamic."""
     for dynamic in (False, True):
         case = Case(12, 256, 8)
 
@@ -161,7 +162,7 @@ def inductor(repeats: int) -> Iterator[str]:
 
 
 def nodes(repeats: int) -> Iterator[str]:
-    """Cost per autograd node, small and large graphs."""
+    """Measure the cost per autograd node in small and large graphs."""
     for count in (500, 5000):
         first, later = [], []
         for _ in range(max(1, repeats // 3)):
@@ -185,7 +186,7 @@ _PARTS = {"first": first_call, "steady": steady, "inductor": inductor, "nodes": 
 
 
 def main(argv: list[str]) -> int:
-    """Print the figures named in ``argv``, or all."""
+    """Print the figures named in ``argv``, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks backward_capture", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*_PARTS, []], help="which figures; all by default")
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,8 +1,9 @@
-"""What a call costs besides its compiled code: checks and wrappers of ``torch.compile`` and of a plan of ``fxpasses.compile``.
+"""Overhead of a call besides its compiled code: guards and wrappers of ``torch.compile`` and of a plan.
 
-``python -m benchmarks call_overhead``. Microseconds of CPU a call, medians of interleaved rounds, and the median of the rounds' ratios; the
-compiled code is replaced by a function that returns what it returned once. With ``--whole`` Inductor's whole call is measured beside the
-plan's, in inference and in training, forward and backward (it takes long to compile).
+``python -m benchmarks call_overhead``. Reports microseconds of CPU time per call (medians of interleaved
+rounds) and the median of the rounds' ratios. The compiled code is replaced by a function that returns a
+recorded result. With ``--whole``, the whole call of Inductor is measured against that of a plan of
+``fxpasses.compile``, in inference and in training, forward and backward. This takes long to compile.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def main(argv: list[str]) -> int:
 
 
 def _return_at_once(compiled: fxpasses.Compiled[Any], *arguments: torch.Tensor) -> None:
-    """Put the results of one call in the place of the code of the plan."""
-    for _ in range(2):  # the first walks over the model again, on which Dynamo has left notes
+    """Replace the code of the plan by a function that returns the results of one call."""
+    for _ in range(2):  # the first call traces the model again, because Dynamo has left marks on it
         compiled(*arguments)
     (armed,) = compiled._armed.known
     assert armed._quick

@@ -1,4 +1,4 @@
-"""The chart of the start page, from ``benchmarks/figures.json``: each bar names the benchmark that measured it.
+"""Draw the chart of the start page from ``benchmarks/figures.json``. Each bar names its benchmark.
 
 ``python -m benchmarks charts`` writes ``docs/pages/figures/against-torch.svg``; ``--check`` only compares.
 """
@@ -29,7 +29,7 @@ _TEMPLATE = """\
 
 
 def drawn() -> str:
-    """The chart as SVG."""
+    """Return the chart as SVG."""
     figures = json.loads((_ROOT / "figures.json").read_text())
     return Environment(autoescape=True).from_string(_TEMPLATE).render(figures) + "\n"
 

@@ -1,8 +1,9 @@
-"""What the structure check costs: its share of the time that a first training step takes to compile.
+"""Cost of the structure check, relative to the compile time of a first training step.
 
-The default passes run with metadata kept up to date and the structure checked after each pass. Their seconds are compared
-with those of the whole first step, through Inductor and (with ``--compiler eager``) without it, which is the harder
-comparison. Inductor's caches are off. ``--values`` adds how many times as long the first step takes with values checked.
+The default passes run with metadata kept up to date and the structure checked after each pass. Their seconds
+are compared with those of the whole first step, with Inductor and (``--compiler eager``) without it, which is
+the harder comparison. Inductor's caches are off. ``--values`` adds the slowdown of the first step with values
+checked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.models.zoo import ZOO
 def first_step(
     model: Callable[..., Any], inputs: tuple[Any, ...], compiler: str, dynamic: bool, check: str = "structure"
 ) -> dict[str, float]:
-    """Seconds of the first forward and backward pass, and of its stages."""
+    """Return the seconds of the first forward and backward pass, and of its stages."""
     torch._dynamo.reset()
     fxpasses.reset_stats()
     compiled = torch.compile(
@@ -45,7 +46,7 @@ def _step(compiled: Callable[..., Any], inputs: tuple[Any, ...], start: float) -
 
 
 def _nodes(model: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
-    """Size of the joint graph: calls of the forward and the backward graph."""
+    """Return the size of the joint graph: the calls in the forward and backward graphs."""
     captured = fxpasses.capture(model, *inputs, decompose=True)
     graphs = [g.graph for g in (captured.forward, captured.backward) if g is not None]
     return sum(node.op == "call_function" for graph in graphs for node in graph.nodes)
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
     ]
     if unknown:
         parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(models)}")
-    first_step(*next(iter(models.values())), "eager", arguments.dynamic)  # what the first compilation imports
+    first_step(*next(iter(models.values())), "eager", arguments.dynamic)  # imports of a first compilation
     table = Table(
         title=f"First training step, compiler {arguments.compiler}, {'symbolic' if arguments.dynamic else 'fixed'} sizes"
     )

@@ -1,8 +1,10 @@
-"""What ``bucket_collectives`` gains: training steps of models of transformers on two processes, gradients averaged.
+"""Gain of ``bucket_collectives``: training steps of transformers models on two processes with averaged
+gradients.
 
-Each process runs forward and backward and averages the gradients of all parameters in a function that is compiled with and
-without the pass. ``step`` is the median wall time of a whole step with the pass over that without it, in turns;
-``reduce`` that of the averaging alone. ``Inductor's`` is the same for its own bucketing, which is off by default.
+Each process runs forward and backward, then averages the gradients of all parameters in a function that is
+compiled with and without the pass. ``step`` is the median wall time of a whole step with the pass over that
+without it, in turns. ``reduce`` is the same for the averaging alone. ``Inductor's`` is the same for
+Inductor's own bucketing, which is off by default.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def _run(rank: int, name: str, folder: str, rounds: int) -> None:
                 f"reduce {reduce:.2f} of {medians['reduce without'] * 1e3:.1f} ms", flush=True,
             )  # fmt: skip
     dist.barrier()
-    os._exit(0)  # destructors of process groups may wait for threads that want the GIL
+    os._exit(0)  # destructors of process groups may wait for threads that need the GIL
 
 
 def main(argv: list[str]) -> int:

@@ -1,6 +1,7 @@
-"""Compile time of a training step and the compiled step itself: fxpasses against Inductor, caches off.
+"""Compile time of a training step, and its speed once compiled: fxpasses against Inductor, without caches.
 
-Seconds are of CPU, with those of the C++ compilers, which run one after the other; ratios are medians over pairs side by side.
+Seconds are CPU time, including that of the C++ compilers, which run one after the other. Ratios are medians
+over paired runs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fxpasses.demo.gpt import GPT
 
 
 def step(backend: str, layers: int, dynamic: bool):  # type: ignore[no-untyped-def]
-    """A training step of a new GPT, compiled when it is first run."""
+    """Return a training step of a new GPT, which is compiled on its first run."""
     model = GPT(layers, 128, 4, 64, 512)
     tokens, targets = torch.randint(512, (2, 64)), torch.randint(512, (2, 64))
 
@@ -33,7 +34,7 @@ def step(backend: str, layers: int, dynamic: bool):  # type: ignore[no-untyped-d
 
 
 def _cpu() -> float:
-    """Seconds of CPU of this process, and of the processes that it has started and waited for."""
+    """Return the CPU seconds of this process and of the child processes that it has waited for."""
     return sum(os.times()[:4])
 
 

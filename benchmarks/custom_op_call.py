@@ -1,4 +1,4 @@
-"""What a call of a custom operator costs above its kernel: ours against torch.library.custom_op, interleaved.
+"""Overhead of a custom operator call over its kernel: ours against torch.library.custom_op, interleaved.
 
 Prints medians over rounds in which every contender runs in turn, and the ratio of the overheads.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fake.library import custom_op
 
-#: The overhead above the raw kernel may be at most this share of torch's.
+#: Maximum overhead over the raw kernel, relative to torch's.
 TARGETS = {"no grad": 0.35, "grad": 0.45, "two inputs": None, "mutating": None}
 
 
@@ -49,7 +49,7 @@ def _once(function: Callable[..., object], args: tuple[object, ...], calls: int)
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark; returns 1 if a target is missed and ``--check`` was given."""
+    """Run the benchmark. Return 1 if a target is missed and ``--check`` was given."""
     parser = argparse.ArgumentParser(prog="custom_op_call", description=__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="rounds per case (default 60)")
     parser.add_argument(

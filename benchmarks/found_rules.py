@@ -1,11 +1,13 @@
-"""Rules found by search: small expressions that are equal exactly, of which one is cheaper; and how often real graphs hold them.
+"""Search for rewrite rules: pairs of small expressions that are exactly equal, one cheaper than the other.
 
-Expressions of matrices with symbolic sizes are built operator by operator. Their hash is their residues in exact arithmetic
-(:mod:`fxpasses.exact`): expressions that meet there are one class, and only the simplest of a class is built upon, so that no rule
-follows from one about a part of it. A rule is an expression and a cheaper one of its class, for some assignment of sizes; one that is an
-instance of an earlier rule is dropped, and each is judged by :func:`fxpasses.exact.equivalent` on graphs of other sizes.
+Expressions of matrices with symbolic sizes are built operator by operator. Their hash is their residues in
+exact arithmetic (:mod:`fxpasses.exact`). Expressions with the same hash form a class. Only the simplest of a
+class is extended, so that no rule follows from a rule about a subexpression. A rule is an expression and a
+cheaper one of its class, for some assignment of sizes. Instances of earlier rules are dropped, and each rule
+is judged by :func:`fxpasses.exact.equivalent` on graphs of other sizes.
 
-``python -m benchmarks found_rules`` prints the rules; with names of models of transformers, how often their joint graphs hold each.
+``python -m benchmarks found_rules`` prints the rules; given names of models of transformers, it also counts
+how often their joint graphs contain each rule.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from fxpasses.graphs.rewriting import copy_graph, value_of
 aten = torch.ops.aten
 
 Shape = tuple[str, str]
-"""Of a matrix: the letters of its sizes; ``1`` for a size that is one."""
+"""The letters of a matrix's sizes; ``1`` for a size of one."""
 
 _TRIED = {"1": 1, "n": 3, "k": 4, "m": 5, "p": 2}
 _OTHER = {"1": 1, "n": 5, "k": 3, "m": 2, "p": 7}
-"""Sizes: those of the search, and those of the certificates."""
+"""The sizes for the search, and those for certification."""
 
 SCENES: tuple[Mapping[str, int], ...] = (
     {"1": 1, "n": 4096, "k": 512, "m": 512, "p": 512},
@@ -46,17 +48,17 @@ SCENES: tuple[Mapping[str, int], ...] = (
     {"1": 1, "n": 8, "k": 512, "m": 2048, "p": 512},
     {"1": 1, "n": 4096, "k": 8, "m": 2048, "p": 8},
 )
-"""Sizes for the cost model: tokens and features, a low rank, few rows, wide and narrow layers in turn."""
+"""Sizes for the cost model: tokens and features, low rank, few rows, alternating wide and narrow layers."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A variable, or an operator of terms.
+    """A variable, or an operator applied to terms.
 
     Attributes:
-        name: of the variable or the operator.
-        shape: of its value.
-        args: of the operator.
+        name: the variable's or operator's name.
+        shape: the shape of its value.
+        args: the operator's arguments.
     """
 
     name: str
@@ -72,19 +74,19 @@ class Term:
         return f" {sign} ".join(f"({a})" if len(a.args) == 2 else str(a) for a in self.args)
 
     def parts(self) -> Iterator[Term]:
-        """The term and all terms in it, in the order of a reader."""
+        """Yield the term and all its subterms, in reading order."""
         yield self
         for arg in self.args:
             yield from arg.parts()
 
     @property
     def operators(self) -> int:
-        """How many operators it has."""
+        """The number of operators."""
         return sum(bool(part.args) for part in self.parts())
 
     @property
     def variables(self) -> list[Term]:
-        """Its variables, in the order of a reader."""
+        """The variables, in reading order."""
         return list(dict.fromkeys(part for part in self.parts() if not part.args))
 
 
@@ -107,9 +109,10 @@ class Operator:
     """An operator on matrices.
 
     Attributes:
-        shape: of its result for those of its arguments, or ``None`` where it takes no such arguments.
-        call: computes it, with ATen's operators.
-        weight: of each element that it computes, in additions; ``0`` for a view.
+        shape: maps the argument shapes to the result shape, or ``None`` for arguments that it does not
+            accept.
+        call: computes it with ATen operators.
+        weight: the cost of each computed element, in additions; ``0`` for a view.
     """
 
     shape: Callable[..., Shape | None]
@@ -152,12 +155,12 @@ VARIABLES = tuple(
 
 
 def calls(term: Term, call: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """The value of a term.
+    """Return the value of a term.
 
     Args:
         term: the term.
-        call: gives the result of an operator for arguments.
-        values: of its variables, by name.
+        call: returns the result of an operator for arguments.
+        values: the values of its variables, by name.
     """
     if not term.args:
         return values[term.name]
@@ -169,7 +172,7 @@ def calls(term: Term, call: Callable[..., Any], values: Mapping[str, Any]) -> An
 
 
 def cost(term: Term, sizes: Mapping[str, int]) -> float:
-    """Nanoseconds of one core, roughly: matmuls by their arithmetic, all else by its elements; what stands twice is computed once."""
+    """Estimate nanoseconds on one core: matmuls by FLOPs, the rest by elements; repeated terms count once."""
     total = 0.0
     for part in set(term.parts()):
         if not part.args:
@@ -190,8 +193,8 @@ class Rule:
     Attributes:
         before: the expression.
         after: the cheaper one.
-        gain: the best ratio of costs that the cost model sees, after over before.
-        scene: the sizes for which it does.
+        gain: the best ratio of costs (after over before) according to the cost model.
+        scene: the sizes that give this ratio.
         verdict: of exact arithmetic, for other sizes than those of the search.
     """
 
@@ -207,11 +210,11 @@ class Rule:
 
 
 class Search:
-    """Enumerates expressions, and finds rules among them.
+    """Enumerates expressions and finds rules among them.
 
     Args:
-        operators: those that expressions are made of.
-        most: how many of them an expression has.
+        operators: the operators that expressions consist of.
+        most: the maximum number of operators in an expression.
     """
 
     def __init__(self, operators: Mapping[str, Operator], most: int) -> None:
@@ -230,7 +233,7 @@ class Search:
             self._levels[0].append(variable)
 
     def run(self) -> list[Rule]:
-        """The rules, the simplest first."""
+        """Return the rules, the simplest first."""
         for count in range(1, self._most + 1):
             new = []
             for term in self._of(count):
@@ -255,7 +258,9 @@ class Search:
                     yield Term(name, shape, args)
 
     def _meet(self, term: Term) -> bool:
-        """Put a term into its class, with a rule if it is not the cheapest there; whether it is the first of it."""
+        """Add a term to its class, with a rule if a cheaper one is known. Return whether it is the first
+        there.
+        """
         if term not in self._values:
             given = [self._values[arg] for arg in term.args]
             values = dict(zip(map(str, range(len(given))), given, strict=True))
@@ -266,7 +271,7 @@ class Search:
             if not bool(torch.isfinite(value.witness).all()):
                 return False
             self._values[term] = value
-        # One exponential or logarithm leaves the middle level exact, in both directions.
+        # A single exponential or logarithm leaves the middle level exact, in both directions.
         _, key, _ = digests(self._values[term])
         known = self._classes.setdefault((key, term.shape), [])
         for other in known:
@@ -292,7 +297,7 @@ def _arity(operator: Operator) -> int:
 
 
 def _is_canonical(term: Term) -> bool:
-    """Whether variables of one shape come in their order: others are the same term with other names."""
+    """Return whether variables of one shape are in order; other terms only rename them."""
     for shape in {v.shape for v in term.variables}:
         names = [v for v in term.variables if v.shape == shape]
         if names != [v for v in VARIABLES if v.shape == shape][: len(names)]:
@@ -301,7 +306,7 @@ def _is_canonical(term: Term) -> bool:
 
 
 def _instance(before: Term, after: Term, rule: Rule) -> bool:
-    """Whether a rule says that ``before`` becomes something at most as dear as ``after``."""
+    """Return whether a rule turns ``before`` into something that costs at most as much as ``after``."""
     for bound in _matches(rule.before, before, {}):
         instead = _put(rule.after, bound)
         if all(
@@ -313,7 +318,7 @@ def _instance(before: Term, after: Term, rule: Rule) -> bool:
 
 
 def _matches(pattern: Term, term: Term, bound: dict[str, Term]) -> Iterator[dict[str, Term]]:
-    """The ways in which a term is an instance of a pattern: terms for its variables."""
+    """Yield the bindings of variables that make a term an instance of a pattern."""
     if not pattern.args:
         known = bound.get(pattern.name)
         fits = [(p == "1") <= (t == "1") for p, t in zip(pattern.shape, term.shape, strict=True)]
@@ -339,7 +344,7 @@ def _put(pattern: Term, bound: Mapping[str, Term]) -> Term:
 
 
 def certified(rule: Rule) -> Verdict:
-    """The verdict on a rule, for graphs of other sizes than those of the search."""
+    """Judge a rule on graphs of other sizes than those of the search."""
     names = [v.name for v in rule.before.variables]
     inputs = [torch.randn([_OTHER[s] for s in v.shape]) for v in rule.before.variables]
 
@@ -353,7 +358,7 @@ def certified(rule: Rule) -> Verdict:
 
 
 class _Joint(Observer):
-    """Keeps the graph that passes for whole graphs leave."""
+    """Records the graph that passes over whole graphs leave."""
 
     gm: fx.GraphModule | None = None
 
@@ -363,11 +368,11 @@ class _Joint(Observer):
 
 
 def captured(name: str, training: bool) -> fx.GraphModule:
-    """The graph of a small model of transformers after the default passes: joint, or of inference.
+    """Return the graph of a small transformers model after the default passes, joint or for inference.
 
     Args:
-        name: of the model.
-        training: whether for a training step.
+        name: the model's name.
+        training: whether to capture a training step.
     """
     torch._dynamo.reset()
     built, seen = build(name, training=training), _Joint()
@@ -394,10 +399,12 @@ _THROUGH = (
 
 
 def sites(gm: fx.GraphModule, rule: Rule) -> int:
-    """At most how many calls of a graph are instances of a rule: seen through views, where what lies between is used nowhere else.
+    """Return an upper bound on how many calls in a graph are instances of a rule.
+
+    Looks through views. Intermediate values must have no other users.
 
     Args:
-        gm: a joint graph, or one of inference.
+        gm: a joint or inference graph.
         rule: the rule.
     """
     return sum(_site(rule.before, node, {}, root=True) is not None for node in gm.graph.nodes)
@@ -418,7 +425,7 @@ def _site(pattern: Term, value: Any, bound: dict[str, Any], *, root: bool = Fals
     if pattern.name in ("rows", "columns"):
         last = value_of(value.args[0]).dim() - 1
         summed = sorted(d % (last + 1) for d in value.args[1])
-        batched = _behind(value.args[0]).target is aten.bmm.default  # whose batches are no rows
+        batched = _behind(value.args[0]).target is aten.bmm.default  # its batches are not rows
         if batched or summed != ([last] if pattern.name == "columns" else list(range(last))):
             return None
     if pattern.name == "t" and sorted(value.args[1][-2:]) == list(value.args[1][-2:]):
@@ -442,7 +449,7 @@ def _behind(node: fx.Node) -> fx.Node:
 
 
 def _has_form(value: Any, shape: Shape) -> bool:
-    """Whether a value may stand for a variable of that shape: a number, a row, a column, or more."""
+    """Return whether a value may stand for a variable of that shape: a number, row, column, or matrix."""
     tensor = value_of(value) if isinstance(value, fx.Node) else None
     if not isinstance(tensor, torch.Tensor):
         return shape == ("1", "1") and isinstance(value, (int, float))
@@ -452,7 +459,7 @@ def _has_form(value: Any, shape: Shape) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Search, certify, and count."""
+    """Search, certify and count."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks found_rules", description=__doc__)
     parser.add_argument("models", nargs="*", choices=[[], *NAMES], help="count instances in their graphs")
     parser.add_argument("--operators", type=int, default=2, help="at most in an expression of all operators")

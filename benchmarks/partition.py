@@ -1,9 +1,9 @@
-"""Partitioning against torch's min-cut partitioner: bytes saved and seconds, on the same joint graphs.
+"""Our partitioner against torch's min-cut partitioner: bytes saved and seconds, on the same joint graphs.
 
-``python -m benchmarks partition [--repeats N] [--layers N] [--budgets]``. Both partitioners run on fresh copies of
-each joint graph, taking turns in one process; seconds are CPU seconds of that process (both run in one thread; the
-clock on the wall would measure what else the machine does), medians. Bytes are those of the tensors between the two
-graphs by torch's own measure, parameters and buffers left out.
+``python -m benchmarks partition [--repeats N] [--layers N] [--budgets]``. Both partitioners take turns in one
+process, on fresh copies of each joint graph. Seconds are medians of the CPU time of that process: both run in
+one thread, and wall time would include other load on the machine. Bytes are those of the tensors saved
+between the two graphs, by torch's own measure, without parameters and buffers.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
 class JointGraphCapture:
-    """The joint graph of a model, as AOTAutograd gives it to a partition function under Inductor."""
+    """Capture the joint graph that AOTAutograd passes to a partition function under Inductor."""
 
     def __init__(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor], dynamic: bool) -> None:
         def take(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
@@ -56,14 +56,14 @@ class JointGraphCapture:
         torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)(*inputs)
 
     def run(self, partitioner: Partitioner, **options: Any) -> tuple[float, fx.GraphModule, fx.GraphModule]:
-        """CPU seconds for one partition of a fresh copy, and the two modules."""
+        """Partition a fresh copy. Return the CPU seconds and the two modules."""
         joint = fx.GraphModule(self.joint, copy.deepcopy(self.joint.graph))
         start = time.process_time()
         forward, backward = partitioner(joint, (), **self.options, **options)
         return time.process_time() - start, forward, backward
 
     def saved_bytes(self, forward: fx.GraphModule) -> int:
-        """Bytes of the saved tensors that are not parameters or buffers."""
+        """Return the bytes of the saved tensors that are not parameters or buffers."""
         placeholders = forward.graph.find_nodes(op="placeholder")
         static = {placeholders[i].name for i in self.options["static_lifetime_input_indices"] or ()}
         (output,) = forward.graph.find_nodes(op="output")
@@ -73,14 +73,14 @@ class JointGraphCapture:
 
 
 def flops_in_both(forward: fx.GraphModule, backward: fx.GraphModule) -> int:
-    """FLOPs of the operations that run in both passes."""
+    """Return the FLOPs of the operations that run in both passes."""
     once = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     cost = CostModel()
     return sum(cost.flops_of(n) for n in backward.graph.nodes if n.op == "call_function" and n.name in once)
 
 
 def models(layers: int) -> dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]]:
-    """The models that are measured, with their inputs."""
+    """Return the models to measure, with their inputs."""
     return {
         f"GPT, {layers} layers": (GPT(layers, 64, 4), (torch.randint(0, 256, (4, 48)),)),
         f"residual convnet, {layers} blocks": (ConvNet(layers, 16), (torch.randn(4, 3, 32, 32),)),
@@ -92,7 +92,7 @@ def models(layers: int) -> dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, 
 
 
 def compare(repeats: int, layers: int, console: Console) -> Table:
-    """Bytes and seconds of both partitioners at a budget of 1."""
+    """Compare bytes and seconds of both partitioners at a budget of 1."""
     table = Table(
         "model", "shapes", "nodes", "bytes, torch", "ours", "ratio", "seconds, torch", "ours", "ratio"
     )
@@ -124,7 +124,7 @@ def compare(repeats: int, layers: int, console: Console) -> Table:
 
 
 def sweep(layers: int, budgets: Sequence[float]) -> Table:
-    """What a falling budget saves and recomputes, ours and torch's."""
+    """Compare what both partitioners save and recompute as the budget falls."""
     columns = "model", "budget", "bytes: bound", "torch", "ours", "FLOPs again: torch", "ours"
     table = Table(*columns, "seconds: torch", "ours")
     for name, (model, inputs) in models(layers).items():

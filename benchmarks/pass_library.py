@@ -1,9 +1,10 @@
-"""What each pass of the library gains: a model with and without it through Inductor, in turns, one line a pass.
+"""Gain of each library pass: a model with and without it through Inductor, in turns, one line per pass.
 
-``step`` is the median processor time of a step with the pass as a share of that without it, ``saved`` the bytes that
-the forward keeps for the backward pass, ``compile`` the processor time of a first step (without caches). Below 1.00 is better with the pass.
-``Inductor's`` is the step without the pass and with what Inductor has of the same kind switched on, where it has something.
-``--real`` measures on models of transformers and on published architectures.
+``step`` is the median processor time of a step with the pass, relative to that without it. ``saved`` compares
+the bytes that the forward pass saves for the backward pass, ``compile`` the processor time of a first step
+(without caches). Below 1.00, the pass helps. ``Inductor's`` is the step without the pass but with Inductor's
+equivalent switched on, if there is one. ``--real`` measures models of transformers and published
+architectures.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from benchmarks._library_recipes import RECIPES
 from benchmarks._timing import interleaved
 
 _EQUIVALENTS: dict[str, dict[str, object]] = {
-    "chunk_logits": {"auto_chunker.enable": True},  # not before 2.14
+    "chunk_logits": {"auto_chunker.enable": True},  # since 2.14
     "concat_matmuls": {
         "pre_grad_fusion_options": {"batch_linear": {}, "batch_linear_lhs": {}, "cat_linear": {}},
         "post_grad_fusion_options": {"batch_linear_post_grad": {}},
         "cpp.enable_concat_linear": True,
     },
 }
-"""Options of Inductor that do what a pass does, and are off by default. Its patterns for attention are on."""
+"""Options of Inductor that are equivalent to a pass and off by default. Its attention patterns are on."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Ratios of one case, with the pass over without it, and Inductor's equivalent over without."""
+    """Ratios of one case: with the pass over without it, and Inductor's equivalent over without it."""
 
     milliseconds: float
     step: float
@@ -51,7 +52,7 @@ class Measured:
 def measure(name: str, case: Case, rounds: int) -> Measured:
     """Compile the case with and without the pass, twice each, and time both in turns.
 
-    The second compilation counts: what torch and Inductor load and compile once is loaded by the first.
+    The second compilation counts: the first one loads and compiles what torch and Inductor need only once.
     """
     steps: dict[str, Callable[[], object]] = {}
     first: dict[str, list[float]] = {"without": [], "with": []}
@@ -77,7 +78,7 @@ def measure(name: str, case: Case, rounds: int) -> Measured:
         first.setdefault(label, []).append(_processor_seconds() - start)
         steps[label]()
     changes = fxpasses.stats().pass_changes.get(name, 0)
-    medians = interleaved(steps, rounds, time.process_time)  # other jobs of the machine do not count
+    medians = interleaved(steps, rounds, time.process_time)  # ignores other load on the machine
     return Measured(
         medians["without"] * 1e3,
         medians["with"] / medians["without"],
@@ -89,7 +90,7 @@ def measure(name: str, case: Case, rounds: int) -> Measured:
 
 
 def _processor_seconds() -> float:
-    """Of this process and of the compilers that it has started."""
+    """Return the CPU seconds of this process and of the compilers that it has started."""
     return sum(os.times()[:4])
 
 
@@ -99,7 +100,7 @@ def _seeded(case: Case) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
 
 
 def _own_function(model: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of its own around the model: Dynamo keeps its compilations there."""
+    """Wrap the model in its own function, because Dynamo stores its compilations there."""
     return lambda *inputs: model(*inputs)
 
 

@@ -1,6 +1,7 @@
-"""What each default pass does to real models: nodes removed, and its time as a share of the capture's.
+"""Effect of each default pass on real models: nodes removed, and its time relative to that of capture.
 
-For ``fuse_scatter_add`` also the step: the backward pass of tied embeddings, with and without it, through Inductor.
+For ``fuse_scatter_add``, also the step time through Inductor: the backward of tied embeddings with and
+without it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _removed(joint: torch.fx.GraphModule, items: list[fxpasses.Pass]) -> tuple[i
 
 
 def tied_embeddings(console: Console, vocabulary: int, width: int, rounds: int) -> None:
-    """Median seconds of a training step of tied embeddings, by whether the pass runs."""
+    """Time a training step of tied embeddings with and without the pass (median seconds)."""
     tokens = torch.randint(vocabulary, (4, 32))
 
     def loss(table: torch.Tensor) -> torch.Tensor:
@@ -87,7 +88,7 @@ def tied_embeddings(console: Console, vocabulary: int, width: int, rounds: int) 
 
 
 def _own_code(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A copy with a code object of its own: Dynamo keeps its compilations there."""
+    """Return a copy with its own code object, because Dynamo stores its compilations there."""
     code = function.__code__.replace()
     return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
 

@@ -1,8 +1,9 @@
-"""What one call of a region costs at run time, over the compiled code that it runs.
+"""Runtime overhead of one call of a region over the compiled code that it runs.
 
-``python -m benchmarks region_calls``. A layer of a GPT, forward and backward, on tensors so small that the code takes next to
-nothing: called as the generated function around regions calls it, and as an operator, through torch's dispatcher (under CUDA
-graphs, say). Medians; the inputs are those of a training step.
+``python -m benchmarks region_calls``. Measures a GPT layer, forward and backward, on tensors so small that
+its code takes almost no time. It is called as the generated function around regions calls it, and as an
+operator through torch's dispatcher (as under CUDA graphs). Results are medians; the inputs are those of a
+training step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ REPEATS = 3000
 
 
 def microseconds(call: Callable[[], Any]) -> float:
-    """The median time of a call."""
+    """Return the median microseconds of a call."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -35,7 +36,7 @@ def microseconds(call: Callable[[], Any]) -> float:
 
 
 def of_region(dynamic: bool) -> dict[str, tuple[int, float, float, float]]:
-    """For each pass: how many tensors a call takes, and the microseconds of the code, the call and the operator."""
+    """Return, per pass, the number of tensors of a call and the microseconds of code, call and operator."""
     torch._dynamo.reset()
     fxpasses.reset_stats()
     model = GPT(4, 8, 2, 4, 16)

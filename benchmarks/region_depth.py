@@ -1,9 +1,9 @@
-"""How compile time grows with depth: a deep model against a shallow one with the same layers, in turns.
+"""Growth of compile time with depth: a deep model against a shallow one with the same layers, in turns.
 
-The seconds are those of the first training step less those of a later one, which is what compiling adds to it; by the
-clock, and of CPU with the compilers that it starts. The two processes of a pair run at the same time, so that both meet the same machine
-(shared ones get slower and faster by a quarter within minutes): nothing else should run, and there have to be two cores. Shown are
-medians, those of the ratios over the pairs.
+Reports the seconds that compilation adds to the first training step (first step minus a later one), as wall
+time and as CPU time including the compilers that are started. Both processes of a pair run at the same time,
+so that they meet the same machine load (shared machines vary by a quarter within minutes). Run nothing else,
+and use at least two cores. Results are medians; those of ratios are over pairs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(who: str, shapes: str, layers: int) -> tuple[float, float]:
-    """Seconds by the clock, and of CPU, that compiling adds to the first training step of a process."""
+    """Return the wall and CPU seconds that compilation adds to the first training step of a process."""
     settings = argparse.Namespace(
         who=who, layers=layers, dynamic=shapes == "dynamic", width=128, heads=4, batch=2, tokens=64, steps=5
     )

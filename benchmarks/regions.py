@@ -1,15 +1,16 @@
-"""Compile time over depth, with every repeated layer compiled once: first training step, later steps, memory.
+"""Compile time over depth if every repeated layer is compiled once: first step, later steps, memory.
 
-Seconds of the first step are by the clock and of CPU (which other processes disturb less), later steps in CPU time; *saved* is what
-autograd keeps between forward and backward, *live* the most that a step allocates at any time (compiled code's own
-buffers included), *resident* the most memory that the process has at any time of a few training steps, and *over* how much
-of that the steps add to what is there before them: the process with its compiled code.
+First steps are in wall and CPU seconds (other processes disturb CPU time less), later steps in CPU time.
+*saved* is what autograd saves for the backward pass. *live* is the peak memory that a step allocates,
+including the buffers of compiled code. *resident* is the peak resident memory of the process over a few
+training steps. *over* is how much of it the steps add to the process with its compiled code.
 
-``python -m benchmarks regions [--layers 4 12 48] [--shapes static dynamic] [--who ...]``. Each measurement is a process
-of its own with caches off (or, with ``--warm``, one that fills the caches and one that reads them), after a
-warm-up compilation that loads torch's compiler. Contestants: ``inductor``; ``deduplicated`` (``inductor`` with torch's
-``use_graph_deduplication``); ``by hand`` (each block compiled on its own: the regional recipe); ``whole`` (fxpasses
-without regions); ``regions`` (fxpasses with ``options={"regions": "auto"}``).
+``python -m benchmarks regions [--layers 4 12 48] [--shapes static dynamic] [--who ...]``. Each measurement
+runs in its own process without caches (or, with ``--warm``, in one that fills the caches and one that reads
+them), after a warm-up compilation that loads torch's compiler. Contestants: ``inductor``; ``deduplicated``
+(``inductor`` with torch's ``use_graph_deduplication``); ``by hand`` (regional compilation: each block
+compiled on its own); ``whole`` (fxpasses without regions); ``regions`` (fxpasses with
+``options={"regions": "auto"}``).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WHO = ("inductor", "deduplicated", "by hand", "whole", "regions")
 
 
 def contestant(who: str, model: GPT, dynamic: bool) -> Callable[..., Any]:
-    """The model, compiled in one of the ways that are compared."""
+    """Compile the model in the contestant's way."""
     if who in ("whole", "regions"):
         options = {"regions": "auto" if who == "regions" else "off"}
         return torch.compile(model, backend=backend, options=options, dynamic=dynamic)
@@ -55,8 +56,7 @@ def contestant(who: str, model: GPT, dynamic: bool) -> Callable[..., Any]:
 
 
 def measure(settings: argparse.Namespace) -> dict[str, float]:
-    """Seconds of the first training step (by the clock, and of CPU, which other processes disturb less) and of later
-    ones, and peak memory, in this process."""
+    """Measure the first training step (wall and CPU seconds), later steps and peak memory here."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.compile(lambda x: x.sin().sum(), dynamic=settings.dynamic)(
@@ -95,7 +95,7 @@ def measure(settings: argparse.Namespace) -> dict[str, float]:
 
 
 def live_peak(step: Callable[[], None]) -> float:
-    """The most bytes of tensors that a step has at any time, over what was there before it."""
+    """Return the peak bytes of tensors during a step, beyond those that exist before it."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
@@ -107,10 +107,10 @@ def live_peak(step: Callable[[], None]) -> float:
 
 
 def resident_peak(step: Callable[[], None]) -> tuple[float, float]:
-    """Resident bytes of this process: before some training steps, and the most during them.
+    """Return the resident bytes of this process before some training steps, and the peak during them.
 
-    What compilation has left behind is given back to the system first, and the kernel's high-water mark is set back: the
-    peak of the process's whole life is that of compilation, and of whatever order the allocator was called in then.
+    First returns the memory that compilation freed to the system and resets the kernel's high-water mark.
+    Otherwise the peak would be that of compilation and would depend on the order of allocations.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -127,7 +127,7 @@ def _status(name: str) -> float:
 
 
 def kept_bytes(output: torch.Tensor, model: torch.nn.Module) -> int:
-    """Bytes that autograd keeps for the backward pass of a result, parameters left out."""
+    """Return the bytes that autograd saves for the backward pass of a result, without parameters."""
     storages: dict[int, int] = {}
     pending, seen = [output.grad_fn], set()
     while pending:
@@ -145,12 +145,12 @@ def kept_bytes(output: torch.Tensor, model: torch.nn.Module) -> int:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process and of the compilers that it has started."""
+    """Return the CPU seconds of this process and of the compilers that it has started."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def in_a_process(settings: argparse.Namespace, cache: str | None) -> dict[str, float]:
-    """The same in a fresh process, without caches, or with the caches in a directory."""
+    """Run :func:`measure` in a fresh process, without caches or with the caches in a directory."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     if cache is None:
         environment["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
@@ -169,7 +169,7 @@ def _run(settings: argparse.Namespace, environment: dict[str, str]) -> dict[str,
 
 
 def search_seconds(calls: int) -> tuple[int, float]:
-    """The size of a Dynamo graph of about that many calls, and how long the search for regions takes in it."""
+    """Return the size of a Dynamo graph of about ``calls`` calls, and the seconds of the region search."""
     found: list[tuple[int, float]] = []
 
     def look(gm: torch.fx.GraphModule, inputs: Any) -> Any:

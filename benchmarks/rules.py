@@ -1,8 +1,9 @@
-"""What each rule and each check of ``fake.kernels`` changes: eager against our engine without one of them at a time.
+"""What each rule and check of ``fake.kernels`` changes: eager against our engine without one of them.
 
-For each entry of torch's databases the sweep runs with all rules (or, with ``--refusals``, all checks of arguments), which notes those
-that answered (or refused), then once without each of these. One without which no verdict changes is what torch has caught up with, or
-what these samples do not reach: try more samples, layouts and ``--symbolic`` before it goes, and the tests that name it.
+For each entry of torch's operator databases, the sweep first runs with all rules (with ``--refusals``, all
+argument checks) and records those that answered (or refused). Then it runs once without each of them. If no
+verdict changes without one, either torch has caught up or these samples do not reach it: before removing it
+and the tests that name it, try more samples, layouts and ``--symbolic``.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from fake.kernels.checks import check_registry as checks
 __all__ = ["main"]
 
 FAMILIES = ("structured", "_out_variant")
-"""Rules for hundreds of operators at once: nobody doubts these."""
+"""Rules for hundreds of operators at once, which are not in question."""
 
 
 class Switch:
-    """Leaves out one rule or check, and notes which of them are at work.
+    """Disables one rule or check, and records which of them are used.
 
     Attributes:
-        left_out: its name, or "".
-        working: those that answered, or refused, since it was emptied.
+        left_out: the name of the disabled one, or "".
+        working: the names of those that answered or refused since this was cleared.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Switch:
         self.working: set[str] = set()
 
     def find(self, find: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """``registry.find`` without a rule, which notes the others."""
+        """Wrap ``registry.find`` to skip the disabled rule and record the others."""
 
         def found(func: Any) -> Any:
             rule = find(func)
@@ -71,7 +72,7 @@ class Switch:
         return answer
 
     def check(self, check: Any) -> Any:
-        """A check that does nothing when it is left out, and is noted when it refuses."""
+        """Wrap a check to do nothing if it is disabled, and to be recorded when it refuses."""
 
         def refusing(func: Any, bound: Any) -> None:
             if _name(check) != self.left_out:
@@ -85,7 +86,7 @@ class Switch:
 
     @contextmanager
     def without(self, name: str) -> Iterator[None]:
-        """Inside, a rule or check is left out and nothing is remembered of before."""
+        """Disable a rule or check within the context, with empty caches."""
         self.left_out = name
         fake.cache_clear()
         try:
@@ -99,7 +100,7 @@ def _name(function: Any) -> str:
 
 
 def changes_of_rules(options: Options, switch: Switch) -> dict[str, list[str]]:
-    """For each rule that answered, the cases whose verdict changes without it."""
+    """Return, for each rule that answered, the cases whose verdict changes without it."""
 
     def verdicts() -> set[tuple[str, str, str, str]]:
         return {(c.label, c.table, c.layout, str(c.outcome.verdict)) for c in sweep(options).notable}
@@ -115,7 +116,7 @@ def changes_of_rules(options: Options, switch: Switch) -> dict[str, list[str]]:
 
 
 def changes_of_checks(database: str, entry: Any, options: Options, switch: Switch) -> dict[str, list[str]]:
-    """For each check that refused, the calls whose verdict changes without it."""
+    """Return, for each check that refused, the calls whose verdict changes without it."""
     found: dict[str, list[str]] = {}
     for attempt in refusals._attempts(database, entry, options):
         switch.working.clear()

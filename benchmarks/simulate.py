@@ -1,8 +1,10 @@
-"""Steps on paper against steps on two processes: models that the simulator was not made for, over a slow network, with and without passes over collectives.
+"""Simulated against measured steps: models unknown to the simulator, on two processes over a slow network.
 
-``python -m benchmarks simulate [MODEL...]``. Graphs run call by call in eager, as the simulation counts them. Times are CPU seconds of the calling thread
-plus what it waits for messages (:mod:`benchmarks._virtual_network`), so that a busy machine changes little; each round measures the step, and then the
-seconds of its calls, which the simulation of that setting takes (medians over rounds). ``--wall`` takes wall time and a network that really waits.
+``python -m benchmarks simulate [MODEL...]``. Each model runs with and without passes over collectives. Graphs
+run call by call in eager, as the simulation counts them. Times are CPU seconds of the calling thread plus its
+waits for messages (:mod:`benchmarks._virtual_network`), so that load on the machine matters little. Each
+round measures the step and then the seconds of its calls; the simulation uses the latter (medians over
+rounds). ``--wall`` uses wall time and a network that really waits.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class _Blocks(nn.Module):
 
 
 class _UNet(nn.Module):
-    """Convolutions down and up, with what was seen on the way down beside what comes up."""
+    """A U-Net: convolutions down and up, with skip connections."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -144,7 +146,7 @@ def _run(rank: int, folder: str, name: str, rounds: int, wall: bool) -> None:
         steps[setting] = model, call, inputs, changed, [], []
     for _ in range(rounds):
         for model, call, inputs, changed, taken, calls in steps.values():
-            model.zero_grad()  # sums of gradients are none of the step's
+            model.zero_grad()  # keep gradient accumulation out of the step
             dist.barrier()
             VirtualClock.begin()
             start = now()
@@ -162,7 +164,7 @@ def _run(rank: int, folder: str, name: str, rounds: int, wall: bool) -> None:
                 f"error {found.seconds / median - 1:+.1%} (waited {found.exposed * 1e3:.0f}); in {time.thread_time() - start:.2f} s", flush=True
             )  # fmt: skip
     dist.barrier()
-    os._exit(0)  # destructors of process groups may wait for threads that want the GIL
+    os._exit(0)  # destructors of process groups may wait for threads that need the GIL
 
 
 def main(argv: list[str]) -> int:

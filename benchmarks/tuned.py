@@ -1,8 +1,10 @@
-"""What tuning gains: step times of tuned models over those of the best of Inductor's modes, and over plain Inductor's, in turns in one process.
+"""Gain of tuning: step times of tuned models over Inductor's best mode and over plain Inductor, in turns.
 
-Modes: plain, the C++ wrapper, autotuning, and for inference ``freezing`` (which does not see when weights change), with autotuning and without. Each program has a copy
-of the model to itself, and all take turns; the mode with the lowest median is the best. Models of transformers with random weights. Each line has the median ratio of
-processor time with its interval (95%), how long tuning took, what it kept, and how long tuning took the second time. ``--record FILE`` adds each model's ledger to a JSON file.
+Modes: plain, the C++ wrapper, autotuning, and for inference ``freezing`` (which does not notice changed
+weights), with and without autotuning. Each program has its own copy of the model, and all take turns. The
+mode with the lowest median is the best. The models are those of transformers with random weights. Each line
+has the median ratio of processor time with its 95% interval, the seconds of tuning, what tuning kept, and the
+seconds of tuning a second time. ``--record FILE`` adds each model's ledger to a JSON file.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def _with_images(built: Built, size: int) -> Built:
 def step(
     compiled: Callable[..., Tensor], model: nn.Module, inputs: tuple[Any, ...], training: bool
 ) -> Callable[[], None]:
-    """One training step or one call of a model."""
+    """Return a training step or an inference call of a model."""
     parameters = list(model.parameters())
 
     def train() -> None:
@@ -99,7 +101,7 @@ def step(
 
 
 def modes(training: bool, autotune: bool) -> dict[str, dict[str, Any]]:
-    """Inductor's modes beside the plain one, with their options."""
+    """Return Inductor's modes besides the plain one, with their options."""
     found: dict[str, dict[str, Any]] = {"cpp_wrapper": {"cpp_wrapper": True}}
     if not training:
         found["freezing"] = {"freezing": True}
@@ -112,16 +114,16 @@ def modes(training: bool, autotune: bool) -> dict[str, dict[str, Any]]:
 def _program(
     built: Built, training: bool, backend: str = "inductor", options: dict[str, Any] | None = None
 ) -> Callable[[], None] | None:
-    """A step of a compiled copy of the model; ``None`` where it does not compile.
+    """Return a step of a compiled copy of the model; ``None`` if it does not compile.
 
     Args:
         built: the model.
-        training: whether its training step is measured.
-        backend: what compiles it.
+        training: whether to measure a training step.
+        backend: the compiler backend.
         options: a mode of Inductor.
     """
-    model = copy.deepcopy(built.model)  # programs change their model: freezing, or what a guard asks for
-    # Dynamo takes what it has compiled for another one of these functions, unless options differ; it asks for freezing, too.
+    model = copy.deepcopy(built.model)  # programs change their model: freezing, or guards
+    # Dynamo confuses these functions with each other unless their options differ; it also guards on freezing.
     run = step(
         torch.compile(lambda *inputs: model(*inputs), backend=backend, options=options),
         model,
@@ -144,11 +146,11 @@ def measure(
 
     Args:
         name: one of :data:`MODELS`.
-        training: whether its training step is measured.
-        seconds: for tuning.
-        goal: of tuning.
-        allow: passes whose results need not be eager's.
-        autotune: whether Inductor's autotuning is among its modes.
+        training: whether to measure a training step.
+        seconds: the time for tuning.
+        goal: the goal of tuning.
+        allow: passes whose results may differ from eager's.
+        autotune: whether Inductor's modes include autotuning.
     """
     torch.manual_seed(0)
     built = MODELS[name](training)

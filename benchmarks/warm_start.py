@@ -1,5 +1,7 @@
-"""The second process: CPU time of the first training step less a later one, with a plan, with warm caches of Inductor's, and with
-torch's ahead-of-time compilation; and from ``import torch`` to the first gradient."""
+"""Start of a second process with a plan, with Inductor's warm caches, and with torch's AOT compilation.
+
+Reports the CPU time of the first training step minus a later one, and the time from ``import torch`` to the
+first gradient."""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ _KINDS = ("plan", "fxpasses", "inductor", "aot_compile")
 
 
 def run(kind: str, layers: int, directory: str) -> tuple[float, float, bool]:
-    """One process: seconds of the first step less a later one, seconds since ``import torch``, whether Dynamo was imported."""
+    """Run one process. Return the seconds of the first step minus a later one, the seconds since
+    ``import torch``, and whether Dynamo was imported.
+    """
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": f"{directory}/inductor",
@@ -93,7 +97,7 @@ def run(kind: str, layers: int, directory: str) -> tuple[float, float, bool]:
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    program = Path(directory, "work.py")  # code that stands in no file gets no plan
+    program = Path(directory, "work.py")  # code that is not in a file gets no plan
     program.write_text(_WORK)
     command = [sys.executable, str(program), kind, str(layers), directory]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

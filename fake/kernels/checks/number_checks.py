@@ -40,7 +40,7 @@ _CONVERTED = {
 _IN_SINGLE_PRECISION = frozenset(
     ("addbmm", "addcdiv", "addcmul", "addmm", "baddbmm", "celu", "elu", "leaky_relu", "lerp", "softplus")
 )
-"""Operators that use float32 numbers in low precision, and accept numbers that only the result cannot hold."""
+"""Operators that use float32 numbers in low precision, so that only the result can fail to hold them."""
 
 _CONVERTED_IF_ANY = {
     ("scatter", "scatter_", "index_fill", "index_fill_"): ("value",),
