@@ -1,4 +1,4 @@
-"""What the benchmarks of the fake-tensor engine share: the model, the clock, and the table."""
+"""Shared parts of the benchmarks of the fake-tensor engine: the model, the timer, and the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GPT", "interleave", "parser", "report", "tokens"]
 
 
 class Block(torch.nn.Module):
-    """One layer of a GPT: attention and a feed-forward network, each after a layer norm."""
+    """A GPT layer: attention and a feed-forward network, each after a layer norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(torch.nn.Module):
         self.feed_out = torch.nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` is ``[batch, tokens, width]``, and so is the result."""
+        """Map ``x`` of shape ``[batch, tokens, width]`` to a tensor of the same shape."""
         batch, length, width = x.shape
         heads = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
@@ -42,7 +42,7 @@ class Block(torch.nn.Module):
 
 
 class GPT(torch.nn.Module):
-    """A small GPT: width 128, 4 heads, vocabulary 512; the output is the loss."""
+    """A small GPT that returns its loss: width 128, 4 heads, vocabulary 512."""
 
     def __init__(self, layers: int, width: int = 128, vocabulary: int = 512) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class GPT(torch.nn.Module):
         self.head = torch.nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """``ids`` and ``targets`` are ``[batch, tokens]``; the result is a scalar."""
+        """Return the scalar loss of ``ids`` and ``targets``, both ``[batch, tokens]``."""
         x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
@@ -62,12 +62,12 @@ class GPT(torch.nn.Module):
 
 
 def tokens() -> torch.Tensor:
-    """A batch of 2 x 64 token ids."""
+    """Return a batch of 2 x 64 token ids."""
     return torch.randint(0, 512, (2, 64))
 
 
 def parser(doc: str | None, **defaults: int) -> argparse.ArgumentParser:
-    """An argument parser with an integer option for every default."""
+    """Return an argument parser with an integer option for each default."""
     made = argparse.ArgumentParser(description=doc)
     for name, default in defaults.items():
         made.add_argument(f"--{name}", type=int, default=default)
@@ -75,9 +75,9 @@ def parser(doc: str | None, **defaults: int) -> argparse.ArgumentParser:
 
 
 def interleave(repeat: int, **contenders: Callable[[], float | None]) -> dict[str, list[float]]:
-    """Seconds of each contender, taken in turns so that a slow moment of the machine hits all.
+    """Return the seconds of each contender, run in turns so that slow moments of the machine affect all.
 
-    A contender that returns a number has measured itself.
+    A contender that returns a number has timed itself.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeat):
@@ -90,7 +90,7 @@ def interleave(repeat: int, **contenders: Callable[[], float | None]) -> dict[st
 
 
 def report(title: str, torchs: list[float], ours: list[float], unit: float = 1e3, name: str = "ms") -> float:
-    """Print medians and their ratio; returns how many times faster ours is."""
+    """Print both medians and their ratio. Return how many times faster ours is."""
     theirs, mine = statistics.median(torchs), statistics.median(ours)
     ratio = theirs / mine
     print(

@@ -1,4 +1,4 @@
-"""Models on which each pass of the library is measured: small versions of where its pattern occurs."""
+"""Small models on which each library pass is measured, with the pattern that the pass rewrites."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Case:
 
 
 def fuse_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention as it is written without a kernel for it."""
+    """Attention written out, without a fused kernel."""
     return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1) @ v
 
 
 class OneHotFeatures(nn.Module):
-    """Categorical features as one-hot rows into a linear layer, as tabular models do it."""
+    """Categorical features as one-hot rows into a linear layer, as in tabular models."""
 
     def __init__(self, classes: int = 2000, width: int = 128) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class OneHotFeatures(nn.Module):
 
 
 class GroupedQueryLayer(nn.Module):
-    """Self-attention with 4 query heads for each key head, over a cache of earlier keys and values or without one."""
+    """Self-attention with 4 query heads per key head, with or without a KV cache."""
 
     def __init__(self, width: int = 512, heads: int = 16, key_heads: int = 4) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class GroupedQueryLayer(nn.Module):
 
 
 class LowRank(nn.Module):
-    """Layers whose frozen weight has a low-rank update, added as a matrix."""
+    """Linear layers with frozen weights, each plus a low-rank update that is added as a matrix."""
 
     def __init__(self, width: int = 512, rank: int = 8, layers: int = 3) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class LowRank(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """Attention without softmax, written as for softmax: scores first."""
+    """Attention without softmax, but written in the order of softmax attention: scores first."""
 
     def __init__(self, width: int = 256, heads: int = 4) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class LinearAttention(nn.Module):
 
 
 class NextToken(nn.Module):
-    """A language model that answers with the logits of the last position."""
+    """A language model that returns the logits of the last position."""
 
     def __init__(self, layers: int = 2, width: int = 256, vocabulary: int = 8000) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class NextToken(nn.Module):
 
 
 class FirstToken(nn.Module):
-    """A vision transformer's blocks and a classifier on the first token."""
+    """The blocks of a vision transformer, with a classifier on the first token."""
 
     def __init__(self, layers: int = 3, width: int = 192) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Pairs(nn.Module):
 
 
 class Conditioned(nn.Module):
-    """A field network: a vector that is the same for all points is appended to each."""
+    """A field network: one condition vector is appended to every point."""
 
     def __init__(self, width: int = 128, condition: int = 256) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Conditioned(nn.Module):
 
 
 class LanguageLoss(nn.Module):
-    """The output layer of a language model and its loss."""
+    """The output layer and loss of a language model."""
 
     def __init__(self, width: int = 128, vocabulary: int = 16000) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class LanguageLoss(nn.Module):
 
 
 class Bottlenecks(nn.Module):
-    """Blocks of a residual net: between two convolutions of pixels one of neighbours."""
+    """Bottleneck blocks of a residual network: a 3x3 convolution between two 1x1 convolutions."""
 
     def __init__(self, channels: int = 128, inner: int = 32) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Bottlenecks(nn.Module):
 
 
 class Dropped(nn.Module):
-    """A transformer layer with dropout, trained."""
+    """Transformer layers with dropout, trained."""
 
     def __init__(self, width: int = 256, dropout: float = 0.1, activation: str = "relu") -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class Residual(nn.Module):
 
 
 class Unrolled(nn.Module):
-    """A language model whose recurrent layers and logits are computed step by step."""
+    """A language model with unrolled recurrent layers and logits."""
 
     def __init__(self, width: int = 256, layers: int = 2, vocabulary: int = 2000) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ def _unrolled() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 _WHOLE = {"regions": "off"}
-"""Steps that are compiled once and called again are no sum for a pass to see."""
+"""Without regions: a pass cannot see steps that are compiled once as one sum."""
 
 
 def _tokens(*shape: int, high: int = 256) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models of transformers on which passes of the library are measured: two to four layers, random weights."""
+"""Transformers models on which library passes are measured: two to four layers, random weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks._transformers import build
 
 
 class NextToken(nn.Module):
-    """The logits of the last position: what one step of generation needs."""
+    """The logits of the last position, as one step of generation needs them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class NextToken(nn.Module):
 
 
 class LanguageLoss(nn.Module):
-    """The loss of all positions."""
+    """The loss over all positions."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class LanguageLoss(nn.Module):
 
 
 class PaddedLoss(nn.Module):
-    """The loss of a batch whose last sequence is shorter than the others."""
+    """The loss of a batch whose last sequence is padded."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class PaddedLoss(nn.Module):
 
 
 class CachedToken(nn.Module):
-    """The logits of one more token, with the keys and values of earlier ones given: a step of generation."""
+    """The logits of one more token, given cached keys and values: a step of generation."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -127,13 +127,13 @@ def _t5() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def _dropout(name: str, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model of the width that its smallest published version has, with a vocabulary that leaves it the time."""
+    """Build a model with the width of its smallest published version and a reduced vocabulary."""
     built = build(name, "sdpa", **how)
     return built.model, built.inputs
 
 
 def _written_attention(name: str, length: int, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model with the attention that its code writes out, as it is without ``scaled_dot_product_attention``."""
+    """Build a model with the attention that its code writes out, without ``scaled_dot_product_attention``."""
     built = build(name, "eager", batch=2, length=length, training=False, **how)
     return built.model, built.inputs
 

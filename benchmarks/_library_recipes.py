@@ -1,4 +1,4 @@
-"""Published architectures on which passes of the library are measured, as their authors write them."""
+"""Published architectures on which library passes are measured, as their authors write them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks._library_models import Case
 class InputEmbedder(nn.Module):
     """The input embedder of AlphaFold 2 (algorithms 3 and 4 of its supplement), and a transition over pairs.
 
-    Residues are one-hot of 21 kinds, relative positions one-hot of 65.
+    Residues are one-hot over 21 kinds, relative positions one-hot over 65.
     """
 
     def __init__(self, width: int = 128) -> None:
@@ -32,9 +32,9 @@ class InputEmbedder(nn.Module):
 
 
 class GraphAutoencoder(nn.Module):
-    """DOMINANT (Ding et al. 2019): two graph convolutions, and one that gives the attributes back.
+    """DOMINANT (Ding et al. 2019): two graph convolutions, and one that reconstructs the attributes.
 
-    A graph convolution is written as by Kipf: ``adjacency @ (features @ weight)``.
+    Graph convolutions are written as by Kipf: ``adjacency @ (features @ weight)``.
     """
 
     def __init__(self, features: int = 1433, width: int = 64) -> None:
@@ -50,7 +50,7 @@ class GraphAutoencoder(nn.Module):
 
 
 class DeepSDF(nn.Module):
-    """DeepSDF (Park et al. 2019): eight layers over points, a code of the shape before the first and the fifth."""
+    """DeepSDF (Park et al. 2019): eight layers over points; the shape code enters layers one and five."""
 
     def __init__(self, code: int = 256, width: int = 512) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class DeepSDF(nn.Module):
 
 
 class RelationNetwork(nn.Module):
-    """Relation networks (Santoro et al. 2017): four layers over all pairs of objects and a question, then three."""
+    """Relation networks (Santoro et al. 2017): four layers over object pairs and a question, then three."""
 
     def __init__(self, objects: int = 26, question: int = 128, width: int = 256) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class RelationNetwork(nn.Module):
 
 
 class Captioner(nn.Module):
-    """The decoder of Show, Attend and Tell (Xu et al. 2015), soft attention, given the words of the caption."""
+    """The decoder of Show, Attend and Tell (Xu et al. 2015): soft attention, given the caption's words."""
 
     def __init__(self, features: int = 512, width: int = 512, vocabulary: int = 5000) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Captioner(nn.Module):
 
 
 class RecurrentLanguageModel(nn.Module):
-    """The medium model of Zaremba et al. (2014): two LSTM layers of 650, dropout between them, a vocabulary of 10,000."""
+    """The medium model of Zaremba et al. (2014): two LSTM layers of 650, dropout between, vocabulary 10,000."""
 
     def __init__(self, width: int = 650, vocabulary: int = 10_000) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A process group on the CPU whose network is as slow as it is told: gloo behind one thread that sends one message after another."""
+"""A CPU process group with fixed latency and bandwidth: gloo behind a thread that sends messages in turn."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 LATENCY, BANDWIDTH = 8e-3, 200e6
-"""Seconds a message, and bytes a second."""
+"""Seconds per message, and bytes per second."""
 
 __all__ = ["BANDWIDTH", "LATENCY", "SlowGroup", "init_slow_process_group"]
 
 
 class SlowGroup(dist.ProcessGroup):
-    """Each collective takes latency plus what this rank sends over the bandwidth; they follow one another, as in one stream of NCCL."""
+    """A process group whose collectives take the latency plus the sent bytes over the bandwidth, one at a
+    time.
+
+    Collectives run one after another, as on one stream of NCCL.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
@@ -106,6 +110,6 @@ class SlowGroup(dist.ProcessGroup):
 
 
 def init_slow_process_group(store: Any, rank: int, size: int) -> None:
-    """``init_process_group`` with this group."""
+    """Call ``init_process_group`` with this group."""
     dist.Backend.register_backend("slow", SlowGroup, devices=["cpu"])
     dist.init_process_group("slow", store=store, rank=rank, world_size=size)

@@ -1,4 +1,4 @@
-"""Models of the transformers library: small, with random weights, as their configurations build them."""
+"""Small transformers models with random weights, built from their configurations."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ NAMES = tuple(_TABLE)
 
 @dataclass(frozen=True)
 class Built:
-    """A model as a module of positional tensors that returns its first floating result, and inputs for it."""
+    """A module that takes positional tensors and returns its first floating-point result, with inputs."""
 
     model: nn.Module
     inputs: tuple[Tensor, ...]
@@ -93,13 +93,13 @@ def build(
     training: bool = True,
     **changes: Any,
 ) -> Built:
-    """One of :data:`NAMES`.
+    """Build one of :data:`NAMES`.
 
     Args:
-        name: of the model.
-        attention: the implementation that its configuration asks for: ``"eager"`` or ``"sdpa"``.
-        batch: size of the inputs.
-        length: of token sequences.
+        name: the model's name.
+        attention: the attention implementation in its configuration: ``"eager"`` or ``"sdpa"``.
+        batch: the batch size of the inputs.
+        length: the length of token sequences.
         training: whether dropout and batch statistics are on.
         changes: other arguments of the configuration.
     """

@@ -1,6 +1,7 @@
-"""The slow network in virtual time: CPU seconds of the calling thread, and what it would have waited for messages.
+"""The slow network in virtual time: CPU time of the calling thread plus the time it would wait for messages.
 
-On a machine with fewer cores than processes, or a busy one, wall time measures the machine; this measures the step.
+On a busy machine, or one with fewer cores than processes, wall time measures the machine. This measures the
+step.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ __all__ = ["VirtualClock", "init_virtual_process_group"]
 
 
 class VirtualClock:
-    """The time of this process."""
+    """The virtual time of this process."""
 
     waited = 0.0
     free = 0.0
-    """When the network has sent what it was given."""
+    """When the network has sent everything that it was given."""
     sent: list[Any] = []
-    """What is on its way: torch keeps a work by its address, so none may go before the step ends."""
+    """Work in flight, kept alive until the step ends: torch identifies work by its address."""
 
     @classmethod
     def now(cls) -> float:
@@ -32,7 +33,7 @@ class VirtualClock:
 
     @classmethod
     def begin(cls) -> float:
-        """Begin a step: nothing is on its way."""
+        """Begin a step with nothing in flight."""
         cls.sent.clear()
         cls.free = cls.now()
         return cls.free
@@ -63,13 +64,13 @@ class _VirtualGroup(SlowGroup):
         seconds = LATENCY + whole * (self._size - 1) / self._size / BANDWIDTH if whole else 0.0
         start = time.thread_time()
         work()
-        VirtualClock.waited -= time.thread_time() - start  # the network's work, not this thread's
+        VirtualClock.waited -= time.thread_time() - start  # not this thread's work
         VirtualClock.free = max(VirtualClock.now(), VirtualClock.free) + seconds
         VirtualClock.sent.append(_Work(VirtualClock.free, result))
         return VirtualClock.sent[-1]
 
 
 def init_virtual_process_group(store: Any, rank: int, size: int) -> None:
-    """``init_process_group`` with this group."""
+    """Call ``init_process_group`` with this group."""
     dist.Backend.register_backend("slow", _VirtualGroup, devices=["cpu"])
     dist.init_process_group("slow", store=store, rank=rank, world_size=size)

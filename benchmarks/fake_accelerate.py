@@ -1,4 +1,4 @@
-"""torch.compile of a GPT, forward and backward, with and without ``fake.accelerate()``."""
+"""``torch.compile`` of a GPT, forward and backward, with and without ``fake.accelerate()``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks._fake_support import GPT, interleave, parser, report, tokens
 
 
 def compile_once(layers: int, backend: str, dynamic: bool, accelerated: bool) -> float:
-    """Seconds of processor time to compile a new model, with its first forward and backward."""
+    """Return the processor seconds to compile a new model, including its first forward and backward."""
     torch._dynamo.reset()
     model = GPT(layers)
     ids, targets = tokens(), tokens()
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         fake.accelerate.cache_clear()
         return compile_once(*arguments, True)
 
-    compile_once(1, options.backend, options.dynamic, False)  # imports
+    compile_once(1, options.backend, options.dynamic, False)  # pays for imports
     times = interleave(
         options.rounds,
         torchs=lambda: compile_once(*arguments, False),

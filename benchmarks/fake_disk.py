@@ -1,4 +1,4 @@
-"""A fresh process builds a GPT and runs its first step in the mode: torch's, ours, and ours with a filled disk cache."""
+"""A fresh process builds a GPT and runs a step: torch's mode, ours, and ours with a filled disk cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(time.perf_counter() - start)
 
 
 def run(kind: str, layers: int, directory: str) -> float:
-    """Seconds that one process took, imports apart."""
+    """Return the seconds that one process took, without imports."""
     command = [sys.executable, "-c", _WORK, kind, str(layers), directory]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -1,4 +1,4 @@
-"""Cached operators in the mode, static and symbolic, and on fake tensors outside any mode: ours against torch's."""
+"""Cached operators, static and symbolic, and on fake tensors outside of any mode: ours against torch's."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ OPERATORS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def make(mode_class: type, symbolic: bool) -> tuple[Any, dict[str, Any]]:
-    """A mode and its inputs."""
+    """Return a mode and its inputs."""
     mode = mode_class(shape_env=ShapeEnv()) if symbolic else mode_class()
     return mode, inputs(mode, symbolic)
 
 
 def inputs(mode: Any, symbolic: bool, prefix: str = "") -> dict[str, Any]:
-    """Inputs in a mode; symbolic: the first two sizes of ``x``, ``y``, and the rows of ``a``."""
+    """Return inputs in a mode. Symbolic are the first two sizes of ``x`` and ``y``, and the rows of ``a``."""
     real = {
         "x": torch.randn(8, 16, 32),
         "y": torch.randn(8, 16, 32),
@@ -67,7 +67,7 @@ def inputs(mode: Any, symbolic: bool, prefix: str = "") -> dict[str, Any]:
 def seconds(
     operator: Callable[[dict[str, Any]], Any], mode: Any, tensors: dict[str, Any], number: int
 ) -> float:
-    """Processor seconds of one cached call inside the mode."""
+    """Return the processor seconds of one cached call inside the mode."""
     with mode:
         operator(tensors), operator(tensors)
         return (
@@ -77,7 +77,7 @@ def seconds(
 
 
 def compare(symbolic: bool, rounds: int, number: int) -> None:
-    """One table: every operator, torch's and ours in turns."""
+    """Print one table: every operator, torch's and ours in turns."""
     theirs, ours = make(TorchFakeTensorMode, symbolic), make(FakeTensorMode, symbolic)
     ratios = []
     print("symbolic sizes" if symbolic else "static sizes")
@@ -92,7 +92,7 @@ def compare(symbolic: bool, rounds: int, number: int) -> None:
 
 
 def outside(rounds: int, number: int) -> None:
-    """An operator on fake tensors while no mode is active."""
+    """Time an operator on fake tensors while no mode is active."""
     best = []
     for mode_class in (TorchFakeTensorMode, FakeTensorMode):
         _, t = make(mode_class, symbolic=False)

@@ -1,6 +1,7 @@
-"""Forward and backward of a GPT in the mode, static and with symbolic batch and length: first step and later ones.
+"""Forward and backward of a GPT in the mode, static and with symbolic batch and length: first and later
+steps.
 
-``--against-torch 0`` leaves torch's mode out: what remains is how much longer a step takes with symbolic sizes.
+``--against-torch 0`` leaves out torch's mode and reports only the slowdown with symbolic sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fake import FakeTensorMode
 
 
 def build(mode_class: type, layers: int, symbolic: bool) -> tuple[Any, ...]:
-    """A mode, and in it a model with its inputs."""
+    """Return a mode, and a model in it with its inputs."""
     mode = mode_class(shape_env=ShapeEnv() if symbolic else None, static_shapes=True)
     with mode:
         model = GPT(layers)
@@ -35,7 +36,7 @@ def build(mode_class: type, layers: int, symbolic: bool) -> tuple[Any, ...]:
 
 
 def step(mode: Any, model: Any, ids: Any, targets: Any) -> float:
-    """Processor seconds of one forward and backward."""
+    """Return the processor seconds of one forward and backward."""
     start = time.process_time()
     with mode:
         model.zero_grad()
@@ -44,7 +45,9 @@ def step(mode: Any, model: Any, ids: Any, targets: Any) -> float:
 
 
 def symbolic_against_static(layers: int, rounds: int) -> None:
-    """How much longer a step takes with symbolic sizes: the first one, and later ones in turns with static ones."""
+    """Report the slowdown with symbolic sizes: of the first step, and of later ones in turns with static
+    sizes.
+    """
     FakeTensorMode.cache_clear()
     built = {symbolic: build(FakeTensorMode, layers, symbolic) for symbolic in (False, True)}
     first = {symbolic: step(*contents) for symbolic, contents in built.items()}

@@ -1,4 +1,4 @@
-"""Propagation over the joint graph of a GPT: a cold cache, a new graph, a known graph, and many layers against one."""
+"""Propagation over a GPT's joint graph: cold cache, new graph, known graph, and many layers against one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fake import FakeTensorMode, FakeTensorProp
 
 
 def joint_graph(layers: int) -> torch.fx.GraphModule:
-    """The forward and backward of a GPT as one graph, as AOTAutograd makes it."""
+    """Return the forward and backward of a GPT as one graph, as AOTAutograd produces it."""
     kept: list[torch.fx.GraphModule] = []
 
     def keep(joint: Any, inputs: Any, **options: Any) -> Any:
@@ -34,7 +34,7 @@ def joint_graph(layers: int) -> torch.fx.GraphModule:
 
 
 def inputs(graph: torch.fx.GraphModule, mode: Any) -> list[Any]:
-    """Fake inputs like those that the graph was captured with."""
+    """Return fake inputs like those that the graph was captured with."""
     values = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     with mode:
         return [

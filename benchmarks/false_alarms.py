@@ -1,7 +1,8 @@
-"""False alarms of the value check: right passes over models of transformers, one training step each.
+"""False alarms of the value check: correct passes over transformers models, one training step each.
 
-The default passes and the whole library run with ``check="values"``; dropout is on where a configuration has it. One line a
-model: the seconds of the step, how many rewrites were compared, and the alarm, which is always false here.
+The default passes and the whole library run with ``check="values"``. Dropout is on where a configuration has
+it. Prints one line per model: the seconds of the step, the number of compared rewrites, and the alarm, if
+any. Every alarm here is false.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fxpasses.passes import library
 
 
 def first_step(name: str, dtype: torch.dtype, dynamic: bool, training: bool) -> str:
-    """Train one model for a step with the check on; what was said, "" when nothing."""
+    """Train one model for a step with the check on. Return what was reported, or ""."""
     torch._dynamo.reset()
     fxpasses.reset_stats()
     torch.manual_seed(0)
@@ -44,7 +45,7 @@ def first_step(name: str, dtype: torch.dtype, dynamic: bool, training: bool) -> 
 
 
 class _Unchecked(logging.Handler):
-    """Collects what the check says that it cannot look at."""
+    """Collects warnings about what the check cannot look at."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,7 +1,8 @@
-"""Try `probe` blind on torch's own operators: only the kernel and a few sample calls go in.
+"""Score `probe` blind on torch's own operators, given only the kernel and a few sample calls.
 
-``python -m benchmarks probe`` prints the score. An operator counts as found if its rule is right for every one
-of its samples, those that `probe` saw and those that it did not, and as wrong if the rule gives a wrong answer once.
+``python -m benchmarks probe`` prints the score. An operator counts as found if its rule is right for all of
+its samples, including those that `probe` did not see. It counts as wrong if the rule gives a wrong answer
+even once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["OperatorScore", "few_samples", "functional_operators", "main", "scor
 
 @dataclass
 class OperatorScore:
-    """How one operator went: counts of samples, and what went wrong."""
+    """The score of one operator: counts of samples, and notes on failures."""
 
     name: str
     right: int = 0
@@ -39,7 +40,7 @@ class OperatorScore:
 
     @property
     def found(self) -> bool:
-        """Right for every sample."""
+        """Whether the rule is right for every sample."""
         return self.wrong == 0 and self.undecided == 0 and self.right > 0
 
 
@@ -57,11 +58,12 @@ def _samples(info: Any, limit: int) -> list[tuple[tuple[Any, ...], dict[str, Any
 def functional_operators(
     limit: int = 40, wanted: Callable[[int, str], bool] = lambda number, name: True
 ) -> Iterator[tuple[str, Any, list[Any]]]:
-    """``(name, operator, samples)`` of op_db's operators that return fresh strided tensors for each sample.
+    """Yield ``(name, operator, samples)`` for operators of op_db whose samples all return fresh strided
+    tensors.
 
-    ``wanted(position in op_db, name)`` chooses among them before samples are made.
+    ``wanted(position in op_db, name)`` selects operators before their samples are made.
     """
-    # Takes seconds and needs torch's test dependencies, which users of `probe` need not have.
+    # Takes seconds and needs torch's test dependencies, which users of `probe` may not have.
     from torch.testing._internal.common_methods_invocations import op_db
 
     for number, info in enumerate(op_db):
@@ -94,7 +96,7 @@ def _is_functional(op: Any, sample: Any) -> bool:
 
 
 def few_samples(op: Any, samples: Sequence[Any], count: int) -> list[Any]:
-    """At most ``count`` samples that show different kinds of calls: flags, optional arguments, ranks."""
+    """Return at most ``count`` samples that cover different flags, optional arguments and ranks."""
     names = parameter_names(op)
     facts = [facts_of(bind(names, args, kwargs)) for args, kwargs in samples]
     everything = {n for f in facts for n in f.values}
@@ -118,7 +120,7 @@ def few_samples(op: Any, samples: Sequence[Any], count: int) -> list[Any]:
 
 
 def score_operator(name: str, op: Any, samples: Sequence[Any], given: int) -> OperatorScore:
-    """Derive a rule from a few samples (at most ``given``) and compare it with the kernel on all of them."""
+    """Derive a rule from at most ``given`` samples and compare it with the kernel on all of them."""
     score = OperatorScore(name)
     try:
         rule = probe(op, few_samples(op, samples, given))
@@ -146,7 +148,7 @@ def score_operator(name: str, op: Any, samples: Sequence[Any], given: int) -> Op
 
 
 def _in_a_child(name: str, op: Any, samples: Sequence[Any], given: int) -> OperatorScore:
-    """`score_operator` in a forked process: torch has kernels that crash on inputs that they should refuse."""
+    """Run `score_operator` in a forked process: some kernels crash on inputs that they should refuse."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -186,7 +188,7 @@ def _difference(real: Any, answer: Any) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the score; returns 1 if an operator is wrong without saying so or fewer than 80% are found."""
+    """Print the score. Return 1 if an operator is wrong without saying so, or if fewer than 80% are found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks probe", description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="only every n-th operator")
     parser.add_argument("--offset", type=int, default=0, help="start with this operator")

@@ -1,4 +1,4 @@
-"""Arithmetic and comparisons of symbolic integers, and tensors made with symbolic sizes: ours against torch's."""
+"""Arithmetic and comparisons of symbolic integers, and tensors of symbolic sizes: ours against torch's."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def microseconds(call: Callable[[], object], number: int) -> float:
-    """The best of five, of processor time."""
+    """Return the best of five runs, in microseconds of processor time."""
     return min(timeit.repeat(call, timer=time.process_time, number=number, repeat=5)) / number
 
 
 def compare(title: str, calls: list[Callable[[], object]], rounds: int, number: int) -> None:
-    """One line: torch's call and ours in turns."""
+    """Print one line: torch's call and ours, timed in turns."""
     seconds: list[list[float]] = [[], []]
     for _ in range(rounds):
         for place, call in enumerate(calls):

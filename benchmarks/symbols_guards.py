@@ -1,8 +1,9 @@
-"""Conditions that Dynamo checks for each graph, and graphs made for a sequence of sizes: torch's environment and ours.
+"""Number of guards and graphs for a sequence of sizes: torch's shape environment against ours.
 
-The programs are those of ``tests/fake/symbols/test_against_torch.py`` and the models of ``tests/models/zoo.py`` (whose
-batch size changes), each compiled with ``dynamic=True`` on ``aot_eager`` and called at all sizes, 1 among them. A
-condition is one line of what ``produce_guards`` gives: ranges, equalities of sizes and strides, relations.
+The programs are those of ``tests/fake/symbols/test_against_torch.py`` and the models of
+``tests/models/zoo.py`` (with changing batch sizes). Each is compiled with ``dynamic=True`` on ``aot_eager``
+and called at all sizes, including 1. A condition is one line of ``produce_guards``: a range, an equality of
+sizes or strides, or a relation.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BATCHES = (4, 6, 1, 9, 3)
 
 @contextlib.contextmanager
 def _counted() -> Iterator[list[int]]:
-    """The numbers of conditions of the environments that write their guards inside."""
+    """Count the conditions of each environment that produces guards within the context."""
     counts: list[int] = []
     produce = ShapeEnv.produce_guards_verbose
 
@@ -47,7 +48,7 @@ def _counted() -> Iterator[list[int]]:
 def guards_and_graphs(
     program: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], *, ours: bool
 ) -> tuple[list[int], int]:
-    """The conditions of each graph, and how many graphs there are, for a sequence of calls."""
+    """Return the number of conditions of each graph, and the number of graphs, for a sequence of calls."""
     torch._dynamo.reset()
     graphs = 0
 
@@ -64,7 +65,7 @@ def guards_and_graphs(
 
 
 def _cases() -> Iterator[tuple[str, Callable[..., Any], Callable[[], list[tuple[Any, ...]]]]]:
-    """Names, programs, and inputs made anew: Dynamo remembers of a tensor that a size was dynamic, and ducks it no more."""
+    """Yield names, programs and input factories: inputs must be new, as Dynamo remembers dynamic sizes."""
     for program, sizes in PROGRAMS.items():
         yield program.__name__, program, lambda s=sizes: [(torch.ones(size),) for size in s]  # type: ignore[misc]
     for name, entry in ZOO.items():
@@ -72,7 +73,7 @@ def _cases() -> Iterator[tuple[str, Callable[..., Any], Callable[[], list[tuple[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a row for each program; exit status 1 if one has more of anything than with torch's environment."""
+    """Print a row per program. Return 1 if any needs more guards or graphs than with torch's environment."""
     parser(__doc__).parse_args(arguments)
     worse = 0
     print(f"{'program':<20} {'conditions, torch':<28} {'ours':<28} graphs, torch  ours")

@@ -1,11 +1,11 @@
-"""An operator first seen on new symbols: torch's mode against ours, which has seen it on other symbols.
+"""First calls of operators on new symbols: torch's mode against ours, which has seen other symbols.
 
-Each round makes one mode, and in it tensors with symbols of their own for every operator; then all operators are called
-once, one after the other, in another order each round; torch's mode and ours take turns. That is how symbols come up in
-practice: a trace of a model meets hundreds of operators in one new environment, with the code that serves them at work
-all the time. ``--alone`` makes a mode for each single call, and measures how cold the processor's caches are, too: making
-the inputs runs through a large part of torch and sympy, and a call of a tenth of a millisecond then takes two or three.
-Times are of the thread's processor: a call is measured once, and a shared machine takes the processor away meanwhile.
+Each round makes one mode with separate symbols for every operator. It then calls each operator once, in a new
+order each round; torch's mode and ours take turns. This is how symbols occur in practice: a trace of a model
+meets hundreds of operators in one new environment, while the code that handles them stays warm. ``--alone``
+makes a mode for each call, which also measures cold processor caches: making the inputs runs much of torch
+and sympy, and a call of a tenth of a millisecond then takes two or three. Times are processor time of the
+thread, because each call is measured only once and a shared machine may preempt it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENVIRONMENTS = {TorchFakeTensorMode: torch.fx.experimental.symbolic_shapes.Shape
 
 
 def first_calls(mode_class: type, names: list[str]) -> dict[str, float]:
-    """Processor seconds of the first call of each operator, on symbols of its own, in one new mode."""
+    """Return the processor seconds of each operator's first call, on its own symbols, in one new mode."""
     mode = mode_class(shape_env=ENVIRONMENTS[mode_class]())
     made = [(name, inputs(mode, symbolic=True, prefix=name)) for name in names]
     seconds = {}
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         for group in [[name] for name in names] if options.alone else [names]:
             for kind, found in measured.items():
                 for name, seconds in first_calls(kind, group).items():
-                    if number >= 2:  # the rest is the first use of something in this process
+                    if number >= 2:  # earlier rounds warm up this process
                         found[name].append(seconds)
     theirs, ours = measured.values()
     ratios = [

@@ -1,8 +1,8 @@
-"""Does a fake-tensor engine give eager's answers? A program that asks, operator by operator.
+"""Compare a fake-tensor engine with eager, operator by operator.
 
-``python -m benchmarks.conformance`` runs torch's own sample inputs (``op_db``, ``module_db``, ``custom_op_db``) twice, on
-real tensors and on fake ones, and compares all that can be told of a tensor without its values. See
-``docs/pages/conformance.md``.
+``python -m benchmarks.conformance`` runs torch's own sample inputs (``op_db``, ``module_db``,
+``custom_op_db``) on real and on fake tensors, and compares everything about the results except their values.
+See ``docs/pages/conformance.md``.
 """
 
 from benchmarks.conformance.command import main

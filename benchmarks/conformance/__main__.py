@@ -1,4 +1,4 @@
-"""``python -m benchmarks.conformance``: run the sweep and print the table. ``--help`` lists the choices."""
+"""``python -m benchmarks.conformance``: run the sweep and print the table. ``--help`` lists the options."""
 
 import sys
 

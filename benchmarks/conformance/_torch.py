@@ -1,4 +1,4 @@
-"""Every private torch name that the conformance program relies on: torch's operator databases and fake engine."""
+"""All private torch names that the conformance program uses: operator databases and the fake engine."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ UNSUPPORTED = (UnsupportedOperatorException,)
 
 
 def op_db() -> list[Any]:
-    """torch's operators with their samples, imported when they are asked for: it takes a second.
+    """Return torch's operators with their samples. Imported on demand, because that takes a second.
 
-    For each list of samples torch looks for the method of a ``unittest.TestCase`` that asks, and reads the source file of each frame
-    on the way: 20 ms and more, a third of what small tests take. No ``TestCase`` of ours asks.
+    For each list of samples, torch looks for the calling method of a ``unittest.TestCase`` and reads the
+    source file of each frame. That takes 20 ms or more, a third of a small test. We have no ``TestCase``, so
+    it is switched off.
     """
     from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
@@ -52,26 +53,26 @@ def op_db() -> list[Any]:
 
 
 def custom_op_db() -> list[Any]:
-    """torch's custom operators for tests."""
+    """Return torch's custom operators for tests."""
     from torch.testing._internal.custom_op_db import custom_op_db
 
     return list(custom_op_db)
 
 
 def module_db() -> list[Any]:
-    """torch's modules with their sample inputs."""
+    """Return torch's modules with their sample inputs."""
     from torch.testing._internal.common_modules import module_db
 
     return list(module_db)
 
 
 def hint(value: Any) -> Any:
-    """The number itself, or the example value behind a symbolic one (``None`` for an unbacked symbol)."""
+    """Return a number itself, or the hint of a symbolic one (``None`` for an unbacked symbol)."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value.node.hint
     return value
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage, the same for all views of it."""
+    """Return the identity of a tensor's storage, which all of its views share."""
     return tensor.untyped_storage()._cdata

@@ -22,9 +22,9 @@ FINDINGS = (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR, Verdict.ACCEPT
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns 1 if there is a mismatch, an unsupported operator or an error, else 0.
+    """Run the command. Return 1 if there is a mismatch, an unsupported operator or an error, else 0.
 
-    Options that select nothing are an error of the command: it exits with 2.
+    If the options select nothing, exit with 2.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance", description=__doc__)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""From two observations to a verdict."""
+"""Turn two observations into a verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Outcome", "Verdict", "compare", "of_error"]
 
 
 class Verdict(enum.StrEnum):
-    """What one case says of the engine."""
+    """The verdict on the engine in one case."""
 
     OK = "ok"
     DATA_DEPENDENT = "data-dependent"
@@ -27,14 +27,16 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A verdict and, where it is not ``OK``, what differed or what was raised."""
+    """A verdict and, unless it is ``OK``, what differed or what was raised."""
 
     verdict: Verdict
     detail: str = ""
 
 
 def compare(eager: Observation, fake: Observation) -> Outcome:
-    """Compare leaf by leaf. Strides that address nothing (size-1 dimensions, empty tensors) are told apart."""
+    """Compare leaf by leaf. Strides that address nothing (size-1 dimensions, empty tensors) get their own
+    verdict.
+    """
     if len(eager.leaves) != len(fake.leaves):
         return Outcome(Verdict.MISMATCH, f"{len(eager.leaves)} results in eager, {len(fake.leaves)} in fake")
     material: list[str] = []
@@ -63,7 +65,7 @@ def compare(eager: Observation, fake: Observation) -> Outcome:
 
 
 def of_error(error: BaseException) -> Outcome:
-    """What an exception from the fake run says, eager having succeeded."""
+    """Return the outcome for an exception of the fake run, if eager succeeded."""
     detail = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if isinstance(error, DATA_DEPENDENT):
         return Outcome(Verdict.DATA_DEPENDENT, detail)

@@ -1,4 +1,4 @@
-"""The engine under test, chosen by name."""
+"""Engines under test, selected by name."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ ENGINES = ("torch", "rules", "fake")
 
 
 class RulesMode(FakeTensorMode):
-    """torch's engine with :mod:`fake.kernels` asked first: the rules under test, and nothing else of ours.
+    """torch's engine with the rules of :mod:`fake.kernels` in front, and nothing else of ours.
 
-    The cache is off, because torch's does not know that an ``out=`` argument may be resized; so is the fallback to
-    real kernels, because a rule should not be needed where it hides.
+    The cache is off, because torch's cache does not know that an ``out=`` argument may be resized. The
+    fallback to real kernels is off as well, because it would hide missing rules.
     """
 
     asks_rules = True
@@ -45,7 +45,7 @@ class RulesMode(FakeTensorMode):
         self.cache_enabled = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RulesMode:
-        """A copied fake tensor stays in its mode: ``nn.Transformer`` copies its layers."""
+        """Keep a copied fake tensor in its mode: ``nn.Transformer`` copies its layers."""
         return self
 
     def _dispatch_impl(
@@ -59,7 +59,7 @@ class RulesMode(FakeTensorMode):
         return super()._dispatch_impl(func, types, args, kwargs)
 
     def _only_fakes(self, args: Any, kwargs: Any) -> bool:
-        """Whether every tensor is a fake one of this mode, and not all of them are constants."""
+        """Return whether all tensors are fake tensors of this mode, and not all of them are constants."""
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "untyped_storage")]
         if not all(isinstance(t, FakeTensor) and t.fake_mode is self for t in tensors):
             return False
@@ -67,7 +67,7 @@ class RulesMode(FakeTensorMode):
 
 
 def make_mode(engine: str, *, symbolic: bool = False) -> FakeTensorMode:
-    """A fresh mode of the engine ``"torch"``, ``"rules"`` (torch's with our rules first) or ``"fake"`` (ours).
+    """Return a new mode of the engine ``"torch"``, ``"rules"`` (torch's with our rules) or ``"fake"`` (ours).
 
     Raises:
         ValueError: no engine has that name.
@@ -84,7 +84,7 @@ def make_mode(engine: str, *, symbolic: bool = False) -> FakeTensorMode:
 
 
 def to_fake(mode: FakeTensorMode, tree: Any) -> Any:
-    """``tree`` with fake tensors of ``mode`` for its tensors, and copies with fake parameters for its modules."""
+    """Replace tensors in ``tree`` by fake tensors of ``mode``, and modules by copies with fake parameters."""
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

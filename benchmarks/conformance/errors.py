@@ -1,4 +1,4 @@
-"""What the conformance program raises where its options make no sense."""
+"""Errors of the conformance program for invalid options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["ConformanceOptionsError"]
 
 
 class ConformanceOptionsError(ValueError):
-    """A conformance sweep was asked for something that there is not, or for nothing.
+    """Raised if an option of a conformance sweep names something unknown or selects nothing.
 
     Attributes:
         argument: the option at fault.

@@ -1,4 +1,4 @@
-"""Where a wrong answer comes from: the first operator inside a run whose result differs from eager's."""
+"""Find the source of a wrong answer: the first operator of a run whose result differs from eager's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from benchmarks.conformance.subjects import Subject, seed
 
 __all__ = ["first_difference"]
 
-#: One dispatched operator: its name, how its arguments looked, what it returned (given them).
+#: One dispatched operator: its name, a description of its arguments, and its results given them.
 _Call = tuple[str, str, Observation]
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down every operator that is dispatched, with its results."""
+    """Records every dispatched operator with its results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # A plain tensor is not asked for its device, and becomes a parameter without a detach.
+        # Plain tensors dispatch no device query, and become parameters without a detach.
         if func.namespace == "prim" or func is torch.ops.aten.detach.default:
             return func(*args, **kwargs)
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -45,7 +45,7 @@ def _strides(t: torch.Tensor) -> Any:
 
 
 def first_difference(subject: Subject, engine: str, *, symbolic: bool = False) -> str:
-    """Name the first dispatched operator on which eager and ``engine`` disagree, and how they disagree."""
+    """Name the first dispatched operator on which eager and ``engine`` disagree, and how."""
     seed()
     eager = _record(subject, subject.inputs(), contextlib.nullcontext())
     mode = make_mode(engine, symbolic=symbolic)
@@ -66,7 +66,7 @@ def first_difference(subject: Subject, engine: str, *, symbolic: bool = False) -
 def _record(subject: Subject, inputs: Any, context: contextlib.AbstractContextManager[Any]) -> list[_Call]:
     recorder = _Recorder()
     with context, recorder:
-        # What was recorded up to an error is what is wanted of it.
+        # On an error, keep what was recorded before it.
         with contextlib.suppress(Exception):
             for _ in subject.run(inputs):
                 pass

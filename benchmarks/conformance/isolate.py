@@ -1,4 +1,4 @@
-"""Calls in a child process: some of eager's kernels crash on wrong arguments instead of refusing them."""
+"""Run calls in a child process: some of eager's kernels crash on wrong arguments instead of raising."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["isolated"]
 
 
 def isolated(function: Callable[[], Any], *, seconds: float) -> Any:
-    """What ``function`` returns in a forked child; ``None`` if the child crashes or takes longer than ``seconds``.
+    """Return the result of ``function`` in a forked child; ``None`` if it crashes or exceeds ``seconds``.
 
     >>> isolated(lambda: 1 + 1, seconds=10)
     2

@@ -1,4 +1,4 @@
-"""What no rule can make right, and why: expected findings of a sweep, named by operator. Static sizes have none."""
+"""Expected findings that no rule can fix, by operator, with reasons. Static sizes have none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DISPATCHER = (
     "the Python dispatcher decomposes constant_pad_nd or view_as_real above autograd, so gradients differ"
 )
 
-#: Operator (with its database) to the reason: strides of gradients, with symbolic sizes only.
+#: Operators (with database) whose gradients have other strides with symbolic sizes only, with reasons.
 KNOWN_SYMBOLIC: dict[str, str] = {
     "op:fft.fft": _DISPATCHER,
     "op:fft.ifft": _DISPATCHER,
@@ -22,14 +22,14 @@ KNOWN_SYMBOLIC: dict[str, str] = {
 }
 
 
-#: Operators whose result is the argument itself in eager, and a copy where the Python dispatcher decomposes them.
+#: Operators that return their argument in eager, but a copy where the Python dispatcher decomposes them.
 KNOWN_COPIES: dict[str, str] = {"op:nn.functional.dropout": "with nothing to drop, its decomposition copies"}
 
 _UNFLATTENED = (
     "parameters of fake layers are not moved into one buffer, as cuDNN's are: there is no memory to move"
 )
 
-#: The same on a GPU, also with static sizes; on a CPU, none of these differs.
+#: Known findings on GPU, also with static sizes. None of these differs on CPU.
 KNOWN_ON_CUDA: dict[str, str] = {
     "op:torch.ops.aten._efficient_attention_forward": "without dropout the seed is on the CPU, but on the GPU while a CUDA graph is captured",
     "module:nn.LSTM": _UNFLATTENED,
@@ -40,7 +40,7 @@ KNOWN_ON_CUDA: dict[str, str] = {
 _IS_OLD = torch.__version__.startswith(("2.11", "2.12"))
 _OLD = "torch's own functions were others: fft on a GPU, the rest on a CPU as well"
 
-#: The same where torch is older than 2.13, on any device.
+#: Known findings with torch older than 2.13, on any device.
 KNOWN_BEFORE_2_13: dict[str, str] = dict.fromkeys(
     (
         *(f"op:{name}_scatter" for name in ("diagonal", "select", "slice")),
@@ -52,7 +52,7 @@ KNOWN_BEFORE_2_13: dict[str, str] = dict.fromkeys(
 
 
 def is_known(case: Case, device: str = "cpu") -> bool:
-    """Whether a finding is a known one: the strides of a gradient with symbolic sizes, or one of those on a GPU."""
+    """Return whether a finding is expected for its operator, sizes, device and release of torch."""
     name = case.label.split()[0]
     if (device == "cuda" and name in KNOWN_ON_CUDA) or (_IS_OLD and name in KNOWN_BEFORE_2_13):
         return True

@@ -1,4 +1,4 @@
-"""The same values in another layout: column-major, sliced out of a larger storage, expanded, channels last."""
+"""Copies of values in another layout: column-major, sliced, expanded, or channels-last."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _sliced(t: torch.Tensor) -> tuple[Strides, int] | None:
 
 
 def _expanded(t: torch.Tensor) -> tuple[Strides, int] | None:
-    """The first row repeated. Not for integers: other indices could be invalid, and not every kernel checks."""
+    """Repeat the first row. Not for integers: they may be indices, which not every kernel checks."""
     if t.dim() < 1 or t.shape[0] < 2 or not (t.is_floating_point() or t.is_complex()):
         return None
     return (0, *_row_major(t.shape[1:])), 0
@@ -49,7 +49,7 @@ def _given(t: torch.Tensor) -> tuple[Strides, int] | None:
     return t.stride(), int(t.storage_offset())
 
 
-#: Layout by name; each gives the strides and the offset that a dense tensor is to have, or ``None`` to leave it.
+#: Layouts by name. Each returns the strides and offset for a dense tensor, or ``None`` to keep its layout.
 LAYOUTS: dict[str, Callable[[torch.Tensor], tuple[Strides, int] | None]] = {
     "given": _given,
     "column-major": _column_major,
@@ -58,14 +58,15 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], tuple[Strides, int] | None]] = {
     "channels-last": _channels_last,
 }
 
-#: What is handed over as ``out=``: the right size, empty, a size that must be changed, the right size in odd strides.
+#: Kinds of ``out=`` arguments: the right size, empty, a wrong size, the right size with odd strides.
 OUT_KINDS = ("right", "empty", "wrong", "odd strides")
 
 
 def relayout(tree: Any, layout: str, *, requires_grad: bool = True) -> tuple[Any, bool]:
-    """A fresh copy of ``tree`` with every dense tensor in ``layout``; and whether any tensor's layout changed.
+    """Copy ``tree`` with every dense tensor in ``layout``. Also return whether any layout changed.
 
-    A tensor that occurs twice is copied once; modules are copied as they are. With ``requires_grad=False`` no copy requires a gradient.
+    A tensor that occurs twice is copied once. Modules are copied as they are. With ``requires_grad=False``,
+    no copy requires a gradient.
     """
     place = LAYOUTS[layout]
     copies: dict[int, torch.Tensor] = {}
@@ -92,7 +93,7 @@ def relayout(tree: Any, layout: str, *, requires_grad: bool = True) -> tuple[Any
 
 
 def _placed(t: torch.Tensor, strides: Strides, offset: int) -> torch.Tensor:
-    """A copy of ``t`` at ``offset`` of a new storage, in ``strides``; never a view in autograd's eyes."""
+    """Copy ``t`` to ``offset`` in a new storage, with ``strides``. Autograd does not see a view."""
     extent = 1 + offset + sum((size - 1) * step for size, step in zip(t.shape, strides, strict=True))
     storage = torch.zeros(
         max(extent, 1) if t.numel() else offset, dtype=t.dtype, device=t.device
@@ -110,7 +111,7 @@ def _placed(t: torch.Tensor, strides: Strides, offset: int) -> torch.Tensor:
 
 
 def make_out(kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """An ``out=`` argument of the given kind for a result of ``shape``."""
+    """Return an ``out=`` argument of the given kind for a result of ``shape``."""
     match kind:
         case "right":
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -119,8 +120,8 @@ def make_out(kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torc
         case "wrong":
             return torch.zeros((*shape, 2), dtype=dtype, device=device)
         case "odd strides":
-            # The last two dimensions swapped, with gaps; batch dimensions stay collapsible into one, because eager's
-            # triangular kernels write out of bounds otherwise.
+            # Swap the last two dimensions, with gaps. Batch dimensions must stay collapsible into one,
+            # because eager's triangular kernels write out of bounds otherwise.
             strides = [2 * s for s in _row_major((*shape[:-2], *reversed(shape[-2:])))]
             strides[-2:] = reversed(strides[-2:])
             return _placed(torch.zeros(shape, dtype=dtype, device=device), tuple(strides), 1)

@@ -1,4 +1,4 @@
-"""What can be told of a result without its values."""
+"""Observe everything about a result except its values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __all__ = ["Observation", "TensorFacts", "observe"]
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """One tensor's metadata. ``shares`` is the place of the first tensor (inputs, then results) on its storage."""
+    """A tensor's metadata. ``shares`` is the position of the first tensor (inputs, then results) on its
+    storage.
+    """
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype
@@ -33,13 +35,13 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Observation:
-    """The results in order: facts for a tensor, the type's name for anything else."""
+    """Results in order: :class:`TensorFacts` for a tensor, the name of the type for anything else."""
 
     leaves: tuple[TensorFacts | str, ...]
 
 
 def observe(results: Any, inputs: Sequence[torch.Tensor] = ()) -> Observation:
-    """Describe ``results`` (any pytree), telling which of them share storage with ``inputs`` or each other.
+    """Describe ``results`` (any pytree), including which of them share storage with ``inputs`` or each other.
 
     >>> x = torch.zeros(2, 3)
     >>> observe(x.t(), [x]).leaves[0].shares

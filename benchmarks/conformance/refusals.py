@@ -1,8 +1,8 @@
-"""What eager refuses: torch's samples with one thing made wrong, and torch's own samples of errors.
+"""Test what eager refuses: torch's samples with one thing made wrong, and torch's own error samples.
 
-Each call is made in eager and in the engine under test, and what counts is whether both refuse it. Where only eager
-does, it is asked again with other values in the tensors: a call that some values make right cannot be refused without
-data, and is counted as data-dependent.
+Each call runs in eager and in the engine under test, and must be refused by both or neither. If only eager
+refuses, the call is repeated with other tensor values. If some values make it valid, an engine without data
+cannot refuse it, and it counts as data-dependent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OTHER_DTYPES = (
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One call to compare: which operator function, with what, and where it belongs in the table."""
+    """One call to compare: the function, its arguments, and its place in the table."""
 
     label: str
     table: str
@@ -43,10 +43,10 @@ class _Attempt:
 
 
 def perturbations(call: Call) -> Iterator[tuple[str, Call]]:
-    """``call`` with one argument made wrong (or merely odd), and what was done.
+    """Yield copies of ``call`` with one argument made wrong (or merely odd), with a description.
 
-    Tensors get another dtype, another size, one dimension more or less, or no elements; numbers go far out of range, or
-    from int to float; a tensor takes the place of a number and the other way round.
+    Tensors get another dtype, another size, one dimension more or less, or no elements. Numbers go far out of
+    range, or from int to float. Tensors and numbers replace each other.
     """
     leaves, spec = pytree.tree_flatten(call)
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -97,7 +97,7 @@ def _other_values(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def sweep_refusals(options: Options, progress: Callable[[str], None] = lambda name: None) -> Tally:
-    """Compare what is refused over the entries that ``options`` select (``tables`` and ``layouts`` do not matter)."""
+    """Compare refusals over the selected entries (``tables`` and ``layouts`` have no effect)."""
     tally = Tally()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -150,7 +150,7 @@ def _kind(what: str) -> str:
 
 
 def _with_out(label: str, op: Any, call: Call) -> Iterator[_Attempt]:
-    """``out=`` of every other dtype."""
+    """Yield calls with an ``out=`` of every other dtype."""
     shapes = dense_results(op, call)
     for dtype in _OTHER_DTYPES if shapes is not None else ():
         first, args, kwargs = copied(call)
@@ -160,7 +160,7 @@ def _with_out(label: str, op: Any, call: Call) -> Iterator[_Attempt]:
 
 
 def dense_results(op: Any, call: Call) -> Any:
-    """The tensor that a call returns, or a tuple of them; ``None`` if it refuses, or returns something else."""
+    """Return the strided tensor or tuple of tensors that a call returns, or ``None`` otherwise."""
     first, args, kwargs = copied(call)
     try:
         result = op(first, *args, **kwargs)
@@ -173,7 +173,7 @@ def dense_results(op: Any, call: Call) -> Any:
 
 
 def copied(call: Call, fill: float | None = None) -> Call:
-    """Fresh tensors of the same metadata; with ``fill``, of that value."""
+    """Copy a call with fresh tensors of the same metadata, filled with ``fill`` if given."""
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Counting verdicts, printing them, reading and writing them as JSON."""
+"""Count verdicts, print them, and read and write them as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Case:
 
 @dataclass
 class Tally:
-    """Counts by group (sizes, layout, table), and every case that is not plainly right."""
+    """Counts of verdicts by group (sizes, layout, table), and every case whose verdict is not ``OK``."""
 
     counts: dict[tuple[str, str, str], Counter[Verdict]] = field(default_factory=dict)
     notable: list[Case] = field(default_factory=list)
@@ -50,15 +50,15 @@ class Tally:
         self.notable.extend(other.notable)
 
     def count(self, *verdicts: Verdict) -> int:
-        """How many cases have one of ``verdicts``."""
+        """Return the number of cases with one of ``verdicts``."""
         return sum(counter[v] for counter in self.counts.values() for v in verdicts)
 
     def with_verdict(self, *verdicts: Verdict) -> list[Case]:
-        """The notable cases with one of ``verdicts``."""
+        """Return the notable cases with one of ``verdicts``."""
         return [case for case in self.notable if case.outcome.verdict in verdicts]
 
     def print(self, console: Console, *, details: Iterable[Verdict] = (), title: str = "") -> None:
-        """The table of counts, then each case with a verdict in ``details``."""
+        """Print the table of counts, then each case with a verdict in ``details``."""
         table = Table(title=title or None)
         for heading in ("sizes", "layout", "table"):
             table.add_column(heading)
@@ -75,7 +75,7 @@ class Tally:
             console.print(f"    {case.outcome.detail}", highlight=False, markup=False)
 
     def to_json(self) -> dict[str, Any]:
-        """The whole tally as plain data."""
+        """Return the whole tally as plain data."""
         return {
             "counts": [
                 {"group": list(group), **{str(v): counter[v] for v in Verdict}}

@@ -1,7 +1,7 @@
-"""What is run: one operator or module with one sample, as a generator of results that works on real and fake tensors.
+"""Subjects of the sweep: one operator or module with one sample, run on real or fake tensors.
 
-Each subject knows how to build its real inputs anew (a run may change them) and how to run on given inputs. A run
-yields ``(table, results)`` as it goes, so that what comes before an error still counts.
+Each subject can rebuild its real inputs (a run may change them) and run on given inputs. A run yields
+``(table, results)`` step by step, so that steps before an error still count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Subject", "entry_name", "names", "pick", "seed", "subjects"]
 Step = tuple[str, Any]
 
 _NOT_DISPATCHED = "jiterator_"
-"""Entries that launch a kernel on memory without asking the dispatcher: on a GPU, that of a fake tensor is no memory."""
+"""Entries that launch a kernel without the dispatcher: on a GPU, a fake tensor has no memory for it."""
 
 _FIRST_CHOICE = (torch.float32, torch.complex64, torch.int64, torch.bool, torch.float64, torch.bfloat16)
 
@@ -39,9 +39,9 @@ class Subject:
     dtype: torch.dtype
     sample: int
     layout: str
-    #: New real inputs; called before each run.
+    #: Makes new real inputs; called before each run.
     inputs: Callable[[], Any] = field(repr=False)
-    #: Run on real or fake inputs.
+    #: Runs on real or fake inputs.
     run: Callable[[Any], Iterator[Step]] = field(repr=False)
 
     @property
@@ -50,14 +50,14 @@ class Subject:
 
 
 def seed() -> None:
-    """Make samples and kernels repeatable."""
+    """Make samples and kernels reproducible."""
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
 
 
 def names() -> list[tuple[str, Any]]:
-    """All (database, entry) pairs, in the databases' own order."""
+    """Return all (database, entry) pairs, in the order of the databases."""
     return [
         *(("op", entry) for entry in _torch.op_db()),
         *(("custom", entry) for entry in _torch.custom_op_db()),
@@ -66,7 +66,7 @@ def names() -> list[tuple[str, Any]]:
 
 
 def entry_name(entry: Any) -> str:
-    """The name that reports and patterns use."""
+    """Return the name that reports and patterns use."""
     variant = getattr(entry, "variant_test_name", "")
     return f"{entry.name}.{variant}" if variant else entry.name
 
@@ -81,7 +81,7 @@ def subjects(
     dtypes: Sequence[torch.dtype],
     device: str = "cpu",
 ) -> Iterator[Subject]:
-    """All subjects of one database entry on a device, each sample in each layout that changes it."""
+    """Yield all subjects of one entry on a device, each sample in each layout that changes it."""
     if entry_name(entry).startswith(_NOT_DISPATCHED):
         return
     supported = entry.supported_dtypes(device)
@@ -94,7 +94,7 @@ def subjects(
 
 
 def pick(all_samples: list[Any], limit: int) -> list[tuple[int, Any]]:
-    """At most ``limit`` of the samples, evenly spread (0: all), with their places."""
+    """Return at most ``limit`` evenly spread samples (0: all), with their positions."""
     numbered = list(enumerate(all_samples))
     if limit <= 0 or len(numbered) <= limit:
         return numbered
@@ -116,7 +116,7 @@ def _operator_subjects(
     for place, sample in pick(found, limit):
         call = (sample.input, sample.args, sample.kwargs)
         for layout in layouts:
-            # A custom operator's fake kernel is its author's promise, and torch's tests promise row-major results.
+            # Authors promise a custom operator's fake kernel; torch's tests promise row-major results.
             if layout != "given" and (database == "custom" or not relayout(call, layout)[1]):
                 continue
             runs: list[tuple[Callable[[], Any], Callable[[Any], Iterator[Step]]]] = []
@@ -147,7 +147,7 @@ def _forward_backward(op: Any, sample: Any, backward: bool) -> Callable[[Any], I
 
 
 def _gradients(result: Any, inputs: Any) -> Iterator[Step]:
-    """Gradients for two kinds of incoming gradient: dense ones in the result's layout, and expanded scalars."""
+    """Yield gradients for dense incoming gradients in the result's layout, and for expanded scalars."""
     outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
     wanted = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.requires_grad]
     if not outputs or not wanted:
@@ -171,7 +171,7 @@ def _in_place(variant: Any) -> Callable[[Any], Iterator[Step]]:
 def _out_runs(
     op: Any, call: Any, layout: str
 ) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Iterator[Step]]]]:
-    """One run for each kind of ``out=`` of :data:`OUT_KINDS`. Nothing if the operator does not return tensors only, or raises."""
+    """Yield one run per kind in :data:`OUT_KINDS`; none if the operator raises or returns non-tensors."""
     first, args, kwargs = relayout(call, layout, requires_grad=False)[0]
     try:
         result = op(first, *args, **kwargs)
@@ -208,7 +208,7 @@ def _module_subjects(
     limit: int,
     device: str,
 ) -> Iterator[Subject]:
-    """Modules are built inside the run: in the engine under test, parameters are fake from the start."""
+    """Yield subjects that build the module inside the run, so that parameters are fake from the start."""
     if "forward" not in tables and "backward" not in tables:
         return
     for training in (True, False) if entry.train_and_eval_differ else (True,):

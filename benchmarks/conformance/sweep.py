@@ -1,4 +1,4 @@
-"""The sweep: each subject in eager and in the engine under test, compared step by step."""
+"""Run each subject in eager and in the engine under test, and compare step by step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DATABASES = ("op", "custom", "module")
 
 @dataclass(frozen=True)
 class Options:
-    """What to sweep over. All choices are deterministic: the same options give the same cases.
+    """Options of a sweep. All choices are deterministic: the same options give the same cases.
 
     Raises:
-        ConformanceOptionsError: an option names something that there is not, or would select nothing.
+        ConformanceOptionsError: an option names something unknown, or would select nothing.
     """
 
     #: "torch", "rules" or "fake".
@@ -41,17 +41,17 @@ class Options:
     tables: Sequence[str] = TABLES
     layouts: Sequence[str] = ("given",)
     dtypes: Sequence[torch.dtype] = (torch.float32,)
-    #: Shell patterns for entries' names; all entries if empty.
+    #: Shell patterns for the names of entries; all entries if empty.
     patterns: Sequence[str] = ()
     #: Databases: "op", "custom", "module".
     databases: Sequence[str] = DATABASES
-    #: At most so many samples an entry, evenly spread; 0 for all.
+    #: Maximum samples per entry, evenly spread; 0 for all.
     samples: int = 8
-    #: Every ``count``-th entry from ``index`` on.
+    #: Every ``count``-th entry, starting at ``index``.
     shard: tuple[int, int] = (0, 1)
-    #: Run the fake side so often and judge the last: with 2, an engine's cached answer is what is judged.
+    #: Run the fake side this many times and judge the last run: with 2, the engine's cached answer.
     repeat: int = 1
-    #: Where the tensors are: "cpu" or "cuda".
+    #: Device of the tensors: "cpu" or "cuda".
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Options:
                 raise ConformanceOptionsError(f"{name}: {value} is less than {least}", argument=name)
 
     def entries(self) -> list[tuple[str, Any]]:
-        """The database entries that these options select.
+        """Return the database entries that these options select.
 
         Raises:
             ConformanceOptionsError: a pattern matches no entry, or nothing is selected.
@@ -121,7 +121,7 @@ def _check_names(option: str, given: Sequence[str], allowed: Sequence[str]) -> N
 
 
 def sweep(options: Options, progress: Callable[[str], None] = lambda name: None) -> Tally:
-    """Run the cases that ``options`` select and count the verdicts."""
+    """Run the selected cases and count the verdicts."""
     tally = Tally()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -143,7 +143,7 @@ def sweep(options: Options, progress: Callable[[str], None] = lambda name: None)
 
 
 def _judge(subject: Subject, options: Options) -> Iterator[tuple[str, Outcome]]:
-    """The outcome of every step that eager completes."""
+    """Yield the outcome of every step that eager completes."""
     seed()
     inputs = subject.inputs()
     expected, _ = _observe_run(subject, inputs)
@@ -174,7 +174,7 @@ def _judge(subject: Subject, options: Options) -> Iterator[tuple[str, Outcome]]:
 
 
 def _depends_on_values(subject: Subject, step: int, actual: Observation) -> bool:
-    """Whether eager itself gives what the engine gave, for other values in the same tensors: all ones, or all zeros."""
+    """Return whether eager gives the engine's result for other input values: all ones or all zeros."""
     for value in (1, 0):
         seed()
         inputs = subject.inputs()
@@ -188,12 +188,12 @@ def _depends_on_values(subject: Subject, step: int, actual: Observation) -> bool
 
 
 def _holds_any_number(tensor: torch.Tensor) -> bool:
-    """Whether other values cannot make the call wrong: integers may be indices."""
+    """Return whether any values are valid for a tensor: integers may be indices."""
     return tensor.layout is torch.strided and (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _observe_run(subject: Subject, inputs: Any) -> tuple[list[tuple[str, Observation]], Exception | None]:
-    """Run to the end or to the first exception; what was observed so far, and the exception."""
+    """Run to the end or to the first exception. Return the observations and the exception."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     seen: list[tuple[str, Observation]] = []
     try:
@@ -205,5 +205,5 @@ def _observe_run(subject: Subject, inputs: Any) -> tuple[list[tuple[str, Observa
 
 
 def is_finding(outcome: Outcome) -> bool:
-    """Whether an outcome is one that a correct engine never gives."""
+    """Return whether a correct engine never gives this outcome."""
     return outcome.verdict in (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR)

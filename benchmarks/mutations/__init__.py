@@ -1,9 +1,10 @@
-"""Single changes of the graphs of real models: each has to be told apart, or shown to be no change.
+"""Single changes to the graphs of real models: each must be detected or shown to change nothing.
 
-Thousands of wrong rewrites that nobody chose: in the joint graphs (or, with ``--forward``, the inference graphs) of small models of
-transformers, one operator, constant, dimension, index, order or operand is changed at a time. The exact verdict on each is held against
-float64, which runs both graphs on other inputs: what is ``EQUAL`` has to be so there. Printed are the counts, what is missed, and the cost:
-of an evaluation per node and sample, and against the graph in floats.
+This tests thousands of wrong rewrites that nobody chose. In the joint graphs (with ``--forward``, inference
+graphs) of small transformers models, it changes one operator, constant, dimension, index, order or operand at
+a time. The exact verdict on each is compared with float64, which runs both graphs on other inputs: ``EQUAL``
+must hold there, too. Prints the counts, the missed changes, and the cost of an evaluation, per node and
+sample and relative to floats.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Judged:
 
     Attributes:
         said: ``DIFFERENT``, ``AT AN EDGE``, ``LESS PRECISE``, ``EQUAL`` or ``UNPROVED``.
-        other: whether float64 on other inputs shows another function; ``None`` where it does not run.
-        seconds: of the verdict.
+        other: whether float64 on other inputs shows another function; ``None`` if it does not run.
+        seconds: the time for the verdict.
         text: the verdict in words.
-        blamed: whether the first node that is told is the one that was changed, or depends on it directly.
+        blamed: whether the first reported node is the changed one or depends on it directly.
     """
 
     said: str
@@ -60,21 +61,21 @@ class Judged:
 
     @property
     def is_missed(self) -> bool:
-        """Whether float64 sees a difference, and the exact check does not."""
+        """Whether float64 sees a difference that the exact check does not."""
         return bool(self.other) and self.said in ("EQUAL", "UNPROVED")
 
 
 def graph_of(
     name: str, dtype: torch.dtype, dynamic: bool, forward: bool = False, training: bool = False
 ) -> tuple[fx.GraphModule, list[Any]]:
-    """The joint graph of a model as passes see it (or its inference graph), and inputs.
+    """Return a model's joint graph as passes see it (or its inference graph), and inputs.
 
     Args:
-        name: of the model.
-        dtype: of its parameters.
+        name: the model's name.
+        dtype: the dtype of its parameters.
         dynamic: whether sizes are symbolic.
-        forward: whether no gradients are wanted.
-        training: with dropout and batch statistics.
+        forward: whether to capture without gradients.
+        training: whether dropout and batch statistics are on.
     """
     torch.manual_seed(0)
     built = build(name, training=training, attention="sdpa" if name in ("gpt2", "vit") else "eager")
@@ -87,7 +88,7 @@ def graph_of(
 
 
 class Float64:
-    """The graph before in float64, on a few inputs that the exact check does not use."""
+    """The original graph in float64, on a few inputs that the exact check does not use."""
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._gm = gm
@@ -108,7 +109,7 @@ class Float64:
             return None
 
     def shows(self, gm: fx.GraphModule) -> bool | None:
-        """Whether a graph gives something else on any of the inputs."""
+        """Return whether a graph gives another result on any of the inputs; ``None`` if none can be run."""
         known = None
         for values, expected in zip(self._inputs, self._expected, strict=True):
             if expected is None:
@@ -125,7 +126,7 @@ class Float64:
 
 
 def _differ(a: Any, b: Any, scale: float) -> bool:
-    """Whether two results differ by more than rounding; one that is zero but for rounding is nothing to other results' scale."""
+    """Return whether two results differ by more than rounding, given the ``scale`` of all results."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return bool(a != b)
     if not a.numel():
@@ -140,7 +141,7 @@ def _differ(a: Any, b: Any, scale: float) -> bool:
 
 
 def judge(original: Original, oracle: Float64, mutation: Mutation) -> Judged | None:
-    """The verdict on a mutation; ``None`` where it makes no graph of the same results."""
+    """Return the verdict on a mutation; ``None`` if it gives no graph with such results."""
     mutant = mutation.made(original.gm)
     if mutant is None:
         return None
@@ -157,14 +158,14 @@ def judge(original: Original, oracle: Float64, mutation: Mutation) -> Judged | N
 
 
 def _differs_at_edges(original: Original, mutant: fx.GraphModule) -> bool:
-    """Whether the value check's families of made-up inputs show another function where random ones do not."""
+    """Return whether made-up inputs of the value check show another function where random ones do not."""
     generator = torch.Generator().manual_seed(5)
     families = (made_up(original.inputs, family, generator) for family in EDGES if family != "index bounds")
     return any(differences_in_float64(original.gm, mutant, values) for values in families)
 
 
 def _is_blamed(mutant: fx.GraphModule, mutation: Mutation, verdict: Any) -> bool:
-    """Whether the node that is named is the changed one, or takes it through calls that only move elements."""
+    """Return whether the reported node is the changed one or one of its users."""
     node = verdict.finding.node if verdict.finding is not None else mutation.node
     changed = next((n for n in mutant.graph.nodes if n.name == mutation.node), None)
     if node in ("", mutation.node) or changed is None or changed.op == "output":
@@ -173,11 +174,11 @@ def _is_blamed(mutant: fx.GraphModule, mutation: Mutation, verdict: Any) -> bool
 
 
 def _cost(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[float, float, int]:
-    """Seconds of a sample in exact arithmetic (the second one: rules are warm), seconds of a run in floats, and calls."""
+    """Return the seconds of an exact sample (the second, with warm rules), of a float run, and the calls."""
     original = Original(gm, inputs)
     original.run("random", 0)
     start = time.process_time()
-    original.run("random", 2)  # of the chain of the first one
+    original.run("random", 2)  # same chain as the first sample
     exact = time.process_time() - start
     Run(gm)(cloned(inputs), _SEED)
     start = time.process_time()
@@ -202,7 +203,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(
         logging.CRITICAL
-    )  # of changes that make no graph
+    )  # about changes that make no graph
     console = Console(width=180, highlight=False, soft_wrap=True)
     total: dict[str, Counter[str]] = defaultdict(Counter)
     seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""Single changes of a graph: another operator, constant, dimension, index, order or operand, with all metadata as before."""
+"""Single changes of a graph: operator, constant, dimension, index, order or operand; metadata stays."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ _COMMUTE = (
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change of one call.
+    """One change to one call.
 
     Attributes:
-        kind: what was changed.
+        kind: what is changed.
         node: the name of the call.
         told: the change in words.
-        apply: makes it, on a copy of that call.
+        apply: makes the change on a copy of the call.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Mutation:
     apply: Callable[[fx.Node], None]
 
     def made(self, gm: fx.GraphModule) -> fx.GraphModule | None:
-        """A changed copy of the graph; ``None`` where the change gives values of other sizes or types, or leaves the graph as it is."""
+        """Return a changed copy of the graph; ``None`` if values change size or type, or nothing changes."""
         copy = copy_graph(gm, constants=True)
         node = next(n for n in copy.graph.nodes if n.name == self.node)
         was = value_of(node)
@@ -102,7 +102,7 @@ def _is_alike(was: Any, now: Any) -> bool:
 
 
 def mutations(gm: fx.GraphModule) -> Iterator[Mutation]:
-    """The single changes of a graph, call by call; those that :meth:`Mutation.made` makes nothing of included."""
+    """Yield the single changes of a graph, call by call, including those that :meth:`Mutation.made` drops."""
     earlier: list[fx.Node] = []
     for node in gm.graph.nodes:
         if node.op == "call_function" and (

@@ -1,7 +1,8 @@
-"""Right and wrong rewrites of many kinds, each a pair of programs: no right one is called wrong, no wrong one ``EQUAL``.
+"""Correct and wrong rewrites of many kinds: no correct one may be rejected, no wrong one be ``EQUAL``.
 
-Each program is captured as ``torch.compile`` would (its joint graph, or that of inference), in float32, bfloat16 and float16, with fixed and
-with symbolic sizes, and what the value check asks of a pass is asked of it: the exact verdict, rounding, and made-up inputs at edges.
+Each program is captured as ``torch.compile`` would (as a joint or inference graph), in float32, bfloat16 and
+float16, with fixed and symbolic sizes. It then undergoes the value check of a pass: the exact verdict,
+rounding, and made-up inputs at edges.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _captured(
     program: Program, inputs: Sequence[Any], gradients: bool, dynamic: bool
 ) -> tuple[fx.GraphModule, list[Any]]:
     def call(*args: Any) -> Any:
-        # Taken in their order here: graphs take their inputs in the order of their uses.
+        # Use the inputs in order, because graphs order their inputs by first use.
         return program(*(a.view_as(a) for a in args))
 
     with torch.enable_grad() if gradients else torch.no_grad():
@@ -45,7 +46,7 @@ def _captured(
 
 
 def _origins(gm: fx.GraphModule) -> dict[Any, fx.Node]:
-    """The inputs of a graph: tensors by their number, sizes by the first tensor and dimension that has them."""
+    """Identify a graph's inputs: tensors by number, sizes by the first tensor and dimension that has them."""
     found: dict[Any, fx.Node] = {}
     nodes = gm.graph.find_nodes(op="placeholder")
     tensors = [n for n in nodes if isinstance(n.meta["val"], torch.Tensor)]
@@ -61,17 +62,18 @@ def _origins(gm: fx.GraphModule) -> dict[Any, fx.Node]:
 
 @graph_pass
 def _rewrite(gm: fx.GraphModule) -> bool:
-    """Stands for the pass."""
+    """A placeholder for the pass."""
     return True
 
 
 def verdicts(item: Rewriting, program: Program, dtype: torch.dtype, dynamic: bool) -> tuple[str, str]:
-    """The exact verdict on a rewrite of ``item.before`` to a program, and what the value check says ("" for nothing).
+    """Return the exact verdict on rewriting ``item.before`` to ``program``, and the value check's message (""
+    if none).
 
     Args:
         item: the rewriting.
-        program: one of its two other programs.
-        dtype: of floats.
+        program: one of its two rewrites.
+        dtype: the dtype of floating-point inputs.
         dynamic: whether sizes are symbolic.
     """
     torch.manual_seed(0)
@@ -86,13 +88,13 @@ def verdicts(item: Rewriting, program: Program, dtype: torch.dtype, dynamic: boo
     if [*_origins(before)] != [*_origins(after)] or len(outputs_of(before.graph)) != len(
         outputs_of(after.graph)
     ):
-        return "SPECIALIZED", ""  # captured apart, they hold other sizes as symbols
+        return "SPECIALIZED", ""  # captured separately, they have other sizes as symbols
     exact = equivalent(before, after, values)
     kind = "joint" if any(str(n.target).startswith("tangents") for n in before.graph.nodes) else "inference"
     strides: list[str] = []
 
     def counts(mismatch: Mismatch) -> bool:
-        # A pass that changes strides restores them; these rewrites do not bother.
+        # Passes that change strides restore them; these rewrites do not.
         if "with strides" in mismatch.problem:
             strides.append("strides")
         return "with strides" not in mismatch.problem

@@ -1,4 +1,4 @@
-"""Programs, with a right and a wrong rewrite of each."""
+"""Programs, each with a correct and a wrong rewrite."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Program = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A program, a right rewrite of it and a wrong one.
+    """A program with a correct and a wrong rewrite.
 
     Attributes:
         before: the program.
-        right: the same function.
-        wrong: another one.
-        inputs: makes its inputs: floats are given the type that is asked for.
-        gradients: whether it is differentiated.
-        state: positions of inputs that want no gradient.
+        right: another program that computes the same function.
+        wrong: a program that computes another function.
+        inputs: makes the inputs; floating-point ones are converted to the requested dtype.
+        gradients: whether to differentiate it.
+        state: positions of inputs that need no gradient.
     """
 
     before: Program
@@ -225,7 +225,7 @@ REWRITES: dict[str, Rewriting] = {
         lambda x: x.sort(-1).values[..., -1] - x.sort(-1).values[..., 0],
         lambda x: x.sort(-1).values[..., -1] - x.sort(-1).values[..., 1],
         _floats((4, 6)),
-        gradients=False,  # of ties, the two give gradients to other elements
+        gradients=False,  # the two pass gradients of ties to other elements
     ),
     "ranks by counting": Rewriting(
         lambda x: x.sort(dim=-1, stable=True).indices.sort(dim=-1, stable=True).indices,
@@ -344,7 +344,7 @@ REWRITES: dict[str, Rewriting] = {
             ((p := ((s := q @ k.mT) - s.amax(-1, True).detach()).exp()) @ v) / p.sum(-2).unsqueeze(-1)
         ),
         _floats((2, 5, 4), (2, 5, 4), (2, 5, 4)),
-        gradients=False,  # which divides late, and loses them where the softmax is saturated
+        gradients=False,  # divides late, and loses gradients where the softmax is saturated
     ),
     "grouped heads": Rewriting(
         lambda q, k: q @ k.repeat_interleave(2, 1).mT,
