@@ -251,7 +251,7 @@ def _unrolled() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 _WHOLE = {"regions": "off"}
-"""Without regions: a pass cannot see steps that are compiled once as one sum."""
+"""Regions are off: a pass sees no sum over steps that are compiled once and called repeatedly."""
 
 
 def _tokens(*shape: int, high: int = 256) -> Tensor:

@@ -118,7 +118,7 @@ class Captioner(nn.Module):
 
 
 class RecurrentLanguageModel(nn.Module):
-    """The medium model of Zaremba et al. (2014): two LSTM layers of 650, dropout between, vocabulary 10,000."""
+    """The medium model of Zaremba et al. (2014): two LSTM layers of 650 with dropout, 10,000 words."""
 
     def __init__(self, width: int = 650, vocabulary: int = 10_000) -> None:
         super().__init__()

@@ -1,11 +1,12 @@
-"""Wrong passes, planted: how many the checks find, whom they blame, and how soon there is a repro of what size.
+"""Planted faults: how many the checks find, whom they blame, and how soon they give a repro of what size.
 
-Each plant is one wrong pass (or partition) on one program, trained for a step with ``check="values"``. One line a plant: who found
-it (the structure check or the value check), whether the right one is blamed (the pass, and the site, line or module where only that
-one is wrong), seconds of CPU from the start of the compilation to the repro file, and the number of calls in the repro.
+Each plant is a wrong pass (or partition) on one program, trained for one step with ``check="values"``. Prints
+one line per plant: which check found it (structure or value check), whether it blames the right culprit (the
+pass, and the site, line or module if only that is wrong), CPU seconds from the start of compilation to the
+repro file, and the number of calls in the repro.
 
-Each module of ``FAMILIES`` holds plants of some kind; ``right`` holds passes that look alike and are right. ``programs`` holds what
-they run on.
+The modules of ``FAMILIES`` hold plants of one kind each. ``right`` holds correct passes that look similar.
+``programs`` holds the programs that they run on.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ FAMILIES: dict[str, dict[str, Plant]] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a plant.
+    """The result for a plant.
 
     Attributes:
-        found: ``"structure"``, ``"values"``, ``"error"`` (it raised), or "" when it escaped.
-        blamed: whether the right one was blamed.
+        found: ``"structure"``, ``"values"``, ``"error"`` (it raised), or "" if the plant escaped.
+        blamed: whether the right culprit was blamed.
         seconds: CPU seconds up to the repro.
-        calls: size of the repro; 0 when there is none.
-        shows: whether the repro, run in a process of its own, shows the fault; ``None`` when that was not tried.
-        text: what was said.
+        calls: the size of the repro in calls; 0 if there is none.
+        shows: whether the repro shows the fault in its own process; ``None`` if that was not tried.
+        text: what was reported.
     """
 
     found: str
@@ -87,7 +88,7 @@ class Verdict:
 
 
 def judge(plant: Plant, run_repro: bool = False) -> Verdict:
-    """Compile and train the plant's program for a step, and judge what is said about it."""
+    """Compile and train the plant's program for one step, and judge the report."""
     with tempfile.TemporaryDirectory() as directory:
         start = time.process_time()
         try:
@@ -115,10 +116,10 @@ def judge(plant: Plant, run_repro: bool = False) -> Verdict:
 
 
 def train(plant: Plant, directory: str) -> None:
-    """One step of the plant's program, checked by value.
+    """Run one step of the plant's program with the value check on.
 
     Raises:
-        Exception: what the checks find, in whatever Dynamo wraps it.
+        Exception: what the checks find, possibly wrapped by Dynamo.
     """
     torch._dynamo.reset()
     fxpasses.reset_stats()
@@ -147,7 +148,7 @@ def _is_right(plant: Plant, error: StageError) -> bool:
 
 
 def false_alarms(console: Console) -> list[str]:
-    """Run the right passes; the names of those that raise an alarm, or change nothing and so show nothing."""
+    """Run the correct passes. Return the names of those that raise an alarm, or that change nothing."""
     alarms = []
     for name, plant in right.PLANTS.items():
         with tempfile.TemporaryDirectory() as directory:

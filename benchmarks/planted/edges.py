@@ -1,4 +1,4 @@
-"""Faults at the edges: sizes of one and none, tails, ties, zeros with a sign, numbers that are not finite, whole numbers."""
+"""Faults at edges: sizes of one and zero, tails, ties, signed zeros, non-finite numbers, integers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @fxpasses.graph_pass
 def length_of_one(gm: fx.GraphModule) -> bool:
-    """The length of vectors of one number is that number, this pass believes."""
+    """Wrong: treats the length of a one-element vector as the element itself."""
     changed = False
     for node in calls(gm, aten.sqrt.default):
         total = node.args[0]
@@ -29,7 +29,7 @@ def length_of_one(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def last_running_sum(gm: fx.GraphModule) -> bool:
-    """A running sum in two parts; the last element is that of its neighbour."""
+    """Splits a running sum in two parts; the last element is its neighbor's."""
     changed = False
     for node in calls(gm, aten.cumsum.default):
         size = node.meta["val"].shape[-1]
@@ -43,7 +43,7 @@ def last_running_sum(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def tail_too_late(gm: fx.GraphModule) -> bool:
-    """Sums blocks of eight, and a tail that starts one too late."""
+    """Sums blocks of eight, and a tail that starts one element too late."""
     changed = False
     for node in calls(gm, aten.sum.dim_IntList):
         x, dims = node.args[0], list(node.args[1])
@@ -60,7 +60,7 @@ def tail_too_late(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def product_of_nothing(gm: fx.GraphModule) -> bool:
-    """A product over nothing is zero, this pass believes."""
+    """Wrong: takes an empty product for zero."""
     changed = False
     for node in calls(gm, aten.prod.dim_int):
         if not node.args[0].meta["val"].numel():
@@ -71,7 +71,7 @@ def product_of_nothing(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def last_of_equals(gm: fx.GraphModule) -> bool:
-    """The position of the largest element, from behind: among equals, the last one."""
+    """Computes argmax from the back: among equal elements, the last one wins."""
     changed = False
     for node in calls(gm, aten.argmax.default):
         x, dim = node.args[0], node.args[1]
@@ -84,7 +84,7 @@ def last_of_equals(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def rounds_halves_up(gm: fx.GraphModule) -> bool:
-    """round(x) as floor(x + 0.5): halves go up, not to the even number."""
+    """round(x) as floor(x + 0.5): halves round up, not to even."""
     found = calls(gm, aten.round.default)
     for node in found:
         in_place_of(node, aten.floor.default, call_before(node, aten.add.Tensor, node.args[0], 0.5))
@@ -93,7 +93,7 @@ def rounds_halves_up(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def truncates_quotients(gm: fx.GraphModule) -> bool:
-    """Quotients of whole numbers rounded towards zero instead of down."""
+    """Rounds integer quotients toward zero instead of down."""
     changed = False
     for node in calls(gm, aten.div.Tensor_mode, aten.div.Scalar_mode):
         if node.kwargs["rounding_mode"] == "floor":
@@ -104,7 +104,7 @@ def truncates_quotients(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def multiplies_in_32_bits(gm: fx.GraphModule) -> bool:
-    """Whole numbers are multiplied before they get 64 bits."""
+    """Multiplies integers before they are cast to 64 bits."""
     changed = False
     for node in calls(gm, aten.mul.Tensor):
         if node.meta["val"].dtype is not torch.int64 or not all(isinstance(n, fx.Node) for n in node.args):
@@ -119,7 +119,7 @@ def multiplies_in_32_bits(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def either_for_both(gm: fx.GraphModule) -> bool:
-    """A flag that wants both conditions gets either."""
+    """Replaces a logical and with a logical or."""
     found = calls(gm, aten.logical_and.default, aten.bitwise_and.Tensor)
     for node in found:
         in_place_of(node, aten.logical_or.default, *node.args)
@@ -128,7 +128,7 @@ def either_for_both(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def last_write_wins(gm: fx.GraphModule) -> bool:
-    """Adds into a table without adding up: right as long as no index comes twice."""
+    """Drops the accumulation of ``index_put``: right as long as no index occurs twice."""
     changed = False
     for node in calls(gm, aten.index_put.default):
         if len(node.args) > 3 and node.args[3]:
@@ -139,7 +139,7 @@ def last_write_wins(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def pads_a_maximum_with_zeros(gm: fx.GraphModule) -> bool:
-    """Pads for a window of maxima with zeros instead of minus infinity: right for positive values."""
+    """Pads a max pool with zeros instead of minus infinity: right for positive values."""
     changed = False
     for node in calls(gm, aten.constant_pad_nd.default):
         if len(node.args) > 2 and node.args[2] == float("-inf"):
@@ -162,7 +162,7 @@ def root_of_a_square(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def finite_anyway(gm: fx.GraphModule) -> bool:
-    """Takes guards against NaN and infinities away."""
+    """Removes guards against NaN and infinities."""
     changed = False
     for node in calls(gm, aten.isnan.default, aten.isinf.default):
         in_place_of(node, aten.full_like.default, node.args[0], False, dtype=torch.bool)
@@ -189,7 +189,7 @@ def mask_by_product(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(numerics="bitwise")
 def zero_without_a_sign(gm: fx.GraphModule) -> bool:
-    """x * 0 as 0: promises the same bits, and forgets minus zero and NaN."""
+    """x * 0 as 0: promises the same bits, but ignores minus zero and NaN."""
     changed = False
     for node in calls(gm, aten.mul.Tensor):
         if node.args[1] == 0:
@@ -211,7 +211,7 @@ def drops_added_zero(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def one_site_saturates(gm: fx.GraphModule) -> bool:
-    """Right but for the 29th sine: values there are limited to three."""
+    """Correct, except that it clamps the argument of the 29th sine to [-30, 30]."""
     found = calls(gm, aten.sin.default)
     for number, node in enumerate(found):
         x = call_before(node, aten.neg.default, call_before(node, aten.neg.default, node.args[0]))
@@ -223,7 +223,7 @@ def one_site_saturates(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def keeps_half(gm: fx.GraphModule) -> bool:
-    """Products of a narrow tensor and a wide number stay narrow: right where all is float32."""
+    """Keeps products of a low-precision tensor and a number in low precision: right if all is float32."""
     changed = False
     for node in calls(gm, prims.convert_element_type.default):
         x = node.args[0]
@@ -238,7 +238,7 @@ def keeps_half(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def sigmoid_by_tanh(gm: fx.GraphModule) -> bool:
-    """sigmoid(x) as (tanh(x / 2) + 1) / 2: right, but for large negative values, where no digit is left."""
+    """sigmoid(x) as (tanh(x / 2) + 1) / 2: right, except for large negative values, which lose all digits."""
     found = calls(gm, aten.sigmoid.default)
     for node in found:
         half = call_before(node, aten.mul.Tensor, node.args[0], 0.5)
@@ -316,13 +316,13 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _fixed(f: Any, *inputs: Any) -> Workload:
-    """A function of these inputs."""
+    """Build a workload from a function and factories of its inputs."""
     return lambda: (f, [make() for make in inputs])
 
 
 @fxpasses.graph_pass(graphs=["joint"])
 def open_at_its_end(gm: fx.GraphModule) -> bool:
-    """The gradient of hardswish is that of what comes after its end, at the end itself."""
+    """Uses, at the left end of hardswish, the gradient of what comes after that end."""
     found = [node for node in calls(gm, aten.le.Scalar) if node.args[1] == -3]
     for node in found:
         in_place_of(node, aten.lt.Scalar, *node.args)

@@ -34,7 +34,7 @@ def coarser_gelu(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def loses_a_summand(gm: fx.GraphModule) -> bool:
-    """Where two gradients are added, keeps one: the residual connection of one layer."""
+    """Keeps only one of two gradients that are added: drops one layer's residual connection."""
     sums = [
         n
         for n in gradients(calls(gm, aten.add.Tensor))
@@ -48,7 +48,7 @@ def loses_a_summand(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def zero_has_a_gradient(gm: fx.GraphModule) -> bool:
-    """relu'(0) = 1: only inputs that are exactly zero show it."""
+    """relu'(0) = 1: shows only for inputs that are exactly zero."""
     found = gradients(calls(gm, aten.le.Scalar))
     for node in found:
         node.target = aten.lt.Scalar
@@ -57,7 +57,7 @@ def zero_has_a_gradient(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def norm_without_mean(gm: fx.GraphModule) -> bool:
-    """The gradient of a layer norm without the term that takes its mean away."""
+    """The gradient of a layer norm without the term that removes its mean."""
     for node in gradients(calls(gm, aten.sub.Tensor)):
         inner = node.args[1]
         if isinstance(inner, fx.Node) and inner.target is aten.sum.dim_IntList:
@@ -68,7 +68,7 @@ def norm_without_mean(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def transposed_weight_gradient(gm: fx.GraphModule) -> bool:
-    """Returns the transpose of the gradient of a square weight."""
+    """Returns the transposed gradient of a square weight."""
     (output,) = gm.graph.find_nodes(op="output")
     for node in output.all_input_nodes:
         if fxpasses.graphs.provenance.is_backward(node) and node.meta["val"].shape == (16, 16):
@@ -81,7 +81,7 @@ def transposed_weight_gradient(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def swaps_gradients(gm: fx.GraphModule) -> bool:
-    """Returns the gradients of two parameters of one shape in the wrong order."""
+    """Swaps the gradients of two parameters of the same shape."""
     (output,) = gm.graph.find_nodes(op="output")
     values = list(output.args[0])
     found = [
@@ -101,7 +101,7 @@ def swaps_gradients(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def gradient_through_detach(gm: fx.GraphModule) -> bool:
-    """Lets a gradient through that the program holds back."""
+    """Adds a gradient that the program detaches."""
     (output,) = gm.graph.find_nodes(op="output")
     values = list(output.args[0])
     node = values[1]
@@ -113,7 +113,7 @@ def gradient_through_detach(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def assumes_ones(gm: fx.GraphModule) -> bool:
-    """Takes the gradient of each output for ones, as after loss.backward()."""
+    """Assumes that all tangents are ones, as after loss.backward()."""
     found = False
     for node in gm.graph.find_nodes(op="placeholder"):
         if str(node.target).startswith("tangents") and node.users:
@@ -128,7 +128,7 @@ def assumes_ones(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def unscaled_dropout_gradient(gm: fx.GraphModule) -> bool:
-    """Forgets the factor 1 / (1 - p) in the gradient of a dropout."""
+    """Drops the factor 1 / (1 - p) in the gradient of a dropout."""
     for node in gradients(calls(gm, aten.mul.Tensor)):
         if isinstance(node.args[1], float) and node.args[1] > 1:
             swap(node, node.args[0])
@@ -138,7 +138,7 @@ def unscaled_dropout_gradient(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def padding_gets_gradients(gm: fx.GraphModule) -> bool:
-    """Gives rows of an embedding gradients that are padding."""
+    """Gives gradients to the padding rows of an embedding."""
     changed = False
     for node in calls(gm, aten.embedding_dense_backward.default):
         if node.args[3] != -1:
@@ -152,7 +152,7 @@ def padding_gets_gradients(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["backward"])
 def doubles_in_the_backward_graph(gm: fx.GraphModule) -> bool:
-    """After the partition: the first product of the backward graph twice."""
+    """After partitioning: doubles the first product of the backward graph."""
     for node in calls(gm, aten.mul.Tensor)[:1]:
         put_after(node, aten.mul.Tensor, node, 2.0)
         return True
@@ -161,7 +161,7 @@ def doubles_in_the_backward_graph(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["backward"])
 def bias_gradient_of_one_row(gm: fx.GraphModule) -> bool:
-    """The gradient of a bias from the first row alone, scaled by the number of rows."""
+    """Computes the gradient of a bias from the first row alone, scaled by the number of rows."""
     for node in calls(gm, aten.sum.dim_IntList):
         value = node.args[0].meta["val"]
         if list(node.args[1]) == [0] and value.dim() == 2 and node.args[2:] == (True,):
@@ -173,7 +173,7 @@ def bias_gradient_of_one_row(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["forward"])
 def saves_another_value(gm: fx.GraphModule) -> bool:
-    """Saves the negative of what an activation gives for the backward pass; the forward results stay right."""
+    """Saves the negative of an activation for the backward pass; the forward results stay right."""
     (output,) = gm.graph.find_nodes(op="output")
     values = list(output.args[0])
     for position, value in enumerate(values):

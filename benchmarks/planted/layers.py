@@ -1,4 +1,4 @@
-"""Faults in the layers of real models, written before the rules of the checks were read: heads, masks, norms, convolutions, draws."""
+"""Faults in layers of real models (heads, masks, norms, convolutions, draws), written blind to the checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _forward(nodes: list[fx.Node]) -> list[fx.Node]:
 
 
 def _comes_from(node: object, *targets: object) -> fx.Node | None:
-    """The call of one of the targets that a node is, looking through copies."""
+    """Return the call of one of the targets behind a node, looking through copies."""
     while isinstance(node, fx.Node) and node.target is aten.clone.default:
         node = node.args[0]
     return node if isinstance(node, fx.Node) and node.target in targets else None
@@ -36,7 +36,7 @@ def _comes_from(node: object, *targets: object) -> fx.Node | None:
 
 @fxpasses.graph_pass
 def heads_tiled(gm: fx.GraphModule) -> bool:
-    """Keys of grouped heads are tiled (k1 k2 k1 k2) where each is to be repeated (k1 k1 k2 k2)."""
+    """Tiles keys of grouped heads (k1 k2 k1 k2) instead of repeating each (k1 k1 k2 k2)."""
     changed = False
     for node in _forward(calls(gm, aten.view.default)):
         expanded = _comes_from(node.args[0], aten.expand.default)
@@ -51,7 +51,7 @@ def heads_tiled(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def group_learns_from_its_first(gm: fx.GraphModule) -> bool:
-    """The gradient of a key that several heads share is that of the first head, times their number."""
+    """Takes a shared key's gradient from the first of its heads, times their number."""
     for node in gradients(calls(gm, aten.sum.dim_IntList)):
         value = known_value(node.args[0])
         if value.dim() == 5 and list(node.args[1]) == [2]:
@@ -63,7 +63,7 @@ def group_learns_from_its_first(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def turned_the_same_way(gm: fx.GraphModule) -> bool:
-    """The gradient of a rotation is turned forward once more: the other half gets the minus (one of four)."""
+    """Rotates the gradient of a rotation forward once more: the wrong half is negated (one of four)."""
     found = [
         n
         for n in gradients(calls(gm, aten.neg.default))
@@ -79,7 +79,7 @@ def turned_the_same_way(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def nobody_is_masked(gm: fx.GraphModule) -> bool:
-    """The mask of the padding is taken for ones."""
+    """Replaces the padding mask with ones."""
     found = [n for n in calls(gm, aten.index.Tensor) if known_value(n).dtype in (torch.bool, torch.int64)]
     for node in found:
         shape, dtype = list(known_value(node).shape), known_value(node).dtype
@@ -89,7 +89,7 @@ def nobody_is_masked(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def biased_memory(gm: fx.GraphModule) -> bool:
-    """The running variance of one batch norm without the factor n / (n - 1)."""
+    """Drops the factor n / (n - 1) from the running variance of one batch norm."""
     found = [
         n
         for n in calls(gm, aten.mul.Tensor)
@@ -102,7 +102,7 @@ def biased_memory(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def momentum_reversed(gm: fx.GraphModule) -> bool:
-    """0.9 of what is new and 0.1 of what was."""
+    """Swaps the momentum: 0.9 of the new value and 0.1 of the old."""
     found = [n for n in calls(gm, aten.mul.Tensor) if n.args[1] in (0.1, 0.9)]
     for node in found:
         node.args = (node.args[0], 1 - node.args[1])
@@ -111,7 +111,7 @@ def momentum_reversed(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def shortcut_takes_odd_pixels(gm: fx.GraphModule) -> bool:
-    """A convolution of one pixel with stride two as one on every second pixel: on the wrong ones."""
+    """A 1x1 convolution with stride two as one on every second pixel, but the wrong ones."""
     changed = False
     for node in calls(gm, aten.convolution.default):
         x, weight, bias, stride, padding = node.args[:5]
@@ -129,7 +129,7 @@ def shortcut_takes_odd_pixels(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def border_counts(gm: fx.GraphModule) -> bool:
-    """Means at the border of an image count the padding."""
+    """Counts padding in average pooling at the border of an image."""
     found = calls(gm, aten.avg_pool2d.default)
     for node in found[1:2]:
         node.args = (*node.args[:5], True)
@@ -138,7 +138,7 @@ def border_counts(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def border_counts_for_the_gradient(gm: fx.GraphModule) -> bool:
-    """The same in the gradient of the last one only."""
+    """Counts padding in the gradient of the last average pooling only."""
     found = calls(gm, aten.avg_pool2d_backward.default)
     for node in found[:1]:
         node.args = (*node.args[:6], True, *node.args[7:])
@@ -147,7 +147,7 @@ def border_counts_for_the_gradient(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def sees_one_step_ahead(gm: fx.GraphModule) -> bool:
-    """What a causal convolution gives is cut one step too late."""
+    """Cuts the result of a causal convolution one step too late."""
     for node in _forward(calls(gm, aten.slice.Tensor)):
         convolved = _comes_from(node.args[0], aten.convolution.default, aten.squeeze.dim)
         if convolved is not None and len(node.args) == 4 and node.args[2] == 0:
@@ -158,7 +158,7 @@ def sees_one_step_ahead(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def one_step_of_euler(gm: fx.GraphModule) -> bool:
-    """exp(step * rate) as 1 + step * rate in a state space, in one layer: good for small steps."""
+    """exp(step * rate) as 1 + step * rate in one layer of a state space model: good for small steps."""
     for node in _forward(calls(gm, aten.exp.default)):
         if known_value(node).dim() == 4:
             in_place_of(node, aten.add.Tensor, node.args[0], 1.0)
@@ -179,7 +179,7 @@ def no_cap(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def keys_and_values_exchanged(gm: fx.GraphModule) -> bool:
-    """Three products of one input are made in one, and cut in another order (one layer)."""
+    """Merges three products of one input and splits the result in another order (one layer)."""
     products: dict[tuple[fx.Node, tuple[int, ...]], list[fx.Node]] = {}
     for node in _forward(calls(gm, aten.addmm.default)):
         products.setdefault((node.args[1], tuple(known_value(node).shape)), []).append(node)
@@ -196,7 +196,7 @@ def keys_and_values_exchanged(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def one_mask_for_the_batch(gm: fx.GraphModule) -> bool:
-    """Draws one mask, and uses it for each of the batch."""
+    """Draws one mask and uses it for the whole batch."""
     for node in calls(gm, aten.rand.default):
         shape = list(node.args[0])
         if len(shape) == 3 and shape[0] > 1:
@@ -208,7 +208,7 @@ def one_mask_for_the_batch(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def draws_in_bfloat16(gm: fx.GraphModule) -> bool:
-    """Draws numbers of bfloat16 where float32 is compared."""
+    """Draws random numbers in bfloat16 where float32 is compared."""
     found = [n for n in calls(gm, aten.rand.default) if known_value(n).dtype is torch.float32]
     for node in found[:1]:
         kept = {k: v for k, v in node.kwargs.items() if k != "dtype"}
@@ -219,7 +219,7 @@ def draws_in_bfloat16(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def gelu_in_bfloat16(gm: fx.GraphModule) -> bool:
-    """The argument of erf is rounded to bfloat16, in one layer of a model in bfloat16."""
+    """Rounds the argument of erf to bfloat16, in one layer of a bfloat16 model."""
     found = _forward(calls(gm, aten.erf.default))
     for node in found[-1:]:
         narrow = call_before(node, prims.convert_element_type.default, node.args[0], torch.bfloat16)
@@ -229,7 +229,7 @@ def gelu_in_bfloat16(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def softmax_gradient_in_bfloat16(gm: fx.GraphModule) -> bool:
-    """The gradient of softmax in a model in bfloat16: its sum is rounded to bfloat16 in one layer."""
+    """Rounds the sum in softmax's gradient to bfloat16, in one layer of a bfloat16 model."""
     found = [
         n
         for n in gradients(calls(gm, aten.sum.dim_IntList))
@@ -243,7 +243,7 @@ def softmax_gradient_in_bfloat16(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def gradients_in_half(gm: fx.GraphModule) -> bool:
-    """The gradient of one layer's input is kept in float16: small ones become zero."""
+    """Stores the gradient of one layer's input in float16: small ones become zero."""
     found = [n for n in gradients(calls(gm, aten.mm.default)) if known_value(n).dtype is torch.float32]
     for node in found[2:3]:
         narrow = put_after(node, prims.convert_element_type.default, node, torch.float16)
@@ -253,7 +253,7 @@ def gradients_in_half(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def padded_with_garbage(gm: fx.GraphModule) -> bool:
-    """Products are padded to a multiple of eight in the dimension that is summed, with what memory holds."""
+    """Pads the summed dimension of a matmul to a multiple of eight with uninitialized memory."""
     changed = False
     for node in calls(gm, aten.mm.default):
         a, b = node.args
@@ -274,7 +274,7 @@ def padded_with_garbage(gm: fx.GraphModule) -> bool:
 
 
 class Shortcut(nn.Module):
-    """A block whose shortcut takes every second pixel, groups of channels, and a padding on one side."""
+    """A block with a strided shortcut, grouped channels, and padding on one side."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,13 +287,13 @@ class Shortcut(nn.Module):
 
 
 def shortcut() -> Workload:
-    """The block and an image."""
+    """Build the block and an image."""
     return lambda: (Shortcut(), [torch.randn(2, 4, 8, 8, requires_grad=True)])
 
 
 @fxpasses.graph_pass
 def pads_the_other_side(gm: fx.GraphModule) -> bool:
-    """A padding on the left is made on the right."""
+    """Pads on the right instead of the left."""
     found = _forward(calls(gm, aten.constant_pad_nd.default))
     for node in found[:1]:
         pads = list(node.args[1])

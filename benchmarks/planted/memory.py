@@ -1,4 +1,4 @@
-"""Faults of memory, of writes, of RNG calls, and of what is known about values."""
+"""Faults in memory, writes, RNG calls, and metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @fxpasses.graph_pass
 def empty_for_zeros(gm: fx.GraphModule) -> bool:
-    """Memory that is scattered into need not be set to zero, this pass believes."""
+    """Wrong: leaves memory that is scattered into uninitialized."""
     changed = False
     for node in calls(gm, aten.full.default):
         if node.args[1] == 0 and any("index_put" in str(u.target) for u in node.users):
@@ -27,7 +27,7 @@ def empty_for_zeros(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def empty_gradient_table(gm: fx.GraphModule) -> bool:
-    """The same for the table that an embedding's gradients are put into."""
+    """Leaves the table for an embedding's gradients uninitialized."""
     changed = False
     for node in calls(gm, aten.full.default):
         if node.args[1] == 0 and len(node.args[0]) == 2:
@@ -38,7 +38,7 @@ def empty_gradient_table(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def empty_times_zero(gm: fx.GraphModule) -> bool:
-    """Zeros as uninitialised memory times zero."""
+    """Replaces zeros with uninitialized memory times zero."""
     changed = False
     for node in calls(gm, aten.full.default):
         if node.args[1] == 0 and node.args[0]:
@@ -50,7 +50,7 @@ def empty_times_zero(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def drops_a_copy(gm: fx.GraphModule) -> bool:
-    """Returns the input itself where a copy of it was returned."""
+    """Returns the input itself instead of a copy."""
     found = calls(gm, aten.clone.default)
     for node in found:
         swap(node, node.args[0])
@@ -59,7 +59,7 @@ def drops_a_copy(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def copies_a_view(gm: fx.GraphModule) -> bool:
-    """Returns a copy where a view of an input was returned."""
+    """Returns a copy instead of a view of an input."""
     (output,) = gm.graph.find_nodes(op="output")
     values = list(output.args[0])
     values[0] = call_before(output, aten.clone.default, values[0])
@@ -69,7 +69,7 @@ def copies_a_view(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["inference"])
 def writes_into_an_input(gm: fx.GraphModule) -> bool:
-    """Computes a product in the memory of an input."""
+    """Computes a product in-place on an input."""
     for node in calls(gm, aten.mul.Tensor):
         if node.args[0].op == "placeholder" and node.args[0].meta["val"].shape == node.meta["val"].shape:
             node.target = aten.mul_.Tensor
@@ -79,7 +79,7 @@ def writes_into_an_input(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["inference", "forward"])
 def writes_into_a_value(gm: fx.GraphModule) -> bool:
-    """Computes a sum in the memory of a value that is used again."""
+    """Computes a sum in-place on a value that is used again."""
     for node in calls(gm, aten.add.Tensor):
         source = node.args[0]
         if source.op == "call_function" and any(node < user for user in source.users):
@@ -90,7 +90,7 @@ def writes_into_a_value(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def drops_a_write(gm: fx.GraphModule) -> bool:
-    """Leaves out an update of a buffer."""
+    """Drops an update of a buffer."""
     for node in calls(gm, aten.copy_.default)[:1]:
         gm.graph.erase_node(node)
         return True
@@ -108,7 +108,7 @@ def writes_something_else(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def swaps_two_writes(gm: fx.GraphModule) -> bool:
-    """Writes each of two updates into the other's buffer."""
+    """Swaps the target buffers of two updates."""
     found = calls(gm, aten.copy_.default)
     if len(found) < 2:
         return False
@@ -119,7 +119,7 @@ def swaps_two_writes(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def writes_too_early(gm: fx.GraphModule) -> bool:
-    """Moves an update before the value that reads what was there."""
+    """Moves an update before a read of the old value."""
     for node in calls(gm, aten.copy_.default):
         readers = [u for u in node.args[0].users if u is not node and u.op == "call_function"]
         late = call_before(node, aten.mul.Tensor, node.args[0], 2)
@@ -147,7 +147,7 @@ def reorders_draws(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def draws_once(gm: fx.GraphModule) -> bool:
-    """Takes two equal draws for a common subexpression."""
+    """Merges two equal draws as if they were a common subexpression."""
     draws = calls(gm, aten.rand.default, aten.rand_like.default, aten.native_dropout.default)
     for first, second in itertools.pairwise(draws):
         if first.meta["val"].shape == second.meta["val"].shape:
@@ -174,7 +174,7 @@ def draws_less(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def another_probability(gm: fx.GraphModule) -> bool:
-    """Drops elements out a little more often."""
+    """Raises the dropout probability a little."""
     changed = False
     for node in calls(gm, aten.gt.Scalar, aten.lt.Scalar):
         if isinstance(node.args[1], float) and 0 < node.args[1] < 1:
@@ -185,7 +185,7 @@ def another_probability(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def wrong_stride(gm: fx.GraphModule) -> bool:
-    """Returns the result with another layout."""
+    """Returns the result in another layout."""
     (output,) = gm.graph.find_nodes(op="output")
     value = output.args[0][0]
     flipped = call_before(output, aten.permute.default, value, [1, 0])
@@ -206,7 +206,7 @@ def wrong_type(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def stale_metadata(gm: fx.GraphModule) -> bool:
-    """Transposes a square value and leaves what is known about it as it was; a later view trusts that."""
+    """Transposes a square value but keeps its old metadata, which a later view relies on."""
     for node in calls(gm, aten.mm.default, aten.addmm.default):
         value = node.meta["val"]
         if not fxpasses.graphs.provenance.is_backward(node) and value.dim() == 2:
@@ -231,7 +231,7 @@ def swaps_results(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def returns_a_result_twice(gm: fx.GraphModule) -> bool:
-    """Returns one result in the place of both."""
+    """Returns one result in place of both."""
     (output,) = gm.graph.find_nodes(op="output")
     values = list(output.args[0])
     values[1] = values[0]
@@ -241,7 +241,7 @@ def returns_a_result_twice(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def does_not_say_so(gm: fx.GraphModule) -> bool:
-    """Changes the graph and says that it did not."""
+    """Changes the graph but reports that it did not."""
     for node in calls(gm, aten.sin.default)[:1]:
         node.target = aten.cos.default
     return False

@@ -1,4 +1,4 @@
-"""Faults in real models: each is one that somebody could make who optimises that model, most of them at one spot."""
+"""Faults in real models: mistakes that somebody optimizing the model could make, mostly at one spot."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def short_constant(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def unscaled_mask(gm: fx.GraphModule) -> bool:
-    """The gradient of the last dropout without its factor."""
+    """Drops the scale factor from the gradient of the last dropout."""
     found = [
         n
         for n in gradients(calls(gm, aten.mul.Tensor))
@@ -47,7 +47,7 @@ def unscaled_mask(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def last_one_counts(gm: fx.GraphModule) -> bool:
-    """The gradient of a table: a row that is looked up twice gets the last gradient, not the sum."""
+    """In an embedding's gradient, a row that is looked up twice gets the last gradient, not the sum."""
     found = calls(gm, aten._unsafe_masked_index_put_accumulate.default)
     for node in found:
         table, mask, indices, values = node.args
@@ -64,7 +64,7 @@ def last_one_counts(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def padding_learns(gm: fx.GraphModule) -> bool:
-    """The row of the padding gets a gradient, too."""
+    """Gives the padding row a gradient."""
     found = [n for n in gradients(calls(gm, aten.ne.Scalar)) if n.args[1] == 0]
     for node in found:
         node.args = (node.args[0], -1)
@@ -73,7 +73,7 @@ def padding_learns(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def window_of_sixteen(gm: fx.GraphModule) -> bool:
-    """Positions above 15 are taken for 15."""
+    """Clamps positions to 15."""
     found = [n for n in calls(gm, prims.iota.default) if isinstance(n.args[0], fx.Node)]
     for node in found:
         put_after(node, aten.clamp_max.default, node, 15)
@@ -82,7 +82,7 @@ def window_of_sixteen(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def size_of_today(gm: fx.GraphModule) -> bool:
-    """Divides by the size that the first batch had."""
+    """Divides by the size of the first batch."""
     changed = False
     for node in calls(gm, aten.div.Tensor, aten.div.Scalar, aten.mul.Tensor, aten.mul.Scalar):
         size = known_value(node.args[1]) if len(node.args) > 1 else None
@@ -94,7 +94,7 @@ def size_of_today(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def tables_left_empty(gm: fx.GraphModule) -> bool:
-    """Tables of zeros that are written to afterwards are made without zeros."""
+    """Leaves tables of zeros that are written to afterwards uninitialized."""
     changed = False
     for node in calls(gm, aten.full.default):
         if node.args[1] == 0 and any(
@@ -110,7 +110,7 @@ def tables_left_empty(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def draws_swapped(gm: fx.GraphModule) -> bool:
-    """The second of two draws moves in front of the first."""
+    """Moves the second of two draws in front of the first."""
     drawn = calls(gm, aten.rand.default)
     for k, first in enumerate(drawn):
         for second in drawn[k + 1 :]:
@@ -122,7 +122,7 @@ def draws_swapped(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def one_draw_for_two(gm: fx.GraphModule) -> bool:
-    """Two layers share a mask of dropout; the second draw stays, unused."""
+    """Shares one dropout mask between two layers; the second draw stays, unused."""
     drawn = calls(gm, aten.rand.default)
     for k, first in enumerate(drawn):
         for second in drawn[k + 1 :]:
@@ -134,7 +134,7 @@ def one_draw_for_two(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def drawn_transposed(gm: fx.GraphModule) -> bool:
-    """Draws in the layout that is used."""
+    """Transposes a square draw."""
     for node in calls(gm, aten.rand.default):
         shape = list(node.args[0])
         if len(shape) == 4 and shape[-1] == shape[-2]:
@@ -177,7 +177,7 @@ class Lstm(nn.Module):
 
 
 def lstm(steps: int = 40, dtype: torch.dtype = torch.float32) -> Workload:
-    """The LSTM and an input."""
+    """Build the LSTM and an input."""
     return lambda: (Lstm().to(dtype), [torch.randn(3, steps, 8, dtype=dtype)])
 
 
@@ -187,7 +187,7 @@ def _is_forward(node: fx.Node) -> bool:
 
 @fxpasses.graph_pass
 def steps_confused(gm: fx.GraphModule) -> bool:
-    """The last step reads the input of the step before it."""
+    """Lets the last step read the input of the step before it."""
     found = [n for n in calls(gm, aten.select.int) if _is_forward(n) and n.args[2] == 39]
     for node in found:
         node.args = (*node.args[:2], 38)
@@ -196,7 +196,7 @@ def steps_confused(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def narrow_norm(gm: fx.GraphModule) -> bool:
-    """Norms square their input before it is cast up."""
+    """Squares the input of norms before it is cast up."""
     changed = False
     for node in calls(gm, aten.pow.Tensor_Scalar):
         wide = node.args[0]
@@ -222,7 +222,7 @@ class WideResidual(nn.Module):
 
 @fxpasses.graph_pass
 def promotion_lost(gm: fx.GraphModule) -> bool:
-    """A sum of float32 and bfloat16 is made in bfloat16 (one of three)."""
+    """Computes a sum of float32 and bfloat16 in bfloat16 (one of three)."""
     found = [
         n
         for n in calls(gm, aten.add.Tensor)
@@ -244,7 +244,7 @@ def promotion_lost(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def last_key_seen(gm: fx.GraphModule) -> bool:
-    """The mask is made with one key too many at the last position."""
+    """Sets the last key in the mask of all rows."""
     for node in calls(
         gm, aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.masked_fill.Scalar
     ):
@@ -261,7 +261,7 @@ def last_key_seen(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def last_key_unmasked(gm: fx.GraphModule) -> bool:
-    """A mask that is a constant, with the last key seen by all rows."""
+    """Unmasks the last key for all rows of a constant mask."""
     for node in calls(gm, aten.lift_fresh_copy.default):
         value = known_value(node)
         if value.dim() == 4 and value.shape[-1] == value.shape[-2]:
@@ -275,7 +275,7 @@ def last_key_unmasked(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def second_expert_first(gm: fx.GraphModule) -> bool:
-    """The weights of the chosen experts are swapped."""
+    """Swaps the weights of the chosen experts."""
     for node in calls(gm, aten.topk.default):
         for user in list(node.users):
             if user.args[1] == 0:
@@ -286,7 +286,7 @@ def second_expert_first(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def conv_bias_of_first(gm: fx.GraphModule) -> bool:
-    """The gradient of a convolution's bias sums over the first of the batch only."""
+    """Sums a convolution's bias gradient over the first image of the batch only."""
     for node in calls(gm, aten.convolution_backward.default):
         for user in list(node.users):
             if user.args[1] == 2:
@@ -299,7 +299,7 @@ def conv_bias_of_first(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["inference"])
 def fold_without_epsilon(gm: fx.GraphModule) -> bool:
-    """Batch norms in inference without the small number in the root."""
+    """Drops epsilon from a batch norm in inference."""
     found = [
         n
         for n in calls(gm, aten.add.Tensor)
@@ -312,7 +312,7 @@ def fold_without_epsilon(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["inference"])
 def last_token_only(gm: fx.GraphModule) -> bool:
-    """In inference only the last token's logits count, this pass believes: the others are those of the last."""
+    """Wrong: assumes that only the last token's logits matter in inference, and repeats them."""
     output = next(iter(reversed(gm.graph.nodes)))
     for node in calls(gm, aten.view.default):
         if output in node.users and known_value(node).dim() == 3:

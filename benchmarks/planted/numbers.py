@@ -1,4 +1,4 @@
-"""Wrong numbers: constants, limits, masks, dimensions, at one place of many."""
+"""Wrong numbers: constants, limits, masks and dimensions, at one of many places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 @fxpasses.graph_pass
 def wrong_scale(gm: fx.GraphModule) -> bool:
-    """Takes 0.35 for the factor 0.353553 of attention."""
+    """Uses 0.35 for the attention factor 0.353553."""
     changed = False
     for node in calls(gm, aten.mul.Tensor, aten.mul.Scalar):
         if isinstance(node.args[1], float) and abs(node.args[1] - 8**-0.5) < 1e-6:
@@ -26,7 +26,7 @@ def wrong_scale(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def another_epsilon(gm: fx.GraphModule) -> bool:
-    """The epsilon of one norm ten times as large."""
+    """Multiplies the epsilon of one norm by ten."""
     for node in calls(gm, aten.add.Tensor):
         if isinstance(node.args[1], float) and node.args[1] in (1e-5, 1e-6, 1e-12):
             node.args = (node.args[0], node.args[1] * 10)
@@ -45,7 +45,7 @@ def biased_variance(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def forgets_a_limit(gm: fx.GraphModule) -> bool:
-    """Takes away upper limits: values that are small do not show it."""
+    """Removes upper limits: small values do not show it."""
     found = calls(gm, aten.clamp_max.default, aten.minimum.default)
     for node in found:
         swap(node, node.args[0])
@@ -54,7 +54,7 @@ def forgets_a_limit(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def mask_off_by_one(gm: fx.GraphModule) -> bool:
-    """Lets each position see the next one, too."""
+    """Lets each position also see the next one."""
     for node in calls(gm, aten.le.Tensor, aten.ge.Tensor, aten.lt.Tensor, aten.le.Scalar, aten.ge.Scalar):
         value = node.meta["val"]
         if value.dim() >= 2 and value.dtype is torch.bool:
@@ -116,7 +116,7 @@ def exchanges_norms(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(numerics="bitwise")
 def difference_is_zero(gm: fx.GraphModule) -> bool:
-    """x - x is zero, but for NaN and infinities."""
+    """x - x as zero: wrong for NaN and infinities."""
     changed = False
     for node in calls(gm, aten.sub.Tensor):
         if node.args[0] is node.args[1]:
@@ -128,7 +128,7 @@ def difference_is_zero(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def unsafe_softmax(gm: fx.GraphModule) -> bool:
-    """A softmax without taking the largest away first: large values overflow."""
+    """A softmax without subtracting the maximum: large values overflow."""
     changed = False
     for node in calls(gm, aten.sub.Tensor):
         if isinstance(node.args[1], fx.Node) and node.args[1].target is aten.amax.default:
@@ -139,7 +139,7 @@ def unsafe_softmax(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def rounds_integers(gm: fx.GraphModule) -> bool:
-    """Divides integers towards zero instead of down."""
+    """Divides integers toward zero instead of down."""
     changed = False
     for node in calls(gm, aten.div.Tensor_mode):
         if node.kwargs.get("rounding_mode") == "floor":
@@ -159,7 +159,7 @@ def takes_less_for_less_or_equal(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def wrong_at_site_17(gm: fx.GraphModule) -> bool:
-    """-(-x) is x; but where x is y + 17 it drops one sign too many."""
+    """-(-x) as x, but if x is y + 17, drops one sign only."""
     changed = False
     for node in calls(gm, aten.neg.default):
         inner = node.args[0]
@@ -172,7 +172,7 @@ def wrong_at_site_17(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def wrong_at_place_17(gm: fx.GraphModule) -> bool:
-    """The same without claiming its sites."""
+    """Like ``wrong_at_site_17``, but does not claim its sites."""
     changed = False
     for node in calls(gm, aten.neg.default):
         inner = node.args[0]
@@ -185,7 +185,7 @@ def wrong_at_place_17(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def wrong_factor_at_one_site(gm: fx.GraphModule) -> bool:
-    """x * (k + 2) as (x * 2) * (k + 2) / 2, with a wrong factor for one k, by 1e-4."""
+    """x * (k + 2) as (x * 2) * (k + 2) / 2, with a factor that is wrong by 1e-4 for one k."""
     changed = False
     for node in calls(gm, aten.mul.Tensor):
         k = node.args[1]
@@ -198,7 +198,7 @@ def wrong_factor_at_one_site(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def wrong_gradient_at_one_site(gm: fx.GraphModule) -> bool:
-    """1 - y * y as (1 - y) * (1 + y); for the seventh tanh (1 - y) * (1.01 + y)."""
+    """1 - y * y as (1 - y) * (1 + y), but for the seventh tanh (1 - y) * (1.01 + y)."""
     changed = False
     for position, node in enumerate(gradients(calls(gm, aten.sub.Tensor))):
         square = node.args[1]
@@ -218,7 +218,7 @@ def wrong_gradient_at_one_site(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def wrong_in_the_second_layer(gm: fx.GraphModule) -> bool:
-    """Every product times one, and the sixth times 1.002, without claiming sites."""
+    """Multiplies every product by one, and the sixth by 1.002, without claiming sites."""
     products = [
         n
         for n in calls(gm, aten.mm.default, aten.addmm.default)
@@ -231,7 +231,7 @@ def wrong_in_the_second_layer(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def sine_inside(gm: fx.GraphModule) -> bool:
-    """Takes cosines for sines in the graphs that other operators call."""
+    """Replaces sines with cosines in the subgraphs that operators call."""
     changed = False
     for inner in gm.modules():
         if isinstance(inner, fx.GraphModule) and inner is not gm:
@@ -248,7 +248,7 @@ def nothing_left(x: torch.Tensor) -> torch.Tensor:
 
 
 def buckets(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Integers are divided and compared."""
+    """Division and comparison of integers."""
     bucket = torch.div(index, 3, rounding_mode="floor") + (index <= 3).to(torch.int64)
     return x * bucket
 

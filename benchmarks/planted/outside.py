@@ -1,4 +1,4 @@
-"""Faults in what a graph shares with the outside: draws that are repeated, saved values, collectives, devices, strides."""
+"""Faults in what a graph shares with its surroundings: draws, saved values, collectives, devices, strides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @fxpasses.graph_pass
 def one_gradient_of_three(gm: fx.GraphModule) -> bool:
-    """In the gradient of the third factor, the first one squared."""
+    """Squares the first factor in the gradient of the third factor."""
     changed = False
     for node in gradients(calls(gm, aten.mul.Tensor)):
         product = node.args[1]
@@ -34,7 +34,7 @@ def one_gradient_of_three(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def draws_again_for_the_gradient(gm: fx.GraphModule) -> bool:
-    """The backward pass draws the mask again instead of keeping it."""
+    """Draws the mask again in the backward pass instead of saving it."""
     changed = False
     for node in calls(gm, aten.rand.default, aten.rand_like.default):
         for mask in [user for user in node.users if user.target is aten.gt.Scalar]:
@@ -50,7 +50,7 @@ def draws_again_for_the_gradient(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def each_user_draws(gm: fx.GraphModule) -> bool:
-    """A draw for each of those that used one."""
+    """Gives every user of a draw its own draw."""
     changed = False
     for node in calls(gm, aten.rand.default):
         for user in list(node.users)[1:]:
@@ -61,7 +61,7 @@ def each_user_draws(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def draws_later(gm: fx.GraphModule) -> bool:
-    """The first draw is moved behind the last one."""
+    """Moves the first draw after the last one."""
     found = calls(gm, aten.rand.default)
     if len(found) < 2:
         return False
@@ -76,7 +76,7 @@ def draws_later(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def counts_no_batches(gm: fx.GraphModule) -> bool:
-    """Forgets to count: a whole number in a buffer stays as it is."""
+    """Drops the increment of an integer counter in a buffer."""
     changed = False
     for node in calls(gm, aten.add.Tensor):
         if node.args[1] == 1 and node.meta["val"].dtype is torch.int64 and not node.meta["val"].dim():
@@ -87,7 +87,7 @@ def counts_no_batches(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def parts_two_results(gm: fx.GraphModule) -> bool:
-    """Two results that are views of one value get a value each."""
+    """Splits two results that are views of one value into separate values."""
     (output,) = gm.graph.find_nodes(op="output")
     values = list(output.args[0])
     for number, value in enumerate(values):
@@ -101,7 +101,7 @@ def parts_two_results(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def forgets_the_layout(gm: fx.GraphModule) -> bool:
-    """A copy into another layout is left out, and the metadata is told so."""
+    """Drops a copy into another layout and updates the metadata accordingly."""
     changed = False
     for node in calls(gm, aten.clone.default):
         if node.kwargs.get("memory_format") in (torch.contiguous_format, torch.channels_last):
@@ -112,7 +112,7 @@ def forgets_the_layout(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def believes_in_contiguous(gm: fx.GraphModule) -> bool:
-    """Sums over the rows of a matrix as if its memory lay in order."""
+    """Sums the rows of a matrix as if it were contiguous."""
     changed = False
     for node in calls(gm, aten.sum.dim_IntList):
         x = node.args[0]
@@ -126,7 +126,7 @@ def believes_in_contiguous(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def constant_elsewhere(gm: fx.GraphModule) -> bool:
-    """Makes constants on a device without data."""
+    """Makes constants on the meta device."""
     changed = False
     for node in calls(gm, aten.full.default):
         in_place_of(node, aten.full.default, *node.args, **{**node.kwargs, "device": torch.device("meta")})
@@ -136,7 +136,7 @@ def constant_elsewhere(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def alone_anyway(gm: fx.GraphModule) -> bool:
-    """Leaves reductions over all processes out: right where there is one process."""
+    """Drops all-reduces: right with a single process."""
     changed = False
     for node in calls(gm, torch.ops._c10d_functional.wait_tensor.default):
         reduced = node.args[0]
@@ -149,7 +149,7 @@ def alone_anyway(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def mean_for_sum(gm: fx.GraphModule) -> bool:
-    """Averages over all processes where the sum is wanted: the same where there is one process."""
+    """Averages over all processes instead of summing: the same with a single process."""
     changed = False
     for node in calls(gm, torch.ops._c10d_functional.all_reduce.default):
         if node.args[1] == "sum":
@@ -159,7 +159,7 @@ def mean_for_sum(gm: fx.GraphModule) -> bool:
 
 
 def _partition(change: Any) -> Any:
-    """A partition whose graphs are changed afterwards."""
+    """Plant a fault in the graphs of the partition."""
 
     @contextmanager
     def planted() -> Iterator[None]:
@@ -179,7 +179,7 @@ def _partition(change: Any) -> Any:
 
 
 def _saves_rounded(forward: fx.GraphModule, backward: fx.GraphModule) -> bool:
-    """The first saved value that is computed is saved in the digits of bfloat16."""
+    """Rounds the first computed saved value to bfloat16."""
     (output,) = forward.graph.find_nodes(op="output")
     values = list(output.args[0])
     for number, value in enumerate(values[1:], 1):
@@ -192,7 +192,7 @@ def _saves_rounded(forward: fx.GraphModule, backward: fx.GraphModule) -> bool:
 
 
 def _draws_again(forward: fx.GraphModule, backward: fx.GraphModule) -> bool:
-    """The backward graph draws a saved mask once more."""
+    """Draws a saved mask again in the backward graph."""
     for node in backward.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
         if isinstance(value, Tensor) and value.dtype is torch.bool and node.users:
@@ -246,7 +246,7 @@ def _reduced(x: Tensor) -> Tensor:
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """A process group of this process alone."""
+    """Set up a process group of this process alone."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

@@ -1,4 +1,4 @@
-"""Faults that only few digits show, and faults that few digits hide."""
+"""Faults that only few digits show, and faults that low precision hides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BF16 = torch.bfloat16
 
 @fxpasses.graph_pass
 def products_in_bfloat16(gm: fx.GraphModule) -> bool:
-    """Takes away the cast to float32 before a product."""
+    """Drops the cast to float32 before a product."""
     changed = False
     for node in calls(gm, prims.convert_element_type.default):
         if node.args[1] is torch.float32 and node.args[0].meta["val"].dtype is BF16:
@@ -33,7 +33,7 @@ def products_in_bfloat16(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def sums_in_bfloat16(gm: fx.GraphModule) -> bool:
-    """Adds up in bfloat16, one half after the other, what was added up in float32."""
+    """Sums in bfloat16, one half after the other, what was summed in float32."""
     changed = False
     for node in calls(gm, aten.sum.dim_IntList):
         x = node.args[0]
@@ -51,7 +51,7 @@ def sums_in_bfloat16(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def softmax_in_bfloat16(gm: fx.GraphModule) -> bool:
-    """The exponential function of a softmax in bfloat16."""
+    """Computes the exponential of a softmax in bfloat16."""
     changed = False
     for node in calls(gm, aten.exp.default):
         if node.meta["val"].dtype is torch.float32:
@@ -64,7 +64,7 @@ def softmax_in_bfloat16(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def norm_in_bfloat16(gm: fx.GraphModule) -> bool:
-    """The square of a norm in bfloat16."""
+    """Computes the square of a norm in bfloat16."""
     changed = False
     for node in calls(gm, aten.pow.Tensor_Scalar):
         if node.meta["val"].dtype is torch.float32 and node.args[1] == 2:
@@ -77,7 +77,7 @@ def norm_in_bfloat16(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def epsilon_lost(gm: fx.GraphModule) -> bool:
-    """Leaves an epsilon out in bfloat16, since it is too small to matter."""
+    """Drops an epsilon in bfloat16 as too small to matter."""
     changed = False
     for node in calls(gm, aten.add.Tensor):
         if isinstance(node.args[1], float) and node.args[1] < 1e-4:
@@ -99,7 +99,7 @@ def positions_in_bfloat16(gm: fx.GraphModule) -> bool:
 
 
 def scales(factor: float, middle: bool) -> FunctionPass:
-    """Every product times one, and one of them (or all) times a little more, in bfloat16."""
+    """Return a pass that scales one product (or all) by ``factor`` and the others by one, in bfloat16."""
 
     def apply(gm: fx.GraphModule) -> bool:
         products = [
@@ -118,7 +118,7 @@ def scales(factor: float, middle: bool) -> FunctionPass:
 
 @fxpasses.graph_pass
 def half_a_percent_in_float32(gm: fx.GraphModule) -> bool:
-    """In a graph in bfloat16: the float32 part of a norm times 1.005."""
+    """Scales the float32 part of a norm by 1.005 in a bfloat16 graph."""
     for node in calls(gm, aten.rsqrt.default):
         put_after(node, aten.mul.Tensor, node, 1.005)
         return True
@@ -127,7 +127,7 @@ def half_a_percent_in_float32(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def bias_left_out(gm: fx.GraphModule) -> bool:
-    """Leaves a small bias out, in bfloat16."""
+    """Drops a small bias in bfloat16."""
     for node in calls(gm, aten.addmm.default)[1:2]:
         in_place_of(node, aten.mm.default, *node.args[1:])
         return True
@@ -146,7 +146,7 @@ def in_float16(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def truncates_indices(gm: fx.GraphModule) -> bool:
-    """Casts indices to 16 bits and back."""
+    """Casts indices to 8 bits and back."""
     for node in gm.graph.find_nodes(op="placeholder"):
         if node.meta["val"].dtype is torch.int64 and node.users:
             users = list(node.users)
@@ -160,23 +160,23 @@ def truncates_indices(gm: fx.GraphModule) -> bool:
 
 
 def angles(x: torch.Tensor) -> torch.Tensor:
-    """Angles in float32, a result in bfloat16."""
+    """Angles in float32, with a result in bfloat16."""
     return (x.float() * 30.7).sin().to(BF16)
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Positions as floating numbers, as rotary embeddings have them."""
+    """Positions as floating-point numbers, as in rotary embeddings."""
     position = torch.arange(x.shape[0])
     return x * (position.float() * 0.3).cos()[:, None]
 
 
 def weighted(x: torch.Tensor) -> torch.Tensor:
-    """A mean over many, in float32, of values in bfloat16."""
+    """A mean over many bfloat16 values, in float32."""
     return (x.float().exp().sum(-1, keepdim=True) / x.shape[-1]).to(BF16) * x
 
 
 class Lookup(torch.nn.Module):
-    """A table of more rows than a byte counts."""
+    """A table with more rows than a byte can index."""
 
     def __init__(self) -> None:
         super().__init__()

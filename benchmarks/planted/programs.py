@@ -1,4 +1,4 @@
-"""Programs for the plants: small functions and models, some of them from the zoo and from transformers."""
+"""Programs for the plants: small functions and models, some from the zoo and from transformers."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def hub(name: str, dtype: torch.dtype = torch.float32, training: bool = False, *
 
 
 def function(f: Any, *shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> Workload:
-    """A function of random tensors that want gradients."""
+    """A function of random tensors that require gradients."""
     return lambda: (f, [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes])
 
 
 class Mlp(nn.Module):
-    """Layers with a norm, in a row."""
+    """A sequence of layers, each with a norm."""
 
     def __init__(self, layers: int = 4, width: int = 16, activation: Any = F.gelu) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Mlp(nn.Module):
 def mlp(
     layers: int = 4, rows: int = 6, dtype: torch.dtype = torch.float32, activation: Any = F.gelu
 ) -> Workload:
-    """An :class:`Mlp` and an input."""
+    """Build an :class:`Mlp` and an input."""
     return lambda: (
         Mlp(layers, activation=activation).to(dtype),
         [torch.randn(rows, 16, dtype=dtype, requires_grad=True)],
@@ -71,7 +71,7 @@ def mlp(
 
 
 class Attention(nn.Module):
-    """Attention written out, with a causal mask, a softmax in float32 and dropout."""
+    """Attention written out, with a causal mask, a softmax in float32, and dropout."""
 
     def __init__(self, width: int = 16, heads: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 def attention(dtype: torch.dtype = torch.float32, dropout: float = 0.0, time: int = 7) -> Workload:
-    """An :class:`Attention` and an input."""
+    """Build an :class:`Attention` and an input."""
     return lambda: (
         Attention(dropout=dropout).to(dtype),
         [torch.randn(2, time, 16, dtype=dtype, requires_grad=True)],
@@ -97,7 +97,7 @@ def attention(dtype: torch.dtype = torch.float32, dropout: float = 0.0, time: in
 
 
 def forty(x: Tensor) -> Tensor:
-    """Forty times the same, with another number each."""
+    """The same expression forty times, each with another constant."""
     total = x
     for k in range(40):
         total = total + (x + k).neg().neg().sin()
@@ -105,7 +105,7 @@ def forty(x: Tensor) -> Tensor:
 
 
 def forty_twice(x: Tensor) -> Tensor:
-    """Forty products, each with a factor of its own."""
+    """Forty products, each with its own factor."""
     total = x
     for k in range(40):
         total = total + (x * (k + 2)).sin() / 40
@@ -113,7 +113,7 @@ def forty_twice(x: Tensor) -> Tensor:
 
 
 def forty_tanh(x: Tensor) -> Tensor:
-    """Forty times a function whose gradient is written with its result."""
+    """Forty times a function whose gradient uses its result."""
     total = x
     for k in range(40):
         total = total + (x + k / 40).tanh()
@@ -131,7 +131,7 @@ def noisy(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def drawn_unused(x: Tensor) -> Tensor:
-    """A draw of which only a part is used, before another one."""
+    """A partly used draw before another one."""
     first = torch.randn(8)
     return x * first[:4] + torch.randn(4)
 
@@ -142,41 +142,41 @@ def scattered(x: Tensor, index: Tensor) -> Tensor:
 
 
 def copied(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A copy is returned."""
+    """Returns a copy of an input."""
     return x.clone(), x.sin()
 
 
 def viewed(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A view of an input is returned."""
+    """Returns a view of an input."""
     return x.t(), x.sin()
 
 
 def updated(x: Tensor, state: Tensor) -> Tensor:
-    """A buffer is read, updated and read again."""
+    """Reads, updates and rereads a buffer."""
     before = state * 2
     state.add_(x.detach().sum())
     return x * state + before
 
 
 def two_updates(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Two buffers are updated."""
+    """Updates two buffers."""
     a.mul_(0.9).add_(x.detach() * 0.1)
     b.mul_(0.5).add_(x.detach() * 0.5)
     return x * a - b
 
 
 def branches(x: Tensor) -> Tensor:
-    """A graph inside of the graph."""
+    """A conditional with subgraphs."""
     return torch.cond(x.sum() > 0, lambda y: (y.sin() + 1,), lambda y: (y.sin() - 1,), (x * 2,))[0]
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two results of one shape."""
+    """Two results of the same shape."""
     return x.sin() * 2, x.cos() * 2
 
 
 def detached(x: Tensor, w: Tensor) -> Tensor:
-    """A part of the gradient is held back."""
+    """Detaches a part of the gradient."""
     return (x * w).sin() * (x * w).cos().detach()
 
 
@@ -186,7 +186,7 @@ def with_penalty(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def saturated(x: Tensor) -> Tensor:
-    """A limit that is seldom reached."""
+    """Limits that are rarely reached."""
     return F.relu6(x * 1.5) + F.hardtanh(x, -3, 3)
 
 
@@ -196,18 +196,18 @@ def pooled(x: Tensor) -> Tensor:
 
 
 def windows(x: Tensor) -> Tensor:
-    """Sums of blocks of rows."""
+    """The sum over rows, times the input."""
     return x.cos().sum(0, keepdim=True) * x
 
 
 def halves_of(x: Tensor) -> Tensor:
-    """An input is used twice."""
+    """Uses an input twice."""
     y = x * 2
     return y.sin() + x
 
 
 def reused(x: Tensor) -> Tensor:
-    """A value is used before and after another one is made of it."""
+    """Uses a value before and after another one is computed from it."""
     y = x.sin()
     z = y + x
     return z * y.cos()

@@ -1,4 +1,4 @@
-"""Faults that show rarely, written before the rules of the checks were read: ties, empty rows, large numbers, shared memory, later graphs."""
+"""Faults that rarely show (ties, empty rows, large numbers, shared memory), written blind to the checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @fxpasses.graph_pass(graphs=["joint"])
 def largest_is_alone(gm: fx.GraphModule) -> bool:
-    """The gradient of a maximum goes to all that are equal, undivided."""
+    """Gives a maximum's gradient undivided to all equal elements."""
     found = [
         n
         for n in gradients(calls(gm, aten.div.Tensor))
@@ -41,7 +41,7 @@ def largest_is_alone(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def norms_are_not_zero(gm: fx.GraphModule) -> bool:
-    """The gradient of a norm divides by it, also where it is zero."""
+    """Divides by a norm in its gradient, even where it is zero."""
     found = [n for n in gradients(calls(gm, aten.where.self)) if known_value(n.args[0]).dtype is torch.bool]
     for node in found:
         swap(node, node.args[2])
@@ -50,7 +50,7 @@ def norms_are_not_zero(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def softplus_without_threshold(gm: fx.GraphModule) -> bool:
-    """log(1 + exp(x)) for large x, too."""
+    """log(1 + exp(x)), even for large x."""
     found = [
         n for n in calls(gm, aten.where.self) if getattr(n.args[2], "target", None) is aten.log1p.default
     ]
@@ -61,7 +61,7 @@ def softplus_without_threshold(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def difference_of_one(gm: fx.GraphModule) -> bool:
-    """expm1(x) as exp(x) - 1: nothing is left of small x."""
+    """expm1(x) as exp(x) - 1: small x lose all digits."""
     found = calls(gm, aten.expm1.default)
     for node in found:
         in_place_of(node, aten.sub.Tensor, call_before(node, aten.exp.default, node.args[0]), 1.0)
@@ -83,7 +83,7 @@ def logarithm_of_softmax(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def every_label_counts(gm: fx.GraphModule) -> bool:
-    """A loss is divided by the number of all labels, also of those that are to be ignored."""
+    """Divides a loss by the number of all labels, including ignored ones."""
     found = [n for n in calls(gm, aten.sum.default) if known_value(n.args[0]).dtype is torch.bool]
     for node in found:
         in_place_of(node, aten.full.default, [], known_value(node.args[0]).numel(), dtype=torch.int64)
@@ -92,7 +92,7 @@ def every_label_counts(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def variance_by_moments(gm: fx.GraphModule) -> bool:
-    """The variance as E[x * x] - E[x] ** 2: nothing is left of it far from zero."""
+    """The variance as E[x * x] - E[x] ** 2: it loses all digits far from zero."""
     found = calls(gm, aten.var_mean.correction)
     for node in found:
         x, dims = node.args[:2]
@@ -108,7 +108,7 @@ def variance_by_moments(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def bias_by_the_other_dimension(gm: fx.GraphModule) -> bool:
-    """The gradient of a bias is summed over the columns: no shape tells, the matrix is square."""
+    """Sums a bias gradient over columns: shapes do not tell, because the matrix is square."""
     for node in gradients(calls(gm, aten.sum.dim_IntList)):
         value = known_value(node.args[0])
         if value.dim() == 2 and list(node.args[1]) == [0] and value.shape[0] == value.shape[1]:
@@ -120,7 +120,7 @@ def bias_by_the_other_dimension(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def results_share_memory(gm: fx.GraphModule) -> bool:
-    """A copy that is returned beside what it is a copy of is that itself."""
+    """Returns a value twice instead of the value and its copy."""
     output = next(iter(reversed(gm.graph.nodes)))
     found = [n for n in calls(gm, aten.clone.default) if output in n.users]
     for node in found:
@@ -130,7 +130,7 @@ def results_share_memory(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["forward"])
 def over_what_is_saved(gm: fx.GraphModule) -> bool:
-    """The forward graph computes in the memory of a value that the backward graph reads."""
+    """Overwrites, in the forward graph, a value that the backward graph reads."""
     output = next(iter(reversed(gm.graph.nodes)))
     for node in calls(gm, aten.mul.Tensor):
         x = node.args[0]
@@ -142,7 +142,7 @@ def over_what_is_saved(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["backward"])
 def over_a_weight(gm: fx.GraphModule) -> bool:
-    """The backward graph computes in the memory of a weight."""
+    """Overwrites a weight in the backward graph."""
     for node in calls(gm, aten.mul.Tensor):
         for k, x in enumerate(node.args):
             if isinstance(x, fx.Node) and x.op == "placeholder" and x.name.startswith("primals"):
@@ -153,7 +153,7 @@ def over_a_weight(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def writes_into_an_expanded(gm: fx.GraphModule) -> bool:
-    """Adds in place to a value whose rows are one row."""
+    """Adds in-place to an expanded value, whose rows share memory."""
     for node in calls(gm, aten.add.Tensor):
         x = node.args[0]
         if getattr(x, "target", None) is aten.expand.default and len(x.users) == 1:
@@ -167,7 +167,7 @@ def writes_into_an_expanded(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def draws_in_two_halves(gm: fx.GraphModule) -> bool:
-    """Normal numbers are drawn in two halves: others than at once."""
+    """Draws normal numbers in two halves, which differ from those of a single draw."""
     for node in calls(gm, aten.randn.default):
         rows = node.args[0][0]
         halves = [
@@ -181,7 +181,7 @@ def draws_in_two_halves(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def no_gradient(gm: fx.GraphModule) -> bool:
-    """A gradient that nobody needs, this pass believes, is zeros."""
+    """Wrong: replaces a gradient with zeros as if nobody needed it."""
     output = next(iter(reversed(gm.graph.nodes)))
     found = [n for n in output.all_input_nodes if fxpasses.graphs.provenance.is_backward(n)]
     for node in found[-1:]:
@@ -199,7 +199,7 @@ def _two_graphs(x: Tensor) -> Tensor:
 
 @fxpasses.graph_pass
 def second_graph_only(gm: fx.GraphModule) -> bool:
-    """Takes 3.01 for 3, which is in the second of two graphs only."""
+    """Replaces 3 with 3.01, which occurs only in the second of two graphs."""
     found = [n for n in calls(gm, aten.mul.Tensor) if n.args[1] == 3]
     for node in found[:1]:
         node.args = (node.args[0], 3.01)
@@ -221,7 +221,7 @@ class Deep(nn.Module):
 
 @fxpasses.graph_pass(graphs=["joint"])
 def one_weight_of_forty(gm: fx.GraphModule) -> bool:
-    """The gradient of the 29th of forty weights is 0.2% too large."""
+    """Makes the gradient of the 29th of forty weights 0.2% too large."""
     products = [
         n
         for n in gradients(calls(gm, aten.mm.default))
@@ -234,7 +234,7 @@ def one_weight_of_forty(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def silu_of_another(gm: fx.GraphModule) -> bool:
-    """Takes x * sigmoid(y) for silu(x), whatever y is."""
+    """Replaces x * sigmoid(y) with silu(x), whatever y is."""
     changed = False
     for node in calls(gm, aten.mul.Tensor):
         gate = node.args[1]
@@ -247,7 +247,7 @@ def silu_of_another(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def sums_in_the_type_of_inputs(gm: fx.GraphModule) -> bool:
-    """A running sum of bfloat16 that is asked for in float32 is made in bfloat16."""
+    """Computes a float32 running sum of bfloat16 values in bfloat16."""
     for node in calls(gm, aten.cumsum.default):
         if known_value(node).dtype is torch.float32:
             x = node.args[0]
@@ -261,7 +261,7 @@ def sums_in_the_type_of_inputs(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def old_values_compete(gm: fx.GraphModule) -> bool:
-    """A maximum by groups counts what was there before."""
+    """Includes the old values in a grouped maximum."""
     found = calls(gm, aten.scatter_reduce.two)
     for node in found:
         node.kwargs = {**node.kwargs, "include_self": True}

@@ -1,4 +1,4 @@
-"""Right passes that change rounding, layout or order: no alarm is wanted."""
+"""Correct passes that change rounding, layout or order: they must raise no alarm."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def divides_by_multiplying(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def splits_products(gm: fx.GraphModule) -> bool:
-    """A matrix product as the sum of two, each over half of the summed dimension."""
+    """A matmul as the sum of two, each over half of the summed dimension."""
     changed = False
     for node in calls(gm, aten.mm.default):
         a, b = node.args
@@ -74,7 +74,7 @@ def unfuses_biases(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def sums_otherwise(gm: fx.GraphModule) -> bool:
-    """A sum over one dimension as a product with ones."""
+    """A sum over one dimension as a matmul with ones."""
     changed = False
     for node in calls(gm, aten.sum.dim_IntList):
         x = node.args[0]
@@ -99,7 +99,7 @@ def norms_from_moments(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def wider(gm: fx.GraphModule) -> bool:
-    """Products of matrices in float32 where they were in bfloat16."""
+    """Computes bfloat16 matmuls in float32."""
     changed = False
     for node in calls(gm, aten.mm.default):
         if node.meta["val"].dtype is torch.bfloat16:

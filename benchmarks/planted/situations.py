@@ -1,4 +1,4 @@
-"""Faults that only show in some situation: a second call, other inputs, a branch not taken, another layout, a batch of one."""
+"""Faults that show only in some situations: second calls, inputs, untaken branches, layouts, batches of one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Averaged(nn.Module):
-    """A moving average with a correction for its first steps, as optimizers have it."""
+    """A moving average with a bias correction for its first steps, as in optimizers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Averaged(nn.Module):
 
 @fxpasses.graph_pass
 def always_the_first_step(gm: fx.GraphModule) -> bool:
-    """Takes the number of steps for one."""
+    """Replaces the number of steps with one."""
     found = [n for n in calls(gm, aten.pow.Scalar) if n.args[0] == 0.9]
     for node in found:
         in_place_of(node, aten.full.default, [], 0.9)
@@ -52,7 +52,7 @@ def always_the_first_step(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def average_from_zero(gm: fx.GraphModule) -> bool:
-    """The average starts at zero, so 0.9 of it is zero, this pass believes."""
+    """Wrong: replaces 0.9 times the average with zero, because the average starts at zero."""
     found = [n for n in calls(gm, aten.mul.Tensor) if n.args[0].op == "placeholder" and n.args[1] == 0.9]
     for node in found:
         in_place_of(node, aten.full.default, [4], 0.0)
@@ -64,7 +64,7 @@ _TABLES: dict[tuple[int, ...], Tensor] = {}
 
 @torch.library.custom_op("planted::remembered_cos", mutates_args=())
 def remembered_cos(x: Tensor) -> Tensor:
-    """The cosine, computed once for each shape."""
+    """Return the cosine that was computed first for this shape."""
     return _TABLES.setdefault(tuple(x.shape), x.cos()).clone()
 
 
@@ -75,7 +75,7 @@ def _(x: Tensor) -> Tensor:
 
 @fxpasses.graph_pass
 def tables_of_cosines(gm: fx.GraphModule) -> bool:
-    """The cosines of positions are kept from the first call."""
+    """Keeps the cosines of positions from the first call."""
     _TABLES.clear()
     found = [n for n in calls(gm, aten.cos.default) if not fxpasses.graphs.provenance.is_backward(n)]
     for node in found:
@@ -84,7 +84,7 @@ def tables_of_cosines(gm: fx.GraphModule) -> bool:
 
 
 def turned(x: Tensor, positions: Tensor) -> Tensor:
-    """Turned by positions."""
+    """A rotation by positions."""
     angles = positions[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001])
     return x * angles.cos() + x.flip(-1) * angles.sin()
 
@@ -100,7 +100,7 @@ def relu_by_comparison(gm: fx.GraphModule) -> bool:
 
 
 def masked_rows(x: Tensor, keep: Tensor) -> Tensor:
-    """A softmax that gives zeros where a row is masked wholly."""
+    """A softmax that returns zeros for fully masked rows."""
     scores = x.masked_fill(~keep, float("-inf"))
     weights = scores.softmax(-1)
     return torch.where(keep.any(-1, keepdim=True), weights, 0.0)
@@ -108,7 +108,7 @@ def masked_rows(x: Tensor, keep: Tensor) -> Tensor:
 
 @fxpasses.graph_pass
 def no_row_is_empty(gm: fx.GraphModule) -> bool:
-    """Every row has a key that is not masked, this pass believes."""
+    """Wrong: assumes that every row has an unmasked key."""
     found = [
         n
         for n in calls(gm, aten.where.self)
@@ -120,7 +120,7 @@ def no_row_is_empty(gm: fx.GraphModule) -> bool:
 
 
 def reciprocal_of_sum(x: Tensor) -> Tensor:
-    """What becomes of a zero's sign shows."""
+    """A function whose result shows the sign of zero."""
     return 1 / (x + 0.0)
 
 
@@ -134,13 +134,13 @@ def adds_of_zero(gm: fx.GraphModule) -> bool:
 
 
 def smooth_maximum(x: Tensor) -> Tensor:
-    """Safe for large numbers."""
+    """A maximum that is safe for large numbers."""
     return x.logsumexp(-1)
 
 
 @fxpasses.graph_pass
 def plain_logarithm(gm: fx.GraphModule) -> bool:
-    """log(sum(exp(x))) without taking off the maximum: infinite for large numbers."""
+    """log(sum(exp(x))) without subtracting the maximum: infinite for large numbers."""
     found = [n for n in calls(gm, aten.amax.default) if not fxpasses.graphs.provenance.is_backward(n)]
     for node in found:
         in_place_of(node, aten.full.default, list(node.meta["val"].shape), 0.0)
@@ -153,7 +153,7 @@ def _inside(gm: fx.GraphModule, part: str) -> list[fx.GraphModule]:
 
 @fxpasses.graph_pass
 def other_branch(gm: fx.GraphModule) -> bool:
-    """The branch that is not taken loses its constant."""
+    """Drops a constant in the branch that is not taken."""
     changed = False
     for graph in _inside(gm, "false"):
         for node in calls(graph, aten.sub.Tensor):
@@ -164,7 +164,7 @@ def other_branch(gm: fx.GraphModule) -> bool:
 
 
 def looped(x: Tensor) -> Tensor:
-    """A loop with a number of rounds that depends on values."""
+    """A loop whose number of rounds depends on values."""
     from torch._higher_order_ops.while_loop import while_loop
 
     return while_loop(
@@ -174,7 +174,7 @@ def looped(x: Tensor) -> Tensor:
 
 @fxpasses.graph_pass
 def one_round_more(gm: fx.GraphModule) -> bool:
-    """A loop goes on while k <= 5."""
+    """Lets a loop run while k <= 5."""
     changed = False
     for graph in _inside(gm, "cond"):
         for node in calls(graph, aten.lt.Scalar):
@@ -186,14 +186,14 @@ def one_round_more(gm: fx.GraphModule) -> bool:
 
 
 def two_heads(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The second head learns nothing of what the first one sees."""
+    """Two heads; the second one is detached from what the first one sees."""
     seen = (x @ w).tanh()
     return seen.square().sum(), (seen.detach() @ w).sin().sum()
 
 
 @fxpasses.graph_pass(graphs=["joint"])
 def detach_dropped(gm: fx.GraphModule) -> bool:
-    """The gradient flows through the second head, too."""
+    """Lets the gradient flow through the second head, too."""
     for node in gradients(calls(gm, aten.mul.Tensor)):
         if any(getattr(a, "target", None) in (aten.sub.Tensor, aten.rsub.Scalar) for a in node.args):
             slope = next(
@@ -210,13 +210,13 @@ def detach_dropped(gm: fx.GraphModule) -> bool:
 
 
 def transposed_out(x: Tensor) -> Tensor:
-    """The result's last dimension is not the fastest."""
+    """A result whose last dimension is not the fastest."""
     return (x.sin() * 2).transpose(0, 1)
 
 
 @fxpasses.graph_pass
 def made_contiguous(gm: fx.GraphModule) -> bool:
-    """Results are copied to be contiguous."""
+    """Copies results to be contiguous."""
     found = [
         n
         for n in calls(gm, aten.transpose.int, aten.permute.default)
@@ -228,7 +228,7 @@ def made_contiguous(gm: fx.GraphModule) -> bool:
 
 
 def flattened(x: Tensor) -> Tensor:
-    """All numbers in a row."""
+    """All elements in one row."""
     return x.sin().t().reshape(-1) + x.reshape(-1)
 
 
@@ -238,7 +238,7 @@ def _columns() -> tuple[Any, list[Tensor]]:
 
 @fxpasses.graph_pass
 def read_as_it_lies(gm: fx.GraphModule) -> bool:
-    """A copy for a reshape is saved: memory is read in the order in which it lies."""
+    """Drops the copy of a reshape: memory is read in storage order."""
     changed = False
     for node in calls(gm, aten.view.default, aten._unsafe_view.default):
         source = node.args[0]
@@ -251,7 +251,7 @@ def read_as_it_lies(gm: fx.GraphModule) -> bool:
 
 
 class Normed(nn.Module):
-    """Statistics over a batch."""
+    """Normalization by batch statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Normed(nn.Module):
 
 @fxpasses.graph_pass
 def batch_of_one(gm: fx.GraphModule) -> bool:
-    """A batch of one has no variance over it, so the mean over batch and time is that over the batch, this pass believes."""
+    """Wrong: for a batch of one, replaces the mean over batch and time with one element."""
     changed = False
     for node in calls(gm, aten.mean.dim):
         x = node.args[0]
@@ -276,13 +276,13 @@ def batch_of_one(gm: fx.GraphModule) -> bool:
 
 
 def counted(x: Tensor, flags: Tensor) -> Tensor:
-    """Counts in int64, whatever is counted."""
+    """Counts in int64, whatever the dtype of the flags."""
     return x * flags.sum(-1, keepdim=True)
 
 
 @fxpasses.graph_pass
 def counts_in_bytes(gm: fx.GraphModule) -> bool:
-    """A sum of bytes is one byte."""
+    """Sums bytes in one byte."""
     changed = False
     for node in calls(gm, aten.sum.dim_IntList):
         if node.args[0].meta["val"].dtype is torch.uint8:
@@ -293,7 +293,7 @@ def counts_in_bytes(gm: fx.GraphModule) -> bool:
 
 
 class Cached(nn.Module):
-    """Attention over keys that are kept from call to call."""
+    """Attention over keys that are cached between calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,13 +310,13 @@ class Cached(nn.Module):
 
 
 def cached() -> tuple[nn.Module, list[Tensor]]:
-    """The module, an input and the first position."""
+    """Build the module, an input, and the first position."""
     return Cached(), [torch.randn(1, 4), torch.tensor([0])]
 
 
 @fxpasses.graph_pass
 def cache_read_too_early(gm: fx.GraphModule) -> bool:
-    """The second use of the kept keys reads them as they were."""
+    """Lets the second use of the cached keys read the old ones."""
     found = calls(gm, aten.index_put.default, aten.index_copy.default)
     for node in found:
         users = [u for u in node.users if u.target is aten.mm.default]
@@ -328,7 +328,7 @@ def cache_read_too_early(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def always_written_first(gm: fx.GraphModule) -> bool:
-    """Keys are written to the front, whatever the position."""
+    """Writes keys to the front, whatever the position."""
     found = calls(gm, aten.index_put.default, aten.index_copy.default)
     for node in found:
         position = node.args[1][0] if node.target is aten.index_put.default else node.args[2]
@@ -337,7 +337,7 @@ def always_written_first(gm: fx.GraphModule) -> bool:
 
 
 def copied_then_changed(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What is given stays; its copy changes."""
+    """Changes a copy of its input, not the input itself."""
     y = x.clone()
     y[0].mul_(2)
     return y, x.sin()
@@ -345,7 +345,7 @@ def copied_then_changed(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @fxpasses.graph_pass
 def writes_into_inputs(gm: fx.GraphModule) -> bool:
-    """Scatters in place, into memory that is not the graph's."""
+    """Scatters in-place into memory that does not belong to the graph."""
     found = calls(gm, aten.select_scatter.default)
     for node in found:
         target = node.args[0]

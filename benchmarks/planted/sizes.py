@@ -17,13 +17,13 @@ aten = torch.ops.aten
 
 
 def hint(size: Any) -> int:
-    """The number that a size has while compiling."""
+    """Return the value that a size has during compilation."""
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 @fxpasses.graph_pass
 def bakes_a_mean_in(gm: fx.GraphModule) -> bool:
-    """A mean as a sum divided by the size that is seen while compiling."""
+    """A mean as a sum divided by the size that is seen during compilation."""
     changed = False
     for node in calls(gm, aten.mean.dim):
         dims = list(node.args[1])
@@ -38,7 +38,7 @@ def bakes_a_mean_in(gm: fx.GraphModule) -> bool:
 
 
 def _rows_summed(gm: fx.GraphModule, count: Callable[[int], int], symbolic: Callable[..., fx.Node]) -> bool:
-    """Sum only some of the rows: ``count`` of a number of rows, ``symbolic`` of a node that holds it."""
+    """Sum only some rows: ``count`` maps a number of rows, ``symbolic`` a node that holds it."""
     changed = False
     for node in calls(gm, aten.sum.dim_IntList):
         x = node.args[0]
@@ -76,7 +76,7 @@ def forgets_the_tail(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def only_64_rows(gm: fx.GraphModule) -> bool:
-    """Sums the first 64 rows: all that there are while compiling."""
+    """Sums the first 64 rows: during compilation, there are no more."""
     return _rows_summed(
         gm, lambda rows: min(rows, 64), lambda node, rows: call_before(node, torch.sym_min, rows, 64)
     )
@@ -84,7 +84,7 @@ def only_64_rows(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def bakes_an_end_in(gm: fx.GraphModule) -> bool:
-    """Slices what it adds to the size that is seen while compiling."""
+    """Slices a summand to the size that is seen during compilation."""
     for node in calls(gm, aten.add.Tensor):
         value = node.meta["val"]
         if value.dim() and isinstance(value.shape[0], torch.SymInt):
@@ -100,7 +100,7 @@ def bakes_an_end_in(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def last_row_by_number(gm: fx.GraphModule) -> bool:
-    """Selects the last row by the number that it has while compiling."""
+    """Selects the last row by the number that it has during compilation."""
     for node in calls(gm, aten.select.int):
         size = node.args[0].meta["val"].shape[node.args[1]]
         if node.args[2] == -1:
@@ -111,7 +111,7 @@ def last_row_by_number(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def scale_for_one_length(gm: fx.GraphModule) -> bool:
-    """Divides by the square root of the length, and multiplies by that of the length seen while compiling."""
+    """Multiplies by the length that is seen during compilation, and divides by the actual one."""
     for node in calls(gm, aten.sin.default):
         size = node.meta["val"].shape[0]
         if isinstance(size, torch.SymInt):
@@ -124,7 +124,7 @@ def scale_for_one_length(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def square_is_symmetric(gm: fx.GraphModule) -> bool:
-    """Takes a square product for symmetric, and leaves others alone."""
+    """Assumes that square products are symmetric."""
     for node in calls(gm, aten.mm.default):
         rows, columns = node.meta["val"].shape
         if rows == columns and not fxpasses.graphs.provenance.is_backward(node):
@@ -136,17 +136,17 @@ def square_is_symmetric(gm: fx.GraphModule) -> bool:
 
 
 def last_row(x: torch.Tensor) -> torch.Tensor:
-    """The last row times all."""
+    """The last row times all rows."""
     return x[-1] * x.sin()
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A matrix product."""
+    """A matmul."""
     return (x @ w).tanh()
 
 
 def small(f: Any, *shapes: Any) -> Any:
-    """A function on random tensors."""
+    """A function of random tensors."""
     return programs.function(f, *shapes)
 
 

@@ -1,4 +1,4 @@
-"""Faults between passes, and of the stages that are no passes: partition, Inductor."""
+"""Faults between passes, and in stages that are not passes: the partition, Inductor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @fxpasses.graph_pass
 def marks(gm: fx.GraphModule) -> bool:
-    """Right: tanh(x) as -tanh(-x), with a mark at the call."""
+    """Correct: tanh(x) as -tanh(-x), with a mark on the call."""
     changed = False
     for node in calls(gm, aten.tanh.default):
         inner = call_before(node, aten.tanh.default, call_before(node, aten.neg.default, node.args[0]))
@@ -33,7 +33,7 @@ def marks(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def trusts_marks(gm: fx.GraphModule) -> bool:
-    """Right where nothing is marked; believes that marked calls want no sign behind them."""
+    """Correct without marks; assumes that the result of a marked call needs no negation."""
     changed = False
     for node in calls(gm, aten.neg.default):
         if getattr(node.args[0], "meta", {}).get("odd"):
@@ -44,7 +44,7 @@ def trusts_marks(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def halves(gm: fx.GraphModule) -> bool:
-    """Right: each product of a weight as half of it twice."""
+    """Correct: halves each weight of a product and doubles it again."""
     changed = False
     for node in calls(gm, aten.mm.default, aten.addmm.default):
         half = call_before(node, aten.mul.Tensor, node.args[-1], 0.5)
@@ -58,7 +58,7 @@ def halves(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def drops_doubling(gm: fx.GraphModule) -> bool:
-    """Right for models that never double anything: takes products with two away."""
+    """Correct for models that never double anything: drops multiplications by two."""
     changed = False
     for node in calls(gm, aten.mul.Tensor):
         if node.args[1] == 2.0 and isinstance(node.args[1], float):
@@ -69,7 +69,7 @@ def drops_doubling(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def raises(gm: fx.GraphModule) -> bool:
-    """Does not expect an error function."""
+    """Raises on an error function."""
     for node in calls(gm, aten.erf.default):
         raise ValueError(f"no error function, please: {node}")
     return False
@@ -77,7 +77,7 @@ def raises(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def leaves_a_dead_input(gm: fx.GraphModule) -> bool:
-    """Adds an input that nobody gives."""
+    """Adds an input that nobody passes."""
     first = next(iter(gm.graph.nodes))
     with gm.graph.inserting_before(first):
         extra = gm.graph.placeholder("extra")
@@ -87,7 +87,7 @@ def leaves_a_dead_input(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def drops_an_output(gm: fx.GraphModule) -> bool:
-    """Returns one result fewer."""
+    """Returns one result too few."""
     (output,) = gm.graph.find_nodes(op="output")
     output.args = (type(output.args[0])(list(output.args[0])[:-1]),)
     return True
@@ -95,7 +95,7 @@ def drops_an_output(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(numerics="bitwise")
 def reassociates(gm: fx.GraphModule) -> bool:
-    """Promises the same bits, and adds in another order."""
+    """Promises the same bits, but adds in another order."""
     for node in calls(gm, aten.add.Tensor):
         inner, other = node.args
         if getattr(inner, "target", None) is aten.add.Tensor and isinstance(other, fx.Node):
@@ -108,13 +108,13 @@ def reassociates(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def reassociates_rightly(gm: fx.GraphModule) -> bool:
-    """Right: adds in another order, and says that it rounds otherwise."""
+    """Correct: adds in another order, and declares that rounding changes."""
     return reassociates.apply(gm)
 
 
 @contextmanager
 def wrong_partition() -> Iterator[None]:
-    """A partition that hands values over in the wrong order: the first two saved values that look alike."""
+    """Swap the first two saved values that look alike in the partition."""
     real = graph_compilers.partition
 
     def wrong(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -138,7 +138,7 @@ def wrong_partition() -> Iterator[None]:
 
 @contextmanager
 def partition_forgets() -> Iterator[None]:
-    """A partition that calls something else: in the backward graph, the largest for the first sum."""
+    """Replace the first sum in the partition's backward graph with a maximum."""
     real = graph_compilers.partition
 
     def wrong(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -1,4 +1,4 @@
-"""Faults of other kinds: complex and whole numbers, ``vmap``, ``scan``, autocast, checkpoints, tied weights, odd indices."""
+"""Faults with complex numbers, integers, ``vmap``, ``scan``, autocast, checkpoints, tied weights, odd indices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 @fxpasses.graph_pass(graphs=["joint"])
 def gradient_without_conjugate(gm: fx.GraphModule) -> bool:
-    """The gradient of a complex product takes the factor itself, not its conjugate."""
+    """Drops the conjugate in the gradient of a complex product."""
     found = gradients(calls(gm, aten._conj.default))
     for node in found:
         swap(node, node.args[0])
@@ -40,7 +40,7 @@ def gradient_without_conjugate(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def remainder_of_either_sign(gm: fx.GraphModule) -> bool:
-    """fmod for remainder: the same where nothing is negative."""
+    """remainder as fmod: the same without negative numbers."""
     found = calls(gm, aten.remainder.Scalar)
     for node in found:
         in_place_of(node, aten.fmod.Scalar, *node.args)
@@ -49,7 +49,7 @@ def remainder_of_either_sign(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def counts_in_a_byte(gm: fx.GraphModule) -> bool:
-    """A running count is held in eight bits."""
+    """Keeps a running count in eight bits."""
     for node in calls(gm, aten.cumsum.default):
         if known_value(node).dtype is torch.int64:
             narrow = call_before(node, aten.cumsum.default, *node.args, dtype=torch.uint8)
@@ -60,7 +60,7 @@ def counts_in_a_byte(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def last_column_never_wins(gm: fx.GraphModule) -> bool:
-    """The gradient of the largest elements never goes to the last column."""
+    """Never gives a maximum's gradient to the last column."""
     for node in gradients(calls(gm, aten.scatter.src, aten.scatter_add.default)):
         where = node.args[2]
         last = known_value(node).shape[-1] - 1
@@ -71,7 +71,7 @@ def last_column_never_wins(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def product_the_other_way(gm: fx.GraphModule) -> bool:
-    """a @ b as (b @ a), where both are square."""
+    """a @ b as b @ a, where both are square."""
     for node in calls(gm, aten.bmm.default):
         if known_value(node).shape[-1] == known_value(node).shape[-2]:
             node.args = (node.args[1], node.args[0])
@@ -81,7 +81,7 @@ def product_the_other_way(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def step_of_a_scan(gm: fx.GraphModule) -> bool:
-    """The step of a scan forgets a factor."""
+    """Drops a factor in the step of a scan."""
     for inner in subgraphs(gm).values():
         for node in calls(inner, aten.mul.Tensor):
             swap(node, node.args[0])
@@ -92,7 +92,7 @@ def step_of_a_scan(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def norm_in_the_type_of_its_input(gm: fx.GraphModule) -> bool:
-    """The variance of bfloat16 is computed in bfloat16, of squares and not of distances."""
+    """Computes the variance of bfloat16 values in bfloat16, and from squares instead of distances."""
     for node in calls(gm, aten.var_mean.correction):
         wide, dims = node.args[0], list(node.args[1])
         x = wide.args[0] if wide.target is prims.convert_element_type.default else wide
@@ -111,7 +111,7 @@ def norm_in_the_type_of_its_input(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def slope_of_another_layer(gm: fx.GraphModule) -> bool:
-    """The third layer's gradient takes the second layer's activation."""
+    """Uses the second layer's activation in the third layer's gradient."""
     activations = [n for n in calls(gm, aten.tanh.default) if not fxpasses.graphs.provenance.is_backward(n)]
     for node in gradients(calls(gm, aten.mul.Tensor)):
         if node.args[0] is activations[2] and node.args[1] is activations[2]:
@@ -122,7 +122,7 @@ def slope_of_another_layer(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def only_one_use_of_a_weight(gm: fx.GraphModule) -> bool:
-    """Of a weight that is used twice only the product has a gradient, not the lookup."""
+    """Drops the lookup's gradient of a weight that is used in a lookup and a product."""
     scatters = (aten.index_put.default, aten._unsafe_masked_index_put_accumulate.default)
     for node in gradients(calls(gm, *scatters)):
         swap(node, node.args[0])
@@ -132,7 +132,7 @@ def only_one_use_of_a_weight(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def buffer_before_its_update(gm: fx.GraphModule) -> bool:
-    """What is computed from a buffer after its update takes it from before."""
+    """Reads the old value of a buffer where the updated one is needed."""
     for copy in calls(gm, aten.copy_.default):
         buffer, new = copy.args
         new.replace_all_uses_with(buffer, delete_user_cb=lambda user, copy=copy: user is not copy)
@@ -142,7 +142,7 @@ def buffer_before_its_update(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def even_sizes(gm: fx.GraphModule) -> bool:
-    """A sum over rows in pairs: the last one of an odd number is lost."""
+    """Sums rows in pairs: an odd last row is lost."""
     for node in calls(gm, aten.sum.dim_IntList):
         x = node.args[0]
         if list(node.args[1]) == [0] and known_value(x).dim() == 2:
@@ -155,7 +155,7 @@ def even_sizes(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def rest_of_a_gradient_is_empty(gm: fx.GraphModule) -> bool:
-    """The gradient of a slice is written into memory that nobody has cleared."""
+    """Writes the gradient of a slice into uninitialized memory."""
     for node in gradients(calls(gm, aten.slice_scatter.default)):
         base = node.args[0]
         node.update_arg(0, call_before(node, aten.empty_like.default, base))
@@ -171,7 +171,7 @@ def rest_of_a_gradient_is_empty(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def returns_what_changes(gm: fx.GraphModule) -> bool:
-    """A copy of a buffer from before its update is the buffer itself."""
+    """Returns a buffer itself instead of a copy from before its update."""
     found = [n for n in calls(gm, aten.clone.default) if n.args[0].op == "placeholder"]
     for node in found:
         swap(node, node.args[0])
@@ -180,7 +180,7 @@ def returns_what_changes(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def equal_draws_are_one(gm: fx.GraphModule) -> bool:
-    """Two equal calls that draw are merged."""
+    """Merges two equal random calls."""
     found = calls(gm, aten.randint.low)
     for node in found[1:]:
         swap(node, found[0])
@@ -189,7 +189,7 @@ def equal_draws_are_one(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def one_norm_without_eps(gm: fx.GraphModule) -> bool:
-    """The fifth norm has no eps."""
+    """Drops the epsilon of the fifth norm."""
     found = [n for n in calls(gm, aten.add.Tensor) if not isinstance(n.args[1], fx.Node) and n.args[1] < 1e-4]
     for node in found:
         if fxpasses.claim(node) and node is found[4]:
@@ -199,7 +199,7 @@ def one_norm_without_eps(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def indices_are_positive(gm: fx.GraphModule) -> bool:
-    """Negative indices are taken for zero."""
+    """Replaces negative indices with zero."""
     for node in calls(gm, aten.index.Tensor):
         clamped = [call_before(node, aten.clamp.default, i, 0) for i in node.args[1]]
         node.args = (node.args[0], clamped)
@@ -209,7 +209,7 @@ def indices_are_positive(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def indices_are_unique(gm: fx.GraphModule) -> bool:
-    """The gradients of rows that are taken twice are not added."""
+    """Does not add up the gradients of rows that are taken twice."""
     for node in gradients(calls(gm, aten.index_put.default)):
         if len(node.args) > 3 and node.args[3]:
             node.args = (*node.args[:3], False)
@@ -219,7 +219,7 @@ def indices_are_unique(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def border_counts_less(gm: fx.GraphModule) -> bool:
-    """A mean over windows leaves the padding out."""
+    """Excludes the padding from a mean over windows."""
     found = calls(gm, aten.avg_pool2d.default)
     for node in found:
         args = [*node.args, *([0, False, True])[len(node.args) - 3 :]]
@@ -230,7 +230,7 @@ def border_counts_less(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def hidden_is_small(gm: fx.GraphModule) -> bool:
-    """What a mask hides is -10000 and not minus infinity."""
+    """Masks with -10000 instead of minus infinity."""
     found = [n for n in calls(gm, aten.scalar_tensor.default) if n.args[0] == float("-inf")]
     for node in found:
         node.update_arg(0, -1e4)
@@ -248,7 +248,7 @@ def rounds_up(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def bounds_are_outside(gm: fx.GraphModule) -> bool:
-    """The gradient of a clamp at its bounds: zero where it is not (up to torch 2.14), or not zero where it is."""
+    """Changes a clamp's gradient at its bounds: zero if it is not (up to torch 2.14), nonzero if it is."""
     others = {aten.ge.Scalar: aten.gt.Scalar, aten.le.Scalar: aten.lt.Scalar}
     others |= {strict: bound for bound, strict in others.items()}
     found = calls(gm, *others)
@@ -259,7 +259,7 @@ def bounds_are_outside(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def bfloat16_gradient_too_large(gm: fx.GraphModule) -> bool:
-    """One gradient of a product is 1% too large, in bfloat16 only."""
+    """Makes one gradient of a product 1% too large, in bfloat16 only."""
     found = [n for n in gradients(calls(gm, aten.mm.default)) if known_value(n).dtype is torch.bfloat16]
     for node in found[3:4]:
         put_after(node, aten.mul.Tensor, node, 1.01)
@@ -277,7 +277,7 @@ class _Tied(nn.Module):
 
 
 class _Counter(nn.Module):
-    """Returns what its buffer was, and what it makes of the new one."""
+    """Returns the old value of its buffer, and a result computed from the new one."""
 
     total: Tensor
 
