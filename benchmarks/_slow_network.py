@@ -20,8 +20,7 @@ __all__ = ["BANDWIDTH", "LATENCY", "SlowGroup", "init_slow_process_group"]
 
 
 class SlowGroup(dist.ProcessGroup):
-    """A process group whose collectives take the latency plus the sent bytes over the bandwidth, one at a
-    time.
+    """A process group whose collectives take latency plus sent bytes over bandwidth, one at a time.
 
     Collectives run one after another, as on one stream of NCCL.
     """

@@ -11,9 +11,7 @@ from collections.abc import Callable
 def interleaved(
     contestants: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Return the median seconds per call of each contestant; each is called once in each of ``rounds``
-    rounds.
-    """
+    """Return the median seconds per call of each contestant; all are called once in each round."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():

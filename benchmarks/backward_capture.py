@@ -1,5 +1,4 @@
-"""Capture of backward passes against torch's compiled autograd and eager: first call, steady call, cost per
-node.
+"""Capture of backward passes against torch's compiled autograd and eager: first call, later calls, node cost.
 
     python -m benchmarks backward_capture [first|steady|inductor|nodes ...] [--repeats N]
 

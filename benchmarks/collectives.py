@@ -1,5 +1,4 @@
-"""Gain of ``bucket_collectives``: training steps of transformers models on two processes with averaged
-gradients.
+"""Gain of ``bucket_collectives``: training of transformers models on two processes, gradients averaged.
 
 Each process runs forward and backward, then averages the gradients of all parameters in a function that is
 compiled with and without the pass. ``step`` is the median wall time of a whole step with the pass over that

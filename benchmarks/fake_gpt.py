@@ -1,5 +1,4 @@
-"""Forward and backward of a GPT in the mode, static and with symbolic batch and length: first and later
-steps.
+"""Forward and backward of a GPT in the mode, static and with symbolic batch and length: first, later steps.
 
 ``--against-torch 0`` leaves out torch's mode and reports only the slowdown with symbolic sizes.
 """
@@ -45,9 +44,7 @@ def step(mode: Any, model: Any, ids: Any, targets: Any) -> float:
 
 
 def symbolic_against_static(layers: int, rounds: int) -> None:
-    """Report the slowdown with symbolic sizes: of the first step, and of later ones in turns with static
-    sizes.
-    """
+    """Report the slowdown with symbolic sizes: of the first step, and of later ones in turns with static."""
     FakeTensorMode.cache_clear()
     built = {symbolic: build(FakeTensorMode, layers, symbolic) for symbolic in (False, True)}
     first = {symbolic: step(*contents) for symbolic, contents in built.items()}

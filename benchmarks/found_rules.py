@@ -258,9 +258,7 @@ class Search:
                     yield Term(name, shape, args)
 
     def _meet(self, term: Term) -> bool:
-        """Add a term to its class, with a rule if a cheaper one is known. Return whether it is the first
-        there.
-        """
+        """Add a term to its class, with a rule if one is cheaper. Return whether it is the first there."""
         if term not in self._values:
             given = [self._values[arg] for arg in term.args]
             values = dict(zip(map(str, range(len(given))), given, strict=True))

@@ -58,8 +58,7 @@ def _samples(info: Any, limit: int) -> list[tuple[tuple[Any, ...], dict[str, Any
 def functional_operators(
     limit: int = 40, wanted: Callable[[int, str], bool] = lambda number, name: True
 ) -> Iterator[tuple[str, Any, list[Any]]]:
-    """Yield ``(name, operator, samples)`` for operators of op_db whose samples all return fresh strided
-    tensors.
+    """Yield ``(name, operator, samples)`` for op_db's operators that return fresh strided tensors.
 
     ``wanted(position in op_db, name)`` selects operators before their samples are made.
     """

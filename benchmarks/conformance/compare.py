@@ -34,9 +34,7 @@ class Outcome:
 
 
 def compare(eager: Observation, fake: Observation) -> Outcome:
-    """Compare leaf by leaf. Strides that address nothing (size-1 dimensions, empty tensors) get their own
-    verdict.
-    """
+    """Compare leaf by leaf. Strides that address nothing (size 1, empty tensors) get their own verdict."""
     if len(eager.leaves) != len(fake.leaves):
         return Outcome(Verdict.MISMATCH, f"{len(eager.leaves)} results in eager, {len(fake.leaves)} in fake")
     material: list[str] = []

@@ -16,9 +16,7 @@ __all__ = ["Observation", "TensorFacts", "observe"]
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """A tensor's metadata. ``shares`` is the position of the first tensor (inputs, then results) on its
-    storage.
-    """
+    """A tensor's metadata. ``shares`` is the place of the first tensor (inputs, results) on its storage."""
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""Faults that show only in some situations: second calls, inputs, untaken branches, layouts, batches of one."""
+"""Faults that show only sometimes: second calls, other inputs, untaken branches, layouts, batches of one."""
 
 from __future__ import annotations
 

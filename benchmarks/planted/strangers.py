@@ -1,4 +1,4 @@
-"""Faults with complex numbers, integers, ``vmap``, ``scan``, autocast, checkpoints, tied weights, odd indices."""
+"""Faults with complex numbers, integers, ``vmap``, ``scan``, autocast, checkpoints, tied weights, indices."""
 
 from __future__ import annotations
 

@@ -67,8 +67,9 @@ def _rewrite(gm: fx.GraphModule) -> bool:
 
 
 def verdicts(item: Rewriting, program: Program, dtype: torch.dtype, dynamic: bool) -> tuple[str, str]:
-    """Return the exact verdict on rewriting ``item.before`` to ``program``, and the value check's message (""
-    if none).
+    """Return the exact verdict on rewriting ``item.before`` to ``program``, and the value check's message.
+
+    The message is "" if the value check has no objection.
 
     Args:
         item: the rewriting.

@@ -151,9 +151,7 @@ def resizing_composite(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def one_hot(func: OpOverload, self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Answer ``one_hot`` with known classes like eager's scatter; eager's code for subclasses compares
-    instead.
-    """
+    """Answer ``one_hot`` with given classes as eager does: scatter into zeros. Subclasses would compare."""
     is_ours = hasattr(getattr(self, "fake_mode", None), "dispatch_outside")
     if not is_ours or isinstance(num_classes, torch.SymInt) or num_classes < 0 or is_tracing():
         return func._op_dk(COMPOSITE, self, num_classes)

@@ -39,9 +39,7 @@ Strides = Callable[[FakeTensorMode, OpOverload, Any, Any, torch.Tensor], Any]
 
 
 def _of_extreme(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """``evenly_distribute_backward``: eager fills a new row-major tensor; for subclasses, it multiplies by
-    the mask.
-    """
+    """``evenly_distribute_backward``: eager fills a row-major tensor; subclasses multiply by the mask."""
     return contiguous_strides(result.shape) if func is _aten.mul.Tensor else None
 
 
@@ -55,9 +53,7 @@ def _of_product(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, re
 
 
 def _of_products(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """Like ``_of_product``, along a dimension. If its size is 1, the subclass path returns the incoming
-    gradient.
-    """
+    """Like ``_of_product``, along a dimension. If its size is 1, subclasses return the incoming gradient."""
     self, product = saved_tensor(node, "self"), saved_tensor(node, "result")
     if self is None or product is None or self.shape != result.shape:
         return None
@@ -80,9 +76,7 @@ def _dim_of(node: Any) -> int:
 
 
 def _of_reflectors(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """``householder_product_backward``: eager writes into zeros like the inputs; subclasses concatenate
-    columns.
-    """
+    """``householder_product_backward``: eager writes into zeros like the inputs; subclasses use ``cat``."""
     if func not in (_aten.cat.default, _aten.tril.default):
         return None
     saved = ("self", "input2") if type(node).__name__.startswith("Ormqr") else ("input", "tau")
@@ -94,9 +88,7 @@ def _of_reflectors(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any,
 
 
 def _of_clamp(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """``clamp_backward`` of torch 2.15: eager fills the result of ``where`` in place, subclasses out of
-    place.
-    """
+    """``clamp_backward`` of torch 2.15: eager fills ``where``'s result in place, subclasses out of place."""
     return args[0].stride() if func is _aten.masked_fill.Scalar and args[0].shape == result.shape else None
 
 

@@ -1,6 +1,4 @@
-"""Rule for ``aten::_grouped_mm``, the matmuls of a mixture of experts: torch's meta kernel only supports
-bfloat16.
-"""
+"""Rule for ``aten::_grouped_mm`` (mixture-of-experts matmuls): torch's meta kernel takes bfloat16 only."""
 
 from __future__ import annotations
 

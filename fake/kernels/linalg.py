@@ -43,9 +43,7 @@ def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs)
 
 @rule("aten::bmm", "aten::baddbmm")
 def _batches(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """If there is nothing to multiply, the CPU does not compare dtypes: the result has the last factor's
-    dtype.
-    """
+    """Use the last factor's dtype if there is nothing to multiply: the CPU does not compare dtypes then."""
     *others, first, second = args[: 2 if func.name() == "aten::bmm" else 3]
     dtypes = {other.dtype for other in (*others, first)}
     plain = is_symbolic(args, kwargs) or second.dtype in dtypes or second.device.type != "cpu"
@@ -57,9 +55,7 @@ def _batches(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs)
 
 @rule("aten::linalg_vector_norm")
 def _vector_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Return an empty norm if the reduced dimensions have elements, whatever the order; torch refuses some
-    orders.
-    """
+    """Return an empty norm if the reduced dimensions have elements; torch's version refuses some orders."""
     self, order, dims = (*args, 2, None)[:3] if len(args) < 3 else args[:3]
     dims = kwargs.get("dim", dims)
     dims = (dims,) if isinstance(dims, int) else dims

@@ -32,9 +32,7 @@ def _multilabel_margin_loss_forward(
 
 @rule("aten::nll_loss_forward")
 def _nll_loss_forward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Allow ``uint8`` targets, which torch's decomposition cannot gather by, and a vector as one sample's
-    target.
-    """
+    """Allow ``uint8`` targets, which torch cannot gather by, and a vector as one sample's target."""
     self, target, *rest = args
     of_one = self.dim() == 1 and target.dim() == 1 and target.shape[0] == 1
     if target.dtype is not torch.uint8 and not of_one:
@@ -45,9 +43,7 @@ def _nll_loss_forward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs
 
 @rule("aten::huber_loss", "aten::soft_margin_loss", "aten::binary_cross_entropy")
 def _computed_like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Return the input's dtype and, without a reduction, its strides; the target's dtype and layout do not
-    matter.
-    """
+    """Use the input's dtype and, without a reduction, its strides, whatever the target's dtype and layout."""
     answer, self = torchs_answer(mode, func, args, kwargs), args[0]
     reduction = bind(func, args, kwargs)["reduction"]
     with mode:

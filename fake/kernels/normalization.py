@@ -22,9 +22,7 @@ aten = torch.ops.aten
     "aten::_batch_norm_with_update",
 )
 def _batch_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Return a row-major or channels-last output, whichever suits the input; never simply the input's
-    strides.
-    """
+    """Return a row-major or channels-last output, whichever suits the input; never just its strides."""
     input = args[0]
     output, *statistics = _torchs_answer(mode, func, args, kwargs)
     if input.device.type == "cpu":
@@ -86,8 +84,7 @@ def _torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: K
 
 
 def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.memory_format | None:
-    """Return the format in which the input is contiguous if the kernel for contiguous arguments runs, else
-    ``None``.
+    """Return the format in which the input is contiguous, if the other arguments are, too; else ``None``.
 
     Sizes of 1 make strides ambiguous: the input may be contiguous in a format that it does not suggest.
     """
@@ -100,9 +97,7 @@ def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.me
 
 @rule("aten::native_batch_norm_backward", "aten::batch_norm_backward")
 def _batch_norm_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Choose the format as in the forward pass, if the incoming gradient is contiguous and suggests the same
-    one.
-    """
+    """Choose the format as in forward if the incoming gradient is contiguous and suggests the same one."""
     incoming, input = args[:2]
     grad_input, *gradients = torchs_answer(mode, func, args, kwargs)
     if grad_input is not None and input.device.type == "cpu":

@@ -250,8 +250,7 @@ def _like(result: torch.Tensor) -> Any:
 
 @functools.cache
 def _casts(func: OpOverload, functional: OpOverload) -> bool:
-    """Return whether eager casts the result to ``out``'s dtype if that loses nothing, or refuses another
-    dtype.
+    """Return whether eager casts the result to ``out``'s dtype (losing nothing) instead of refusing it.
 
     Structured operators cast if they are elementwise, or if ``out`` determines the compute dtype.
     """

@@ -121,8 +121,7 @@ def hinted(leaf: Any) -> Any:
 
 
 def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
-    """Return ``answer`` with its dimensions in ``example``'s stride order, if the strides differ at the
-    hints.
+    """Return ``answer`` with the stride order of ``example`` if their strides differ at the hints.
 
     Args:
         mode: the mode that ``answer`` belongs to.

@@ -51,8 +51,7 @@ class _Registry:
         self._listeners: list[Callable[[], None]] = []
 
     def rule(self, *names: str, sparse: bool = False) -> Callable[[Rule], Rule]:
-        """Register a rule for operators by their full names, such as ``"aten::cat"`` or
-        ``"aten::sort.stable"``.
+        """Register a rule for operators by full names, such as ``"aten::cat"`` or ``"aten::sort.stable"``.
 
         Operators are given by name, not as overload objects, so that a name may be missing from this release
         of torch. With ``sparse``, the rule handles tensors of any layout; other rules see strided tensors

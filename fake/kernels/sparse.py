@@ -143,9 +143,7 @@ def _mm_reduce_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwar
     sparse=True,
 )
 def _compressed(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Build a compressed sparse tensor from its parts. Without ``size``, the shape would depend on the
-    indices.
-    """
+    """Build a compressed sparse tensor. Without ``size``, its shape would depend on the indices."""
     named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
     if "size" not in named:
         raise DynamicOutputShapeException(func)

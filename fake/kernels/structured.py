@@ -65,9 +65,7 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
 
 @rule("aten::pow.Tensor_Scalar", "aten::pow_.Scalar")
 def _pow_by_number(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Handle bool to the power of a bool: the kernel copies or fills, and its general code does not support
-    it.
-    """
+    """Handle bool to the power of a bool: the kernel copies or fills, and does not support it otherwise."""
     base, exponent = args
     if base.dtype is not torch.bool or not isinstance(exponent, bool):
         return NotImplemented if func._schema.is_mutable else structured(mode, func, args, kwargs)
@@ -94,9 +92,7 @@ def _round_decimals(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: 
 
 
 def _adds_to_nothing(func: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Return whether this is an empty ``index_add``, for which the C++ meta function refuses what eager
-    accepts.
-    """
+    """Return whether this is an empty ``index_add``, where the C++ meta function checks more than eager."""
     if func is not torch.ops.aten.index_add.default or has_symbols(args[0]):
         return False
     return args[0].dim() > 1 and args[0].numel() == 0

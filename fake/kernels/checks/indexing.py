@@ -212,9 +212,7 @@ def _indexed_shape(shape: Any, indices: Any) -> list[int] | None:
 
 @check_for("index", "index_put", "_index_put_impl", "_unsafe_index_put")
 def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
-    """Indices must broadcast, masks must match the shape of what they mask, and empty dimensions cannot be
-    indexed.
-    """
+    """Indices must broadcast, masks must match what they mask, and empty dimensions cannot be indexed."""
     self, indices = given["self"], given["indices"]
     used = sum(i.dim() if i is not None and i.dtype in (torch.bool, torch.uint8) else 1 for i in indices)
     refuse(

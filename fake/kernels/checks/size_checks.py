@@ -177,9 +177,7 @@ def grid_fits_input(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("convolution", "_convolution")
 def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
-    """Kernels must not be empty; a transposed convolution's output padding must be less than stride or
-    dilation.
-    """
+    """Kernels must not be empty. Output padding must be less than the stride or the dilation."""
     weight = given["weight"]
     _bias_can_be_added(func, given)
     refuse(
@@ -303,9 +301,7 @@ def has_rows_to_take(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("cholesky_inverse", "_pdist_forward")
 def is_computed_in(func: OpOverload, given: dict[str, Any]) -> None:
-    """CPU kernels support float32 and float64 (LAPACK also complex), unless there are no distances to
-    compute.
-    """
+    """CPU kernels support float32 and float64 (LAPACK also complex), unless there are no distances."""
     self = given["self"]
     distances = func._schema.name == "aten::_pdist_forward"
     allowed = self.dtype in (torch.float32, torch.float64) or (self.is_complex() and not distances)
@@ -393,9 +389,7 @@ def spaces_are_numbers(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("segment_reduce")
 def reduces_segments(func: OpOverload, given: dict[str, Any]) -> None:
-    """Segments must be integers, lie along the last dimension of ``lengths`` or ``offsets``, and not be
-    empty.
-    """
+    """Segments must be integers along the last dimension of ``lengths`` or ``offsets``, and not empty."""
     data, axis, reduce = given["data"], given["axis"], given["reduce"]
     name = "lengths" if given["lengths"] is not None else "offsets"
     segments = given[name]
