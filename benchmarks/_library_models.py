@@ -19,8 +19,8 @@ class Case:
 
     Attributes:
         training: whether a step is a training step.
-        partner: a pass that runs after the one that is measured, with and without it.
-        options: further options of the backend, with and without the pass.
+        partner: a pass that runs last, both with and without the measured pass.
+        options: additional backend options, with and without the pass.
     """
 
     description: str

@@ -431,7 +431,7 @@ REWRITES: dict[str, Rewriting] = {
         lambda x: torch.logaddexp(x, torch.zeros_like(x)),
         lambda x: torch.logaddexp(x, torch.ones_like(x)),
         _floats((4, 6)),
-        gradients=False,  # beyond its threshold of 20 it is the identity
+        gradients=False,  # beyond its threshold of 20, it is the identity
     ),
     "variance of rows": Rewriting(
         lambda x: x.var(-1),

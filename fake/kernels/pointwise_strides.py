@@ -118,7 +118,7 @@ def _normal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) 
 
 @rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
 def _masked_fill(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Return a row-major result, with a complex value converted to a real tensor's dtype.
+    """Return a row-major result; a complex value becomes real for a real tensor.
 
     A fake value cannot tell whether it has an imaginary part or fits."""
     given = bind(func, args, kwargs)

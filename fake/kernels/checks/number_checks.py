@@ -229,10 +229,7 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
         return math.isfinite(value) and abs(value) > torch.finfo(dtype).max
     if isinstance(value, float) and not math.isfinite(value):
         return True
-    info, kind = (
-        torch.iinfo(dtype),
-        type(value),
-    )  # C++ compares with the limits as they are in the number's type
+    info, kind = (torch.iinfo(dtype), type(value))  # C++ converts the limits to the number's type
     lowest = -info.max if info.min == 0 and isinstance(value, int) else info.min
     return not kind(lowest) <= value <= kind(info.max)
 
@@ -321,9 +318,7 @@ def has_range(func: OpOverload, given: dict[str, Any]) -> None:
         f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}",
     )  # fmt: skip
     dtype = given.get("dtype")
-    if not isinstance(
-        dtype, torch.dtype
-    ):  # left out: a number in the schema of ``randint``, nothing in others
+    if not isinstance(dtype, torch.dtype):  # the default is a number in ``randint``'s schema, None in others
         dtype = given["self"].dtype if "self" in given else torch.int64
     limits: tuple[float, float] = (0, 1)
     if dtype is not torch.bool:
