@@ -1,6 +1,7 @@
-"""Run a script again and again, each time with a compilation that ends elsewhere, until the guilty stage, pass and match
-site (or operator that Inductor lowers) are found. The script fails when it exits with another status than 0: an exception, a
-failed assertion, sys.exit(1). Goes on where a killed search ended. Exits with 1 when the compilation is at fault."""
+"""Find the stage, pass and match site (or operator that Inductor lowers) that make a script fail. Runs the
+script repeatedly, and ends the compilation at a different point each time. A run fails if its exit status is
+not 0: an exception, a failed assertion, sys.exit(1). Resumes a search that was killed. Exits with 1 if the
+compilation is at fault."""
 
 from __future__ import annotations
 
@@ -16,18 +17,25 @@ HELP = "find the stage, pass and match site that make a script fail"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the script and the options of the search."""
     parser.add_argument(
-        "--output", default="fxpasses_bisect", metavar="DIR", help="for the state and the repro file"
+        "--output",
+        default="fxpasses_bisect",
+        metavar="DIR",
+        help="directory for the state and the repro file (default fxpasses_bisect)",
     )
-    parser.add_argument("--state", metavar="FILE", help="where answers are kept (default DIR/state.json)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="after which a run counts as failed")
+    parser.add_argument(
+        "--state", metavar="FILE", help="file that records the results of runs (default DIR/state.json)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="a run that takes longer counts as failed"
+    )
     parser.add_argument(
         "--confirm",
         type=positive,
         default=3,
         metavar="N",
-        help="how many runs with what is found guilty, and without, have to agree before that is believed (default 3)",
+        help="how many runs with the guilty part, and as many without it, must confirm it (default 3)",
     )
-    parser.add_argument("script", help="the script; what follows are its arguments")
+    parser.add_argument("script", help="the script; everything after it is passed to the script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -36,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     for option in ("--output", "--state", "--timeout", "--confirm", "--json", "--debug"):
         if any(word == option or word.startswith(option + "=") for word in arguments.args):
             print(
-                f"{option} comes after the script and is handed to it; options of bisect go before the script",
+                f"{option} comes after the script and is passed to it; options of bisect go before it",
                 file=sys.stderr,
             )
     script = Path(arguments.script)

@@ -1,5 +1,6 @@
-"""The caches on disk: those of compiled graphs (Inductor's directory), plans and results of tuning (FXPASSES_CACHE_DIR), and that of
-fake tensors' dispatch (FAKE_DISPATCH_CACHE). "list" sizes them up, "verify" reads each entry and exits with 1 if one is damaged, "clear" removes them."""
+"""List, verify or clear the caches on disk: compiled graphs (Inductor's directory), plans and tuning results
+(FXPASSES_CACHE_DIR), and fake tensor dispatch (FAKE_DISPATCH_CACHE). "list" shows their sizes. "verify" reads
+each entry, and exits with 1 if one is damaged. "clear" removes them."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ _OWN_FILES = {
     "tuned": ("tuned/*/*.json", "tuned/calls/*.call"),
 }
 _VARIABLES = {
-    "plans": "FXPASSES_CACHE_DIR is 'off'",
-    "tuned": "FXPASSES_CACHE_DIR is 'off'",
-    "fake": "FAKE_DISPATCH_CACHE names none",
+    "plans": "FXPASSES_CACHE_DIR is 'off', or TORCHINDUCTOR_FORCE_DISABLE_CACHES is 1",
+    "tuned": "FXPASSES_CACHE_DIR is 'off', or TORCHINDUCTOR_FORCE_DISABLE_CACHES is 1",
+    "fake": "FAKE_DISPATCH_CACHE is not set",
 }
 """Why a cache has no directory."""
 _PICKLED = ("aotautograd", "fxgraph")
@@ -55,14 +56,14 @@ class Entry:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action and the cache."""
     parser.add_argument("action", choices=("list", "verify", "clear"))
-    parser.add_argument("--only", choices=_CACHES, help="this cache only")
+    parser.add_argument("--only", choices=_CACHES, help="use only this cache")
     parser.add_argument(
         "--fake-directory",
         metavar="DIR",
         default=os.environ.get("FAKE_DISPATCH_CACHE"),
-        help="of the dispatch cache (default: FAKE_DISPATCH_CACHE)",
+        help="directory of the dispatch cache (default: FAKE_DISPATCH_CACHE)",
     )
-    parser.add_argument("--yes", action="store_true", help="clear without being asked")
+    parser.add_argument("--yes", action="store_true", help="clear without asking")
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def _confirm(entries: list[Entry]) -> None:
     size = _size(sum(entry.bytes for entry in entries))
     if not sys.stdin.isatty():
-        raise UsageError(f"this removes {size}: say so with --yes")
+        raise UsageError(f"this would remove {size}: pass --yes to confirm")
     where = ", ".join(sorted({str(Path(entry.path).parent) for entry in entries}))
     print(f"Remove {size} in {where}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -111,7 +112,7 @@ def _roots(arguments: argparse.Namespace) -> dict[str, Path]:
             raise UsageError(f"there is no directory {arguments.fake_directory!r}")
     elif arguments.only == "fake":
         raise UsageError(
-            "name the directory of the dispatch cache with --fake-directory, or in FAKE_DISPATCH_CACHE"
+            "pass the directory of the dispatch cache as --fake-directory, or set FAKE_DISPATCH_CACHE"
         )
     return roots
 
@@ -220,7 +221,9 @@ def _show(roots: dict[str, Path], entries: list[Entry], missing: dict[str, str])
             table.add_row(
                 f"{len(rest)} more", str(sum(e.files for e in rest)), _size(sum(e.bytes for e in rest))
             )
-        table.add_row("all", str(sum(e.files for e in mine)), _size(sum(e.bytes for e in mine)), style="bold")
+        table.add_row(
+            "total", str(sum(e.files for e in mine)), _size(sum(e.bytes for e in mine)), style="bold"
+        )
         console().print(table)
     for cache, variable in missing.items():
         print(f"{cache}: no directory ({variable})")

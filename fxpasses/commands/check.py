@@ -1,5 +1,5 @@
-"""Compare a model in eager, after each stage of the compilation, and compiled: results and gradients. Exits with 1 when a
-stage is wrong."""
+"""Compare the results and gradients of a model in eager, after each stage of the compilation, and compiled.
+Exits with 1 if a stage is wrong."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="MODULE:FUNCTION or FILE.py:FUNCTION; the function returns a model and a tuple of inputs",
     )
     parser.add_argument("--compiler", choices=["inductor", "eager"], default="inductor")
-    parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
-    parser.add_argument("--no-backward", action="store_true", help="without gradients")
+    parser.add_argument("--dynamic", action="store_true", help="compile with symbolic sizes")
+    parser.add_argument("--no-backward", action="store_true", help="do not compare gradients")
     parser.add_argument(
-        "--seconds", type=float, help="how long passes are tried on made-up inputs (as long as it takes)"
+        "--seconds", type=float, help="time limit for trying passes on made-up inputs (default: no limit)"
     )
     parser.add_argument(
         "--option",
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_option,
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the backend, such as regions=always or memory_budget=0.5; may be given several times",
+        help="an option of the backend, such as regions=always or memory_budget=0.5; repeatable",
     )
 
 

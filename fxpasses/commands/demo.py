@@ -1,5 +1,5 @@
-"""Train a small GPT on the standard library's source, with the same steps in eager, fxpasses and Inductor, and compare
-losses, gradients and times. Exits with 1 when fxpasses disagrees with eager."""
+"""Train a small GPT on the standard library's source code, with the same steps in eager, fxpasses and
+Inductor. Compare losses, gradients and times. Exits with 1 if fxpasses disagrees with eager."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from fxpasses.commands.outcome import Outcome, UsageError, positive, working
 
-HELP = "train a small GPT through the backend, next to eager and Inductor, and compare"
+HELP = "train a small GPT in eager, fxpasses and Inductor, and compare"
 _SIZES = (
-    ("steps", positive, 50, "training steps"),
-    ("layers", positive, 6, "blocks of the model"),
+    ("steps", positive, 50, "number of training steps"),
+    ("layers", positive, 6, "number of blocks in the model"),
     ("width", positive, 128, "width of the model"),
-    ("heads", positive, 4, "attention heads"),
-    ("context", positive, 128, "longest sequence"),
-    ("seed", int, 0, "seed of weights and batches"),
+    ("heads", positive, 4, "number of attention heads"),
+    ("context", positive, 128, "length of the longest sequence"),
+    ("seed", int, 0, "seed for weights and batches"),
 )
 
 
@@ -24,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, kind, default, text in _SIZES:
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default {default})")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="where to train (default cuda if torch finds one, else cpu)"
+        "--device", choices=("cpu", "cuda"), help="device to train on (default cuda if available, else cpu)"
     )
-    parser.add_argument("--report", metavar="DIR", help="write what was compiled to this directory")
+    parser.add_argument(
+        "--report", metavar="DIR", help="write what was compiled to this directory, for 'fxpasses report'"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         from fxpasses.demo.training import DemoSettings
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA device here")
+        raise UsageError("--device cuda: torch finds no CUDA device")
     sizes = {name: getattr(arguments, name) for name, *_ in _SIZES}
     done = run_demo(DemoSettings(**sizes, report=arguments.report, device=device))
     return Outcome(0 if done.verdict.agrees else 1, done.summary(), lambda: show_demo(done))

@@ -1,4 +1,4 @@
-"""Tell what is in force with this torch, compiler and cache, what is not, why, and what to do."""
+"""Show what is in force with this torch, compiler and cache, what is not, why, and what to do."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import argparse
 
 from fxpasses.commands.outcome import Outcome, plain_data, working
 
-HELP = "tell what is in force with this torch and compiler, what is not, and why"
+HELP = "show what is in force with this torch and compiler, what is not, and why"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--names`` and ``--torch``."""
     parser.add_argument(
-        "--names", action="store_true", help="name all that is put into torch, with what is lost without it"
+        "--names", action="store_true", help="list every patch of torch, with what is lost without it"
     )
     parser.add_argument(
         "--torch",
         action="store_true",
-        help="hold every name of torch that this package uses, and every call, against the installed torch: where a "
-        "port to another release begins; exits with 1 if something is missing",
+        help="check that the installed torch has every name that the seam uses and takes its calls, as the "
+        "first step of a port to another release; exits with 1 if something is missing or does not fit",
     )
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Examine torch and this machine."""
-    with working("looking at torch and this machine"):
+    with working("examining torch and this machine"):
         from fxpasses.doctor.health import examine, in_short, versions
         from fxpasses.doctor.seam import check_seam
 

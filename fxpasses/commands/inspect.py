@@ -1,5 +1,6 @@
-"""A file of fxpasses.save: what it was made from, for which calls and which machine. All of its checksums are verified, nothing in it is run.
-The exit status is 1 if it is damaged, or the signature does not fit the key."""
+"""Show what a file written by fxpasses.save was made from, and for which calls and machine. Verifies all
+checksums, and runs nothing in the file. Exits with 1 if the file is damaged or the signature does not match
+the key."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from fxpasses.commands.outcome import Outcome, UsageError
 from fxpasses.plans.archive import Archive, read_archive
 from fxpasses.plans.errors import PlanFileError
 
-HELP = "tell what is in a file of plans (model.fxp)"
+HELP = "show what is in a file of saved plans (model.fxp)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the file and the key."""
     parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--public-key", metavar="PEM", help="check the signature with this key")
+    parser.add_argument(
+        "--public-key", metavar="PEM", help="verify the signature with the Ed25519 key in this file"
+    )
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -42,10 +45,10 @@ def _show(archive: Archive, signature: str) -> None:
         print(f"  {name}: {value}")
     for number, plan in enumerate(manifest["plans"]):
         kernels = sum(name.startswith("kernel ") for name in plan["sections"])
-        print(f"plan {number}: {plan['kind']}, {kernels} libraries of kernels")
+        print(f"plan {number}: {plan['kind']}, {kernels} kernel libraries")
         for name, value in [*plan["arguments"].items(), *plan["options"].items()]:
             print(f"  {name}: {value}")
         if plan["reads"]:
             print(f"  reads: {', '.join(plan['reads'])}")
     size = sum(facts["bytes"] for facts in manifest["files"].values())
-    print(f"{len(manifest['files'])} members, {size} bytes, all as the manifest says")
+    print(f"{len(manifest['files'])} members, {size} bytes, all match the manifest")

@@ -1,5 +1,6 @@
-"""What tuning found on this machine: each pass and setting that was tried on each graph, what it gave, and what the checks say.
-With --against, what became of each since another ledger; exits with 1 if a step does worse than there."""
+"""Show what tuning found on this machine: each pass and setting that was tried on each graph, what it gained,
+and what the checks say. With --against, compare each with another ledger, and exit with 1 if a step does
+worse than there."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "ledger",
         nargs="?",
-        help="a directory of caches or of a report, or a file that --json wrote (default: this user's directory)",
+        help="a cache directory, a report directory, or the output of --json "
+        "(default: this user's cache directory)",
     )
     parser.add_argument(
-        "--against", metavar="LEDGER", help="the ledger to compare with, given in the same way"
+        "--against", metavar="LEDGER", help="the ledger to compare with, in any of these forms"
     )
-    parser.add_argument("--step", help="only steps whose names begin with this: a pass, or a setting")
+    parser.add_argument("--step", help="show only steps (passes or settings) whose names start with this")
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -33,12 +35,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
     source = Path(arguments.ledger) if arguments.ledger else own
     if source is None:
         raise UsageError(
-            "FXPASSES_CACHE_DIR is 'off': name a directory of caches, or a file that --json wrote"
+            "FXPASSES_CACHE_DIR is 'off', or TORCHINDUCTOR_FORCE_DISABLE_CACHES is 1: "
+            "name a cache directory, a report directory, or a file with the output of --json"
         )
     entries = _read(source, arguments.step)
     if arguments.against is None:
         data = [entry.to_data() for entry in entries]
-        nothing = "nothing was tuned there, or no step of that name"
+        nothing = "no results of tuning, or none for such a step"
         return Outcome(0, data, lambda: _show(table_of_entries(entries) if entries else nothing))
     found = changes(_read(Path(arguments.against), arguments.step), entries)
     told = [

@@ -1,8 +1,13 @@
 """Graphs, passes and compilers between eager PyTorch and Inductor.
 
-exit status: 0 all is well; 1 something is wrong with what was looked at (a check failed, the demo disagrees with eager, a pass
-was found guilty, a cache file is damaged, a step does worse than in another ledger); 2 the command line is wrong; 3 an exception was raised, by your program or here;
-130 interrupted.
+exit status:
+  0    no problem was found
+  1    a problem was found, for example: a check failed, the demo disagrees
+       with eager, the compilation is at fault, the samples do not determine a
+       fake kernel, a file is damaged, a step does worse than in another ledger
+  2    the command line is wrong
+  3    your program or fxpasses raised an exception
+  130  interrupted
 """
 
 from __future__ import annotations
@@ -129,14 +134,15 @@ def make_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.HELP, description=command.__doc__, allow_abbrev=False)
         command.add_arguments(added)
-        added.add_argument("--json", action="store_true", help="print what was found as JSON")
-        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        added.add_argument("--json", action="store_true", help="print the result as JSON")
+        added.add_argument("--debug", action="store_true", help="show the full traceback of an error")
         added.set_defaults(run=command.run, parser=added)
     completion = commands.add_parser(
         "completion",
-        help="print the completion script of a shell",
+        help="print the completion script for a shell",
         allow_abbrev=False,
-        description='For bash: eval "$(fxpasses completion bash)"; see your shell for where such scripts are kept.',
+        description='For bash, run: eval "$(fxpasses completion bash)". '
+        "For another shell, see its documentation on where to keep such scripts.",
     )
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion, parser=completion, json=False, debug=False)
@@ -162,7 +168,7 @@ def _told(prog: str, error: BaseException) -> str:
     text = describe_error(error)
     notes = getattr(error, "__notes__", [])
     where = [line] if (line := _users_line(error)) else []
-    return "\n".join([f"{prog}: {text}", *where, *notes, "(--debug shows the traceback)"])
+    return "\n".join([f"{prog}: {text}", *where, *notes, "(use --debug to show the traceback)"])
 
 
 def _users_line(error: BaseException) -> str:

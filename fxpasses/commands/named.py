@@ -30,7 +30,7 @@ def model_named(text: str) -> tuple[Any, tuple[Any, ...]]:
         inspect.signature(make).bind()
     except TypeError as error:
         raise UsageError(
-            f"{text}: {error}; it is called without arguments, and returns a model and its inputs"
+            f"{text}: {error}; it is called without arguments, and has to return a model and its inputs"
         ) from error
     except ValueError:  # a builtin may have no signature
         pass
@@ -104,7 +104,8 @@ def add_operator(parser: argparse.ArgumentParser) -> None:
     """Declare the operator and ``--samples``."""
     parser.add_argument(
         "op",
-        help="MODULE:OPERATOR or FILE.py:OPERATOR, or namespace::name of an operator that the samples file imports",
+        help="MODULE:OPERATOR or FILE.py:OPERATOR, or namespace::name of an operator "
+        "that the samples file imports",
     )
     parser.add_argument("--samples", required=True, metavar="FILE", help="Python file that defines `samples`")
 
@@ -140,7 +141,7 @@ def _registered(name: str) -> Any:
         return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     except AttributeError as error:
         raise UsageError(
-            f"there is no operator {name}; import what defines it in the samples file"
+            f"there is no operator {name}; in the samples file, import the module that defines it"
         ) from error
 
 
@@ -163,7 +164,8 @@ def _samples_in(file: str) -> Calls:
     for number, sample in enumerate(found):
         if not isinstance(sample, (tuple, list)):
             raise UsageError(
-                f"{file}: sample {number} is a {type(sample).__name__}, not a tuple of arguments; write (x,) for one"
+                f"{file}: sample {number} is a {type(sample).__name__}, "
+                "not a tuple of arguments; write (x,) for a single argument"
             )
         if len(sample) == 2 and isinstance(sample[0], (tuple, list)) and isinstance(sample[1], dict):
             calls.append((tuple(sample[0]), dict(sample[1])))

@@ -1,4 +1,4 @@
-"""Check an operator's registrations on sample calls. Exits with 1 if a check failed."""
+"""Check a custom operator's registrations on sample calls. Exits with 1 if a check fails."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ HELP = "check a custom operator's registrations on sample calls"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the operator, its samples and the checks."""
     add_operator(parser)
-    parser.add_argument("--check", action="append", metavar="NAME", help="only this check; repeatable")
+    parser.add_argument("--check", action="append", metavar="NAME", help="run only this check; repeatable")
     parser.add_argument(
-        "--all", action="store_true", help="report every check, not only torch's four and failures"
+        "--all", action="store_true", help="report every check (default: torch's four, and others that fail)"
     )
 
 
@@ -30,7 +30,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
             if name not in ALL_TEST_UTILS:
                 known = ", ".join(ALL_TEST_UTILS)
                 raise UsageError(
-                    f"--check: there is no check {name!r}{did_you_mean(name, ALL_TEST_UTILS)}; there are {known}"
+                    f"--check: there is no check {name!r}{did_you_mean(name, ALL_TEST_UTILS)}"
+                    f"; the checks are {known}"
                 )
         op, samples = read_operator(arguments)
         verdicts = []

@@ -1,4 +1,4 @@
-"""List the passes that can be asked for by name, with their contracts and options; or tell all about some of them."""
+"""List the passes that can be selected by name, with contracts and options, or describe some in full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fxpasses.commands.outcome import Outcome, UsageError, console, plain_data, working
 
-HELP = "list the passes that can be asked for by name"
+HELP = "list the passes that can be selected by name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,14 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="tell all about these: 'fold_constants{max_bytes=16}' eliminate_dead_code (commas do as well)",
+        help="describe these in full: 'fold_constants{max_bytes=16}' eliminate_dead_code (or with commas)",
     )
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """List all passes, or describe the named ones."""
     if not all(name.strip(" ,") for name in arguments.names):
-        raise UsageError("no pass is named; leave the names out for a list of all")
+        raise UsageError("no pass is named; omit the names to list all passes")
     with working("importing torch"):
         from fxpasses.pass_manager.specification import parse_pass, split_pipeline
         from fxpasses.passes.registry import available_passes

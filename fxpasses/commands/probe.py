@@ -1,4 +1,4 @@
-"""Derive an operator's fake kernel from its real one. Exits with 1 if the samples do not decide it."""
+"""Derive an operator's fake kernel from its real one. Exits with 1 if the samples do not determine it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
     questions, crashes = list(map(str, rule.open_questions)), list(map(str, rule.crashes))
 
     def show() -> None:
-        remarks = [*(f"open: {text}" for text in questions), *(f"not covered: {text}" for text in crashes)]
+        remarks = [
+            *(f"open question: {text}" for text in questions),
+            *(f"not covered: {text}" for text in crashes),
+        ]
         print(rule, *("# " + text.replace("\n", "\n# ") for text in remarks), sep="\n")
 
     data = {"source": str(rule), "decided": rule.decided, "open_questions": questions, "not_covered": crashes}

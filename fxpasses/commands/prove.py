@@ -1,5 +1,5 @@
-"""Prove that a pass leaves graphs the functions that they are, in exact arithmetic: on programs of many kinds, types, sizes and strides, or
-on a model. Exits with 1 when a rewrite is wrong or cannot be proved."""
+"""Prove in exact arithmetic that a pass preserves the functions that graphs compute: on programs of many
+kinds, dtypes, sizes and strides, or on a model. Exits with 1 if a rewrite is wrong or cannot be proved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fxpasses.commands.named import model_named, object_named
 from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
 
-HELP = "prove that a pass is right, by match site"
+HELP = "prove at each match site that a pass is correct"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,14 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "passed",
         metavar="PASS",
-        help="MODULE:NAME or FILE.py:NAME of a pass, or the name of one that 'fxpasses passes' lists, with its options",
+        help="MODULE:NAME or FILE.py:NAME of a pass, or a name from 'fxpasses passes', with any options",
     )
     parser.add_argument(
         "--model",
         help="MODULE:FUNCTION or FILE.py:FUNCTION; the function returns a model and a tuple of inputs",
     )
-    parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes, for --model")
-    parser.add_argument("--table", action="store_true", help="print a table in Markdown")
+    parser.add_argument("--dynamic", action="store_true", help="capture the model with symbolic sizes")
+    parser.add_argument("--table", action="store_true", help="print a Markdown table")
 
 
 def run(arguments: argparse.Namespace) -> Outcome:

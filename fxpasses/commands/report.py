@@ -1,5 +1,5 @@
-"""Make one HTML page of what was compiled with options={"report": DIRECTORY}: source, graphs, passes, memory, sizes, kernels;
-with --against, what differs from another one."""
+"""Make one HTML page of what was compiled with options={"report": DIRECTORY}: source, graphs, passes, memory,
+sizes and kernels. With --against, add what differs from another report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ HELP = "make one HTML page of what was compiled"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the directories and the file."""
-    parser.add_argument("directory", help="what options={'report': ...} named")
+    parser.add_argument("directory", help="the directory given as options={'report': DIRECTORY}")
     parser.add_argument(
-        "--against", metavar="DIRECTORY", help="another report: what differs from it, in a tab of its own"
+        "--against",
+        metavar="DIRECTORY",
+        help="directory of another report; a separate tab shows what differs",
     )
-    parser.add_argument("--output", metavar="FILE", help="the page (default DIRECTORY/report.html)")
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument(
+        "--output", metavar="FILE", help="the HTML file to write (default DIRECTORY/report.html)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def run(arguments: argparse.Namespace) -> Outcome:

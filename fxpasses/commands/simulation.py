@@ -1,5 +1,7 @@
-"""Simulate a training step on many devices: its graphs are captured in this process, and run by a clock. Prints what it takes, with buckets of several
-sizes and gathers started several messages ahead, how the best depends on the network, and the options that compile it so."""
+"""Simulate a training step on many devices. Captures the graphs of one rank in this process, and simulates
+when each call runs. Tries buckets of several sizes, and gathers started several messages ahead. Prints the
+time and memory of each setting, what the best takes on other networks and devices, and the options that
+compile with it."""
 
 from __future__ import annotations
 
@@ -20,23 +22,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model, the mesh and the cluster."""
     parser.add_argument(
         "--model", required=True,
-        help="MODULE:FUNCTION or FILE.py:FUNCTION; returns a model and a tuple of one rank's inputs. With a parameter (without a default), it is given the mesh and "
-        "distributes the model itself; without one, parameters are sharded over the mesh",
+        help="MODULE:FUNCTION or FILE.py:FUNCTION; the function returns a model and a tuple of one rank's "
+        "inputs. A function with a parameter that is named mesh or has no default receives the mesh and "
+        "distributes the model itself. For any other function, the parameters are sharded over the mesh",
     )  # fmt: skip
     parser.add_argument(
-        "--mesh", required=True, type=_mesh, metavar="NAME=SIZE[,...]", help="such as dp=2048,tp=8"
+        "--mesh",
+        required=True,
+        type=_mesh,
+        metavar="NAME=SIZE[,...]",
+        help="dimensions of the mesh, innermost last, such as dp=2048,tp=8",
     )
-    parser.add_argument("--ranks", type=positive, help="the number of devices, to check that of the mesh")
     parser.add_argument(
-        "--network", metavar="FILE", help="YAML with attributes of fxpasses.distributed.network.Cluster"
+        "--ranks", type=positive, help="expected number of devices, checked against the size of the mesh"
     )
-    parser.add_argument("--memory-budget", type=float, help="as in the backend's options")
     parser.add_argument(
-        "--report", metavar="DIRECTORY", help="write the graphs, and a page with the timeline of the best"
+        "--network", metavar="FILE", help="YAML file with attributes of fxpasses.distributed.network.Cluster"
     )
-    parser.add_argument("--trace", metavar="FILE", help="write the timeline of the best for Perfetto")
+    parser.add_argument("--memory-budget", type=float, help="the backend's option memory_budget")
     parser.add_argument(
-        "--measure", action="store_true", help="measure calls on this machine instead of estimating them"
+        "--report",
+        metavar="DIRECTORY",
+        help="write the graphs, and a page with the timeline of the best setting, to this directory",
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the timeline of the best setting to this file, for Perfetto"
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="time calls on this machine instead of estimating their times"
     )
 
 
@@ -123,9 +136,9 @@ def _figures(found: Any) -> dict[str, Any]:
 def _show(data: dict[str, Any]) -> None:
     from rich.table import Table
 
-    title = f"one step on {data['ranks']} devices: milliseconds, and MB at the peak; estimated"
+    title = f"one simulated step on {data['ranks']} devices: times in ms, peak memory in MB"
     table = Table(title=title, box=None, pad_edge=False)
-    for column in ("setting", "step", "compute", "network", "waited", "sent", "memory"):
+    for column in ("setting", "step", "compute", "network", "waiting", "messages", "memory"):
         table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
     seen = set()
     for row in data["settings"]:
@@ -137,15 +150,17 @@ def _show(data: dict[str, Any]) -> None:
     out = console()
     out.print(table)
     if not data["fits"]:
-        out.print(f"none fits into {data['cluster']['memory'] / 1e9:g} GB; this one takes least:")
-    out.print(f"best: {data['best']}, {data['seconds'] * 1e3:.2f} ms; with")
+        out.print(
+            f"no setting fits into {data['cluster']['memory'] / 1e9:g} GB; this one takes the least memory:"
+        )
+    out.print(f"best: {data['best']}, {data['seconds'] * 1e3:.2f} ms; the same setting with")
     for what, seconds in data["seconds_if"].items():
         out.print(f"  {what}: {seconds * 1e3:.2f} ms")
     alive = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in data["alive_at_peak"].items())
-    out.print(f"most memory at {data['peak_at']}: {alive}")
+    out.print(f"peak memory at {data['peak_at']}: {alive}")
     if data["passes"]:
         options = json.dumps({"passes": ["default", *data["passes"], "default"]})
-        out.print(f"to compile it so: options={options}", soft_wrap=True, markup=False)
+        out.print(f"to compile with this setting: options={options}", soft_wrap=True, markup=False)
 
 
 def _mesh(text: str) -> dict[str, int]:
@@ -155,7 +170,7 @@ def _mesh(text: str) -> dict[str, int]:
         name, equals, size = part.partition("=")
         if not name.isidentifier() or not equals or name in found:
             raise argparse.ArgumentTypeError(
-                f"expected NAME=SIZE[,NAME=SIZE...] of different names, got {text!r}"
+                f"expected NAME=SIZE[,NAME=SIZE...] with different names, got {text!r}"
             )
         found[name] = positive(size)
     return found
