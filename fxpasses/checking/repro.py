@@ -457,6 +457,9 @@ def _random(value: Any) -> tuple[str, Callable[[], Any]]:
     if not isinstance(value, Tensor):
         return repr(value), lambda: value
     shape, dtype, device = tuple(value.shape), value.dtype, value.device
+    strided = "" if value.is_contiguous() else f".as_strided({shape}, {value.stride()})"
+    if strided:  # one number for each place in memory: elements may share some (an expanded tensor)
+        shape = (1 + sum((size - 1) * stride for size, stride in zip(shape, value.stride(), strict=True)),)
     if dtype is torch.bool:
         text = f"torch.rand({shape}) < 0.5"
     elif dtype.is_floating_point or dtype.is_complex:
@@ -467,8 +470,8 @@ def _random(value: Any) -> tuple[str, Callable[[], Any]]:
         numbers = computable(value)
         low, high = (int(numbers.min()), int(numbers.max())) if value.numel() else (0, 0)
         text = f"torch.randint({low}, {high + 1}, {shape}, dtype={dtype})"
-    if not value.is_contiguous():
-        text = f"torch.empty_strided({shape}, {tuple(value.stride())}, dtype={dtype}).copy_({text})"
+    if strided:
+        text = f"({text}){strided}"
     if device.type != "cpu":
         text = f"({text}).to({str(device)!r})"
     return text, lambda: eval(text, {"torch": torch})

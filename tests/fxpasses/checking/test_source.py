@@ -166,6 +166,27 @@ def test_a_pass_of_any_make_gets_a_repro_file(make):
     assert "is wrong" in output
 
 
+def test_a_repro_file_makes_inputs_whose_elements_share_memory():
+    @fxpasses.graph_pass
+    def traced_size(gm):
+        divisions = list(gm.graph.find_nodes(op="call_function", target=aten.div.Scalar))
+        for node in divisions:
+            node.args = (node.args[0], 12)
+        return bool(divisions)
+
+    def mean(x):
+        return x.sin().mean()
+
+    options = {"passes": [traced_size], "compiler": "eager", "check": "values"}
+    with pytest.raises(fxpasses.ValueMismatchError) as caught:  # the gradient of the mean is expanded
+        torch.compile(mean, backend="fxpasses", options=options, dynamic=True)(
+            torch.ones(3, 4, requires_grad=True)
+        )
+    status, output, errors = in_this_process(caught.value.repro)
+    assert status == 1, errors
+    assert "is wrong" in output
+
+
 def by_a_nested_helper():
     def deepest(node):
         return {}[node.name]
