@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.inputs import Unsupported
-from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, allocates
+from fxpasses.checking.interpret import CANNOT_RUN, UNINITIALISED, ExactRun, Run
 from fxpasses.checking.rounding import spacing
 from fxpasses.checking.windows import changed_nodes
 from fxpasses.exact.same_values import DRIFT
@@ -130,7 +130,7 @@ def fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
     free: set[fx.Node] = set()
     for node in gm.graph.nodes:
         pure = node.op == "call_function" and not (
-            uses_rng(node) or is_mutating(node) or allocates(gm, [node.name])
+            uses_rng(node) or is_mutating(node) or node.target in UNINITIALISED
         )
         if node.op == "get_attr" or (pure and all(value in free for value in node.all_input_nodes)):
             free.add(node)
