@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, fx
 
@@ -78,7 +78,7 @@ def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     return kept
 
 
-def in_time(seconds: float, fails: Callable[[S], bool], at_least: int = 0) -> Callable[[S], bool]:
+class InTime(Generic[S]):
     """A question whose answer is no once so many seconds of CPU time are over: a search ends with what it has found by then.
 
     Args:
@@ -87,16 +87,21 @@ def in_time(seconds: float, fails: Callable[[S], bool], at_least: int = 0) -> Ca
         at_least: how often it is asked however long that takes, so that what is found in so many steps does not depend on the
             machine.
 
-    Returns:
-        The same question, with an end.
-
-    >>> len(minimise(range(40), in_time(0.0, lambda chosen: 17 in chosen)))
+    >>> len(minimise(range(40), InTime(0.0, lambda chosen: 17 in chosen)))
     40
-    >>> minimise(range(40), in_time(0.0, lambda chosen: 17 in chosen, at_least=14))
+    >>> minimise(range(40), InTime(0.0, lambda chosen: 17 in chosen, at_least=14))
     [17]
     """
-    until, left = time.thread_time() + seconds, itertools.count(at_least, -1)
-    return lambda asked: (next(left) > 0 or time.thread_time() < until) and fails(asked)
+
+    def __init__(self, seconds: float, fails: Callable[[S], bool], at_least: int = 0) -> None:
+        self._until, self._left = time.thread_time() + seconds, itertools.count(at_least, -1)
+        self._fails = fails
+        self.is_over = False
+        """Whether it was not asked any more."""
+
+    def __call__(self, asked: S) -> bool:
+        self.is_over = next(self._left) <= 0 and time.thread_time() >= self._until
+        return not self.is_over and self._fails(asked)
 
 
 def guilty_sites(
@@ -108,7 +113,7 @@ def guilty_sites(
     bitwise: bool,
     suspects: Collection[str] = (),
     known: Mapping[Hashable, Relation] | None = None,
-) -> tuple[MatchSite, ...]:
+) -> tuple[tuple[MatchSite, ...], bool]:
     """Find a pass's match sites at which its rewrite alone makes the graph wrong, or else the fewest that do together.
 
     Args:
@@ -122,10 +127,10 @@ def guilty_sites(
         known: what is known of windows of the graph on these inputs.
 
     Returns:
-        The sites; empty where no choice of them is wrong.
+        The sites, none where no choice of them is wrong; and whether the search ended before it had asked about all others.
     """
     if not sites:
-        return ()
+        return (), False
     reference, names = Reference(before, inputs), value_names(before, kind)
     reference.windows.update(known or {})
 
@@ -139,13 +144,13 @@ def guilty_sites(
     applied = [site for site in sites if site.applied]
     near = [site.index for site in applied if site.location.node in suspects]
     # One question for the suspects, two for each halving, one for all others.
-    fails = in_time(_SECONDS, is_wrong, at_least=2 * len(applied).bit_length() + 2)
+    fails = InTime(_SECONDS, is_wrong, at_least=2 * len(applied).bit_length() + 2)
     start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
     guilty = set(minimise(start, fails))
     others = [site.index for site in applied if site.index not in guilty]
     if len(guilty) == 1:
         guilty.update(_wrong_alone(others, fails))
-    return tuple(site for site in sites if site.index in guilty)
+    return tuple(site for site in sites if site.index in guilty), fails.is_over
 
 
 def _wrong_alone(indices: list[int], fails: Callable[[list[int]], bool]) -> list[int]:

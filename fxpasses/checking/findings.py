@@ -88,7 +88,7 @@ class _Keeper:
         if self.found:
             return ()
         inputs, bitwise = trial.reference.inputs, rewrite.bitwise
-        guilty = guilty_sites(item, rewrite.before, rewrite.kind, sites, inputs, bitwise, mismatch.calls)
+        guilty, _ = guilty_sites(item, rewrite.before, rewrite.kind, sites, inputs, bitwise, mismatch.calls)
         return tuple(site.index for site in guilty)
 
     def has_time(self, rewrite: Rewrite) -> bool:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fake.error_text import describe_error
 from fxpasses._torch import OpOverload, outside_tracing
-from fxpasses.checking.blame import after_passes, apply_pass, in_time
+from fxpasses.checking.blame import InTime, after_passes, apply_pass
 from fxpasses.checking.fake_values import propagate_fakes
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, failing_part, smaller_sizes
@@ -276,7 +276,7 @@ def make_repro(
         except Unsupported:
             return False
 
-    still, case = in_time(_SECONDS, fails, _QUESTIONS), None
+    still, case = InTime(_SECONDS, fails, _QUESTIONS), None
     # A part says as much as all of the graph, sooner.
     for is_whole, dynamic, marked in itertools.product(
         (False, True), (False, True) if traced is None else (True,), (False, True)

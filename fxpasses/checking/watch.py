@@ -168,14 +168,15 @@ class ValueCheck(RewriteCheck):
                 how, location, pass_name="partition", graph=rewrite.kind, mismatches=found
             )
         known = trial.reference.windows if trial.reference.samples else None
-        sites = guilty_sites(
+        sites, is_over = guilty_sites(
             item, rewrite.before, rewrite.kind, rewrite.sites, inputs, rewrite.bitwise, found[0].calls, known
         )
         site = ""
         near = [site for site in sites if site.location.node in found[0].calls] or sites
         if sites:
             named = "; ".join(map(str, sites[:_MOST_NAMED])) + "; and others" * (len(sites) > _MOST_NAMED)
-            site = f"{len(sites)} of {len(rewrite.sites)} match sites: {named}"
+            count = f"{len(sites)} or more" if is_over and len(sites) < len(rewrite.sites) else len(sites)
+            site = f"{count} of {len(rewrite.sites)} match sites: {named}"
             location = near[0].location if len(near) == 1 else location
         else:
             site = _changed_subgraph(rewrite, location)

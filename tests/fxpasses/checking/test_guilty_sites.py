@@ -50,6 +50,22 @@ def test_wrong_sites_are_named(wrong, tmp_path, monkeypatch):
     assert [site.index for site in raised.value.sites] == list(wrong)
 
 
+@pytest.mark.parametrize(("wrong", "count"), [((2,), "1"), (range(6), "or more")])
+def test_a_search_that_ended_early_does_not_call_the_others_right(wrong, count, tmp_path, monkeypatch):
+    monkeypatch.setattr(blame, "_SECONDS", 0.0)  # it asks eight times about six sites
+
+    def six_factors(x):
+        return sum((x * (k + 2)).sin() for k in range(6))
+
+    passes = [with_wrong_factors(wrong)]
+    options = {"passes": passes, "check": "values", "compiler": "eager", "report": str(tmp_path)}
+    x = torch.linspace(-2, 2, 4)
+    with pytest.raises(fxpasses.ValueMismatchError) as raised, torch.no_grad():
+        torch.compile(six_factors, backend="fxpasses", options=options)(x)
+    assert set(wrong).issuperset(site.index for site in raised.value.sites)
+    assert f"{count} of 6 match sites" in str(raised.value)
+
+
 @pytest.mark.parametrize("wrong", [(), (3,), (0, 99), tuple(range(100))])
 def test_groups_without_a_wrong_one_are_asked_about_once(wrong):
     asked = []
