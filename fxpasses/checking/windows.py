@@ -413,7 +413,9 @@ def cut(
         if not odd:
             break
         for side in names:
-            side |= odd
+            side |= odd.difference(
+                *(_sources([graph[name] for name in odd if name in graph]) for graph in graphs)
+            )
     inputs = {**taken[0], **taken[1]}
     if any(isinstance(values.get(name), (list, tuple)) or name not in values for name in inputs):
         return None
@@ -421,6 +423,18 @@ def cut(
         _part(gm, part[0], inputs, out) for gm, part, out in zip((before, after), parts, wanted, strict=True)
     ]
     return Window(change, made[0], made[1], [values[name] for name in inputs])
+
+
+def _sources(nodes: Sequence[fx.Node]) -> set[str]:
+    """The names of those that another one is computed from: where that is followed back, it may be to them."""
+    first, seen = min(nodes, default=None), set()
+    queue = [value for node in nodes for value in node.all_input_nodes]
+    while queue:
+        value = queue.pop()
+        if value not in seen:
+            seen.add(value)
+            queue += [source for source in value.all_input_nodes if not source < first]
+    return {node.name for node in nodes if node in seen}
 
 
 def _stays(node: fx.Node) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from fxpasses.checking.values import Reference, compare
-from fxpasses.checking.windows import changed_nodes, changes
+from fxpasses.checking.windows import changed_nodes, changes, cut
 
 aten = torch.ops.aten
 
@@ -102,3 +102,20 @@ def test_a_call_that_is_left_behind_is_changed():
         return before(call, a, b, c, d, e)
 
     assert changed_nodes(graph(before), graph(idle)) == (set(), set())
+
+
+def test_a_window_reaches_back_to_what_both_sides_are_computed_from_and_no_further():
+    def build(end):
+        def calls(call, a, b, c, d, e):
+            start = call("start", aten.add.Tensor, a, b)
+            inner = call("inner", aten.neg.default, call("middle", aten.sin.default, start))
+            return inner, call("end", aten.mul.Tensor, *((inner, c) if end == "inner" else (start, c)))
+
+        return graph(calls)
+
+    before, after = build("inner"), build("start")
+    (change,) = changes(before, after, changed_nodes(before, after))
+    names = [node.name for gm in (before, after) for node in gm.graph.nodes]
+    window = cut(before, after, change, dict.fromkeys(names, torch.ones(2)))
+    taken = [node.name for node in window.before.graph.find_nodes(op="placeholder")]
+    assert sorted(taken) == ["c", "start"]
