@@ -63,13 +63,26 @@ def open_results(gm: fx.GraphModule, inputs: Sequence[Any], after: fx.GraphModul
 def _is_kept(node: fx.Node, run: ExactRun, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether a graph after makes the same call of the very same values."""
     told = {n.name: (n.target, str(n.args), str(n.kwargs)) for n in after.graph.nodes}
-    if told.get(node.name) != (node.target, str(node.args), str(node.kwargs)):
+    if told.get(node.name) != (node.target, str(node.args), str(node.kwargs)) or not _is_taken(node, after):
         return False
     other = ExactRun(after, keep=True)
     other.results(inputs)  # up to where it can be run
     source = node.all_input_nodes[0]
     value, theirs = run.values[source.name], other.values.get(source.name)
     return theirs is not None and value.shape == theirs.shape and torch.equal(value, theirs)
+
+
+def _is_taken(node: fx.Node, after: fx.GraphModule) -> bool:
+    """Whether what takes the results of a call takes them in a graph after, too, where it may stand and have no use any more."""
+    needed: dict[str, fx.Node] = {}
+    for other in reversed(after.graph.nodes):
+        if other.op == "output" or other.is_impure() or any(user.name in needed for user in other.users):
+            needed[other.name] = other
+    for result in node.users:
+        takers = {user.name for user in needed[result.name].users} if result.name in needed else set()
+        if any(user.name not in takers for user in result.users if user.name in needed or not takers):
+            return False
+    return True
 
 
 def _has_equals(value: Tensor, taken: Tensor, dim: int) -> bool:

@@ -268,14 +268,15 @@ def less_precise(
         return {}
     found: dict[int, Distance] = {}
     runs, defined = _Runs(before, inputs), None
+    is_open = functools.cache(lambda: open_results(before, inputs, after))
     finest = functools.cache(lambda dtype: finest_dtype(before, dtype))
     lost_at = functools.cache(lambda dtype: str(_digits_lost_at(after, inputs, dtype)))
     is_alone, returned = all(map(is_elementwise, (before, after))), outputs_of(before.graph)
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
-        if _is_turned_over(mine, theirs) and position not in open_results(before, inputs, after):
+        if _is_turned_over(mine, theirs) and position not in is_open():
             how = _turned_over(before, inputs, position, (mine, theirs, center))
             found |= {position: how} if how is not None else {}
-        if not _is_judged(mine, theirs, center) or torch.equal(mine, theirs):
+        if not _is_judged(mine, theirs, center) or torch.equal(mine, theirs) or position in is_open():
             continue
         kind = held_dtype(returned[position], mine.dtype)
         mine, theirs = mine.to(kind), theirs.to(kind)

@@ -5,8 +5,12 @@ import torch
 
 from fxpasses import capture, pattern_pass
 from fxpasses.checking.open_order import open_results
+from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.values import Reference, compare, value_names
+from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.testing import prove
+
+aten = torch.ops.aten
 
 TIES, ALL_OTHERS = torch.tensor([[1.0, 3.0, 3.0, 0.0]]), torch.tensor([[1.0, 3.0, 2.0, 0.0]])
 OPERATORS = {
@@ -43,6 +47,25 @@ def test_these_are_told(function):
 def test_what_is_computed_from_an_open_index_is_open():
     gm = capture(lambda x: (x.gather(1, torch.topk(x, 2).indices + 0), torch.topk(x, 2).values), TIES).forward
     assert open_results(gm, [TIES]) == {0}
+
+
+def test_a_call_that_still_stands_but_has_no_use_any_more_is_not_kept():
+    gm = capture(lambda x: torch.topk(x, 2).indices + 1, TIES).forward
+    after = copy_graph(gm)
+    (add,) = after.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    with after.graph.inserting_before(add):
+        order = after.graph.call_function(aten.argsort.default, (next(iter(after.graph.nodes)), -1, True))
+        add.args = (after.graph.call_function(aten.slice.Tensor, (order, 1, 0, 2)), 1)
+    assert open_results(gm, [TIES], gm) == set()
+    assert open_results(gm, [TIES], after) == {0}
+
+
+def test_rows_of_a_table_at_open_indices_are_not_called_less_precise():
+    table, ties = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([[-1.0, 0.0, 0.0, -2.0]])
+    before = capture(lambda x, e: e[torch.topk(x, 1).indices], ties, table).forward
+    after = capture(lambda x, e: e[3 - torch.topk(x.flip(1), 1).indices], ties, table).forward
+    assert not torch.equal(before(ties, table)[0], after(ties, table)[0])
+    assert not less_precise(before, after, [ties, table])
 
 
 def softmax_first(x):
