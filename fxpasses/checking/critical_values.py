@@ -59,6 +59,15 @@ _ROUNDINGS = 64
 INTEGERS = (torch.int32, torch.int64)
 
 _BY_ELEMENT = {torch.Tag.pointwise, torch.Tag.reduction}
+_MOVING = {
+    aten.index,
+    aten._unsafe_index,
+    aten._unsafe_masked_index,
+    aten.constant_pad_nd,
+    aten.cat,
+    prims.rev,
+}
+"""Operators that take elements to other places: interpolation and windows are made of them."""
 
 
 def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lambda: True) -> Iterator[Found]:
@@ -384,8 +393,8 @@ def up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
 
 
 def _is_followed(node: fx.Node) -> bool:
-    """Whether a window is widened by a call: one by element, a reduction, or what such a call's value is seen as."""
-    if not _BY_ELEMENT.isdisjoint(getattr(node.target, "tags", ())):
+    """Whether a window is widened by a call: one by element, a reduction, one that moves elements, or what such a call's value is seen as."""
+    if packet(node) in _MOVING or not _BY_ELEMENT.isdisjoint(getattr(node.target, "tags", ())):
         return True
     (given, *others) = node.all_input_nodes or [node]
     return packet(node) in KEEPING and not others and (_is_followed(given) or is_free(given))

@@ -195,9 +195,11 @@ class Following:
 def aligned(shape: Sequence[Any], whole: Sequence[Any]) -> list[Any] | None:
     """The sizes of a value at their places among those of what it is made of, ones at the others; ``None`` where they have none.
 
-    >>> aligned([4, 1], [4, 6]), aligned([6], [4, 6]), aligned([5], [4, 6])
-    ([4, 1], [1, 6], None)
+    >>> aligned([4, 1], [4, 6]), aligned([6], [4, 6]), aligned([5], [4, 6]), aligned([4, 1], [4, 4])
+    ([4, 1], [1, 6], None, [4, 1])
     """
+    if len(shape) == len(whole) and all(size in (1, other) for size, other in zip(shape, whole, strict=True)):
+        return list(shape)
     rest = [size for size in reversed(shape) if size != 1]
     found = []
     for size in reversed(whole):

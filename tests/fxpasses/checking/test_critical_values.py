@@ -38,6 +38,12 @@ ACTIVATIONS = {
     "a difference of log-softmaxes": lambda x: (
         (x.log_softmax(-1) - x.sin().log_softmax(-1)).exp().clamp(0.8, 1.2) * x
     ),
+    "an interpolation": lambda x: functional.interpolate(functional.silu(x)[None], size=12, mode="linear")[
+        0, :, :6
+    ].clamp(min=0),
+    "a norm of as many rows": lambda x: (
+        x[:, :3] / x[:, :3].norm(dim=-1, keepdim=True).clamp(0.1, 3.0)
+    ).repeat(1, 2),
     "a norm": lambda x: x / x.norm(dim=-1, keepdim=True).clamp(0.1, 3.0),
 }
 
