@@ -298,7 +298,9 @@ class Rewriting:
             )
         if self.is_explained_by_constants(self.before, self.after, self.inputs):
             return []
-        problem = str(finding).partition(", ")[2].replace(", on example inputs", "")  # which these are is said of all
+        problem = (
+            str(finding).partition(", ")[2].replace(", on example inputs", "")
+        )  # which these are is said of all
         if verdict.kind == "APPROXIMATE":
             problem += f"; an approximation, at most {verdict.distance:.2g} of the largest value away"
         return [Difference(position, problem, calls)]
