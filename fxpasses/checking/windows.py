@@ -427,13 +427,13 @@ def cut(
 
 def _sources(nodes: Sequence[fx.Node]) -> set[str]:
     """The names of those that another one is computed from: where that is followed back, it may be to them."""
-    first, seen = min(nodes, default=None), set()
+    seen: set[fx.Node] = set()
     queue = [value for node in nodes for value in node.all_input_nodes]
     while queue:
         value = queue.pop()
         if value not in seen:
             seen.add(value)
-            queue += [source for source in value.all_input_nodes if not source < first]
+            queue += [source for source in value.all_input_nodes if not source < min(nodes)]
     return {node.name for node in nodes if node in seen}
 
 
