@@ -1,4 +1,4 @@
-"""``fxpasses.compile``: compile a model, or take what an earlier process has compiled of it."""
+"""``fxpasses.compile``: compile a model, or load what an earlier process compiled."""
 
 from __future__ import annotations
 
@@ -63,18 +63,20 @@ def compile(
     dynamic: bool | None = None,
     fullgraph: bool = False,
 ) -> Compiled[M]:
-    """Compile a model or function: the results are those of ``torch.compile(model, backend="fxpasses", options=...)``.
+    """Compile a model or function.
 
-    The first call looks for the plan of an earlier process, and runs it where everything that decided it is as it was: neither
-    Dynamo nor Inductor is imported then. Otherwise the call compiles, and writes a plan where that is possible;
-    :func:`fxpasses.stats` counts both, and the reasons where it is not.
+    The results are those of ``torch.compile(model, backend="fxpasses", options=...)``. The first call looks
+    for a plan that an earlier process wrote. If nothing that the plan depends on has changed, the call runs
+    it and imports neither Dynamo nor Inductor. Otherwise the call compiles the model and, if possible, writes
+    a plan. :func:`fxpasses.stats` counts both, and why plans were not written.
 
     Args:
-        model: a module or function; without it, what is returned is a decorator.
-        passes: an option of :class:`fxpasses.Options`, as are those up to ``ranks``; ``None`` stands for its default.
+        model: a module or function. If omitted, the return value is a decorator.
+        passes: an option of :class:`fxpasses.Options`, like all that follow up to ``ranks``. ``None`` selects
+            its default.
         regions: which repeated layers are compiled once.
         memory_budget: how much may be saved for the backward pass.
-        partition: who decides what is.
+        partition: who decides what is saved.
         compiler: who compiles the graphs.
         inductor: Inductor's own options.
         mode: a mode of ``torch.compile``.
@@ -84,13 +86,15 @@ def compile(
         accelerate: whether tracing is accelerated.
         compiled_autograd: whether backward passes are captured whole.
         ranks: what the processes of a job compare before a graph with collectives runs.
-        cache: where plans are: a directory, ``"off"``, or ``"auto"``: the directory in ``FXPASSES_CACHE_DIR`` (``off`` there: none), else
-            a folder ``fxpasses`` in ``TORCHINDUCTOR_CACHE_DIR``, else one in the directory for temporary files; none where Inductor's caches are disabled.
+        cache: where plans are stored: a directory, ``"off"`` or ``"auto"``. ``"auto"`` is the directory in
+            ``FXPASSES_CACHE_DIR`` (``off`` there disables plans), else none if Inductor's caches are
+            disabled, else the folder ``fxpasses`` in ``TORCHINDUCTOR_CACHE_DIR``, else one in the directory
+            for temporary files.
         dynamic: as in ``torch.compile``.
         fullgraph: as in ``torch.compile``.
 
     Raises:
-        OptionsError: for an argument that is not callable; other wrong options are found by the first call that compiles.
+        OptionsError: an argument is not callable. Other wrong options raise in the first call that compiles.
     """
     if model is None:
         given = {name: value for name, value in locals().items() if name != "model"}
@@ -115,28 +119,33 @@ def compile(
 
 
 _TRIES = 32
-"""How many calls without any plan it takes until none is looked for any more: what a model is called with seldom changes in kind."""
+"""After this many calls without any plan, stop looking for plans: the kind of a model's inputs rarely
+changes."""
 _CONTENTS = 8
-"""Of how many contents of the model, or numbers among the arguments, a plan is looked for where there was none, and written: as often as Dynamo compiles a frame."""
+"""The limit on contents of the model, or numbers among the arguments, for which a plan is looked for after a
+miss, and written. Dynamo compiles a frame as often."""
 _MOST_KNOWN = 4096
-"""Of so many different arguments it is known that there was none."""
+"""The most kinds of arguments for which a miss is remembered."""
 _HELD = 4
-"""How many plans for this process alone are kept."""
+"""The most plans kept for this process alone."""
 _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
-"""What Lightning calls of a module, in place of the module itself."""
+"""The methods of a module that Lightning calls instead of the module itself."""
 _SHARED = "an argument that shares memory with a model whose tensors are changed"
 _TOO_MANY = "a model, or numbers among its arguments, that are others in each call"
 
 
 class Compiled(Reported, Generic[M]):
-    """What :func:`compile` returns: called like the model, whose attributes it has, but for those named here. Of a module it passes for
-    a module: it can be a child of another one, which then has the module's own parameters, by their own names.
+    """What :func:`compile` returns: called like the model, with the model's attributes except those named
+    here.
+
+    If the model is a module, this passes for one. As a child of another module, it contributes the model's
+    own parameters, under their own names.
 
     Attributes:
         model: the model.
         plan_files: the files of the plans that it has written or used.
-        why_no_plan: why the last call that was compiled has none, or "".
-        reasons_for_none: why calls had none so far.
+        why_no_plan: why the last call that was compiled has no plan, or "".
+        reasons_for_none: why calls had no plan so far.
         functions_between: what runs in Python between its graphs, and is compiled on its own.
         has_no_graph: whether there was nothing in it to compile.
     """
@@ -151,7 +160,8 @@ class Compiled(Reported, Generic[M]):
         fullgraph: bool,
         compiled: Callable[..., Any] | None = None,
     ) -> None:
-        """Args: those of :func:`compile`, where plans are looked for, and what ``torch.compile`` made of the model, if it did."""
+        """Args: those of :func:`compile`, where plans are stored, and what ``torch.compile`` returned for the
+        model, if it was called."""
         self.model = model
         self.plan_files: dict[Path, None] = {}
         self.why_no_plan = ""
@@ -170,7 +180,7 @@ class Compiled(Reported, Generic[M]):
         self._written = collections.Counter[Any]()
         self._turn = 0
         functools.update_wrapper(self, model, updated=())
-        self._own = frozenset(vars(self))  # from here on, other attributes are the model's
+        self._own = frozenset(vars(self))  # from here on, other attributes belong to the model
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self).get("_own")
@@ -216,7 +226,8 @@ class Compiled(Reported, Generic[M]):
             return self._by_torch
         cache = OnlyResults(self._options.get("cache", "off"))
         cache.turn = self._turn
-        # Lightning has a wrapper in torch.compile's place that sets an attribute of the model, which no plan would survive.
+        # Lightning wraps torch.compile in a function that sets an attribute of the model. No plan would
+        # survive it.
         compiled = inspect.unwrap(torch.compile)(
             _torch.call_in_eager(self.model),
             backend="fxpasses",
@@ -224,12 +235,12 @@ class Compiled(Reported, Generic[M]):
             dynamic=self._dynamic,
             fullgraph=self._fullgraph,
         )
-        # Of a module it makes another one, for which hooks on all modules would run as well.
+        # torch.compile wraps a module in another module, for which global module hooks would run as well.
         return compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the model, compiled."""
-        if torch.compiler.is_compiling():  # a compiled function calls it: it is part of that
+        if torch.compiler.is_compiling():  # a compiled function inlines it
             return self.model(*args, **kwargs)
         if self._shelf is None:
             return self._compiled(*args, **kwargs)
@@ -238,22 +249,20 @@ class Compiled(Reported, Generic[M]):
         try:
             known = self._armed.known
             last = min(self._last, len(known) - 1)
-            for i in range(
-                last, last - len(known), -1
-            ):  # layers come in turn, and the newest is the first one
+            for i in range(last, last - len(known), -1):  # layers come in turn, newest first
                 if (found := known[i].quick_call(args, kwargs)) is not None:
                     self._last = i % len(known)
                     return self._of_plan(*found, args, kwargs)
-            known = []  # nobody here keeps what was seen
+            known = []  # drop references to what was seen
             now = state()
             found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed.known)), None)
         except NoPlan as error:
-            why = error.with_traceback(None)  # which holds the inputs
+            why = error.with_traceback(None)  # the traceback holds the inputs
         else:
             if found is not None:
                 return self._of_plan(*found, args, kwargs)
             return self._first(now, self._shelf, args, kwargs)
-        # After the handler: an error of the model has no other before it.
+        # Outside the handler, so that an error of the model has no ``__context__``.
         return self._without(why, self._shelf, args, kwargs)
 
     def _of_plan(
@@ -266,11 +275,11 @@ class Compiled(Reported, Generic[M]):
         except Exception as error:
             log.warning("a plan is not used any more: %s", error)
             self._armed.known.clear()
-            if plan.changes:  # it may have, already: that is not done twice, and the next call compiles
+            if plan.changes:  # it may have mutated them already: do not repeat it, compile in the next call
                 if isinstance(self._shelf, Directory) and plan.file is not None:
                     plan.file.unlink(missing_ok=True)
                 raise
-        return self._fully(args, kwargs)  # which strikes what was tuned, if that is at fault
+        return self._fully(args, kwargs)  # strikes the tuned choice if that is at fault
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.why_no_plan = error.reason
@@ -281,11 +290,11 @@ class Compiled(Reported, Generic[M]):
         return self._fully(args, kwargs)
 
     def by_dynamo(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, compiled, without looking for a plan."""
+        """Call the compiled model without looking for a plan."""
         return self._compiled(*args, **kwargs)
 
     def _fully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call by Dynamo, of which there is no plan; after many of them none is looked for any more."""
+        """Make a call that has no plan, by Dynamo. After many such calls, stop looking for plans."""
         self._calls_without += 1
         if self._calls_without > _TRIES and not self.plan_files and not self._held:
             self._shelf = None
@@ -293,7 +302,7 @@ class Compiled(Reported, Generic[M]):
             return self._compiled(*args, **kwargs)
 
     def _first(self, now: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with no plan at hand: look for one, or compile."""
+        """Make a call with no plan at hand: look for one, or compile."""
         with self._lock:
             signature, content, failed = None, None, None
             try:
@@ -301,7 +310,7 @@ class Compiled(Reported, Generic[M]):
                 kind = now, without_numbers(tokens), *map(id, objects)
                 signature = kind, tokens
                 if len(self._known) > _MOST_KNOWN:
-                    self._known.clear()  # they are looked for again
+                    self._known.clear()  # they will be looked for again
                 without = self._known.setdefault(kind, Without())
                 known = len(without.contents) >= _CONTENTS or without.calls >= _TRIES
                 if not known:
@@ -327,7 +336,7 @@ class Compiled(Reported, Generic[M]):
                     self._compile_afresh(signature)
                 return self._without(failed, shelf, args, kwargs)
             if known:
-                return self._fully(args, kwargs)  # whose errors are those of the model
+                return self._fully(args, kwargs)  # errors raised here are the model's
             if plan is not None and plan.may_take(tensors):
                 without.calls = 0
                 armed.know(now, tokens, plan)
@@ -350,23 +359,27 @@ class Compiled(Reported, Generic[M]):
             return self._record(signature, tensors, objects, shelf, abouts, args, kwargs, changed)
 
     def _compile_afresh(self, signature: Any) -> None:
-        """Have this call traced, whatever Dynamo holds, if it had a plan: that has seen a change for which Dynamo may not ask, as another function in the place of one of torch's."""
+        """Force a retrace of this call, whatever Dynamo has cached, if it had a plan.
+
+        The plan saw a change that Dynamo may not guard on, such as a replaced function of torch.
+        """
         if signature in self._had_plans:
             del self._had_plans[signature]
             self._turn, self._by_torch = self._turn + 1, None
             vars(self).pop("_compiled", None)
-            if not self._is_between:  # what it was compiled to before would count against Dynamo's limit
+            if not self._is_between:  # older cache entries would count against Dynamo's limit
                 forget_compiled(self.model)
 
     def _planned(self, resumed: Callable[..., Any]) -> Compiled[Any]:
-        """What calls a function with which a frame of the model goes on."""
+        """Compile a function with which a frame of the model resumes."""
         made = Compiled(resumed, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
         made.plan_files, made._is_between = self.plan_files, True
         made._armed.in_others = self._armed.in_others
         return made
 
     def _abouts(self, digest: list[Any], now: Any, tokens: Any) -> list[dict[str, Any]]:
-        """Everything that the key is made of, as JSON has it: of plans for these sizes and numbers among the arguments, and of those that leave them open."""
+        """All factors of the key, as JSON: for plans that fix sizes and numbers among the arguments, then for
+        plans that leave them open."""
         about = {
             "surroundings": surroundings(), "options": described_options(self._options), "dynamic": str(self._dynamic),
             "fullgraph": self._fullgraph, "model": digest[0], "objects": digest[1],
@@ -386,10 +399,10 @@ class Compiled(Reported, Generic[M]):
         kwargs: dict[str, Any],
         changed: ChangedNumbers | None,
     ) -> Any:
-        from fxpasses.plans.recording import Recording  # imports Dynamo and Inductor, which are needed now
+        from fxpasses.plans.recording import Recording  # imports Dynamo and Inductor, needed only now
 
-        folder = cast("Callable[[dict[str, Any]], Path]", shelf.target)  # it has one: that was asked
-        known = weakref.ref(self)  # Dynamo's compiled code keeps the recording
+        folder = cast("Callable[[dict[str, Any]], Path]", shelf.target)  # not None, as checked above
+        known = weakref.ref(self)  # Dynamo's compiled code keeps the recording alive
 
         def done(path: Path | None, reason: str) -> None:
             if reason:
@@ -428,12 +441,14 @@ class Compiled(Reported, Generic[M]):
             self._had_plans[signature] = path
             self._written[signature[0]] += 1
         if not reason:
-            # Later calls are light ones, too; also those of other objects, for which Dynamo had nothing to compile before this was written.
+            # Later calls are cheap too, also those of other objects for which Dynamo had nothing to compile
+            # before this.
             self._known.clear()
 
 
 class CompiledContainer(Compiled[M]):
-    """What :func:`compile` returns of a module with parts, such as ``nn.Sequential``. Its length and parts are the model's: a part is not compiled."""
+    """What :func:`compile` returns for a module with parts, such as ``nn.Sequential``. Its length and parts
+    are the model's. A part is not compiled."""
 
     def __len__(self) -> int:
         return len(self.model)  # type: ignore[arg-type]
@@ -446,7 +461,7 @@ class CompiledContainer(Compiled[M]):
 
 
 class CompiledFunction(Compiled[M]):
-    """What a function is compiled to; in a class it is a method."""
+    """What a function is compiled to. As a class attribute it binds like a method."""
 
     def __get__(self, instance: object | None, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -462,5 +477,5 @@ def _kind_for(model: Any) -> type[Compiled[Any]]:
 def _compiled_again(
     model: M, options: Mapping[str, Any], shelf: Shelf | None, how: dict[str, Any]
 ) -> Compiled[M]:
-    """What a copy, or a pickle, of what was compiled is made by: the model is copied, and compiled anew."""
+    """Compile anew for a copy or a pickle, which copies the model."""
     return _kind_for(model)(model, options, shelf, **how)

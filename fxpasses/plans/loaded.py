@@ -1,4 +1,4 @@
-"""Plans that were loaded, and where they are looked for: the directory of plans."""
+"""Loading of plans, and the directory that stores them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class Shelf(Protocol):
-    """A place where plans are."""
+    """A place that stores plans."""
 
     def find(
         self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
     ) -> Plan | None:
-        """The plan that was made of the same, and whose checks hold.
+        """Find a plan for the same factors whose checks hold.
 
         Args:
             abouts: the factors of a plan for these sizes, and of one for many.
@@ -43,14 +43,14 @@ class Shelf(Protocol):
         """
 
     def target(self, about: Mapping[str, Any]) -> Path | None:
-        """The folder for a new plan, or None where there are to be none."""
+        """The folder for a new plan, or None if none may be written."""
 
     def refuse(self, error: NoPlan) -> None:
-        """There can be no plan of a call: return, for it to be compiled, or raise."""
+        """Handle a call that can have no plan: return to have it compiled, or raise."""
 
 
 class Directory:
-    """The plans in a directory; what has none is compiled, and its plan is written there."""
+    """The plans in a directory. A call without a plan is compiled, and its plan is written there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,17 +60,17 @@ class Directory:
         return self._path / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def refuse(self, error: NoPlan) -> None:
-        """Count it."""
+        """Count the refusal."""
         counters.count_refused_plan(error.reason)
         log.info("no plan: %s", error)
 
     def find(
         self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
     ) -> Plan | None:
-        """The plan of an earlier process. Args: those of :meth:`Shelf.find`.
+        """Find a plan of an earlier process. Takes the arguments of :meth:`Shelf.find`.
 
         Raises:
-            NoPlan: an earlier process has found that there can be none.
+            NoPlan: an earlier process found that there can be none.
         """
         found = (self._find(about, armed, tensors) for about in abouts)
         return next((plan for plan in found if plan is not None), None)
@@ -111,20 +111,20 @@ def loaded(
     armed: Armed,
     file: Path | None = None,
 ) -> Plan:
-    """Load the code and the kernels of a plan whose checks hold.
+    """Load the code and kernels of a plan whose checks hold.
 
     Args:
-        content: what its file says.
-        sections: of its file.
-        folder: where kernels are put to be loaded, or None for a place that is gone afterwards.
+        content: the plan section of its file.
+        sections: the sections of its file.
+        folder: where kernels are put to be loaded, or None for a temporary directory.
         walk: over the model and what the plan reads.
         armed: the model.
-        file: where it is.
+        file: the file of the plan.
     """
     if content["kind"] == PYTHON:
-        # Where its frame calls a graph, it is one that does nothing: Dynamo hands no backend such a graph.
+        # If its frame calls a graph, the graph is empty: Dynamo passes such a graph to no backend.
         no_graph = {"run": lambda inputs: (), "accepts": lambda: True}
-        if "code" in sections:  # what is asked of numbers
+        if "code" in sections:  # guards on numbers
             no_graph |= {"accepts": load_code(sections["code"], {}, {}, [], folder)["accepts"]}
         return _made(content, no_graph, walk, armed, sections.get("frame", b""), file)
     prefix = "kernel "
@@ -139,7 +139,7 @@ def loaded(
 
 
 def _walked(content: Mapping[str, Any], armed: Armed, plan: Hashable) -> Walk | None:
-    """The walk over the model, gone on over what a plan reads; ``None`` where that is not what it was."""
+    """Continue the walk over the model over what a plan reads. ``None`` if any of it has changed."""
     walk = armed.walked_again.read(plan, content["reads"], content["read"], armed.walk, armed.digest)
     is_same = are_named_still(content["functions"]) and stubs_named(content.get("between", ())) is not None
     return walk if is_same else None
@@ -169,7 +169,7 @@ def _made(
 
 @dataclass
 class Without:
-    """Calls of which there was no plan: of which contents of the model, and how often one was looked for since there was one."""
+    """Calls without a plan: for which contents of the model, and how many lookups since the last hit."""
 
     contents: list[Any] = field(default_factory=list)
     calls: int = 0
@@ -177,12 +177,12 @@ class Without:
 
 @dataclass(frozen=True)
 class Held:
-    """A plan for this process: of a program that cannot be written.
+    """A plan for this process only, of a program that cannot be serialized.
 
     Attributes:
-        content: what its file would say.
+        content: what its file would contain.
         frame: the code of its frame.
-        program: what runs its graph; takes the inputs that Dynamo's graph has.
+        program: runs its graph; takes the inputs that Dynamo's graph has.
     """
 
     content: Mapping[str, Any]
@@ -190,7 +190,7 @@ class Held:
     program: Callable[..., Any]
 
     def plan(self, abouts: Sequence[Mapping[str, Any]], armed: Armed) -> Plan | None:
-        """The plan, where its checks hold.
+        """The plan, if its checks hold.
 
         Args:
             abouts: the factors of a plan for the call.

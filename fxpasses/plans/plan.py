@@ -1,4 +1,4 @@
-"""A plan that was loaded: what is asked before each call, and the call."""
+"""A loaded plan: its checks before each call, and the call itself."""
 
 from __future__ import annotations
 
@@ -25,39 +25,42 @@ from fxpasses.plans.walk import Walk
 
 
 class Checked:
-    """A walk whose findings can be looked at again quickly, but for the tensors that are exchanged."""
+    """A walk whose findings can be rechecked quickly, except for exchanged tensors."""
 
     def __init__(self, walk: Walk, tensors: Sequence[torch.Tensor]) -> None:
         self._watch, self._tensors = walk.watch, SameTensors(tensors)
 
     def holds(self) -> bool:
-        """Whether everything is as it was."""
+        """Whether nothing has changed."""
         return self._watch.holds() and self._tensors.hold()
 
     def _release(self, places: Mapping[int, Place], tensors: Sequence[torch.Tensor]) -> None:
-        """Look no more at what is in some places. Args: the places, and the tensors that are looked at from now on."""
+        """Stop watching the entries of some places. ``tensors`` are those to check from now on."""
         for place in places.values():
             self._watch.release(place.values, place.key)
         self._tensors = SameTensors(tensors)
 
     def let_hold(self, views: HeldViews) -> None:
-        """Let views of the tensors be held until one may have moved."""
+        """Let ``views`` cache views of the tensors until one of the tensors may have moved."""
         self._tensors.let_hold(views)
 
 
 class Plan(Checked):
-    """A plan that was loaded, for the model that it was checked for: ``walk`` went on from the model's over what it reads.
+    """A loaded plan, bound to the model that it was checked for. ``walk`` continued from the model's walk
+    over what the plan reads.
 
     Attributes:
-        file: where it is.
-        frame: where it is more than a call of its graph, what runs all of it.
-        alone: where it has no backward graph with gradients on, what runs its graph.
-        exchanges: the places of tensors of the model that may be others in each call, by their numbers.
+        file: the file of the plan.
+        frame: runs the whole frame, if the frame does more than call its graph.
+        alone: runs the graph, if gradients are on and the plan has no backward graph.
+        exchanges: by number, the places of the model's tensors that each call may replace.
         exchanged_there: all such places.
-        asks_of_model: whether it depends on numbers or sizes that objects of the model hold: it can be asked whether it accepts these where it holds.
-        asks_bases: whether it depends on sizes of tensors of which arguments are views.
-        is_tuned: whether it is a program that was chosen by measuring: where it fails, the default may not.
-        changes: whether it writes to tensors that it is given, or that the model holds.
+        asks_of_model: whether it depends on numbers or sizes that objects of the model hold. While the plan
+            holds, it can be asked whether it accepts them.
+        asks_bases: whether it depends on sizes of the bases of arguments that are views.
+        is_tuned: whether it is a program that was chosen by measuring. If it fails, the default may still
+            work.
+        changes: whether it mutates tensors that are passed to it or held by the model.
     """
 
     def __init__(
@@ -140,15 +143,16 @@ class Plan(Checked):
 
     @property
     def serves(self) -> tuple[bool, bool]:
-        """Whether it is one for many sizes, and for other numbers among the arguments."""
+        """Whether the plan serves many sizes, and whether it serves other numbers among the arguments."""
         return self._any_sizes, bool(self.open)
 
     def holds(self) -> bool:
-        """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
+        """Whether nothing has changed. If the plan mutates tensors, their memory must not have moved
+        either."""
         return not self._has_failed and self.is_as_it_was()
 
     def is_as_it_was(self) -> bool:
-        """The same, used or not."""
+        """Like :meth:`holds`, but ignores whether the plan has failed or was struck."""
         if not super().holds() or not self._gradients.hold():
             return False
         if self._exchanged is not None and not self._exchanged.hold():
@@ -165,7 +169,8 @@ class Plan(Checked):
         )
 
     def _watched(self, backward: Callable[..., Any], results: Mapping[str, str]) -> Callable[..., Any]:
-        """The backward graph of a tuned program: where it fails the choice is struck, and this plan does not hold any more. Args: the graph, and where the choice is kept."""
+        """Wrap the backward graph of a tuned program. If it fails, the choice in ``results`` is struck and
+        this plan no longer holds."""
 
         def run(given: list[Any]) -> Any:
             try:
@@ -178,11 +183,12 @@ class Plan(Checked):
         return never_traced(run)
 
     def _memory_found(self) -> list[int]:
-        """Where the memory of those tensors is that may be others in each call."""
+        """The storage addresses of the tensors that each call may replace."""
         return self._gradients.memory() + (self._exchanged.memory() if self._exchanged is not None else [])
 
     def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:
-        """Whether the graphs hold for the sizes of these arguments, the numbers that were given with them, and for which of them are read elsewhere, too."""
+        """Whether the graphs hold for the sizes of these arguments, for the numbers passed with them, and for
+        which of them are read elsewhere too."""
         if not self._are_read_alike(arguments):
             return False
         if self.open and not (self.given.may_be(self.open) and self.given.are(self._other_numbers)):
@@ -206,7 +212,11 @@ class Plan(Checked):
         return bool(found == self._arguments_read)
 
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
-        """Whether no argument has a gradient, where the plan reads gradients, nor shares memory with one or with a tensor of the model, where it changes tensors."""
+        """Whether the plan can run on these arguments.
+
+        If the plan reads gradients, no argument may have one. If it mutates tensors, no argument may share
+        memory with a gradient or a tensor of the model.
+        """
         ask = self.accepts if self.asks_of_model or self.open else self._are_read_alike
         if not ask(arguments):
             return False
@@ -222,7 +232,7 @@ class Plan(Checked):
         return self._storages.isdisjoint(given) and not set(given).intersection(self._memory_found())
 
     def graph(self, *inputs: Any) -> Sequence[Any]:
-        """Its graph, called as Dynamo's code calls it."""
+        """Call the graph with the inputs that Dynamo's code passes to it."""
         lifted = self._lifted
         if self._found:
             numbers = dict(self._found)
@@ -240,7 +250,7 @@ class Plan(Checked):
         return self._result(outputs, arguments)
 
     def strike(self) -> None:
-        """Use it no more, here or in later processes, unless it is one that was taken along."""
+        """Stop using the plan in this process and later ones, unless it comes from an archive."""
         if self.file is not None and self.file.suffix == SUFFIX:
             self._has_failed = True
             self.file.unlink(missing_ok=True)
@@ -266,11 +276,14 @@ class Plan(Checked):
 
 
 _STRIKES = "fxpasses.tuning.struck"
-"""What is told of a tuned program that fails. Only where one does: what tunes calls through plans."""
+"""Records failures of tuned programs. Imported only on a failure, since the module that tunes calls through
+plans."""
 
 
 def exchanged_elsewhere(walk: Walk, places: Set[PlaceKey]) -> dict[int, Place]:
-    """The places in which other functions of the model put other tensors, as far as a plan can tell that these are the same but for their values.
+    """The places in which other functions of the model put other tensors.
+
+    Empty if a plan could not tell that those tensors differ only in their values.
 
     Args:
         walk: over the model.
@@ -283,7 +296,8 @@ def exchanged_elsewhere(walk: Walk, places: Set[PlaceKey]) -> dict[int, Place]:
 
 
 def _held(kind: str, value: Sequence[Any], walk: Walk) -> Any:
-    """An input that is the same in each call: a tensor or a process group of the model, or a float that the key has."""
+    """An input that is the same in each call: a tensor or process group of the model, or a float that is part
+    of the key."""
     if kind == "constant":
         return torch.tensor(value[0], dtype=torch.float64)
     if kind == "group":
@@ -294,8 +308,12 @@ def _held(kind: str, value: Sequence[Any], walk: Walk) -> Any:
 def _what_is_asked(
     asked: Sequence[Any], walk: Walk, given: GivenNumbers, places: Mapping[int, Place]
 ) -> tuple[Any, str | bool]:
-    """What a guard on numbers is called with: what returns an object and the name of its attribute, or what returns a tensor, or the number of an argument, and
-    whether it is about what that is a view of."""
+    """The argument to call a guard on numbers with.
+
+    Returns:
+        A function that returns an object and the name of its attribute; or a function that returns a tensor,
+        or the index of an argument, and whether the guard is about its base.
+    """
     place, value, detail = asked
     if place == "number":
         return lambda: given, value

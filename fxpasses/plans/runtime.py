@@ -1,5 +1,5 @@
-"""What runs when a plan does: generated code and kernels, loaded without a compiler, and the steps around them that
-AOTAutograd would take."""
+"""The runtime of a plan: loads generated code and kernels without a compiler, and takes the steps around them
+that AOTAutograd would take."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def load_code(
 
     Args:
         code: the module, as a marshalled code object.
-        kernels: shared libraries by the name that the code has for them.
+        kernels: shared libraries, by their names in the code.
         externs: paths below ``torch`` of the functions that the code calls as ``extern_kernels.name``.
         constants: dtype, sizes, strides and content of each tensor that is part of the code.
-        folder: where shared libraries are put to be loaded, or None for a place that is gone afterwards.
+        folder: where shared libraries are put to be loaded, or None for a temporary directory.
 
     Returns:
         The names that it defines: ``forward`` and, for training, ``backward``.
@@ -63,7 +63,7 @@ def load_code(
         name: load_library(name.partition(" ")[2], data, folder) for name, data in kernels.items()
     }
     if b"gated_graph" in code:
-        from fxpasses.distributed import gated_call  # which a program of one process need not import
+        from fxpasses.distributed import gated_call  # not imported by single-process programs
 
         known |= {"gated_graph": gated_call.gated_graph, "SizesOfCalls": gated_call.SizesOfCalls}
     known["_constants"] = [_constant(*constant) for constant in constants]
@@ -77,12 +77,12 @@ def _constant(dtype: str, shape: list[int], stride: list[int], content: list[int
 
 
 def load_library(entry: str, data: bytes, folder: Path | None) -> types.ModuleType:
-    """A shared library that is a module; loaded once.
+    """Load a shared library as a module, once.
 
     Args:
         entry: the module's name.
         data: the library.
-        folder: where it is put to be loaded, or None for a place that is gone afterwards.
+        folder: where it is put to be loaded, or None for a temporary directory.
     """
     digest = hashlib.sha256(data).hexdigest()
     if digest not in _loaded:
@@ -101,7 +101,7 @@ def load_library(entry: str, data: bytes, folder: Path | None) -> types.ModuleTy
 
 
 def fitted(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A tensor with these strides: the same one, or a copy."""
+    """Return the tensor with these strides: itself, or a copy."""
     if value.stride() == strides:
         return value
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
@@ -114,17 +114,18 @@ def assert_tensor_metadata(
     dtype: torch.dtype,
     op_name: str | None = None,
 ) -> None:
-    """Ask that an operator returned what its fake kernel said; torch 2.15's code calls this by that name.
+    """Check that an operator returned what its fake kernel predicted. The code that torch 2.15 generates
+    calls this by name.
 
     Args:
         tensor: the result.
-        size: as was said.
-        stride: as was said.
-        dtype: as was said.
+        size: as predicted.
+        stride: as predicted.
+        dtype: as predicted.
         op_name: the operator.
 
     Raises:
-        RuntimeError: the type differs.
+        RuntimeError: the dtype differs.
         AssertionError: sizes or strides differ.
     """
     if tensor is None:
@@ -140,12 +141,13 @@ Specs = Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
 
 
 class Conforming:
-    """A compiled region whose results are held to what was recorded: the first call finds out which have to be copied for that.
+    """A compiled region whose results must have the recorded metadata. The first call finds out which results
+    have to be copied for that.
 
     Args:
-        call: the region's graph: of sizes and tensors.
-        specs: the sizes, strides and type of each result, given the values of the region's symbols.
-        first: likewise the sizes that the graph takes, if they are others than these values.
+        call: the region's graph; takes sizes and tensors.
+        specs: the sizes, strides and dtype of each result, given the values of the region's symbols.
+        first: likewise the sizes that the graph takes, if they differ from these values.
     """
 
     def __init__(
@@ -192,9 +194,9 @@ def callable_of(
     """The function of flat inputs that AOTAutograd would return.
 
     Args:
-        facts: of the compilation: see :func:`fxpasses.plans._torch_facts.plain_facts`.
-        forward: compiled; takes a list, which it empties.
-        backward: compiled, or None for inference.
+        facts: of the compilation; see :func:`fxpasses.plans._torch_facts.plain_facts`.
+        forward: the compiled graph; takes a list, which it empties.
+        backward: the compiled graph, or None for inference.
     """
     sharded: list[int] = facts["sharded"]
     no_autocast = facts["autocast"]
@@ -306,11 +308,12 @@ def _run_backward(backward: Boxed, no_autocast: bool, given: list[Any]) -> tuple
 
 
 class Once(torch.autograd.Function):
-    """The backward graph under ``create_graph=True``: it has no gradient of its own."""
+    """The backward graph under ``create_graph=True``. It has no gradient of its own."""
 
     @staticmethod
     def forward(ctx: Any, backward: Boxed, no_autocast: bool, connected: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        """Run it. Args: those of :func:`_run_backward`, and a tensor that requires a gradient."""
+        """Run the backward graph. Takes the arguments of :func:`_run_backward`, and a tensor that requires
+        grad."""
         return _run_backward(backward, no_autocast, list(given))
 
     @staticmethod
@@ -319,7 +322,8 @@ class Once(torch.autograd.Function):
 
 
 def check_backward(deterministic: bool | None, *, donates: bool) -> None:
-    """Refuse a backward pass that this process may not run. Args: whether it was compiled for deterministic algorithms, and with donated buffers."""
+    """Raise if this process may not run the backward pass, given whether it was compiled for deterministic
+    algorithms and with donated buffers."""
     if peek_interpreter_stack() is not None:
         raise RuntimeError(
             "a compiled backward function is called within vmap/grad/vjp, which is not supported: wrap the "
@@ -340,7 +344,8 @@ def check_backward(deterministic: bool | None, *, donates: bool) -> None:
 def _as_traced(
     gradient: Any, size: Any, stride: Any, memory_format: str | None, placements: Any = None
 ) -> list[Any]:
-    """A gradient as the backward graph was traced with: in that layout, and a sharded one in parts."""
+    """Convert a gradient to what the backward graph was traced with: its layout, and the parts of a sharded
+    one."""
     if not isinstance(gradient, torch.Tensor):
         return [gradient]
     if placements is not None:
