@@ -1,4 +1,4 @@
-"""A model that was walked over, with the plans that hold for it: found without looking at more than what may have changed."""
+"""A walked model with the plans that hold for it, found by checking only what may have changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from fxpasses.plans.walked_again import WalkedAgain
 
 
 class Armed(Checked):
-    """A walk over the model and objects among its arguments, and the plans that hold as long as nothing of them changes."""
+    """A walk over the model and the objects among its arguments, and the plans that hold while none of them
+    changes."""
 
     def __init__(
         self,
@@ -34,8 +35,9 @@ class Armed(Checked):
         in_others: set[PlaceKey],
         walked_again: WalkedAgain,
     ) -> None:
-        """Args: what was walked over, the walk and what it returned, the functions between the model's graphs, the numbers of a call, where functions
-        of the model put other tensors, and the walks over what plans read."""
+        """Args: what was walked, the walk and its digests, the functions between the model's graphs, the
+        numbers of a call, where functions of the model put other tensors, and the walks over what plans
+        read."""
         super().__init__(walk, walk.tensors)
         self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
         self.given, self.in_others, self.walked_again = given, in_others, walked_again
@@ -55,7 +57,7 @@ class Armed(Checked):
     def quick_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plan, list[torch.Tensor]] | None:
-        """The same as :meth:`call` where that can be told quickly. Args: those of a call."""
+        """Like :meth:`call`, for arguments that can be compared quickly."""
         are_held = False
         for state, same, plan in self._quick:
             if state.holds() and (tensors := same.tensors(args, kwargs)) is not None:
@@ -69,15 +71,15 @@ class Armed(Checked):
     def call(
         self, now: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plan, list[torch.Tensor]] | None:
-        """The plan of a call and the tensors among its arguments, if one is known and everything is as it was.
+        """The plan of a call and the tensors among its arguments, if one is known and nothing has changed.
 
         Args:
             now: the state of torch.
-            args: the arguments.
-            kwargs: those given by name.
+            args: the positional arguments.
+            kwargs: the keyword arguments.
 
         Raises:
-            NoPlan: an argument is of a kind that plans do not know.
+            NoPlan: an argument is of a kind that plans do not support.
         """
         tokens, tensors, objects = described_arguments(args, kwargs, self.place)
         if not self.is_for(objects):
@@ -104,10 +106,11 @@ class Armed(Checked):
             yield from (plan for plan in plans if plan.asks_of_model or plan.accepts(tensors))
 
     def exchange(self, places: Mapping[int, Place]) -> None:
-        """Let a plan ask for the tensors in some places. Other plans have to be looked for again, which took them for part of the model.
+        """Let a plan check the tensors in some places. Other plans treated them as part of the model and have
+        to be looked up again.
 
         Args:
-            places: where they are, by their numbers among the tensors of the model.
+            places: by the numbers of the tensors in the model.
         """
         for known in (self._quick, self._plans, self._others):
             known.clear()
@@ -122,7 +125,8 @@ class Armed(Checked):
         self._exchanged = Exchanged(self.walk.exchanged, self.walk.tensors)
 
     def is_current(self) -> bool:
-        """Whether the walk would find the same now: also the same kind of tensors where plans exchange them."""
+        """Whether a new walk would find the same, including the same kind of tensors where plans exchange
+        them."""
         return self.holds() and (self._exchanged is None or self._exchanged.hold())
 
     def know(self, now: Any, tokens: Any, plan: Plan) -> None:
@@ -145,40 +149,42 @@ class Armed(Checked):
         plans[:] = kept
 
     def is_for(self, objects: Sequence[Any]) -> bool:
-        """Whether these are the objects."""
+        """Whether these are the objects that were walked."""
         return len(objects) == len(self._objects) and all(
             value is known() for value, known in zip(objects, self._objects, strict=True)
         )
 
     def objects(self) -> list[Any]:
-        """The objects, while they are there."""
+        """The objects; None for each that is gone."""
         return [known() for known in self._objects]
 
     def _let_go(self) -> None:
-        """One of the objects is gone: nothing that it held is kept, and no other object that takes its place is taken for it."""
+        """Drop everything when an object is gone, so that an object that reuses its ``id`` is not taken for
+        it."""
         for known in (self._quick, self._plans, self._others, self._places):
             known.clear()
         self.walk = Walk(leaves_open=True)
         super().__init__(self.walk, ())
 
     def place(self, tensor: torch.Tensor) -> int | None:
-        """The number of a tensor that is part of the model."""
+        """The number of a tensor in the model, or None."""
         return self._places.get(id(tensor))
 
 
 def _left_open(tokens: Any, sizes: bool, numbers: bool) -> Any:
-    """A description of arguments that leaves open what a plan serves."""
+    """A description of arguments without what a plan leaves open."""
     tokens = without_sizes(tokens) if sizes else tokens
     return without_given_numbers(tokens) if numbers else tokens
 
 
 def all_left_open(tokens: Any) -> list[Any]:
-    """A description of arguments, one that leaves sizes open, one that leaves numbers open, and one that leaves open both. Args: the description."""
+    """Variants of a description of arguments: the full one, one without sizes, one without numbers, and one
+    without both."""
     return [_left_open(tokens, sizes, numbers) for numbers in (False, True) for sizes in (False, True)]
 
 
 _QUICKEST = 8
-"""The most kinds of arguments, and the most plans for one of them, that are compared one by one."""
+"""The limit on kinds of arguments, and on plans for one kind, that are compared one by one."""
 
 
 class ArmedModels:
@@ -192,7 +198,8 @@ class ArmedModels:
         known: the last ones.
         calls: how often the model was called.
         given: the numbers among the arguments of a call.
-        in_others: where functions of the model put other tensors; those between its graphs share it.
+        in_others: where functions of the model put other tensors, shared with the functions between its
+            graphs.
     """
 
     def __init__(self, model: Any, functions: Functions) -> None:
@@ -205,27 +212,28 @@ class ArmedModels:
         self._new = 0
 
     def forget(self, armed: Armed) -> None:
-        """Keep it no longer: it is about to change."""
+        """Drop ``armed``, which is about to change."""
         self.known = [one for one in self.known if one is not armed]
 
     def of(self, objects: list[Any], *, is_between: bool) -> Armed:
-        """A walk over the model and these objects, which holds now.
+        """A walk over the model and these objects that holds now.
 
         Args:
             objects: those among the arguments of a call.
             is_between: whether the model is a function between graphs of another one.
 
-        Returns: the walk, which may be one of an earlier call.
+        Returns:
+            The walk, which may come from an earlier call.
 
         Raises:
-            NoPlan: they hold something that cannot be seen into, or others are given in most calls.
+            NoPlan: they hold something that cannot be walked, or most calls pass new objects.
         """
         known = next((armed for armed in self.known if armed.is_for(objects)), None)
         if known is not None and known.is_current():
             return known
         is_new = known is None
         self.known = [armed for armed in self.known if armed is not known]
-        del known  # which keeps what the model may have left behind, and refers to weakly
+        del known  # it keeps alive what the model may have dropped and refers to weakly
         is_layer = is_between and all(isinstance(value, torch.nn.Module) for value in objects)
         if is_new and objects and not is_layer:
             self._new += 1
@@ -243,8 +251,9 @@ class ArmedModels:
 _OTHERS = 4
 """How many combinations of a model and objects among its arguments are watched at a time."""
 _LAYERS = 64
-"""Of a function between graphs, where these objects are modules: it may be one that all layers of the model have."""
+"""The same for a function between graphs whose objects are modules: all layers of the model may share it."""
 _NEW = 32
-"""How many new objects are walked over in any case."""
+"""How many new objects are walked unconditionally."""
 _CALLS_WORTH_A_WALK = 8
-"""How many calls there have to be for each further one, such as the cache of a request: a walk takes milliseconds, as these calls without a plan do."""
+"""How many calls each further new object needs, such as the cache of a request. A walk takes milliseconds,
+and so do these calls without a plan."""

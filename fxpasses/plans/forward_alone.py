@@ -1,8 +1,9 @@
-"""Plans of calls with gradients on whose backward pass never ran: of the forward pass alone.
+"""Plans of the forward pass alone, for calls with gradients on whose backward pass never ran.
 
-Where nobody asks for a gradient nothing is compiled for the backward pass, and there is nothing of it to write. Such a plan runs the forward graph and keeps
-its inputs. Is a gradient asked for after all, the model is called once more, in eager, and what it returns is differentiated, as ``torch.utils.checkpoint`` does
-it; the plan is gone then, so that the next call is compiled, and its plan has both passes. Calls that would not be the same a second time have no such plan.
+If no gradient is requested, nothing is compiled for the backward pass, so there is nothing to write. Such a
+plan runs the forward graph and saves its inputs. If a gradient is requested after all, the model is called
+again in eager and its result is differentiated, as ``torch.utils.checkpoint`` does. The plan is then deleted:
+the next call compiles, and its plan has both passes. Calls that might differ when repeated have no such plan.
 """
 
 from __future__ import annotations
@@ -28,32 +29,34 @@ if TYPE_CHECKING:
     from fxpasses.plans.plan import Plan
 
 _THREADS = "number of threads"
-"""What in the state of torch counts in compiled code alone: it may be another one where a backward pass runs."""
+"""The part of torch's state that matters only to compiled code. It may differ where a backward pass runs."""
 FORWARD_ALONE = "forward alone"
 """The kind of such a plan."""
 
 
 class Waiting(Protocol):
-    """What will write a plan once there is a backward pass."""
+    """Writes a plan once there is a backward pass."""
 
     def write_forward_alone(self) -> None:
-        """Write one without, for as long as there is none."""
+        """Write a plan without a backward pass, for as long as there is none."""
 
 
 _waiting: collections.deque[Waiting] = collections.deque()
-"""Those of this process: kept, since a function that has returned has dropped its model, with all that was compiled for it."""
+"""The waiting writers of this process. They are kept, since a function that returned has dropped its model
+and all that was compiled for it."""
 _MOST_WAITING = 64
 
 
 def wait(writer: Waiting) -> None:
-    """Have a plan written at the end of the process if no backward pass comes; of the oldest one now, if there are many."""
+    """Have a plan written at process exit if no backward pass comes. If there are many, write the oldest one
+    now."""
     _waiting.append(writer)
     while len(_waiting) > _MOST_WAITING:
         _waiting.popleft().write_forward_alone()
 
 
 def write_those_that_wait() -> None:
-    """No backward pass has come so far: write plans without. Called at the end of the process, too."""
+    """Write plans without a backward pass, since none has come so far. Also called at process exit."""
     while _waiting:
         _waiting.popleft().write_forward_alone()
 
@@ -63,7 +66,7 @@ class ForwardAlone:
 
     Args:
         plan: the plan.
-        content: what its file says.
+        content: the content of its file.
         forward: the compiled graph; takes a list, which it empties.
         armed: the model.
     """
@@ -82,9 +85,10 @@ class ForwardAlone:
         self._apply = _autograd_function(content["facts"], content["inputs"], forward).apply
 
     def __call__(self, inputs: list[Any], arguments: Sequence[torch.Tensor]) -> Any:
-        """The outputs of the graph. Args: its inputs, and the tensors among the arguments of the call."""
+        """Return the outputs of the graph for its ``inputs``. ``arguments`` are the tensors among the call's
+        arguments."""
         plan, armed = self._plan(), self._armed()
-        assert plan is not None  # whose call this is
+        assert plan is not None  # the plan makes this call
         assert armed is not None
         objects = armed.objects()
 
@@ -115,7 +119,7 @@ class ForwardAlone:
     def _is_as_it_was(self, plan: Plan, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]) -> bool:
         if not plan.exchanged_there and not armed.walk.exchanged and armed.holds() and plan.is_as_it_was():
             return True
-        content, again = self._content, WalkedAgain()  # what has changed may have been changed back
+        content, again = self._content, WalkedAgain()  # a change may have been reverted
         walk, digest = again.over(armed.model, objects)
         if digest != armed.digest or not are_named_still(content["functions"]):
             return False
@@ -126,8 +130,8 @@ class ForwardAlone:
         )
 
     def _again(self, model: Any, given: Sequence[Any]) -> dict[int, torch.Tensor]:
-        args, kwargs = self._given((), given)  # containers as they were
-        with _torch.as_traced(), torch.random.fork_rng(devices=[]):  # for numbers that nothing depends on
+        args, kwargs = self._given((), given)  # containers as they were in the call
+        with _torch.as_traced(), torch.random.fork_rng(devices=[]):  # for draws that nothing depends on
             found = tensors_in(_torch.call_in_eager(model)(*args, **kwargs))
         if len(found) != len(self._places):
             raise RuntimeError(
@@ -154,7 +158,8 @@ def _autograd_function(
 
         @staticmethod
         def forward(ctx: Any, again: Any, arguments: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
-            """Run it. Args: what calls the model again, the tensors among the arguments of the call, and the inputs of the graph."""
+            """Run it. Args: a function that calls the model again, the tensors among the call's arguments,
+            and the graph's inputs."""
             ctx.again, ctx.arguments = again, len(arguments)
             ctx.save_for_backward(*arguments, *(value for value in given if isinstance(value, torch.Tensor)))
             ctx.are_tensors = [isinstance(value, torch.Tensor) for value in given]
@@ -169,7 +174,7 @@ def _autograd_function(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
-            kept = ctx.saved_tensors  # raises where one was changed
+            kept = ctx.saved_tensors  # raises if one was mutated
             arguments, saved = list(map(_apart, kept[: ctx.arguments])), iter(kept[ctx.arguments :])
             inputs: list[Any] = [next(saved) if is_tensor else None for is_tensor in ctx.are_tensors]
             for i, place in places.items():
@@ -183,7 +188,7 @@ def _autograd_function(
             asked = [(output, gradient) for output, gradient in asked if output.requires_grad]
             by = [inputs[i] for i in needed]
             is_last = keeps and any(one is not other for one, other in zip(arguments, kept, strict=False))
-            with without_hooks(by):  # they see the gradient of the whole call
+            with without_hooks(by):  # hooks see the gradient of the whole call
                 found = torch.autograd.grad(
                     [output for output, _ in asked],
                     by,
@@ -202,5 +207,6 @@ def _autograd_function(
 
 
 def _apart(argument: torch.Tensor) -> torch.Tensor:
-    """An argument without its history: what it was computed from may be an input, too, and gets that part of the gradient later."""
+    """Detach an argument from its history: its source may be an input too, and gets that part of the gradient
+    later."""
     return argument if argument.is_leaf else argument.detach().requires_grad_(argument.requires_grad)

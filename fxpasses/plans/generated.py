@@ -1,7 +1,8 @@
-"""Compiled graphs as one module of plain Python that needs neither Inductor nor fxpasses' compiler to run.
+"""Compiled graphs as one module of plain Python that runs without Inductor and fxpasses' compiler.
 
-Inductor's generated modules are taken apart by their syntax: kernels become entries of shared libraries, classes and functions are
-kept, imports are dropped. Every name that is left has to be one that the runtime of plans knows.
+Inductor's generated modules are rewritten as syntax trees: kernels become entries of shared libraries,
+classes and functions are kept, imports are dropped. Every remaining name must be one that the runtime of
+plans defines.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ _NAMESPACES = ("aten", "mkldnn", "mkl", "prims", "_c10d_functional")
 
 
 class Module:
-    """The module of a plan in the making: each compiled graph that is added becomes a function in it."""
+    """Builds the module of a plan: each compiled graph that is added becomes a function in it."""
 
     def __init__(self, *, fixed: bool, operators: Collection[str] = ()) -> None:
-        """Args: whether it holds for the sizes alone that it was compiled for, and the operators that are not torch's which it may call."""
+        """Args: whether it holds only for the sizes that it was compiled for, and the operators outside torch
+        that it may call."""
         self._fixed, self._conforming, self._operators = fixed, dict[str, str](), operators
         self._body: list[ast.stmt] = []
         self._made: dict[int, str] = {}
@@ -54,14 +56,14 @@ class Module:
         self._body += ast.parse(f"{name} = {self._graph(compiled)}").body
 
     def add_guards(self, code: str, known: Collection[str]) -> list[str]:
-        """Define ``accepts``, which says whether sizes of inputs are those that the graphs hold for.
+        """Define ``accepts``, which returns whether the graphs hold for given sizes of inputs.
 
         Args:
-            code: of a function of the inputs.
-            known: the parameters of it about which nothing has to be asked.
+            code: defines a function of the inputs.
+            known: its parameters that need no guard.
 
         Returns:
-            The parameters that are left.
+            The remaining parameters.
         """
         tree: Any = ast.parse(code)
         function = tree.body[0]
@@ -79,7 +81,8 @@ class Module:
         return [a.arg for a in function.args.args]
 
     def sections(self) -> tuple[bytes, dict[str, bytes], dict[str, str], list[list[Any]]]:
-        """The code, the shared libraries, the functions of torch and the constants: arguments of :func:`fxpasses.plans.runtime.load_code`."""
+        """The code, shared libraries, functions of torch and constants: the arguments of
+        :func:`fxpasses.plans.runtime.load_code`."""
         tree = ast.fix_missing_locations(ast.Module(self._body, type_ignores=[]))
         code = compile(tree, "<plan>", "exec", dont_inherit=True)
         _check_names(code)
@@ -135,7 +138,7 @@ class Module:
         return [*body, *ast.parse(source).body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
     def region(self, region: CompiledRegion, method: str) -> str:
-        """An expression that makes the function of a region: of its tensors and sizes.
+        """An expression for the function of a region, which takes its tensors and sizes.
 
         Raises:
             NoPlan: it cannot be written as code.
@@ -225,7 +228,8 @@ class Module:
         return f"getattr(_kernels[{found!r}], {kernel.__name__!r})"
 
     def _resolve_names(self, body: list[ast.stmt]) -> None:
-        """Note the functions of torch that are called as ``extern_kernels``; refuse operators that are not torch's own."""
+        """Note the functions of torch that are called as ``extern_kernels``. Refuse operators that are not
+        torch's own."""
         known: set[ast.AST] = set()
         for node in (inner for statement in body for inner in ast.walk(statement)):
             if not isinstance(node, ast.Attribute) or node in known:
@@ -241,7 +245,7 @@ class Module:
 
 
 def _handing_on(compiled: Any) -> list[ast.stmt]:
-    """The code of a graph without calls, for which none is generated."""
+    """Code for a graph without calls, for which Inductor generates none."""
     cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     graphs = [
         module.graph
@@ -265,14 +269,14 @@ def _handing_on(compiled: Any) -> list[ast.stmt]:
 
 
 def used_parameters(code: str) -> dict[str, int]:
-    """The places of the parameters that the function that is defined first uses."""
+    """The parameters that the first function in ``code`` uses, with their positions."""
     function: Any = ast.parse(code).body[0]
     used = _names(ast.Module(function.body, []))
     return {one.arg: i for i, one in enumerate(function.args.args) if one.arg in used}
 
 
 def _text(sizes: Iterable[Any]) -> str:
-    """The code of a tuple of sizes, which may be expressions of a region's symbols."""
+    """Code for a tuple of sizes, which may be expressions of a region's symbols."""
     return f"({''.join(f'{text_of_size(size)}, ' for size in sizes)})"
 
 
@@ -281,10 +285,10 @@ def _names(tree: ast.AST) -> set[str]:
 
 
 class _ByName(ast.NodeTransformer):
-    """Calls of regions by their operators become calls of functions of the plan.
+    """Replaces calls of region operators by calls of functions of the plan.
 
     Attributes:
-        regions: the statements that make these functions.
+        regions: the statements that define these functions.
     """
 
     def __init__(self, module: Module) -> None:
@@ -312,7 +316,7 @@ _REGIONS = {
 
 
 class _Operators(ast.NodeTransformer):
-    """Has operators looked up once, and not in each call."""
+    """Hoists the lookup of operators out of each call."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -337,7 +341,7 @@ def _path_in_torch(function: Any, name: str) -> str:
 
 
 def _check_names(code: types.CodeType) -> None:
-    """Ask that the code reads only names that it defines or the runtime knows."""
+    """Check that the code reads only names that it defines or the runtime knows."""
     known = _KNOWN | {"getattr", "__name__"} | {name for how, name in named_by(code) if how == "STORE_NAME"}
     for inner in codes_inside(code):
         for how, name in named_by(inner):

@@ -1,4 +1,4 @@
-"""The recorder of one call that compiles: it makes a plan of what Dynamo, AOTAutograd and Inductor have made, or says why there is none."""
+"""Recording of one call that compiles: makes a plan of what the compiler stack produced, or says why not."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ log = logging.getLogger(__name__)
 
 
 class Recording(Observer, Recorder):
-    """Watches one compilation, and writes its plan.
+    """Watches one compilation and writes its plan.
 
     Args:
         model: the model.
         arguments: the tensors among the arguments.
-        objects: what has to be walked over of them.
-        folder: of a plan, from its factors.
-        abouts: the key's factors, those of a plan with symbolic sizes, and both for one with symbolic numbers among the arguments.
+        objects: the objects among the arguments that have to be walked.
+        folder: maps the factors of a plan to its folder.
+        abouts: the key's factors, those with symbolic sizes, and both of these with symbolic numbers.
         given: the arguments of the call.
-        done: called once with the path of the plan, if it is written, and the reason why there is none, or "".
-        hold: is called with a plan that cannot be written: what its file would say, the code of its frame, and what runs its graph.
+        done: called once with the path of the plan, if one is written, and the reason if not, or "".
+        hold: called with a plan that cannot be written: its content, frame code, and what runs its graph.
         functions: those between the graphs of the model.
 
     Attributes:
@@ -122,7 +122,7 @@ class Recording(Observer, Recorder):
             self._note_trace()
 
     def _compiled_frame(self, code: types.CodeType, new_code: types.CodeType) -> None:
-        # And not one of a function that was resumed.
+        # Not a frame of a resumed function.
         if recorder() is self and self._frames.add(code, new_code):
             self._frame_was_seen = True
             self._look_at_frame()
@@ -134,20 +134,20 @@ class Recording(Observer, Recorder):
         self._frames.look_for_plans()
 
     def instead_of(self, code: types.CodeType) -> types.CodeType | None:
-        """The code that frames of a function between graphs run, which Dynamo is about to compile. Args: the function's code."""
+        """What a function between graphs runs in place of ``code``, which Dynamo is about to compile."""
         return self._frames.instead_of(code)
 
     @property
     def has_graph(self) -> bool:
-        """Whether anything was compiled for the frames of the model itself, or for what they go on with."""
+        """Whether anything was compiled for the frames of the model itself, or for what they resume with."""
         return self._compilations > 0 or self._goes_on
 
     def refuse(self, reason: str) -> None:
-        """There will be no plan. Args: why; the first reason counts."""
+        """Give up on a plan. The first ``reason`` counts."""
         self._refused = self._refused or reason
 
     def observer(self) -> Observer:
-        """Called by the backend for each graph of Dynamo's."""
+        """Called by the backend for each graph from Dynamo."""
         self._compilations += 1
         if self._refused:
             return Observer()
@@ -156,11 +156,11 @@ class Recording(Observer, Recorder):
 
     @beside_compilation
     def depends_on(self, file: Path | None) -> None:
-        """Called by the backend where it was measured what is best. Args: the file that says so, if it was measured before."""
+        """Called by the backend if measurements choose passes. ``file`` is an earlier choice, or None."""
         if file is None:
-            self._lasting = False  # the next time there is a file
+            self._lasting = False  # next time there is a file
             self.refuse("passes that are chosen by measuring")
-            # No plan is made of this trace: the guards that only plans need are a third of all, and each call would check them.
+            # No plan comes of this trace: spare each call the guards that only plans need, a third of all.
             dynamo_config.skip_nnmodule_hook_guards = self._skips_hooks
         else:
             self._files[str(file)] = hash_of(file.read_bytes())
@@ -174,7 +174,7 @@ class Recording(Observer, Recorder):
 
     @beside_compilation
     def _note_trace(self) -> None:
-        """What the trace of a frame depends on, which is known until it ends."""
+        """Note what the trace of a frame depends on, before Dynamo drops it at the end of the trace."""
         if not _t.is_call_of(self._model):
             self.refuse("another function runs in Python")
         if _t.asks_for_order():
@@ -202,13 +202,13 @@ class Recording(Observer, Recorder):
 
     @beside_compilation
     def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
-        """Called by the pipeline for each graph that is compiled."""
+        """Called by the pipeline for each compiled graph."""
         self._graphs[kind] = compiled
         if kind != "backward":
             self._facts = runtime_facts()
             if self._facts["refused"]:
                 self.refuse(self._facts["refused"])
-        elif self.is_over and not self._finished:  # by another thread, which compiled it, too
+        elif self.is_over and not self._finished:  # by another thread, which also compiled it
             self._finish()
 
     def watched(
@@ -219,13 +219,13 @@ class Recording(Observer, Recorder):
         *,
         in_memory: bool = False,
     ) -> Callable[..., Any]:
-        """The compiled function, with the inputs and outputs of its first call noted.
+        """Wrap a compiled function to note the inputs and outputs of its first call.
 
         Args:
             compiled: the function.
-            lifted: the tensors that Dynamo's graph has as attributes, which are inputs of what it is compiled to.
-            graph: that one.
-            in_memory: whether the plan is one for this process: the function cannot be written.
+            lifted: the tensor attributes of Dynamo's graph, which are inputs of the compiled function.
+            graph: Dynamo's graph.
+            in_memory: whether the plan is for this process only, because the function cannot be written.
         """
         self._held = compiled if in_memory else None
         self._inputs.lifted = len(lifted)
@@ -254,21 +254,21 @@ class Recording(Observer, Recorder):
 
     @beside_compilation
     def _note_outputs(self) -> None:
-        """What the graph returned, and what AOTAutograd knew before it took sharded tensors apart."""
+        """Note what the graph returned, and what AOTAutograd knew before it unwrapped sharded tensors."""
         before = metadata_before_parts(self._outputs) if "forward" in self._graphs else None
         self._number_of_outputs = self._shards.note_call(
             self._outputs, self._facts, before, with_backward="forward" in self._graphs
         )
 
     def finish(self, result: Any) -> None:
-        """The call is over: write the plan, now or once its backward graph is there. Args: what it returned."""
+        """End the call, which returned ``result``. Write the plan now, or once there is a backward graph."""
         self._conclude(result)
         if self._refused:
-            self.end(None, self._refused, lasting=False)  # an error on the way: all else has ended it
+            self.end(None, self._refused, lasting=False)  # after an error; otherwise it has ended already
 
     @beside_compilation
     def _look(self, inputs: Sequence[Any]) -> None:
-        """See what is handed to the graph in its first call."""
+        """Inspect the inputs of the graph's first call."""
         self._versions = versions(inputs)
         self._look_at_trace()
         if self._held is None:
@@ -280,7 +280,7 @@ class Recording(Observer, Recorder):
 
     @beside_compilation
     def _look_at_trace(self) -> None:
-        """See what decided the trace: it is over, and nothing that it decided has happened yet."""
+        """Inspect what the trace depended on, after the trace and before any of its effects."""
         walk, trace = self._walk, self._trace
         reads, self._later = of_later_modules(trace.reads())
         if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
@@ -329,7 +329,7 @@ class Recording(Observer, Recorder):
             self.end(None, error.reason, error.where)
             return
         self.is_over = True
-        # Whether a backward pass comes nobody knows: until then nothing of the model is held, whose compiled code holds this.
+        # A backward pass may never come. Hold nothing of the model, whose compiled code holds this recording.
         self._release_model()
         if "forward" not in self._graphs or "backward" in self._graphs:
             self._finish()
@@ -338,7 +338,7 @@ class Recording(Observer, Recorder):
 
     @beside_compilation
     def write_forward_alone(self) -> None:
-        """No backward pass has come so far: write a plan without."""
+        """Write a plan without a backward pass, since none has come so far."""
         if self._finished or self.file is not None or self._held is not None:
             return
         try:
@@ -349,7 +349,7 @@ class Recording(Observer, Recorder):
             self._done(self.file, "")
 
     def _conclude_without_graph(self) -> None:
-        """All graphs are those of functions that ran in Python: the plan says which these are, and how the frame goes on, if it does."""
+        """Write a plan without a graph: which functions in Python have graphs, and how the frame resumes."""
         goes_on, stubs = self._goes_on, self._functions.stubs()
         is_alone = not goes_on and not self._functions and self._frames.are_only_the_first()
         try:
@@ -357,12 +357,12 @@ class Recording(Observer, Recorder):
                 raise NoPlan(self._refused)
             if goes_on:
                 self._describe_frame(stubs)
-            elif is_alone:  # it runs as it is
+            elif is_alone:  # it runs unchanged
                 self._content |= {"frame": None, "between": []}
             elif not stubs:
                 raise NoPlan("nothing was compiled")
             else:
-                # It runs in Python, and may change the model on the way, as DistributedDataParallel does.
+                # It runs in Python and may change the model on the way, as DistributedDataParallel does.
                 self._walk = Walk(told=True, leaves_open=True)
                 self._walk.over(self._model, self._objects)
                 self._reads, self._trace, self._later = [], RecordedTrace(), []
@@ -372,7 +372,7 @@ class Recording(Observer, Recorder):
             asked = self._inputs.asked(module) or []
             sections = {"frame": self._frame_code} if goes_on else {}
             sections |= {"code": module.sections()[0]} if asked else {}
-            any_sizes = not goes_on or self._inputs.any_sizes  # nothing in Python depends on them
+            any_sizes = not goes_on or self._inputs.any_sizes  # code in Python does not depend on sizes
             told = {**self._told({"changed": []}, asked, any_sizes), "kind": PYTHON, "inputs": []}
             self.end(self._written(told, sections), "")
         except NoPlan as error:
@@ -386,10 +386,10 @@ class Recording(Observer, Recorder):
         self._content["frame"], self._frame_code, self._content["between"] = described
 
     def _end_of_frame(self, result: Any) -> None:
-        """How the result is made of the outputs of the graph: as plain data, or by what Dynamo wrote.
+        """Describe how the result is made of the graph's outputs: as plain data, or by Dynamo's code.
 
         Raises:
-            NoPlan: in neither way.
+            NoPlan: neither is possible.
         """
         walk, stubs = self._walk, self._functions.stubs()
         try:
@@ -419,7 +419,7 @@ class Recording(Observer, Recorder):
             self.end(path, "")
 
     def end(self, path: Path | None, reason: str, where: str = "", *, lasting: bool = True) -> None:
-        """It is over. Args: the plan, or why there is none, where, and whether later processes would find the same."""
+        """End with a plan, or why and ``where`` there is none. ``lasting``: later processes find the same."""
         if not self._finished:
             self._finished, self.file = True, path
             if where:
@@ -468,7 +468,7 @@ class Recording(Observer, Recorder):
             self._inputs.fix_floats(self._given)
         asked = self._inputs.asked(module)
         if kind != "inference" and self._inputs.options:
-            raise NoPlan("options of an optimizer, and a backward pass")  # which may ask for their values
+            raise NoPlan("options of an optimizer, and a backward pass")  # may guard on their values
         code, kernels, externs, constants = module.sections()
         plan = self._told(facts, asked, self._inputs.any_sizes)
         plan |= {"kind": kind, "externs": externs, "constants": constants}

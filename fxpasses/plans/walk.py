@@ -1,8 +1,8 @@
-"""A walk over live objects that sees everything about them: their content as one digest, their tensors in order, and what to
-look at to find out later whether anything has changed.
+"""A walk over live objects that sees everything about them: a digest of their content, their tensors in
+order, and what to check later to find out whether anything has changed.
 
-Objects are numbered as they are met, so that an object met again is a reference: tied weights and shared modules are
-part of the content. What the walk cannot see into raises :class:`~fxpasses.plans.errors.NoPlan`; nothing is skipped.
+Objects are numbered as they are met. A repeated object is a reference, so tied weights and shared modules
+count. What cannot be walked raises :class:`~fxpasses.plans.errors.NoPlan`. Nothing is skipped.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Walk(OpenObjects):
         tensors: the tensors, in the order in which they were met.
         groups: the process groups and device meshes, likewise.
         codes: digests of the code of all functions that were met.
-        made_codes: of those whose globals are not those of a module: what they read there was walked over.
-        hashes: names of attributes that hold the hash of their object, which is another one in each process: nothing that is traced may read them.
-        optimizers: those that were met, of which what they hold of parameters was left out.
-        gradients: of the tensors, once that was asked.
+        made_codes: those whose globals are not a module's; what they read there was walked too.
+        hashes: attributes that hold the process-specific hash of their object: traced code may not read them.
+        optimizers: those that were met, walked without what they hold of parameters.
+        gradients: of the tensors, once they were read.
         of_model: how many objects and tensors were met before those among the arguments.
-        asked_by_protocols: names of attributes that are asked for where a class is compared with a protocol that was met.
+        asked_by_protocols: attributes that are read when a class is compared with a protocol that was met.
 
     Args:
         told: whether the facts are kept.
-        leaves_open: whether objects of which traced code names the attributes that it reads are walked over by :meth:`close` alone.
+        leaves_open: whether only :meth:`close` walks objects whose attributes traced code reads by name.
     """
 
     def __init__(self, *, told: bool = False, leaves_open: bool = False) -> None:
@@ -80,7 +80,7 @@ class Walk(OpenObjects):
         self._abstract: list[type] = []
 
     def fork(self, *, watched: bool = False) -> Walk:
-        """A walk that goes on from here, without changing this one. Args: whether it watches what this one has met, too, or only what it meets itself."""
+        """Copy this walk, to continue it. The copy watches what this one has met only if ``watched``."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, (list, set, dict)):
@@ -90,10 +90,10 @@ class Walk(OpenObjects):
         return other
 
     def add(self, label: str, value: Any) -> str:
-        """Walk over a value; returns the digest of its content.
+        """Walk a value and return the digest of its content.
 
         Raises:
-            NoPlan: it holds something that cannot be seen into.
+            NoPlan: it holds something that cannot be walked.
         """
         start = len(self._lines)
         for kind in kinds.CLASSES_OF_TENSORS:
@@ -105,28 +105,28 @@ class Walk(OpenObjects):
         return self._digest_since(start)
 
     def over(self, model: Any, objects: Sequence[Any]) -> list[Any]:
-        """Walk over a model and the objects among the arguments of a call; returns the digest of the model and those of the objects.
+        """Walk a model and the objects among a call's arguments; returns the digests of both.
 
         Objects that :func:`can_go` are not kept alive.
 
         Raises:
-            NoPlan: they hold something that cannot be seen into.
+            NoPlan: they hold something that cannot be walked.
         """
         self.watch.not_kept = frozenset(id(item) for item in objects if can_go(item))
         return [self.add("model", model), self.over_objects(objects)]
 
     def over_objects(self, objects: Sequence[Any]) -> list[str]:
-        """Walk over the objects among the arguments, once the model was; returns their digests. Args: the objects.
+        """Walk the objects among the arguments, after the model, and return their digests.
 
         Raises:
-            NoPlan: they hold something that cannot be seen into.
+            NoPlan: they hold something that cannot be walked.
         """
         self.watch.not_kept = frozenset(id(item) for item in objects if can_go(item))
         self.of_model = len(self._kept), len(self.tensors)
         return [self.add(f"object {i}", item) for i, item in enumerate(objects)]
 
     def has_met(self, value: Any) -> bool:
-        """Whether the walk has seen into this object."""
+        """Whether the walk has met this object."""
         return id(value) in self._numbers
 
     def _inside(self, step: str, value: Any) -> None:
@@ -157,7 +157,7 @@ class Walk(OpenObjects):
         try:
             self._content(value, kind)
         except NoPlan:
-            del self._numbers[id(value)]  # whoever meets it again is to be told again
+            del self._numbers[id(value)]  # the next one to meet it must be told too
             raise
 
     def _content(self, value: Any, kind: type) -> None:
@@ -175,7 +175,7 @@ class Walk(OpenObjects):
             self._inside(".__func__", value.__func__)
             self._inside(".__self__", value.__self__)
         elif kind is types.ModuleType or isinstance(value, types.ModuleType):
-            if len(self._path) > 1:  # of others, each attribute that is read is listed
+            if len(self._path) > 1:  # of modules, only the attributes that are read are walked
                 raise self._refuse("a module that an object holds")
             self._say("module", value.__name__)
         elif kind in BUILTIN:
@@ -193,7 +193,7 @@ class Walk(OpenObjects):
             self._inside(".keywords", value.keywords)
             self.watch.attributes(value, ("func", "args", "keywords"))
             self._inside(".__dict__", value.__dict__)
-        elif kind in kinds.CACHES:  # what is traced is the function, and never what it returned before
+        elif kind in kinds.CACHES:  # the function is traced; its cached results never count
             self._say("cache", kind.__name__)
             self.watch.dictionary(value.__dict__)
             self._items(value.__dict__)
@@ -282,7 +282,7 @@ class Walk(OpenObjects):
         self.codes.update(map(code_digest, codes_inside(code)))
         self._say("function", value.__module__, value.__name__, value.__qualname__, code_digest(code))
         if value.__dict__.get("_dynamo_marked_constant"):
-            return  # it is not traced, and its results are read
+            return  # it is not traced; its results are read
         depth = len(self._path)
         is_method = self._in_class
         self._in_methods += [code_digest(code)] * is_method
@@ -293,14 +293,12 @@ class Walk(OpenObjects):
             if not self._in_class:
                 raise
             del self._path[depth:]
-            self._say("unseen", error.reason)  # that it is not traced says check_covered
+            self._say("unseen", error.reason)  # check_covered makes sure that it is not traced
         finally:
             del self._in_methods[len(self._in_methods) - is_method :]
 
     def _inside_function(self, value: types.FunctionType, code: types.CodeType, module: Any) -> None:
-        if (
-            module is None or vars(module) is not value.__globals__
-        ):  # it was made from text, as methods of named tuples are
+        if module is None or vars(module) is not value.__globals__:  # made from text, as in named tuples
             self.made_codes.update(map(code_digest, codes_inside(code)))
             for name in global_names(code):
                 self.watch.entry(value.__globals__, name)
@@ -328,9 +326,10 @@ class Walk(OpenObjects):
             self._inside(".__wrapped__", value.__dict__["__wrapped__"])
 
     def _registrations(self, cls: type) -> None:
-        """Which classes count as subclasses of others because an abstract class was told so."""
+        """Which classes are subclasses of others only because they are registered with an abstract class."""
         pairs = [(cls, base) for base in self._abstract]
-        # Who is one of ``ABC`` itself depends on all abstract classes of the process, and nobody asks.
+        # Whether a class is one of ``ABC`` itself depends on all abstract classes of the process. Nobody
+        # asks.
         if isinstance(cls, abc.ABCMeta) and cls is not abc.ABC and not getattr(cls, "_is_protocol", False):
             pairs += [(kind, cls) for kind in self._classes]
             self._abstract.append(cls)
@@ -341,7 +340,7 @@ class Walk(OpenObjects):
                 self._say("registered", kind.__module__, kind.__qualname__, base.__qualname__)
 
     def _settings(self, values: dict[str, Any], code: types.CodeType) -> None:
-        """The plain values among the globals of torch that one of its functions reads; the rest counts with its version."""
+        """The plain globals of torch that one of its functions reads. Torch's version covers the rest."""
         for name in global_names(code):
             if type(values.get(name, _torch)) in kinds.PLAIN and name not in _torch.OF_TRACING:
                 self.watch.entry(values, name)
@@ -360,7 +359,7 @@ class Walk(OpenObjects):
             self.asked_by_protocols.update(vars(cls), getattr(cls, "__annotations__", ()))
         self.watch.class_of(cls)
         self.watch.attributes(cls, ("__name__", "__qualname__"))
-        if _torch.is_trusted(cls):  # its code counts with its version; a setting that it holds does not
+        if _torch.is_trusted(cls):  # its version covers its code, but not its settings
             for name, value in vars(cls).items():
                 if type(value) in kinds.PLAIN and not name.startswith("__"):
                     self._say("attribute", name, repr(value))
@@ -376,7 +375,7 @@ class Walk(OpenObjects):
             if name in ("__annotations__", "__annotate_func__", "__annotations_cache__"):
                 continue
             if cls is torch.nn.Module and name in ("__init__", "__setstate__", "__del__"):
-                continue  # Dynamo puts others in their places; none of them runs in a call of a module
+                continue  # Dynamo replaces them; none of them runs in a call of a module
             self._say("attribute", name)
             before, self._in_class = self._in_class, True
             try:
@@ -417,7 +416,8 @@ class Walk(OpenObjects):
             if base is collections.deque:
                 self._say("maxlen", value.maxlen)
             if issubclass(kind, (set, frozenset)):
-                # of numbers the order is what was done to the set; of others it is another one in each process, and whoever asks for it is refused
+                # Numbers are in an order that the history of the set decides. The order of others differs by
+                # process, and code that reads it is refused.
                 ordered = all(type(item) in kinds.NUMBERS for item in value)
                 for item in value if ordered else sorted(value, key=self._sortable):
                     self._inside("{...}", item)
@@ -440,7 +440,7 @@ class Walk(OpenObjects):
     def _state(self, value: Any) -> None:
         state = getattr(value, "__dict__", None)
         if state is not None:
-            self.watch.attributes(value, ("__dict__",))  # it may be exchanged as a whole
+            self.watch.attributes(value, ("__dict__",))  # it may be replaced as a whole
             if has_named_attributes(type(value)):  # type: ignore[arg-type]
                 self._open(value)
             else:
@@ -484,7 +484,7 @@ class Walk(OpenObjects):
                 self._inside(f"[{key!r}]", item)
 
     def _hooks(self, name: str, hooks: dict[int, Any], values: dict[str, Any]) -> None:
-        """Hooks of a module, whose numbers count all of the process: they say the order, and which entries of other kinds belong together."""
+        """Hooks of a module. Their process-wide numbers give their order and match entries of other kinds."""
         self._say("hooks", name, len(hooks))
         if hooks or name in HOOKS_OF_CALLS:
             self.watch.dictionary(hooks)
