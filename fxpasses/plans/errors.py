@@ -6,7 +6,7 @@ from fxpasses.errors import FxPassesError
 
 
 class NoPlan(Exception):
-    """Something cannot be covered by a plan: the compilation goes on without one.
+    """A plan cannot cover something. The compilation continues without one.
 
     Attributes:
         reason: what, in words that are the same for every program, so that they can be counted.
@@ -19,12 +19,12 @@ class NoPlan(Exception):
 
 
 class PlanFileError(FxPassesError):
-    """A file of plans cannot be used: it is damaged, of another format, or not trusted.
+    """A plan file cannot be used: it is damaged, of another format, or not trusted.
 
     Attributes:
         path: the file.
         problem: what is wrong with it.
-        is_untrusted: whether only those who may write to it speak against it.
+        is_untrusted: whether the only problem is who may write to it.
     """
 
     def __init__(self, path: object, problem: str, *, is_untrusted: bool = False) -> None:

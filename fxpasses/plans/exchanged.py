@@ -1,4 +1,5 @@
-"""Tensors that calls put in each other's place: an attribute or a buffer that a frame sets, as a recurrent state is, holds another tensor in each call."""
+"""Exchanged tensors: an attribute or buffer that a frame sets, such as a recurrent state, holds another
+tensor in each call."""
 
 from __future__ import annotations
 
@@ -17,14 +18,15 @@ Entries = dict[Any, Any] | list[Any]
 
 
 def entry_of(values: Entries, key: Any) -> Any:
-    """What is in an entry of a dictionary, or in a place of a list; ``None`` where nothing is. Args: them, and which one."""
+    """The value at a key of a dictionary or an index of a list. ``None`` if there is none."""
     if type(values) is list:
         return values[key] if key < len(values) else None
     return values.get(key)  # type: ignore[union-attr]
 
 
 class Place(NamedTuple):
-    """Where a tensor is: a dictionary and the key there, or a list and the position, and in a tuple of tensors that is there which one of how many."""
+    """Where a tensor is: a dictionary and key, or a list and index. If the entry is a tuple of tensors, also
+    its index there and the tuple's length."""
 
     values: Entries
     key: Any
@@ -32,7 +34,7 @@ class Place(NamedTuple):
     length: int | None = None
 
     def now(self) -> Any:
-        """What is there."""
+        """What is there now."""
         value = entry_of(self.values, self.key)
         if self.length is None:
             return value
@@ -40,7 +42,8 @@ class Place(NamedTuple):
 
 
 def places_of(values: Entries, key: Any, tensors: Sequence[torch.Tensor]) -> list[Place]:
-    """The places of the tensors that a walk has met in an entry of a dictionary or list, if it is one or a tuple of them.
+    """The places of the tensors that a walk has met in an entry, if the entry is a tensor or a tuple of
+    tensors.
 
     Args:
         values: the dictionary or list.
@@ -56,16 +59,18 @@ def places_of(values: Entries, key: Any, tensors: Sequence[torch.Tensor]) -> lis
 
 
 PlaceKey = tuple[int, Any]
-"""Which entry of a dictionary or list a place is in: the identity of that, and the key."""
+"""The entry of a place: the ``id`` of its dictionary or list, and the key."""
 
 
 def key_of(place: Place) -> PlaceKey:
-    """Which entry a place is in."""
+    """The entry that a place is in."""
     return id(place.values), place.key
 
 
 def are_alone(numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether it can be told of others that they are the same as tensors but for their values: each has memory of its own, and no gradient.
+    """Whether a plan could tell that other tensors differ from these only in their values.
+
+    Each must have memory of its own, and no gradient.
 
     Args:
         numbers: of the tensors.
@@ -81,27 +86,29 @@ def numbers_of_exchanged(
     tensors: Sequence[torch.Tensor],
     grow: Set[int],
 ) -> list[int]:
-    """The numbers of tensors in whose places a frame puts others, and of those that other frames let grow.
+    """The numbers of tensors that a frame replaces, and of those that other frames let grow.
 
     Args:
-        exchanged: the dictionaries and keys, lists and positions.
-        places: all places of tensors that are in one alone, by their numbers.
+        exchanged: the dictionaries and keys, lists and indices.
+        places: by number, the places of tensors that are in one place only.
         tensors: those of a walk.
         grow: the numbers of those with symbolic sizes.
 
-    Returns: the numbers, in order.
+    Returns:
+        The numbers, in order.
 
     Raises:
-        NoPlan: one is elsewhere, too, or a plan could not tell that another one is the same but for its values.
+        NoPlan: one is also elsewhere, or a plan could not tell that its replacement differs only in its
+            values.
     """
     met, there = set(map(id, tensors)), dict[PlaceKey, tuple[Any, ...]]()
     for values, key in exchanged:
         value = entry_of(values, key)
         held = value if type(value) is tuple else (value,)
-        if not met.isdisjoint(map(id, held)):  # of others nobody reads anything
+        if not met.isdisjoint(map(id, held)):  # nothing reads the others
             there[id(values), key] = held
     put = {number for number, place in places.items() if key_of(place) in there}
-    # What had no memory is not exchanged: once it has some, it is another content.
+    # A tensor without memory is not exchanged: once it has memory, its content differs.
     found = sorted(number for number in put | grow if tensors[number].numel())
     if len(put) < sum(map(len, there.values())) or (found and not are_alone(found, tensors)):
         raise NoPlan(
@@ -111,12 +118,12 @@ def numbers_of_exchanged(
 
 
 class Exchanged:
-    """The tensors that are in some places now, which have to be what those were that a walk has met there, but for their values.
+    """The tensors in some places, which may differ from those of the walk only in their values.
 
     Args:
-        places: where they are, by their numbers among the tensors of the walk.
-        tensors: those of the walk, in which the present ones are put.
-        grow: the numbers of those that may have other sizes, about which a plan has guards.
+        places: by number, where they are.
+        tensors: those of the walk, updated to the present ones.
+        grow: the numbers of those whose sizes may change, on which a plan has guards.
     """
 
     def __init__(
@@ -132,7 +139,7 @@ class Exchanged:
         return number in self._places
 
     def hold(self) -> bool:
-        """Whether they are: different ones, none that is elsewhere, too, and none with a gradient."""
+        """Whether they differ only in values, are distinct, are nowhere else, and have no gradient."""
         now = self._now()
         if (
             any(value is None for value in now)
@@ -145,11 +152,11 @@ class Exchanged:
         return True
 
     def memory(self) -> list[int]:
-        """Where their memory is."""
+        """Their storage addresses."""
         return list(map(_torch.storage_address, self._now()))
 
     def are_none_of(self, arguments: Sequence[torch.Tensor]) -> bool:
-        """Whether none is an argument. Args: the tensors among those of a call."""
+        """Whether none of them is among ``arguments``."""
         return set(map(id, self._now())).isdisjoint(map(id, arguments))
 
     def _now(self) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Numbers among the arguments of a call: integers and floats of which Dynamo makes inputs of a graph, once they have been others."""
+"""Numbers among the arguments of a call. Dynamo makes an integer or float a graph input once its value has
+changed."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from fxpasses.plans.named_attributes import number_now
 
 
 class GivenNumbers(threading.local):
-    """Those of the call that this thread is about to make, as attributes: by their position, as text, or their name."""
+    """The numbers of the call that this thread is about to make, as attributes named by position (as text) or
+    keyword."""
 
     def see(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take those of a call. Args: its arguments."""
+        """Take the numbers of a call."""
         found = vars(self)
         found.clear()
         found.update(numbers_among(args, kwargs))
 
     def may_be(self, kinds: Mapping[str, str]) -> bool:
-        """Whether each may be an input. Args: ``"int"`` or ``"float"`` for each."""
+        """Whether each number can be an input of its kind, ``"int"`` or ``"float"``."""
         given = vars(self)
         return all(
             number_now(self, place) is not None if kind == "int" else type(given.get(place)) is float
@@ -31,24 +33,24 @@ class GivenNumbers(threading.local):
         )
 
     def are(self, others: Mapping[str, str]) -> bool:
-        """Whether others are what they were. Args: what each was, as text."""
+        """Whether these numbers are unchanged. Maps each place to its value, as text."""
         given = vars(self)
         return all(repr(given.get(place)) == was for place, was in others.items())
 
     def input(self, place: str) -> int | torch.Tensor:
-        """One as an input: Dynamo hands over a float as a tensor. Args: where it is."""
+        """The number at ``place`` as a graph input. Dynamo passes a float as a tensor."""
         value = vars(self)[place]
         return torch.tensor(value, dtype=torch.float64) if type(value) is float else int(value)
 
 
 def numbers_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int | float]:
-    """The integers and floats that are arguments themselves, by their position, as text, or their name. Args: the arguments."""
+    """The integers and floats that are arguments themselves, by position (as text) or keyword."""
     named = [*((str(i), value) for i, value in enumerate(args)), *kwargs.items()]
     return {place: value for place, value in named if type(value) in (int, float)}
 
 
 def names_of_numbers(model: Any, places: Iterable[str]) -> dict[str, str]:
-    """The places of numbers, by the names of the parameters that they are; an argument that has no parameter of its own is left out.
+    """Map parameter names to the places of numbers. An argument without a parameter of its own is left out.
 
     Args:
         model: what is called.
@@ -69,7 +71,7 @@ def names_of_numbers(model: Any, places: Iterable[str]) -> dict[str, str]:
 
 
 def without_given_numbers(described: Any) -> Any:
-    """A description of arguments that leaves open which numbers are arguments themselves."""
+    """A description of arguments without the values of numbers that are arguments themselves."""
 
     def kind_alone(value: Any) -> Any:
         return value[:1] if len(value) == 2 and value[0] in ("int", "float") else value

@@ -1,4 +1,5 @@
-"""Gradients as inputs of a plan: code that reads ``parameter.grad`` finds another tensor there in each step, or none."""
+"""Gradients as inputs of a plan: code that reads ``parameter.grad`` finds another tensor there in each step,
+or none."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from fxpasses.plans.tensor_facts import is_leaf, tensor_facts
 _memory_of, _offset = _torch.storage_address, torch.Tensor.storage_offset
 
 Facts = list[list[Any]]
-"""For each tensor that may have a gradient its place, and the facts of the gradient or None."""
+"""For each tensor that may have a gradient: its position, and the facts of the gradient or None."""
 
 
 def facts_of_gradients(tensors: Sequence[torch.Tensor]) -> Facts:
-    """What the gradients of these tensors are, as JSON has it.
+    """The facts of these tensors' gradients, as JSON.
 
     Raises:
-        NoPlan: one is of a kind that plans do not know.
+        NoPlan: one is of a kind that plans do not support.
     """
     known, found = set(map(id, tensors)), Facts()
     storages = {_memory_of(tensor): i for i, tensor in enumerate(tensors) if tensor.numel()}
@@ -46,16 +47,16 @@ def facts_of_gradients(tensors: Sequence[torch.Tensor]) -> Facts:
 
 
 def have_none(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether no tensor of these has a gradient."""
+    """Whether none of these tensors has a gradient."""
     return all(tensor.grad is None for tensor in tensors if is_leaf(tensor))
 
 
 class Gradients:
-    """The gradients that a plan asks for.
+    """The gradients that a plan reads.
 
     Args:
         tensors: the tensors that the plan knows.
-        facts: see :func:`facts_of_gradients`; they hold now.
+        facts: from :func:`facts_of_gradients`; they hold now.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], facts: Facts) -> None:
@@ -77,7 +78,7 @@ class Gradients:
         return self._owners[place].grad
 
     def hold(self) -> bool:
-        """Whether there are those that there were, and each is as it was but for its values."""
+        """Whether the same tensors have gradients, and each gradient differs only in its values."""
         if any(owner.grad is not None for owner in self._without):
             return False
         if self._guards is None:
@@ -86,7 +87,7 @@ class Gradients:
         if self._same is not None:
             return self._same.tensors(tuple(now), {}) is not None
         if len(now) != len(self._offsets) or not self._guards.check(*now):
-            return False  # one is gone, or another kind of tensor, or the same as another
+            return False  # one is gone, of another kind, or the same as another
         if [_distribution(owner.grad) for owner in self._with] != self._distributed:
             return False
         return (
@@ -97,12 +98,12 @@ class Gradients:
         )
 
     def memory(self) -> list[int]:
-        """Where their memory is."""
+        """Their storage addresses."""
         now = [value for value in self._now() if not is_sharded(value)]
         return list(map(_memory_of, filter(torch.Tensor.numel, now) if self._are_empty else now))
 
     def _now(self) -> list[Any]:
-        """The gradients, after each sharded one its shard."""
+        """The gradients. Each sharded one is followed by its shard."""
         now = [owner.grad for owner in self._with]
         if not any(self._distributed):
             return now

@@ -1,6 +1,7 @@
-"""Views of weights that a plan makes once and not in each call: they are held as long as the memory of the weights stays where it is.
+"""Cached views of weights, which a plan keeps while the memory of the weights does not move.
 
-Inductor's code hands a matmul its transposed weight as ``reinterpret_tensor(weight, ...)``, which takes as long as half of a small matmul.
+Inductor's code passes a matmul its transposed weight as ``reinterpret_tensor(weight, ...)``, which costs half
+as much as a small matmul.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ _reinterpret: Callable[..., torch.Tensor] = _torch.prelude()["reinterpret_tensor
 
 
 class HeldViews:
-    """The views of one plan's weights, by the ``id`` of the weight: weights live as long as their plan, others have another ``id``."""
+    """The views of one plan's weights, by ``id`` of the weight. Weights live as long as their plan, so an
+    ``id`` is not reused."""
 
     def __init__(self) -> None:
         self._weights: frozenset[int] = frozenset()
         self._places: list[dict[int, torch.Tensor]] = []
 
     def hold_those_of(self, weights: Iterable[torch.Tensor]) -> None:
-        """Hold views of these tensors, too, from now on."""
+        """Also cache views of these tensors from now on."""
         self._weights |= frozenset(map(id, weights))
 
     def place(self) -> dict[int, torch.Tensor]:
-        """Where the views are kept that one place in the code makes."""
+        """A new cache for the views that one place in the code creates."""
         self._places.append({})
         return self._places[-1]
 
@@ -40,14 +42,14 @@ class HeldViews:
         stride: tuple[int, ...],
         offset: int,
     ) -> torch.Tensor:
-        """A new view.
+        """Create a view, and cache it if ``tensor`` is a weight.
 
         Args:
-            place: of the code, as :meth:`place` made it.
+            place: of the code, from :meth:`place`.
             tensor: the tensor, which may be a weight.
             size: of the view.
             stride: of the view.
-            offset: as ``reinterpret_tensor`` takes it.
+            offset: as in ``reinterpret_tensor``.
         """
         made = _reinterpret(tensor, size, stride, offset)
         if id(tensor) in self._weights:
@@ -55,15 +57,15 @@ class HeldViews:
         return made
 
     def forget(self) -> None:
-        """Hold none of those that were made so far."""
+        """Drop all cached views."""
         for place in self._places:
             place.clear()
 
 
 def hold_views(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Have code of Inductor's take views of its inputs from a place; returns the statements that make the places.
+    """Rewrite Inductor's code to cache views of its inputs; returns the statements that make the caches.
 
-    Only views that a kernel of torch reads while it writes to ``out=``: nobody else ever sees them.
+    Covers only views that a kernel of torch reads while it writes to ``out=``: nothing else ever sees them.
     """
     places: list[ast.stmt] = []
     for function in functions(body):
@@ -81,7 +83,7 @@ def hold_views(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _inputs(function: ast.FunctionDef) -> set[str]:
-    """The names that a function unpacks from its arguments, and gives no other value."""
+    """The names that a function unpacks from its arguments and never reassigns."""
     stored = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     names: set[str] = set()
     for statement in function.body:
@@ -91,4 +93,5 @@ def _inputs(function: ast.FunctionDef) -> set[str]:
 
 
 _OF_WEIGHTS = ("primals", "arg", "input", "weight")
-"""How names of inputs begin that may be weights: gradients and what is saved for the backward pass have other names."""
+"""Prefixes of inputs that may be weights. Gradients and values saved for the backward pass have other
+names."""

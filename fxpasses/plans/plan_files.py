@@ -1,8 +1,9 @@
-"""Files of plans: sections with a hash each, written at once or not at all, in a folder that only its owner can write to.
+"""Plan files: hashed sections, written atomically, in a folder that only its owner can write to.
 
-A file is a line that names the format, a line of JSON that lists the sections, and the sections. Nothing of a file is used before
-all its hashes hold. There is no pickle in it; code is in Python's own form for code objects (``marshal``), kernels are
-shared libraries. Hashes find damage, not malice: what is read here was written by the same user.
+A file is a line that names the format, a line of JSON that lists the sections, and the sections. Nothing in a
+file is used before all its hashes are verified. There is no pickle: code is in Python's own format for code
+objects (``marshal``), kernels are shared libraries. Hashes detect damage, not malice: the same user wrote
+what is read here.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from fxpasses.plans.errors import PlanFileError
 _FORMAT = b"fxpasses plan 1\n"
 SUFFIX = ".plan"
 _LAST = "without-backward-"
-"""Before the names of plans that are tried after all others: they sort behind the digits of hashes."""
+"""Prefix of plans that are tried after all others. It sorts behind the hex digits of hashes."""
 _MOST = 8
 """The most plans that are tried for one key."""
 
 
 class OnlyResults(str):
-    """The option ``cache`` of a compilation whose plans are looked for, and written, by who asks for it: other results are kept there.
+    """The option ``cache`` of a compilation whose caller looks for plans and writes them. Only other results
+    are cached there.
 
     Attributes:
-        turn: what Dynamo has compiled with another one it does not take for this compilation.
+        turn: Dynamo does not reuse for this compilation what it compiled with another one.
     """
 
     turn = 0
@@ -42,7 +44,7 @@ class OnlyResults(str):
 
 
 def cache_directory(choice: str) -> Path | None:
-    """The folder of plans for ``cache="auto"``, ``"off"`` or a folder; None where there are to be none."""
+    """The folder of plans for ``cache="auto"``, ``"off"`` or a folder. None if plans are disabled."""
     if choice == "off":
         return None
     if choice != "auto":
@@ -61,7 +63,7 @@ def hash_of(data: bytes) -> str:
 
 
 def are_unchanged(files: Mapping[str, str]) -> bool:
-    """Whether files are as they were. Args: their paths, each with the hash of its content."""
+    """Whether files are unchanged. Maps each path to the hash of its content."""
     try:
         return all(hash_of(Path(file).read_bytes()) == known for file, known in files.items())
     except OSError:
@@ -69,7 +71,7 @@ def are_unchanged(files: Mapping[str, str]) -> bool:
 
 
 def write_sections(path: Path, sections: Mapping[str, bytes]) -> None:
-    """Write a file so that others see it whole or not at all.
+    """Write a file atomically.
 
     Raises:
         OSError: the disk refuses.
@@ -83,12 +85,12 @@ def write_sections(path: Path, sections: Mapping[str, bytes]) -> None:
 def write_plan(
     folder: Path, plan: Mapping[str, Any], story: object, sections: Mapping[str, bytes], *, last: bool = False
 ) -> Path:
-    """Write a plan, under a name that says what is in it; returns where.
+    """Write a plan under a name that is the hash of its content; returns the path.
 
     Args:
         folder: of its key.
         plan: what decides whether it is used, and how its graph is called.
-        story: what was walked over, for errors that say what has changed.
+        story: the walked facts, for errors that name what has changed.
         sections: the rest of the file.
         last: whether it is tried after all others of its key.
 
@@ -104,12 +106,13 @@ def write_plan(
 
 
 def comes_last(path: Path) -> bool:
-    """Whether a plan is tried after all others of its key: it has no backward pass."""
+    """Whether a plan is tried after all others of its key, because it has no backward pass."""
     return path.name.startswith(_LAST)
 
 
 def write_refusal(folder: Path, reason: str, about: Mapping[str, Any]) -> None:
-    """Leave word for later processes why there can be no plan: they need not record, and may use AOTAutograd's cache.
+    """Record for later processes why there can be no plan. They need not record, and may use AOTAutograd's
+    cache.
 
     Args:
         folder: of the key.
@@ -124,7 +127,7 @@ def write_refusal(folder: Path, reason: str, about: Mapping[str, Any]) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file of ours, with its folders: others see it whole or not at all."""
+    """Write a file of ours atomically, and create its folders."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
@@ -137,10 +140,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_sections(path: Path) -> dict[str, bytes]:
-    """Read a file and check all of it.
+    """Read a file and verify all of it.
 
     Raises:
-        PlanFileError: it is not whole, has been changed, or somebody else may write to it.
+        PlanFileError: it is incomplete, has been changed, or somebody else may write to it.
         OSError: it cannot be read.
     """
     check_owner(path)
@@ -163,9 +166,10 @@ def read_sections(path: Path) -> dict[str, bytes]:
 
 
 def check_owner(path: Path) -> None:
-    """Raise PlanFileError where others than the user may write to a file or its folder, or it is a pipe or a device."""
+    """Raise PlanFileError if anybody but the user may write to a file or its folder, or if it is a pipe or a
+    device."""
     if not path.is_file():
-        path.stat()  # raises where there is nothing
+        path.stat()  # raises if nothing is there
         raise PlanFileError(path, "it is no regular file")
     for place in (path, path.parent):
         found = place.stat()
@@ -174,7 +178,7 @@ def check_owner(path: Path) -> None:
 
 
 def write_kernel(directory: Path, data: bytes) -> Path:
-    """The file of a shared library, under its hash; written if it is not there, or not what it should be."""
+    """The file of a shared library, named by its hash. Written if it is missing or wrong."""
     path = directory / "kernels" / f"{hashlib.sha256(data).hexdigest()}.so"
     if path.exists():
         check_owner(path)
@@ -184,5 +188,6 @@ def write_kernel(directory: Path, data: bytes) -> Path:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """The plans that were written for a key, which differ in what is read besides the model; or why there is none."""
+    """The plans of a key, which differ in what is read besides the model. If there are none, the record why
+    not."""
     return sorted(folder.glob(f"*{SUFFIX}"))[:_MOST] or sorted(folder.glob("*.none"))[:_MOST]

@@ -1,4 +1,5 @@
-"""Whether a call with gradients on can have a plan without a backward pass: see :mod:`fxpasses.plans.forward_alone`."""
+"""Whether a call with gradients on can have a plan without a backward pass; see
+:mod:`fxpasses.plans.forward_alone`."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from fxpasses.plans.results import Layout
 
 _REASON = "a call with gradients on, and no backward pass"
 _RUNS = 3
-"""After so many further calls the next ones have a plan without a backward pass, in this process, too."""
+"""After this many further calls, later ones get a plan without a backward pass, in this process too."""
 
 
 class RecordedForward:
-    """What is seen of a forward graph.
+    """The facts about a forward graph.
 
     Args:
         given: the arguments of the call.
@@ -43,16 +44,16 @@ class RecordedForward:
             self._refused = error.reason
 
     def has_run_alone(self) -> bool:
-        """It runs again, and there was no backward pass: whether it is time to take it that none comes."""
+        """Count another run without a backward pass. Returns whether to assume now that none comes."""
         self._runs += 1
         return self._runs == _RUNS
 
     def wait(self, recording: Waiting, directory: Path) -> None:
-        """Have a plan written at the end of the process if no backward pass comes.
+        """Have a plan written at process exit if no backward pass comes.
 
         Args:
-            recording: what writes it.
-            directory: of plans. It is there from now on: one that is gone by then is not made again.
+            recording: writes it.
+            directory: of plans. Created now; if it is gone at exit, it is not created again.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,19 +64,19 @@ class RecordedForward:
         wait(recording)
 
     def look(self, gm: fx.GraphModule) -> None:
-        """See whether a second run of the graph is another one: it draws random numbers, or writes to tensors."""
+        """See whether a second run of the graph may differ: it draws random numbers or mutates tensors."""
         graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
         self._is_other_again = any(uses_rng(n) or is_mutating(n) for graph in graphs for n in graph.nodes)
 
     def look_at_trace(self, graph: fx.Graph) -> None:
-        """See whether a part cannot be differentiated by itself. Args: Dynamo's graph."""
+        """See whether part of Dynamo's graph cannot be differentiated by itself."""
         modules = graph.owning_module.modules() if graph.owning_module is not None else ()
         graphs = [module.graph for module in modules if isinstance(module, fx.GraphModule)]
         if any(node.kwargs.get("use_reentrant") for graph in graphs for node in graph.nodes):
             self._refused = "checkpoint(use_reentrant=True), which only .backward() can differentiate"
 
     def look_at_inputs(self, inputs: Sequence[Any], sources: Sequence[Sequence[Any]]) -> None:
-        """See whether autograd can keep the inputs of the graph, and tell their gradients apart.
+        """See whether autograd can save the inputs of the graph and tell their gradients apart.
 
         Args:
             inputs: of the graph.
@@ -94,7 +95,8 @@ class RecordedForward:
         trace: RecordedTrace,
         inputs: RecordedInputs,
     ) -> dict[str, Any]:
-        """Ask that the call can be made a second time, and that its results are outputs of its graph with memory of their own.
+        """Check that the call can be repeated, and that its results are graph outputs with memory of their
+        own.
 
         Args:
             content: of the plan.
@@ -102,10 +104,11 @@ class RecordedForward:
             trace: of the call.
             inputs: of the graph.
 
-        Returns: what the plan says besides.
+        Returns:
+            What the plan says besides.
 
         Raises:
-            NoPlan: it cannot.
+            NoPlan: the check fails.
         """
         if self._directory is None or not self._directory.is_dir():
             raise NoPlan(_REASON, "the directory is gone")

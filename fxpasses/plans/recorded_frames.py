@@ -1,4 +1,5 @@
-"""The frames that Dynamo compiles in one call which is recorded: that of the model, what it goes on with, and others."""
+"""The frames that Dynamo compiles during a recorded call: the model's, those that it resumes with, and
+others."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ class RecordedFrames:
         functions: those between its graphs.
 
     Attributes:
-        resumed: what the model's frame goes on with, by the names of globals that Dynamo gave it.
-        called: what the first frame calls, where it does nothing else.
-        more: why the code that Dynamo wrote for it does more than call its graph, or "".
+        resumed: by the names of globals that Dynamo chose, the functions that the model's frame resumes with.
+        called: what the first frame calls, if it does nothing else.
+        more: why Dynamo's code for it does more than call its graph, or "".
     """
 
     def __init__(self, model: Any, functions: Functions) -> None:
@@ -37,7 +38,7 @@ class RecordedFrames:
         self.more = ""
 
     def instead_of(self, code: types.CodeType) -> types.CodeType | None:
-        """The code that frames of a function between graphs run, which Dynamo is about to compile. Args: the function's code."""
+        """What a function between graphs runs in place of ``code``, which Dynamo is about to compile."""
         try:
             function, _ = function_of(self._model)
         except NoPlan:
@@ -50,7 +51,7 @@ class RecordedFrames:
         return None if stub is None else stub.instead
 
     def add(self, code: types.CodeType, new_code: types.CodeType) -> bool:
-        """Note a frame that Dynamo has compiled, which does not run yet. Returns whether it is the first one.
+        """Note a frame that Dynamo has compiled but not run yet. Returns whether it is the first one.
 
         Args:
             code: of its function.
@@ -60,7 +61,7 @@ class RecordedFrames:
         return len(self._compiled) == 1
 
     def look_for_plans(self) -> None:
-        """Functions that the model's frame goes on with look for plans of their own, from now on."""
+        """Let functions that the model's frame resumes with look for plans of their own."""
         ((code, new_code),) = self._compiled
         self.more = self.more or _t.more_than_its_graph(new_code)
         try:
@@ -77,7 +78,8 @@ class RecordedFrames:
                     values[name] = resumed.function()
 
     def goes_on(self) -> bool:
-        """Whether what the model's frame goes on with has graphs; if not, what that calls belongs to the model from now on."""
+        """Whether the functions that the model's frame resumes with have graphs. If not, the model takes over
+        what they call."""
         return bool(self.resumed) and not self._functions.take_over_resumed()
 
     def are_only_the_first(self) -> bool:
@@ -85,14 +87,15 @@ class RecordedFrames:
         return len(self._compiled) == 1 and not self.resumed
 
     def problem(self) -> str:
-        """Why there can be no plan of the call, which is over, or ""."""
+        """Why there can be no plan of the finished call, or ""."""
         if any(calls_graph(new_code) for _, new_code in self._compiled[1:]):
             return "a graph break"
         runs_others = self.are_only_the_first() and self._others
         return "another function runs in Python" if runs_others else ""
 
     def through(self) -> str:
-        """What of the model is called by the first frame, by its name in ``CALLED``, where that does nothing else, or ""."""
+        """The part of the model that the first frame calls, by its name in ``CALLED``, if it does nothing
+        else, or ""."""
         found = (
             name for name, of in CALLED.items() if callable(self._model) and of(self._model) == self.called
         )
@@ -101,7 +104,8 @@ class RecordedFrames:
     def described(
         self, stubs: Sequence[Stub], read: Set[str]
     ) -> tuple[dict[str, list[str]], bytes, list[Name]]:
-        """The model's frame, as Dynamo wrote it, as plain data: see :func:`described_frame`; and the names of the functions that it calls.
+        """The model's frame in Dynamo's code, as plain data (see :func:`described_frame`), and the names of
+        the functions that it calls.
 
         Args:
             stubs: the functions that it calls and that have graphs.

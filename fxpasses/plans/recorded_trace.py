@@ -1,4 +1,4 @@
-"""What the trace of a frame depends on: known until Dynamo has ended it."""
+"""What the trace of a frame depends on, read before Dynamo ends the trace."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fxpasses.plans.walk import Walk
 
 
 class RecordedTrace:
-    """What was seen of it.
+    """What was seen of a trace.
 
     Attributes:
         codes: the code of all functions that were traced, and of those that ran while it was.
-        targets: that of functions in the graph.
+        targets: the code of functions in the graph.
         operators: the names of operators that are not torch's.
         changed: the objects on which attributes are set.
-        guarded: the places that Dynamo relies on.
-        numbers: the integers of objects that are symbolic: the objects and the names of the attributes, by how guards call them.
-        shape_env: the environment of its symbols.
-        tensors: those that it was given, by how guards call them.
-        exchanged: the places of tensors in which it puts others: dictionaries and keys, lists and positions.
+        guarded: the places that Dynamo guards on.
+        numbers: by guard name, the objects and attribute names of symbolic integers.
+        shape_env: the shape environment of its symbols.
+        tensors: by guard name, the tensors that the frame was given.
+        exchanged: where it replaces tensors: dictionaries and keys, lists and indices.
         reads_gradients: whether it depends on gradients.
     """
 
@@ -50,13 +50,13 @@ class RecordedTrace:
         self._not_traced: list[types.CodeType] = []
 
     def note(self, *, dictionaries: bool) -> str:
-        """See what Dynamo has traced so far; returns what has another value afterwards, or "".
+        """See what Dynamo has traced so far. Returns what has another value afterwards, or "".
 
         Args:
             dictionaries: whether the frame may change dictionaries.
 
         Raises:
-            NoPlan: it depends on what cannot be told, or changes more.
+            NoPlan: it depends on what cannot be determined, or changes more.
         """
         self.codes += _t.traced_codes()
         self.targets += _t.codes_in_graph()
@@ -84,11 +84,11 @@ class RecordedTrace:
         return dict.fromkeys((*found, *itertools.starmap(read_of_result, _t.marked_calls())))
 
     def names(self, walk: Walk) -> Names:
-        """The attributes that it reads. Args: a walk over the model and all else that is read."""
+        """The attributes that it reads. ``walk`` covers the model and all else that is read."""
         return names_read(self.codes, self.guarded, self._not_traced, walk.asked_by_protocols)
 
     def check(self, walk: Walk, containers: Set[int]) -> None:
-        """Ask that a plan can tell whether all that it depends on is as it was.
+        """Check that a plan can tell whether everything that the trace depends on is unchanged.
 
         Args:
             walk: over the model and all else that is read.
@@ -100,7 +100,7 @@ class RecordedTrace:
         check_covered(self.codes, walk)
         check_methods(self.codes)
         if not all(walk.has_met(value) or id(value) in containers for value in self.changed):
-            raise NoPlan("a frame that changes an object")  # what it was before is not known
+            raise NoPlan("a frame that changes an object")  # its earlier state is unknown
         if any(name in place for name in walk.hashes for place in self.guarded):
             raise NoPlan("code that reads the hash of an object")
 

@@ -1,4 +1,4 @@
-"""References to objects that calls are given: a plan lets go of them when whoever gave them does."""
+"""References to objects that calls receive. A plan releases them when their owner does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _HEAP_TYPE = 1 << 9
 
 
 def can_go(value: Any) -> bool:
-    """Whether a plan does without keeping an object: modules, optimizers and the like, which are what their attributes are."""
+    """Whether a plan need not keep an object alive: modules, optimizers and the like, which consist of their
+    attributes."""
     kind = type(value)
     return (
         kind.__weakrefoffset__ != 0
@@ -24,5 +25,6 @@ def can_go(value: Any) -> bool:
 
 
 def reference_to(value: Any, gone: Callable[[Any], None] | None = None) -> Callable[[], Any]:
-    """What returns the object, or None when it is gone. It is kept unless it :func:`can_go`; then ``gone`` is called."""
+    """A function that returns the object, or None once it is gone. The object is kept unless it
+    :func:`can_go`; then ``gone`` is called."""
     return weakref.ref(value, gone) if can_go(value) else lambda: value

@@ -1,7 +1,8 @@
-"""Functions of torch, told from others that somebody has put in their places.
+"""Detection of functions of torch that somebody has replaced.
 
-What torch's code does counts with its version. Which functions it calls does not: ``torch.nn.functional.linear`` and methods of
-``torch.Tensor`` are names like others. A plan lists those that traced code and functions in the graph name, with what they stood for.
+Torch's version covers what torch's code does, but not which functions it calls:
+``torch.nn.functional.linear`` and methods of ``torch.Tensor`` are ordinary names. A plan lists the functions
+that traced code and the graph name, with their origins.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from fxpasses.plans.reads import Read, is_of_torch, loaded_modules, resolve
 from fxpasses.plans.walk import Walk
 
 Named = tuple[str, str, str]
-"""The name of a module, the names that lead from it to a function, and where that is defined."""
+"""The name of a module, the path of names from it to a function, and where the function is defined."""
 
 
 def functions_named_by(codes: Sequence[types.CodeType]) -> list[Named]:
-    """What the code of torch that was traced, or is in the graph, is called and calls itself."""
+    """The torch functions among ``codes`` (traced or in the graph), and those that they call."""
     found: dict[Named, None] = {}
     by_file = loaded_modules()
     for code in dict.fromkeys(codes):
@@ -39,9 +40,11 @@ def functions_named_by(codes: Sequence[types.CodeType]) -> list[Named]:
 
 
 def of_later_modules(reads: Iterable[Read]) -> tuple[list[Read], list[Named]]:
-    """Tell apart what is read in modules that torch imports when somebody asks for them, as ``torch._dynamo`` in ``torch._dynamo.graph_break()``.
+    """Split off reads of torch modules that are imported on first use, such as ``torch._dynamo`` in
+    ``torch._dynamo.graph_break()``.
 
-    A process that takes a plan has not imported them, and nobody can have replaced what is in them: functions there are compared by name, where they are loaded.
+    A process that loads a plan has not imported them, so nobody can have replaced their content. Their
+    functions are compared by name, where they are loaded.
 
     Args:
         reads: what traced code reads.
@@ -80,7 +83,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def are_named_still(functions: Sequence[Sequence[str]]) -> bool:
-    """Whether these names stand for what they did; those of modules that are not loaded do."""
+    """Whether these names still stand for the same functions. Names in modules that are not loaded do."""
     return all(
         module not in sys.modules or origin_of(_at(sys.modules[module], path)) == origin
         for module, path, origin in functions
@@ -88,7 +91,7 @@ def are_named_still(functions: Sequence[Sequence[str]]) -> bool:
 
 
 def watch_names(walk: Walk, functions: Sequence[Sequence[str]]) -> None:
-    """Have a walk watch whether they go on to do so."""
+    """Have a walk watch these names for replacement."""
     seen = set()
     for module, path, _ in functions:
         owner = sys.modules.get(module)
@@ -101,10 +104,10 @@ def watch_names(walk: Walk, functions: Sequence[Sequence[str]]) -> None:
 
 
 def check_methods(codes: Sequence[types.CodeType]) -> None:
-    """Ask that methods of tensors are those of torch, where code may call them.
+    """Check that methods of tensors that code may call are torch's own.
 
     Raises:
-        NoPlan: somebody has put others there, which are called while graphs are traced.
+        NoPlan: one was replaced; it would be called while graphs are traced.
     """
     named = {name for code in dict.fromkeys(codes) for name in attribute_names(code)}
     for name, method in (*vars(torch.Tensor).items(), *vars(torch.nn.Parameter).items()):

@@ -1,4 +1,4 @@
-"""What a model returns, as plain data: how it is put together of the outputs of its graph, and putting it together again."""
+"""What a model returns, as plain data: how it is built from the outputs of its graph, and rebuilding it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ _BASES = {base.__name__: base for base in (collections.OrderedDict, dict, list, 
 
 
 class Layout:
-    """How a result is made.
+    """How to build a result.
 
     Attributes:
-        content: nested lists that :func:`builder` takes: where a tensor is (``["output", 0]``, ``["argument", 0]``, ``["model", 0]``), a
-            constant, an object that was met before, or a container or object: its base, its class, its items, its attributes.
+        content: nested lists for :func:`builder`: where a tensor is (``["output", 0]``, ``["argument", 0]``,
+            ``["model", 0]``), a constant, an object that was met before, or a container or object with its
+            base, class, items and attributes.
         classes: module and names of each class that is not built in.
         objects: those that the caller could tell from copies.
         tensors: those in the result, in the order of :func:`places_of_tensors`.
 
     Raises:
-        NoPlan: the result holds something that cannot be made again.
+        NoPlan: the result holds something that cannot be rebuilt.
     """
 
     def __init__(
         self, result: Any, tensors: Mapping[int, list[Any]], objects: Mapping[int, list[Any]] | None = None
     ) -> None:
-        """Args: what the model returned, and where tensors are, by ``id``; likewise objects that are not made again."""
+        """Args: the model's result, and by ``id`` where tensors are; likewise objects that are not
+        rebuilt."""
         self.classes: list[tuple[str, ...]] = []
         self.has_number = False
         self._tensors, self._known, self._numbers = tensors, objects or {}, dict[int, int]()
@@ -94,7 +96,7 @@ class Layout:
 def layout_of(
     result: Any, walk: Walk, arguments: Sequence[torch.Tensor], outputs: Sequence[Any], containers: Set[int]
 ) -> Layout:
-    """How a result is made of outputs of a graph, arguments and tensors of the model.
+    """How a result is built from graph outputs, arguments and tensors of the model.
 
     Args:
         result: what the model returned.
@@ -104,7 +106,7 @@ def layout_of(
         containers: among the arguments, by ``id``.
 
     Raises:
-        NoPlan: it cannot be made of them, or is an object that others hold.
+        NoPlan: it cannot be built from them, or is an object that others hold.
     """
     tensors = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
     tensors |= {id(t): ["argument", i] for i, t in enumerate(arguments)}
@@ -117,7 +119,7 @@ def layout_of(
 
 
 class _Anywhere(dict[int, list[Any]]):
-    """Places of tensors where each has one."""
+    """Places of tensors, with one for every tensor."""
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -127,12 +129,12 @@ class _Anywhere(dict[int, list[Any]]):
 
 
 def tensors_in(result: Any) -> list[torch.Tensor]:
-    """The tensors in what a model returned, in the order of :func:`places_of_tensors`."""
+    """The tensors in a model's result, in the order of :func:`places_of_tensors`."""
     return Layout(result, _Anywhere()).tensors
 
 
 def places_of_tensors(layout: Any) -> Iterator[list[Any]]:
-    """Where the tensors of a result are. Args: the content of a :class:`Layout`."""
+    """Where the tensors of a result are, given the content of a :class:`Layout`."""
     kind, _, *rest = layout
     if kind in ("output", "argument", "model"):
         yield layout
@@ -154,7 +156,8 @@ Maker = Callable[[Sequence[Any], Sequence[torch.Tensor], list[Any]], Any]
 
 
 def builder(layout: Any, model: Sequence[torch.Tensor]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-    """A function of the graph's outputs and the tensors among the arguments that returns what the model did.
+    """A function that rebuilds the model's result from the graph's outputs and the tensors among the
+    arguments.
 
     Args:
         layout: the content of a :class:`Layout`.
@@ -173,7 +176,7 @@ def _maker(layout: Any, model: Sequence[torch.Tensor]) -> Maker:
     if kind == "same":
         return lambda outputs, arguments, made: made[content]
     if kind == "model":
-        return lambda outputs, arguments, made: model[content]  # another one where it was exchanged
+        return lambda outputs, arguments, made: model[content]  # not captured here, since it may be exchanged
     if kind in _VALUES:
         value = _VALUES[kind](content)
         return lambda outputs, arguments, made: value
@@ -181,12 +184,12 @@ def _maker(layout: Any, model: Sequence[torch.Tensor]) -> Maker:
 
 
 def _container(base: Any, name: Any, items: Any, state: Any, model: Sequence[torch.Tensor]) -> Maker:
-    """What makes a container or object: as ``copy`` would, without calling the code of its class.
+    """A function that makes a container or object as ``copy`` would, without calling the code of its class.
 
     Args:
         base: the built-in class that holds its items.
         name: of its class, if that is another one.
-        items: layouts of them, with their keys.
+        items: their layouts, with their keys.
         state: the attributes, likewise.
         model: the tensors of the model.
     """
@@ -197,7 +200,7 @@ def _container(base: Any, name: Any, items: Any, state: Any, model: Sequence[tor
     new = kind if hasattr(kind, "n_sequence_fields") else lambda *given: base.__new__(kind, *given)
 
     def make(outputs: Sequence[Any], arguments: Sequence[torch.Tensor], made: list[Any]) -> Any:
-        """Returns the container. Args: outputs of the graph, arguments of the call, and what was made so far, to which it is added."""
+        """Return the container, and append it to ``made``, which has what was made so far."""
         place = len(made)
         made.append(None)
         if base is tuple:

@@ -1,7 +1,8 @@
-"""Whether tensors are what they were: their class, sizes, strides, dtype and whether they require gradients.
+"""Checks that tensors are unchanged: class, sizes, strides, dtype and whether they require grad.
 
-``TensorGuards`` of torch asks each tensor. In between, it is enough that the memory in which torch says what a tensor is has not
-changed: the library of :mod:`fxpasses.plans.native` compares it in a tenth of the time.
+Torch's ``TensorGuards`` check each tensor. Between two such checks it is enough that the memory in which
+torch keeps the metadata has not changed. The library of :mod:`fxpasses.plans.native` compares it in a tenth
+of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class SameTensors:
-    """Asks whether these tensors are what they were. Which dispatch keys count in the thread is part of the state of torch."""
+    """Checks that these tensors are unchanged. The state of torch covers which dispatch keys are active in
+    the thread."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
@@ -34,13 +36,13 @@ class SameTensors:
         self._views: list[HeldViews] = []
 
     def let_hold(self, views: HeldViews) -> None:
-        """Let views be held until the tensors may have moved in memory."""
+        """Let ``views`` be cached until the tensors may have moved in memory."""
         if self._inside and compares_memory() is not None:
             views.hold_those_of(self._inside)
             self._views.append(views)
 
     def hold(self) -> bool:
-        """Whether they are."""
+        """Whether the tensors are unchanged."""
         if self._guards is None:
             return True
         if self._memory is not None and self._memory.holds():
@@ -51,12 +53,12 @@ class SameTensors:
         memory = None if library is None else library.Tensors(self._inside, _torch.TENSOR_LAYOUT)
         if not self._guards.check(*self._tensors):
             return False
-        self._memory = memory  # which was taken before the guards held
+        self._memory = memory  # taken before the guards passed
         return True
 
 
 class SamePlaces:
-    """Asks whether the memory of these tensors is where it was. Args: tensors with strides."""
+    """Checks that the memory of these tensors, which have strides, has not moved."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
@@ -64,19 +66,20 @@ class SamePlaces:
         self._memory: Any = None
 
     def hold(self) -> bool:
-        """Whether it is."""
+        """Whether it has not moved."""
         if self._memory is not None and self._memory.holds():
             return True
         library = compares_memory()
         memory = None if library is None else library.Tensors(self._tensors, _torch.TENSOR_LAYOUT)
         if list(map(_pointer, self._tensors)) != self._pointers:
             return False
-        self._memory = memory  # which was taken before they were asked
+        self._memory = memory  # taken before the pointers were compared
         return True
 
 
 def is_in_itself(tensor: torch.Tensor) -> bool:
-    """Whether all that is asked is in the tensor's own memory, and the same keys count for it as for any other tensor."""
+    """Whether all checked facts are in the tensor's own memory, and it has the same dispatch keys as any
+    other tensor."""
     return tensor.dim() <= _torch.MOST_DIMENSIONS and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -88,12 +91,12 @@ def compares_memory() -> Any:
 
 @functools.cache
 def _is_understood(library: Any) -> bool:
-    """Whether each change of a tensor is seen in its memory: tried once in a process."""
+    """Whether every change of a tensor is visible in its memory. Tested once per process."""
     if not _torch.TENSOR_LAYOUT.is_known():
         return False
     for what, change in _CHANGES.items():
         tensor = torch.empty(1000).as_strided((2, 3, 4, 5, 6), (400, 120, 30, 6, 1)).data
-        tensor.requires_grad_().requires_grad_(what == "frozen")  # now autograd knows of it
+        tensor.requires_grad_().requires_grad_(what == "frozen")  # allocates autograd metadata
         memory = library.Tensors((tensor,), _torch.TENSOR_LAYOUT)
         before = memory.holds()
         with torch.no_grad():
@@ -128,4 +131,4 @@ _CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a history": torch.enable_grad()(lambda t: t.add_(torch.ones(1, requires_grad=True))),
     "its class": lambda t: setattr(t, "__class__", torch.nn.Buffer),
 }
-"""Each changes one thing that ``TensorGuards`` asks for, and leaves the tensor's memory where it is."""
+"""Each changes one fact that ``TensorGuards`` check, and leaves the tensor's memory in place."""

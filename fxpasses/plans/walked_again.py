@@ -1,8 +1,8 @@
-"""Parts of walks that are not made again where only the objects among the arguments are others, such as the cache of a request: that over the model, and
-those over the globals that a plan reads.
+"""Reuse of walks when only the objects among the arguments differ, such as the cache of a request: the walk
+over the model, and those over the globals that a plan reads.
 
-A walk numbers what it meets. Over objects of the same content it gives the same numbers, so that what came after them comes after others as well, as long
-as nothing of it has changed, and it says nothing of these objects.
+A walk numbers what it meets. Objects of the same content get the same numbers, so what was walked after them
+can be reused after others, if none of it has changed and it says nothing about these objects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fxpasses.plans.walk import Walk
 
 
 class WalkedAgain:
-    """What was walked over for one model."""
+    """The reusable walks of one model."""
 
     def __init__(self) -> None:
         self._model: Walk | None = None
@@ -26,17 +26,17 @@ class WalkedAgain:
         self._parts: dict[Hashable, _Part] = {}
 
     def over(self, model: Any, objects: Sequence[Any]) -> tuple[Walk, list[Any]]:
-        """A walk over a model and objects among the arguments, and what :meth:`Walk.over` returns.
+        """A walk over a model and the objects among its arguments, and the result of :meth:`Walk.over`.
 
         Args:
             model: the model.
             objects: the objects.
 
         Raises:
-            NoPlan: they hold something that cannot be seen into.
+            NoPlan: they hold something that cannot be walked.
         """
         if objects and (self._model is None or not self._model.watch.holds() or not self._tensors.hold()):
-            self._model = None  # which keeps what the model may have left behind
+            self._model = None  # it keeps alive what the model may have dropped
             self._parts.clear()
             walk = Walk(leaves_open=True)
             self._digest = walk.add("model", model)
@@ -50,17 +50,17 @@ class WalkedAgain:
     def read(
         self, plan: Hashable, reads: Sequence[Read], expected: str, walk: Walk, digest: Sequence[Any]
     ) -> Walk | None:
-        """A walk, gone on over what a plan reads; ``None`` where that is not what it was.
+        """Continue a walk over what a plan reads. ``None`` if any of it has changed.
 
         Args:
             plan: the plan.
             reads: what it reads.
-            expected: the digest that this had.
+            expected: the digest of that when the plan was made.
             walk: over the model and the objects.
             digest: of that walk.
 
         Raises:
-            NoPlan: something cannot be seen into.
+            NoPlan: something cannot be walked.
         """
         number = next((i for i, read in enumerate(reads) if read[0] in OF_OBJECTS), len(reads))
         part = self._parts.get(plan)
@@ -77,13 +77,13 @@ class WalkedAgain:
 
 
 class _Part:
-    """What a walk has met since it was forked from another one.
+    """What a walk has met since it was forked.
 
     Args:
-        before: that one.
-        after: the walk, as it is now.
-        digest: of the first one.
-        said: what the second one has said since.
+        before: the walk that it was forked from.
+        after: the walk now.
+        digest: of the first walk.
+        said: what the second walk has said since.
     """
 
     def __init__(self, before: Walk, after: Walk, digest: Sequence[Any], said: str) -> None:
@@ -94,7 +94,8 @@ class _Part:
         self._referred = _referred_to(vars(before), vars(after)) if self._new else None
 
     def after(self, walk: Walk) -> Walk | None:
-        """A walk, gone on in the same way; ``None`` where it might meet something else. Args: one over objects of the same content."""
+        """Continue ``walk``, over objects of the same content, in the same way. ``None`` if it might meet
+        something else."""
         parts = vars(walk)
         if self._referred is None or not self._watch.holds() or not self._tensors.hold():
             return None
@@ -112,11 +113,11 @@ class _Part:
 
 
 def _since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What has come to the lists, sets and dictionaries of a walk; nothing where anything was taken from them."""
+    """What was added to the lists, sets and dictionaries of a walk. Empty if anything was removed."""
     found: dict[str, Any] = {}
     for name, now in after.items():
         was = before[name]
-        if name == "_path":  # the last one
+        if name == "_path":  # the current path only
             continue
         if isinstance(now, list):
             if len(now) < len(was) or not all(map(operator.is_, was, now)):
@@ -132,8 +133,11 @@ def _since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
 
 
 def _referred_to(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[int, Any] | None:
-    """The objects met among the arguments that a walk has met again since, by their numbers; ``None`` where what it says may be otherwise for others: it says
-    something of objects that are not kept, of weak references, or of memory while the arguments hold tensors."""
+    """The argument objects that a walk has met again since, by number.
+
+    ``None`` if the walk might say otherwise for other objects: it says something about objects that are not
+    kept, about weak references, or about memory while the arguments hold tensors.
+    """
     first, tensors = after["of_model"]
     again = [line for line in after["_lines"][len(before["_lines"]) :] if line.startswith(_AGAIN)]
     numbers = {int(line[len(_AGAIN) : -1]) for line in again}

@@ -1,7 +1,7 @@
-"""What is looked at before each call of a plan: whether anything that its check has seen may have changed since.
+"""The check before each call of a plan: whether anything that its walk has seen may have changed.
 
-A change that means nothing costs another check; a change that is not noticed would be a wrong result. So everything that was
-seen is looked at: versions of dictionaries and classes, identities elsewhere.
+A false alarm costs another check, but an unnoticed change would give a wrong result. So everything that was
+seen is checked: versions of dictionaries and classes, identities elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Watch:
     """Dictionaries, sequences, classes and attributes, as they were when they were added.
 
     Attributes:
-        not_kept: the identities of objects that are not kept alive, but for what they hold.
+        not_kept: the ``id`` of objects that are not kept alive, although what they hold is.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Watch:
         self._fast: Any = None
 
     def copy(self) -> Watch:
-        """One that watches the same, and more once it is told so."""
+        """A watch over the same, to which more can be added."""
         other = Watch()
         for name, value in vars(self).items():
             setattr(other, name, value.copy() if isinstance(value, list) else value)
@@ -66,11 +66,11 @@ class Watch:
             self._others.append((keys, list(keys)))
 
     def sequence(self, values: Any) -> None:
-        """Watch the items of a list, tuple, set or the like."""
+        """Watch the items of a list, tuple, set or similar."""
         if isinstance(values, (list, set)):
             self._lists.append(values)
             self._items.append(list(values))
-        elif not isinstance(values, (tuple, frozenset)):  # these stay as they are
+        elif not isinstance(values, (tuple, frozenset)):  # these are immutable
             self._others.append((values, list(values)))
 
     def class_of(self, cls: type) -> None:
@@ -79,7 +79,8 @@ class Watch:
         self._attributes_of_classes.append(_of_class(cls))
 
     def class_of_object(self, value: Any) -> None:
-        """Watch which class an object is of; of one that is not kept also whether its attributes are in the same dictionary."""
+        """Watch the class of an object. If the object is not kept, also watch that its ``__dict__`` is the
+        same."""
         if id(value) in self.not_kept:
             self._references.append((weakref.ref(value), type(value), value.__dict__))
             return
@@ -87,11 +88,11 @@ class Watch:
         self._kinds.append(type(value))
 
     def registrations(self) -> None:
-        """Watch whether a class is registered with an abstract one."""
+        """Watch registrations of classes with abstract classes."""
         self._token = abc.get_cache_token()
 
     def attributes(self, value: Any, names: Sequence[str]) -> None:
-        """Watch attributes that are in no dictionary, of an object that is kept."""
+        """Watch attributes that are in no dictionary, of an object that is kept alive."""
         if id(value) in self.not_kept:
             return
         for name in names:
@@ -100,13 +101,13 @@ class Watch:
             self._values.append(_attribute(value, name))
 
     def entry(self, values: dict[Any, Any], name: Any) -> None:
-        """Watch one entry of a dictionary that changes otherwise, such as the globals of a module."""
+        """Watch one entry of a dictionary whose other entries may change, such as the globals of a module."""
         self._modules.append(values)
         self._keys.append(name)
         self._entries.append(values.get(name, _GONE))
 
     def release(self, values: dict[Any, Any] | list[Any], name: Any) -> None:
-        """Watch one entry of a dictionary, or one item of a list, no more. Args: as for :meth:`entry`, or the list and the position."""
+        """Stop watching one entry of a dictionary or item of a list. ``name`` is the key or index."""
         self._fast = None
         if isinstance(values, list):
             for i in [i for i, known in enumerate(self._lists) if known is values][::-1]:
@@ -128,17 +129,17 @@ class Watch:
         self._modules, self._keys, self._entries = ([entry[i] for entry in kept] for i in range(3))
 
     def keys(self, values: dict[Any, Any]) -> None:
-        """Watch the keys of a dictionary, and their order."""
+        """Watch the keys of a dictionary and their order."""
         self._lists.append(values)
         self._items.append(list(values))
 
     def variable(self, variable: contextvars.ContextVar[Any]) -> None:
-        """Watch what a variable of the context is."""
+        """Watch the value of a context variable."""
         self._variables.append(variable)
         self._values_of_variables.append(value_of(variable))
 
     def holds(self) -> bool:
-        """Whether everything is as it was."""
+        """Whether nothing has changed."""
         if self._token is not None and abc.get_cache_token() != self._token:
             return False
         if self._variables and not _same(list(map(value_of, self._variables)), self._values_of_variables):
@@ -147,14 +148,14 @@ class Watch:
             if type(value := reference()) is not kind or value.__dict__ is not attributes:
                 return False
         if self._fast is None or not self._fast.holds():
-            # Or a class has another version, and is what it was: Dynamo marks classes of modules when it compiles.
+            # Or a class has a new version but is unchanged: Dynamo marks classes of modules when it compiles.
             fast = native.watched(
                 self._dictionaries, self._contents, self._lists, self._items, self._classes, self._objects, self._kinds,
                 self._owners, self._names, self._values, self._modules, self._keys, self._entries, _GONE,
             )  # fmt: skip
             if not self._looked_at():
                 return False
-            self._fast = fast  # versions that were taken before everything was found as it was
+            self._fast = fast  # versions taken before everything was found unchanged
             return True
         return all(_same(values, was) for values, was in self._others)
 
@@ -180,7 +181,7 @@ class Watch:
 
 
 def value_of(variable: contextvars.ContextVar[Any]) -> Any:
-    """What a variable of the context is now; where it has neither value nor default, something that stands for that."""
+    """The current value of a context variable. A placeholder if it has neither a value nor a default."""
     try:
         return variable.get()
     except LookupError:
@@ -190,7 +191,7 @@ def value_of(variable: contextvars.ContextVar[Any]) -> Any:
 def _attribute(value: Any, name: str) -> Any:
     try:
         return getattr(value, name, _GONE)
-    except ValueError:  # a cell that is empty
+    except ValueError:  # an empty cell
         return _GONE
 
 

@@ -1,8 +1,9 @@
-"""A plan that is written again, for a model in which numbers have changed that its code does not depend on: a size that the model noted in its first call, or
-how many epochs there were.
+"""Rewriting a plan for a model in which only numbers have changed that its code does not depend on, such as a
+size noted in the first call or an epoch count.
 
-What decided the trace is part of a plan, whether it was read or not. Of numbers, text and flags that a module has as attributes Dynamo knows which were
-read: where its guards let the code of the plan run again, that code is what a new trace would give, and nothing has to be compiled.
+A plan covers everything that its trace might depend on, read or not. But Dynamo knows which numbers, strings
+and flags among a module's attributes were read. If its guards let the plan's code run again, a new trace
+would give the same code, and nothing has to be compiled.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from fxpasses.plans.walk import Walk
 
 _ATTRIBUTE = re.compile(r"model(?:\._modules\.\w+)*\.(\w+)")
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes of every module: of some, changes mean other hooks."""
+"""Attributes of every module. Changes of some of them mean other hooks."""
 _NUMBERS = {"int", "float", "bool", "str", "NoneType"}
 
 
 class _Ran(threading.local):
-    """Whose compiled code Dynamo's guards let run, in this thread: the files of the plans, while somebody asks."""
+    """The plan files whose compiled code Dynamo's guards let run in this thread, while somebody collects
+    them."""
 
     files: list[Path | None] | None = None
 
@@ -41,14 +43,14 @@ _ran = _Ran()
 
 
 def note_run(file: Path | None) -> None:
-    """Called where Dynamo runs the compiled graph of a plan, or of what has none. Args: the file of the plan."""
+    """Called when Dynamo runs the compiled graph of a plan, or with None for a graph without one."""
     if _ran.files is not None:
         _ran.files.append(file)
 
 
 @contextmanager
 def noted_runs() -> Iterator[list[Path | None]]:
-    """Within, gather the files of the plans whose code Dynamo runs."""
+    """Within, collect the files of the plans whose code Dynamo runs."""
     before, _ran.files = _ran.files, []
     try:
         yield _ran.files
@@ -58,7 +60,7 @@ def noted_runs() -> Iterator[list[Path | None]]:
 
 @dataclass(frozen=True)
 class ChangedNumbers:
-    """A plan, and a model that differs from that of the plan in numbers alone."""
+    """A plan, and a model that differs from the plan's model only in numbers."""
 
     _content: Mapping[str, Any]
     _sections: Mapping[str, bytes]
@@ -68,11 +70,11 @@ class ChangedNumbers:
     def since(
         file: Path | None, abouts: Sequence[Mapping[str, Any]], model: Any, objects: Sequence[Any]
     ) -> ChangedNumbers | None:
-        """What has changed since a plan was made, if it is numbers alone.
+        """What has changed since a plan was made, if only numbers have.
 
         Args:
             file: of the plan, if it has one.
-            abouts: the factors of a plan for a call of the model as it is.
+            abouts: the factors of a plan for a call of the present model.
             model: the model.
             objects: those among the arguments.
         """
@@ -88,23 +90,23 @@ class ChangedNumbers:
                 return None
             walk = Walk(told=True, leaves_open=True)
             walk.over(model, objects)
-            # Dynamo's code is that of the first one.
+            # Dynamo's code belongs to the first plan.
             first = content.get("first", file.name)
             content |= {"about": about, "read": walk_reads(walk, content["reads"]), "first": first}
         except (NoPlan, PlanFileError, OSError):
-            return None  # it is compiled again, which says what the matter is
+            return None  # compiling again will report the problem
         story = json.loads(json.dumps(walk.story))
         if known == story:
-            return None  # it does not hold for another reason
+            return None  # it failed for another reason
         if _without_numbers(known) != _without_numbers(story) or not are_named_still(content["functions"]):
             return None
         return ChangedNumbers(content, sections, story)
 
     def write(self, runs: Sequence[Path | None], folder: Callable[[Any], Path]) -> Path | None:
-        """Write the plan for the model as it is; ``None`` where it does not serve, or the disk refuses.
+        """Write the plan for the present model. Returns ``None`` if it does not fit or the disk refuses.
 
         Args:
-            runs: the plans whose code Dynamo let run in a call of it.
+            runs: the plans whose code Dynamo let run in a call of the model.
             folder: where plans with given factors are.
         """
         if [file and file.name for file in runs] != [self._content["first"]]:
@@ -120,7 +122,8 @@ def _without_model(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_numbers(story: Sequence[Any]) -> list[Any]:
-    """What was walked over, but for the numbers that modules have as attributes; which attributes there are Dynamo does not always ask."""
+    """The walked facts without numbers in module attributes. Dynamo does not always guard on which attributes
+    exist."""
     return [[path, None if _is_number(path, facts) else facts] for path, facts in story]
 
 
