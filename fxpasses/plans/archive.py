@@ -1,7 +1,8 @@
-"""Files of plans to take along: a zip with a readable manifest, and nothing in it used before all of it has been checked.
+"""Portable files of plans: a zip with a readable manifest. Nothing in it is used before all of it has been
+checked.
 
-The manifest lists each member with its length and hash, and has a hash of its own; a signature is one of the manifest, and so of
-everything. No pickle, and this file needs no torch.
+The manifest lists the length and hash of each member and has a hash of its own. A signature signs the
+manifest, and so everything. There is no pickle, and this file does not need torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FORMAT = 1
 _MANIFEST, _HASH, _SIGNATURE = "manifest.json", "manifest.sha256", "manifest.ed25519"
 _LARGEST_MANIFEST = 1 << 26
 _WANTED = {"plan", "story"}
-"""The sections that each plan has."""
+"""The sections that every plan has."""
 _BROKEN = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError, ValueError,
            OverflowError, TypeError, AttributeError)  # fmt: skip
 """What reading a damaged zip or manifest may raise."""
@@ -32,7 +33,7 @@ _BROKEN = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, KeyEr
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that was read, and whose hashes hold.
+    """A file that was read and whose hashes hold.
 
     Attributes:
         path: the file.
@@ -50,11 +51,11 @@ class Archive:
 def write_archive(
     path: Path, manifest: dict[str, Any], plans: Sequence[Mapping[str, bytes]], private_key: object = None
 ) -> None:
-    """Write a file so that others see it whole or not at all.
+    """Write a file atomically.
 
     Args:
         path: the file.
-        manifest: with an entry in ``plans`` for each plan; the members and the format are added to it.
+        manifest: has an entry in ``plans`` for each plan. The members and the format are added.
         plans: the sections of each.
         private_key: a file with an Ed25519 key in PEM, or its bytes, to sign with.
 
@@ -84,21 +85,21 @@ def write_archive(
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in (own | members).items():
-            member = zipfile.ZipInfo(name)  # without the time, so that equal plans are equal files
+            member = zipfile.ZipInfo(name)  # no timestamp, so that equal plans are equal files
             member.external_attr = 0o600 << 16
             archive.writestr(member, data, zipfile.ZIP_DEFLATED if name == _MANIFEST else zipfile.ZIP_STORED)
     write_atomically(path, buffer.getvalue())
 
 
 def read_archive(path: Path, public_key: object = None) -> Archive:
-    """Read a file and check all of it; nothing in it is run.
+    """Read a file and check all of it. Nothing in it is run.
 
     Args:
         path: the file.
-        public_key: a file with an Ed25519 key in PEM, or its bytes; the signature is checked first of all.
+        public_key: a file with an Ed25519 key in PEM, or its bytes. The signature is checked first.
 
     Raises:
-        PlanFileError: it is not whole, has been changed, or the signature does not fit.
+        PlanFileError: it is incomplete, has been changed, or the signature does not match.
         OSError: it cannot be read.
     """
     key = None if public_key is None else _key(path, public_key, private=False)
@@ -144,7 +145,7 @@ def _read(path: Path, archive: zipfile.ZipFile, key: Any) -> Archive:
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str, length: int | None) -> bytes:
-    """The content of a member; no more than its length is unpacked."""
+    """The content of a member. No more than its length is unpacked."""
     most = _LARGEST_MANIFEST if length is None else length
     with archive.open(name) as file:
         data = file.read(most + 1)

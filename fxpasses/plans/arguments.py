@@ -1,4 +1,4 @@
-"""What a call is given, as values that compare: its arguments and the options of the compilation."""
+"""The inputs of a call as values that compare: its arguments and the options of the compilation."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from fxpasses.plans.tensor_facts import TENSOR_FACTS, is_leaf, tensor_facts
 def described_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], part_of_model: Callable[[torch.Tensor], int | None]
 ) -> tuple[Any, list[torch.Tensor], list[Any]]:
-    """What the arguments are, the tensors among them, and the objects that have to be walked over.
+    """Describe the arguments, and collect the tensors among them and the objects that have to be walked.
 
     Args:
-        args: the arguments.
-        kwargs: those given by name.
-        part_of_model: the number of a tensor in the model, or None.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        part_of_model: maps a tensor to its number in the model, or None.
 
     Returns:
-        Nested tuples that are equal for calls which the same plan may serve if the objects have the same content, the tensors, and these objects.
+        Nested tuples that are equal for calls which the same plan may serve if the objects have the same
+        content, the tensors, and these objects.
 
     Raises:
-        NoPlan: an argument is of a kind that plans do not know.
+        NoPlan: an argument is of a kind that plans do not support.
     """
     seen = _Seen(part_of_model)
     described = tuple(map(seen.describe, args)), tuple((k, seen.describe(v)) for k, v in kwargs.items())
@@ -42,8 +43,11 @@ def described_arguments(
 
 
 def is_record(value: Any) -> bool:
-    """Whether an object is described by its fields, as a dictionary is by its items: one of a data class, which is new in each call as a rule. What may
-    count or collect something is none, unless it is frozen: it may be the same object in each call, of which what the code names counts.
+    """Whether an object is described by its fields: an instance of a data class, which is usually new in each
+    call.
+
+    An object that may count or collect something is not a record, unless it is frozen. It may be the same
+    object in each call, so what the code names of it counts.
 
     Args:
         value: the object.
@@ -71,7 +75,7 @@ def _is_data_class(kind: Any) -> bool:
 
 
 def containers_of(value: Any) -> set[int]:
-    """The ``id`` of each list, dictionary and object of a data class in there. Args: what a function was given."""
+    """The ``id`` of each list, dictionary and object of a data class in a function's arguments."""
     found, left = set[int](), [value]
     while left:
         item = left.pop()
@@ -97,7 +101,7 @@ class _Seen:
         self._changeable: dict[int, int] = {}
 
     def describe(self, value: Any) -> Any:
-        """The description of one value."""
+        """Describe one value."""
         kind: Any = type(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
@@ -105,7 +109,7 @@ class _Seen:
             return kind.__name__, repr(value)
         if kind is tuple or kind is torch.Size:
             return kind.__name__, *map(self.describe, value)
-        if id(value) in self._changeable:  # what a function changes in one place it finds in the other
+        if id(value) in self._changeable:  # a change through one place is visible in the other
             return "again", self._changeable[id(value)]
         self._changeable[id(value)] = len(self._changeable)
         if kind is list:
@@ -149,15 +153,15 @@ class _Seen:
 
 
 class SameArguments:
-    """Asks quickly whether other arguments have the same description as these.
+    """A fast check that other arguments have the same description as these.
 
     Args:
-        args: the arguments.
-        kwargs: those given by name.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
         tensors: those among them, as :func:`described_arguments` returns them.
         objects: likewise.
         model: the tensors of the model.
-        open: the places of numbers that may be others, as :mod:`~fxpasses.plans.given_numbers` has them.
+        open: the places of numbers that may differ, as in :mod:`~fxpasses.plans.given_numbers`.
         grow: which of the tensors may have other sizes, strides and offsets.
     """
 
@@ -168,7 +172,8 @@ class SameArguments:
         tensors: Sequence[torch.Tensor],
         objects: Sequence[Any],
     ) -> bool:
-        """Whether there is a quick way: flat arguments, different tensors with memory of their own that are not part of the model.
+        """Whether there is a fast check: flat arguments, and distinct tensors with memory of their own
+        outside the model.
 
         Args:
             args: positional arguments of the model.
@@ -218,7 +223,7 @@ class SameArguments:
         library, self._certain = compares_memory(), None
         stay = all(
             kind not in (list, dict) for _, kind, _ in self._others
-        )  # else the same one may hold something later
+        )  # otherwise the same one may be filled later
         if library is not None and stay and not grow and all(map(is_in_itself, tensors)):
             kinds = tuple(
                 "number"
@@ -234,7 +239,7 @@ class SameArguments:
             self._certain = library.Arguments(*given, _torch.TENSOR_LAYOUT).tensors
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        """The tensors among the arguments, or None if they may have another description."""
+        """The tensors among the arguments, or None if the description may differ."""
         if self._certain is not None and (certain := self._certain(args, kwargs)) is not None:
             return certain  # type: ignore[no-any-return]
         if len(args) != self._count or tuple(kwargs) != self._names:
@@ -266,15 +271,17 @@ class SameArguments:
 
 
 ARGUMENT_FACTS = ("memory", "tensor of the model", *TENSOR_FACTS, "what is marked of its sizes")
-"""What the description of a tensor says, after that it is one."""
+"""The facts in the description of a tensor, after the word "tensor"."""
 _CONTAINERS = (collections.OrderedDict, dict, list, tuple)
 _NO_COUNTS = (bool, str, bytes, torch.dtype, torch.device)
 _QUICK = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 def without_sizes(described: Any) -> Any:
-    """A description of arguments that leaves open how large tensors are: only how many dimensions they have. What is marked of sizes, to be
-    fixed or not, counts no more: a graph for all sizes is right for each."""
+    """A description of arguments with only the number of dimensions of tensors.
+
+    Marks that sizes are fixed or dynamic are dropped too: a graph for all sizes is right for each.
+    """
     if not isinstance(described, tuple):
         return described
     if described[:1] == ("tensor",) and len(described) == 1 + len(ARGUMENT_FACTS) and described[2] is None:
@@ -284,7 +291,7 @@ def without_sizes(described: Any) -> Any:
 
 
 def without_numbers(described: Any) -> Any:
-    """A description of arguments that leaves open which numbers are among them."""
+    """A description of arguments without the values of numbers among them."""
     if not isinstance(described, tuple) or described[:1] == ("tensor",):
         return described
     if len(described) == 2 and described[0] in ("int", "float"):
@@ -293,7 +300,8 @@ def without_numbers(described: Any) -> Any:
 
 
 def argument_difference(saved: Any, now: Any) -> tuple[str, str, str]:
-    """The first difference between two descriptions of arguments, as JSON has them: which argument, how it was, how it is."""
+    """The first difference between two descriptions of arguments, as JSON: which argument, its old and its
+    new value."""
     (args, kwargs), (args_now, kwargs_now) = saved, now
     if len(args) != len(args_now):
         return "number of positional arguments", str(len(args)), str(len(args_now))
@@ -340,7 +348,7 @@ def _text(value: Any) -> str:
 
 
 def described_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """The options, with passes that are objects by what they do.
+    """The options, with pass objects described by what they do.
 
     Raises:
         NoPlan: some of them rule a plan out.
@@ -356,7 +364,7 @@ def described_options(options: Mapping[str, Any]) -> dict[str, str]:
     if passes == "tuned":
         found["passes"] = "tuned"
     elif not isinstance(passes, str | Sequence | None) and hasattr(passes, "told"):
-        found["passes"] = passes.told()  # by measuring, and how
+        found["passes"] = passes.told()  # chosen by measuring, and how
     elif passes is not None and not isinstance(passes, str | Sequence):
         raise NoPlan("options that cannot be described")
     elif passes is not None:
@@ -373,7 +381,7 @@ def _described_pass(item: Any) -> str:
         if "::" in item:
             raise NoPlan("passes of other libraries")
         return repr(item)
-    from fxpasses.pass_manager.identity import identify  # whoever has a pass has imported all this
+    from fxpasses.pass_manager.identity import identify  # already imported by whoever has a pass
 
     digest = identify(item).digest
     if digest is None:
@@ -389,14 +397,16 @@ def sources_of(
     gradients: Mapping[int, torch.Tensor],
     groups: Sequence[Any] = (),
 ) -> list[list[Any]]:
-    """The place of each input of a graph: among the tensors of the model, the arguments, or the gradients of the model; or its value, of a float;
-    of a size also which one, and of which of these tensors.
+    """Where each input of a graph comes from.
+
+    That is a tensor of the model, an argument, a gradient of the model, or the value of a float; for a size,
+    also which size of which of these tensors.
 
     Args:
         inputs: of the graph.
         model: the tensors of the model.
         arguments: those among the arguments.
-        numbers: for each input that is a number which one of which input it is, or which one of an object.
+        numbers: for each input that is a number, which number of which input or object it is.
         gradients: by the number of the tensor of the model that has it.
         groups: the process groups and meshes that the model holds.
 

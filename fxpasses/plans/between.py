@@ -1,9 +1,11 @@
-"""Functions that run in Python between the graphs of a call, and have graphs of their own: each looks for plans as the model does.
+"""Functions that run in Python between the graphs of a call and have graphs of their own. Each looks for
+plans as the model does.
 
-At a graph break the code that Dynamo wrote for a frame goes on in Python. What it calls there (the loss of a model, the layers of one whose loop Dynamo
-cannot trace) is compiled when its frame is evaluated. While a plan is recorded, such a frame runs :class:`Stub` code in place of its own: it has
-the same parameters, and hands them to a compiled copy of the function. A plan names these functions; where it runs, torch's C++ code lets their frames enter
-the same stubs, without Dynamo.
+After a graph break, Dynamo's code for a frame continues in Python. The functions that it calls (the loss of a
+model, or the layers of one whose loop Dynamo cannot trace) are compiled when their frames are evaluated.
+While a plan is recorded, such a frame runs the code of a :class:`Stub` instead of its own: it has the same
+parameters and passes them to a compiled copy of the function. A plan names these functions. Where it runs,
+torch's C++ code lets their frames enter the same stubs, without Dynamo.
 """
 
 from __future__ import annotations
@@ -25,15 +27,17 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.resumed import Cells, Resumed
 
 Name = Sequence[Any]
-"""The name of a module, the names that lead from it to a function, and how many functions that wrap it are to be unwrapped."""
+"""The name of a module, the path of names from it to a function, and how many wrappers of the function to
+unwrap."""
 _OWNERS = 4
-"""How many references a cell has that only the frame knows which made it: of the frame, of the tuple that is handed on, and of two names here."""
+"""The reference count of a cell that only its own frame knows: the frame, the tuple that is passed on, and
+two names here."""
 _CLOSURES = 32
-"""The most closures of a function that are compiled, each on its own; others run in Python."""
+"""The most closures of a function that are compiled, each on its own. Others run in Python."""
 
 
 class Planned(Protocol):
-    """A function that looks for plans: what :func:`fxpasses.compile` makes of it."""
+    """A function that looks for plans, as :func:`fxpasses.compile` returns it."""
 
     functions_between: Functions
     has_no_graph: bool
@@ -51,14 +55,14 @@ _running = _Running()
 
 
 class Stub:
-    """A function between graphs: the code that its frames run in place of their own.
+    """A function between graphs, with the code that its frames run instead of their own.
 
     Attributes:
-        code: its own.
+        code: its own code.
         instead: what its frames run.
-        module: the name of one whose globals it was called with.
-        is_named: whether a name leads to the function, once that was asked.
-        name: the one that was found last.
+        module: the name of a module whose globals it was called with.
+        is_named: whether a name leads to the function, once that was looked up.
+        name: the name that was found last.
     """
 
     def __init__(self, code: types.CodeType, instead: types.CodeType) -> None:
@@ -73,7 +77,8 @@ class Stub:
         _copies.add(id(self._copy))
 
     def function(self, values: dict[str, Any], cells: Cells) -> types.FunctionType:
-        """The function with a code of its own, whose frames do not enter, and for which Dynamo has compiled nothing yet.
+        """The function with a copy of its code, whose frames do not enter the stub and for which Dynamo has
+        compiled nothing.
 
         Args: its globals, and the cells of its closure.
         """
@@ -98,11 +103,11 @@ never_traced(Stub._enter)
 _ENTER = "<enter>"
 _stubs: dict[int, Stub] = {}
 _copies: set[int] = set()
-"""Codes of these, which have no stubs."""
+"""Codes of these copies, which have no stubs."""
 
 
 def stub_of(code: types.CodeType) -> Stub | None:
-    """The stub of a code, which is always the same; None where there can be none. It keeps the code."""
+    """The stub of a code, always the same one. None if there can be none. The stub keeps the code alive."""
     stub = _stubs.get(id(code))
     if stub is None and id(code) not in _copies and (instead := _code_instead(code)) is not None:
         stub = _stubs[id(code)] = Stub(code, instead)
@@ -110,7 +115,8 @@ def stub_of(code: types.CodeType) -> Stub | None:
 
 
 def _code_instead(code: types.CodeType) -> types.CodeType | None:
-    """Code with the parameters, local variables and cells of another (frames have places for them in the same order), which hands on what it is given."""
+    """Code that passes on its arguments, with the same parameters, local variables and cells as ``code``,
+    since frames store them in the same order."""
     flags, names = code.co_flags, code.co_varnames
     plain = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
     lasting = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -129,7 +135,7 @@ def _code_instead(code: types.CodeType) -> types.CodeType | None:
     given = "".join(f"{value}, " for value in (*positional, *([rest] if rest else [])))
     items = "".join(f"{name!r}: {name}, " for name in by_name)
     cells = f"(lambda: ({', '.join(code.co_freevars)},)).__closure__" if code.co_freevars else "None"
-    # After the return stands what never runs: it makes the same locals, and cells of the same.
+    # The lines after the return never run. They give the code the same locals and cells.
     lines = [
         "def make():",
         *(f"    {name} = None" for name in code.co_freevars),
@@ -141,10 +147,10 @@ def _code_instead(code: types.CodeType) -> types.CodeType | None:
     ]
     made: dict[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # of a string that is called
+        warnings.simplefilter("ignore", SyntaxWarning)  # from calling a string literal
         try:
             exec(compile("\n".join(lines), code.co_filename, "exec", dont_inherit=True), made)
-        except SyntaxError:  # a parameter that has the name of the function, say
+        except SyntaxError:  # for example, a parameter with the name of the function
             return None
     instead: types.CodeType = made["make"]().__code__
     return instead if all(getattr(instead, fact) == getattr(code, fact) for fact in _SAME) else None
@@ -156,7 +162,7 @@ _SAME = (
 
 
 def without_hook(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose own frames, and those of what it calls, enter nothing."""
+    """Wrap a function so that its frames, and those of what it calls, enter no stubs."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         hook = set_hook(None)
@@ -169,14 +175,16 @@ def without_hook(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WithCells:
-    """Makes the function with which a frame goes on whose variables are shared with functions inside it: their cells are others in each call.
+    """Makes the function with which a frame resumes whose variables are shared with inner functions. Each
+    call has other cells.
 
-    Where nobody but the frame has its cells, what the function does is the same with cells of its own, and their contents are arguments as others are.
-    Where somebody has (a function that the frame has made before), Dynamo compiles it as it does without plans.
+    If only the frame has its cells, the function behaves the same with cells of its own, and their contents
+    are ordinary arguments. If something else has them, such as a function that the frame has made before,
+    Dynamo compiles it as it does without plans.
 
     Args:
         resumed: the function.
-        planned: makes of a function one that looks for plans.
+        planned: turns a function into one that looks for plans.
         around: makes the context of each call.
     """
 
@@ -192,17 +200,17 @@ class WithCells:
 
     @property
     def has_no_graph(self) -> bool:
-        """Whether it was called, and nothing was compiled."""
+        """Whether it was called and nothing was compiled."""
         return self._known is not None and self._known[-1].has_no_graph
 
     @property
     def functions_between(self) -> Functions:
-        """The functions that run in Python between its graphs. Only of one that was called."""
+        """The functions that run in Python between its graphs. It must have been called."""
         assert self._known is not None
         return self._known[-1].functions_between
 
     def __call__(self, cells: Cells) -> Callable[..., Any]:
-        """The function. Args: the cells of a frame that is running."""
+        """Make the function for the cells of a running frame."""
 
         def resume(*args: Any) -> Any:
             hook = set_hook(None)
@@ -227,7 +235,7 @@ class WithCells:
                 given.append(cell.cell_contents)
                 names.append(name)
             except ValueError:
-                pass  # the variable has no value yet
+                pass  # the variable is not set yet
         filled, closure = tuple(names), tuple(lasting)
         if self._known is None and not are_known:
             if filled not in self._resumed.filled:
@@ -247,7 +255,7 @@ class Functions:
     """The functions between the graphs of one compiled object.
 
     Args:
-        planned: makes of a function one that looks for plans.
+        planned: turns a function into one that looks for plans.
     """
 
     def __init__(self, planned: Callable[[Callable[..., Any]], Planned]) -> None:
@@ -274,7 +282,8 @@ class Functions:
             _running.functions, _running.around = before
 
     def loaded(self, frame: str, name: str, goes_on: Resumed) -> Planned | WithCells:
-        """What a frame goes on with that was loaded from a plan: the same where the plan is loaded again, which keeps what it was compiled to.
+        """The function that a frame loaded from a plan resumes with. If the plan is loaded again, it is the
+        same one, which keeps its compiled code.
 
         Args:
             frame: a digest of its code.
@@ -295,17 +304,18 @@ class Functions:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Call a function without Dynamo; in it, frames of these functions enter their stubs.
+        """Call a function without Dynamo. Frames of these functions that it calls enter their stubs.
 
-        Each frame that runs under the hook may cost 30 microseconds, so none is from here.
+        Each frame that runs under the hook may cost 30 microseconds, so no frame of this module does.
 
         Args:
             stubs: of functions that it calls.
             function: what is called.
-            args: its arguments.
-            kwargs: those given by name.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
 
-        Returns: what it returns.
+        Returns:
+            What it returns.
 
         Raises:
             Exception: what it raises.
@@ -320,7 +330,7 @@ class Functions:
                 set_hook(hook)
 
     def call_of(self, stub: Stub, values: dict[str, Any], cells: Cells) -> Callable[..., Any] | None:
-        """What is called in place of a function, or None where it has no graphs.
+        """What to call instead of a function, or None if it has no graphs.
 
         Args:
             stub: of its code.
@@ -331,7 +341,7 @@ class Functions:
             stub.module = str(values.get("__name__", ""))
             stub.is_named = _name_of(stub) is not None
         if not stub.is_named:
-            return None  # no plan can say which it is: it is left to Dynamo, which compiles it once, and not for each closure
+            return None  # no plan can name it: Dynamo compiles it once, not for each closure
         known = self._known.setdefault(stub, [])
         for of_globals, of_closure, planned in known:
             if of_globals is values and all(map(operator.is_, of_closure, cells)):
@@ -343,7 +353,8 @@ class Functions:
         return planned
 
     def resume(self, name: str, resumed: Resumed) -> Callable[[], Callable[..., Any] | None]:
-        """What returns the call with which frames of the model go on, or None once the model is gone: globals of a module may hold it.
+        """A function that returns what frames of the model resume with, or None once the model is gone.
+        Globals of a module may hold it.
 
         Args:
             name: of the function, among these globals.
@@ -372,7 +383,8 @@ class Functions:
         return held
 
     def take_over_resumed(self) -> bool:
-        """Whether what frames of the model go on with has no graphs; what it calls belongs to the model then."""
+        """Whether the functions that frames of the model resume with have no graphs. If so, the model takes
+        over what they call."""
         for planned in self._resumed.values():
             if not planned.has_no_graph or not planned.functions_between.take_over_resumed():
                 return False
@@ -381,7 +393,8 @@ class Functions:
         return True
 
     def stubs(self) -> list[Stub]:
-        """The functions that have graphs. Those that have none run in Python from now on, and what they call belongs to their callers."""
+        """The functions that have graphs. The others run in Python from now on, and their callers take over
+        what they call."""
         for known in list(self._known.values()):
             for i, (values, cells, planned) in enumerate(known):
                 if planned is not None and planned.has_no_graph:
@@ -393,7 +406,7 @@ class Functions:
 
 
 def names_of(stubs: Sequence[Stub]) -> list[Name]:
-    """Names that lead to these functions, for another process.
+    """Names that lead to these functions in another process.
 
     Raises:
         NoPlan: one has none.
@@ -415,7 +428,7 @@ def _name_of(stub: Stub) -> Name | None:
 
 
 def _name_of_wrapper(code: types.CodeType) -> Name | None:
-    """A name that leads to a function of this code which has the module and the name of what it wraps."""
+    """A name that leads to a function with this code under the module and name of what it wraps."""
     functions = (one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType))
     found = (_leads_to(code, one.__module__, one.__qualname__) for one in functions if one.__code__ is code)
     return next(filter(None, found), None)
@@ -427,7 +440,7 @@ def _leads_to(code: types.CodeType, module: str | None, path: str) -> Name | Non
 
 
 def stubs_named(names: Sequence[Name]) -> list[Stub] | None:
-    """The stubs of the functions that have these names here, or None where one leads to none."""
+    """The stubs of the functions with these names, or None if a name leads to none."""
     codes = [_code_at(name) for name in names]
     stubs = [stub_of(code) for code in codes if code is not None]
     known = [stub for stub in stubs if stub is not None]
@@ -435,7 +448,7 @@ def stubs_named(names: Sequence[Name]) -> list[Stub] | None:
 
 
 _WRAPPED = 8
-"""How many decorators around a function are looked behind."""
+"""The most decorators around a function that are unwrapped."""
 
 
 def _code_at(name: Name) -> types.CodeType | None:

@@ -1,6 +1,7 @@
-"""Frames that do more than call their graph: the code that Dynamo wrote for them is part of the plan, and runs as it is.
+"""Frames that do more than call their graph. Dynamo's code for them is part of the plan and runs unchanged.
 
-At a graph break that code goes on in Python, which runs in eager, and ends in a call of a resume function: one of Dynamo's making, with plans of its own.
+After a graph break that code continues in eager and ends by calling a resume function, which Dynamo generates
+and which has plans of its own.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from fxpasses.plans.resumed import PREFIX, Resumed
 
 Function = Callable[..., Any]
 PYTHON = "python"
-"""The kind of a plan of a call that has no graph of its own: only what it calls has."""
+"""The kind of a plan of a call without a graph of its own: only what it calls has graphs."""
 _GRAPH, _DYNAMO = "__compiled_fn", "torch._dynamo.utils"
 
 
 def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
-    """The function whose frame the call of a model is, and the arguments that stand before those of the call.
+    """The function whose frame the call of a model is, and the arguments before those of the call.
 
     Raises:
-        NoPlan: it is something else.
+        NoPlan: it is neither a function nor a method.
     """
     called = model.forward if isinstance(model, torch.nn.Module) else model
     if isinstance(called, types.MethodType) and isinstance(called.__func__, types.FunctionType):
@@ -48,7 +49,8 @@ def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
 
 
 def traced_through(fn: Any) -> Any:
-    """A function that calls another one, or a module: through such a one Dynamo traces what it leaves alone, as the modules of torch. Args: what is called, a variable of that name for its code."""
+    """A function that calls ``fn``. Through it, Dynamo traces what it would otherwise skip, such as modules
+    of torch. Its code needs that name."""
 
     def inner(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
@@ -60,11 +62,11 @@ CALLED: Mapping[str, Callable[[Any], Any]] = {
     "module": lambda model: model,
     "call": lambda model: model.__call__,
 }
-"""What is called there of a model."""
+"""What such a function calls of a model."""
 
 
 def forget_compiled(model: Any) -> None:
-    """Let go of all that Dynamo has compiled the frame of a model's call to, whoever asked for it. Args: the model."""
+    """Drop everything that Dynamo has compiled for the frame of a model's call, whoever asked for it."""
     try:
         function, _ = function_of(model)
     except NoPlan:
@@ -73,19 +75,21 @@ def forget_compiled(model: Any) -> None:
 
 
 def calls_graph(code: types.CodeType) -> bool:
-    """Whether what Dynamo wrote for a frame calls a compiled graph."""
+    """Whether Dynamo's code for a frame calls a compiled graph."""
     return any(name.startswith(_GRAPH) for _, name in named_by(code))
 
 
 def handed_on(code: types.CodeType) -> frozenset[str]:
-    """Which of the functions that a frame names are not called by it, but given to the one that is: with ``nested_graph_breaks`` the function in which
-    the graph ended goes on first, and then its caller, which it had been inlined into.
+    """The resume functions that a frame does not call itself, but passes to the one that it calls.
+
+    With ``nested_graph_breaks``, the function in which the graph ended resumes first, and then its caller,
+    which had inlined it.
 
     Args:
         code: what Dynamo wrote.
     """
     found: list[str] = []
-    # Since the last return: a frame ends with the call of the function that goes on, whose name it loads last.
+    # Since the last return: a frame ends by calling the resume function whose name it loads last.
     named: list[str] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname == "LOAD_GLOBAL" and str(instruction.argval).startswith(PREFIX):
@@ -102,13 +106,14 @@ def described_frame(
     resumed: Mapping[str, Resumed],
     read: Set[str] = frozenset(),
 ) -> tuple[dict[str, list[str]], bytes]:
-    """A frame as plain data: what the names stand for that Dynamo has put among its globals, and its code and that of the functions it resumes.
+    """A frame as plain data: what the names mean that Dynamo put among its globals, its code, and that of the
+    functions it resumes with.
 
     Args:
         function: whose frame it is.
         code: what Dynamo wrote for it.
         resumed: see :func:`~fxpasses.plans.resumed.resumed_by`.
-        read: the globals of its module that the plan asks to be what they were, besides those that the function names.
+        read: globals of its module that the plan checks besides those that the function names.
 
     Raises:
         NoPlan: the code needs objects of this process.
@@ -141,7 +146,8 @@ def described_frame(
     for place in sorted(kept, reverse=True):
         del listed[place : place + 2]
     pairs = list(itertools.pairwise(listed))
-    # The locals that the module is put in, by Dynamo of torch 2.15. Python 3.13 has instructions for two locals at once.
+    # Locals that hold the module, from Dynamo of torch 2.15. Python 3.13 has instructions for two locals at
+    # once.
     held = set(kept.values()) | {
         _locals(then)[0]
         for loads, then in pairs
@@ -160,7 +166,8 @@ def described_frame(
 
 
 def _without_objects(code: types.CodeType) -> tuple[types.CodeType, dict[int, tuple[str, Any]]]:
-    """Code as data, and what stands for constants of it that are objects which every process has: classes of Python, and sizes of tensors."""
+    """Code as data, and replacements for constants that are objects of every process: built-in classes, sizes
+    of tensors and the like."""
     kept: list[Any] = list(code.co_consts)
     objects: dict[int, tuple[str, Any]] = {}
     for i, constant in enumerate(kept):
@@ -199,7 +206,7 @@ def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
 
 
 def _kept_on_the_way(listed: Sequence[dis.Instruction], names: Mapping[str, list[str]]) -> dict[int, str]:
-    """Where the module is copied into a local, between its load and its use, and into which."""
+    """Where the module is copied into a local between its load and its use, and into which local."""
     return {
         i + 1: _locals(listed[i + 2])[0]
         for i in range(len(listed) - 2)
@@ -232,11 +239,11 @@ _STAND_IN = types.SimpleNamespace(
     dict_getitem=dict.__getitem__,
     dict_keys_getitem=_key_of,
 )
-"""In the place of ``torch._dynamo.utils``, which nobody imports for a plan: what frames call of it."""
+"""Replaces ``torch._dynamo.utils``, which a plan does not import: what frames call of it."""
 
 
 def in_python(model: Any, functions: Functions, stubs: Sequence[Stub]) -> Function:
-    """The function of a model's arguments that calls it in Python, and what it calls compiled.
+    """A function that calls the model in Python, with what it calls compiled.
 
     Args:
         model: the model.
@@ -251,13 +258,14 @@ def in_python(model: Any, functions: Functions, stubs: Sequence[Stub]) -> Functi
 
 
 class _Calls:
-    """What the code of a frame calls. It belongs to the frame: the globals of a module, where the code finds it, would keep the model for ever."""
+    """What the code of a frame calls. The frame owns it: module globals, where the code finds it, would keep
+    the model alive forever."""
 
     def __init__(self) -> None:
         self._calls: list[Callable[..., Any]] = []
 
     def add(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """What globals may hold in its place."""
+        """A function for globals to hold instead of ``call``."""
         known, number = weakref.ref(self), len(self._calls)
         self._calls.append(call)
 
@@ -278,16 +286,16 @@ def frame_of(
     stubs: Sequence[Stub] = (),
     through: str = "",
 ) -> Function:
-    """The function of a model's arguments that runs a frame.
+    """A function of the model's arguments that runs a frame.
 
     Args:
         names: see :func:`described_frame`.
         data: likewise; its hash has been checked.
         model: the model.
-        graph: what its graph is called by.
+        graph: calls its graph.
         functions: those between the graphs of the model.
         stubs: of those that have graphs.
-        through: where it is the frame of :func:`traced_through`, what that calls, by its name in ``CALLED``.
+        through: for a frame of :func:`traced_through`, what it calls, by its name in ``CALLED``.
     """
     code, objects, resumed = marshal.loads(data)
     function, first = (traced_through(CALLED[through](model)), ()) if through else function_of(model)

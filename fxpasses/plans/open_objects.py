@@ -1,4 +1,5 @@
-"""The part of a walk that leaves objects open: of these the attributes that traced code names are walked over, once it is known which."""
+"""The part of a walk that leaves objects open. It walks the attributes that traced code names, once the names
+are known."""
 
 from __future__ import annotations
 
@@ -14,17 +15,18 @@ from fxpasses.plans.watched_state import Watch
 
 
 class OpenObjects(Facts):
-    """What a walk knows of them.
+    """The open objects of a walk.
 
     Attributes:
-        left_open: those of which nothing was walked over yet: where each was met, and the methods that hold it.
-        owners: those of which the attributes were walked over, in order.
-        unseen_codes: digests of the code of methods that hold what cannot be seen into.
-        watch: what has to stay as it is for the digest to hold.
+        left_open: those not walked yet: where each was met, and the methods that hold it.
+        owners: those whose attributes were walked, in order.
+        unseen_codes: digests of the code of methods that hold what cannot be walked.
+        watch: what has to stay unchanged for the digest to hold.
 
     Args:
         told: whether the facts are kept.
-        leaves_open: whether objects are left open until :meth:`close`, or walked over as they are met, with all attributes.
+        leaves_open: whether objects are left open until :meth:`close`, or walked when met, with all
+            attributes.
     """
 
     def __init__(self, *, told: bool, leaves_open: bool) -> None:
@@ -40,16 +42,17 @@ class OpenObjects(Facts):
 
     @abstractmethod
     def _items(self, values: dict[Any, Any], owner: Any = None) -> None:
-        """Walk over the items of a dictionary, such as that of an object's attributes."""
+        """Walk the items of a dictionary, such as an object's attributes."""
 
     def close(self, names: Names) -> str:
-        """Walk over the attributes with these names of all objects that were left open, as of those that are met from now on; returns the digest.
+        """Walk the attributes with these names, of all open objects and of those met from now on; returns the
+        digest.
 
         Args:
             names: of attributes.
 
         Raises:
-            NoPlan: they hold something that cannot be seen into.
+            NoPlan: they hold something that cannot be walked.
         """
         start = len(self._lines)
         self._leaves_open, self._names = False, names
@@ -74,7 +77,7 @@ class OpenObjects(Facts):
             self._attributes(known)
 
     def _attributes(self, known: Callable[[], Any]) -> None:
-        """Those that traced code may read, of an object that others read nothing of."""
+        """Walk the attributes of an object that traced code may read."""
         owner, names, number = known(), self._names, len(self.owners)
         self.owners.append(known)
         state = vars(owner)

@@ -1,4 +1,5 @@
-"""``fxpasses.save`` and ``fxpasses.load``: plans in one file, for other directories, processes and machines of the same kind."""
+"""``fxpasses.save`` and ``fxpasses.load``: plans in one file, for other directories, processes and similar
+machines."""
 
 from __future__ import annotations
 
@@ -43,18 +44,20 @@ def save(
 ) -> None:
     """Save what was compiled in one file, for :func:`load`.
 
-    Saved are the plans that this object has written or used so far: one for each kind of call (sizes, training or not). Call it
-    for each kind before; for training, backward pass included. Where calls had no plan, a warning says why: they are not in the file.
+    The file has the plans that this object has written or used so far: one for each kind of call (sizes,
+    training or not). Make a call of each kind first; for training, include the backward pass. If calls had no
+    plan, a warning says why, and the file lacks them.
 
     Args:
         compiled: what :func:`fxpasses.compile` returned, or ``torch.compile`` for this backend.
-        path: the file, by custom ``name.fxp``.
+        path: the file, by convention ``name.fxp``.
         private_key: a file with an Ed25519 key in PEM, or its bytes, to sign the file with.
 
     Raises:
-        OptionsError: for something else, for one that has no plan (it says why), or that :func:`load` returned.
+        OptionsError: ``compiled`` is something else, has no plan (the message says why), or comes from
+            :func:`load`.
         PlanFileError: a plan in the cache is gone or damaged, or the key cannot be used.
-        OSError: the disk refuses; there is no file then, or the one that was there.
+        OSError: the disk refuses. An existing file is left in place.
     """
     compiled = planned_call(compiled)
     if not isinstance(compiled, Compiled):
@@ -103,24 +106,25 @@ def load(
     trust: bool = False,
     public_key: str | os.PathLike[str] | bytes | None = None,
 ) -> Compiled[Any]:
-    """Load what :func:`save` wrote, for a model of the same kind; neither Dynamo nor Inductor is imported.
+    """Load what :func:`save` wrote, for a model of the same kind. Imports neither Dynamo nor Inductor.
 
-    The file has code that runs in this process. It is run for ``trust=True``, or if it was signed with the key that belongs to
-    ``public_key``; that and all checksums are checked before.
+    The file contains code that runs in this process. It runs only with ``trust=True``, or if the file was
+    signed with the private key of ``public_key``. The signature and all checksums are verified first.
 
     Args:
         path: the file.
-        model: a model like the one that was saved: the same classes, attributes and metadata of weights; their values may be others.
+        model: a model like the saved one: the same classes, attributes and metadata of weights. Values may
+            differ.
         trust: the file comes from somebody who may run code here.
         public_key: a file with an Ed25519 key in PEM, or its bytes.
 
     Returns:
-        A callable like the one that was saved. A call for which there is no plan raises a :class:`PlanMismatchError`.
+        A callable like the one that was saved. A call without a plan raises a :class:`PlanMismatchError`.
 
     Raises:
         PlanFileError: the file is damaged, not trusted, or of another format.
-        PlanMismatchError: the machine, the versions, the settings or the model differ; it names in what.
-        OptionsError: for a model that cannot be called.
+        PlanMismatchError: the machine, versions, settings or model differ; it names the difference.
+        OptionsError: ``model`` is not callable.
         OSError: the file cannot be read.
     """
     if not callable(model):
@@ -182,15 +186,15 @@ class _Saved:
             raise PlanFileError(archive.path, f"a plan in it is no JSON: {error}") from None
 
     def target(self, about: Mapping[str, Any]) -> None:
-        """None: nothing is compiled."""
+        """Always None: nothing is compiled."""
 
     def refuse(self, error: NoPlan) -> None:
-        """Raise: there is nothing to fall back to."""
+        """Raise, since there is nothing to fall back to."""
         where = f" ({error.where})" if error.where else ""
         raise PlanMismatchError(self.path, f"{error.reason}{where}", "no", "yes") from None
 
     def check(self, digest: str, model: Any) -> None:
-        """Ask that the machine and the model fit.
+        """Check that the machine and the model match.
 
         Raises:
             PlanMismatchError: they do not.
@@ -208,7 +212,7 @@ class _Saved:
     def find(
         self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
     ) -> Plan:
-        """The plan that was made of the same, and whose checks hold.
+        """Find a plan for the same factors whose checks hold.
 
         Args:
             abouts: the factors of a plan for these sizes, and of one for many.
@@ -216,7 +220,7 @@ class _Saved:
             tensors: those among the arguments.
 
         Raises:
-            PlanMismatchError: there is none; it names what differs.
+            PlanMismatchError: there is none; it names the difference.
         """
         about = abouts[0]
         self.check(about["model"], armed.model)
@@ -265,7 +269,7 @@ class _Saved:
 
 
 def _part(walk: Walk, name: str) -> Story:
-    """What a told walk has met below one name, as JSON has it."""
+    """The facts of a walk below one name, as JSON."""
     return json.loads(json.dumps([[path, facts] for path, facts in walk.story or () if _below(path, name)]))  # type: ignore[no-any-return]
 
 
@@ -289,7 +293,7 @@ def _distance(saved: Mapping[str, Any], now: Mapping[str, Any]) -> int:
 
 
 def _first_difference(saved: Story, now: Story) -> tuple[str, str, str]:
-    """Where two walks differ first: the place, and what each met there."""
+    """The first difference between two walks: the place, and what each met there."""
     at = next(
         (i for i, (was, found) in enumerate(zip(saved, now, strict=False)) if was != found),
         min(len(saved), len(now)),

@@ -1,7 +1,7 @@
 """What traced code reads that belongs to no object of the model: globals, and attributes of modules.
 
-They are listed when a plan is made, by name, and looked up again before it is used. Code that might read something that cannot be
-listed rules a plan out.
+The reads are listed by name when a plan is made, and looked up again before it is used. Code that might read
+something that cannot be listed rules a plan out.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import Walk
 
 Read = tuple[str, ...]
-"""The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable, or of an operator."""
+"""The name of a module, one of its globals, and attributes; or an environment variable, or an operator."""
 _VARIABLE, _OPERATOR, _RESULT = "environment variable", "operator of a library", "constant result"
 _ATTRIBUTES = "attributes of objects"
 _STEPS, _PARAMETERS, _GRADIENTS = "optimizer that is stepped", "parameters of optimizers", "gradients"
 OF_OBJECTS = (_ATTRIBUTES, _STEPS, _PARAMETERS, _GRADIENTS)
-"""Kinds of what is read of objects that a walk has met."""
+"""Kinds of reads from objects that a walk has met."""
 _OF_STATE = {name for name in ALL_HOOKS if "state_dict" in name}
 
 
@@ -88,10 +88,10 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
 
 
 def _imported(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iterator[types.ModuleType]:
-    """The modules that code imports itself: their attributes are listed like globals.
+    """The modules that code imports itself. Their attributes are listed like globals.
 
     Raises:
-        NoPlan: which ones cannot be told.
+        NoPlan: they cannot be determined.
     """
     for inner in codes_inside(code):
         if all(operation != "IMPORT_NAME" for operation, _ in named_by(inner)):
@@ -113,7 +113,8 @@ def _imported(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iter
 
 
 def _check_answers(code: types.CodeType, module: types.ModuleType, path: Sequence[str]) -> None:
-    """Ask that code reads nothing of a module that is not in its dictionary, where a function of the module would answer.
+    """Check that code reads nothing from a module that only a function of the module, not its dictionary,
+    would supply.
 
     Raises:
         NoPlan: it may.
@@ -133,7 +134,7 @@ def _check_answers(code: types.CodeType, module: types.ModuleType, path: Sequenc
 
 
 def _settings_read(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iterator[Read]:
-    """The plain values among the globals of torch that a function of torch reads; the rest of them counts with torch's version."""
+    """The plain globals of torch that one of its functions reads. Torch's version covers the rest."""
     if not code.co_filename.startswith(OF_TORCH):
         return
     for module in modules:
@@ -144,14 +145,14 @@ def _settings_read(code: types.CodeType, modules: Sequence[types.ModuleType]) ->
 
 
 def _is_of_environ(code: types.CodeType) -> bool:
-    """Whether code looks up an environment variable; which one says who calls it."""
+    """Whether code looks up an environment variable. Its caller says which one."""
     return code.co_filename == "<frozen os>" and code.co_qualname.startswith(
         ("_createenviron.", "_Environ.", "getenv")
     )
 
 
 def loaded_modules() -> Mapping[str, list[types.ModuleType]]:
-    """The modules that are loaded, by their files."""
+    """The loaded modules, by file."""
     found: dict[str, list[types.ModuleType]] = collections.defaultdict(list)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -182,7 +183,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def resolve(read: Sequence[str]) -> object:
-    """What a name that is read stands for now."""
+    """The present value of a name that is read."""
     value: object = sys.modules.get(read[0], _ABSENT)
     for depth, name in enumerate(read[1:]):
         content = getattr(value, "__dict__", {})
@@ -193,15 +194,16 @@ def resolve(read: Sequence[str]) -> object:
 
 
 def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -> str:
-    """Walk over what is read now, after the model; returns the digest of its content.
+    """Walk what is read now, after the model; returns the digest of its content.
 
     Args:
-        walk: it goes on.
+        walk: the walk, which continues.
         reads: what is read.
-        expected: the digest that it had, if there was one: the state of an optimizer is made where all before it is the same.
+        expected: the digest that it had, if any. The state of an optimizer is made only if all before it is
+            the same.
 
     Raises:
-        NoPlan: it holds something that cannot be seen into.
+        NoPlan: it holds something that cannot be walked.
     """
     digests = list[str]()
     for read in reads:
@@ -234,7 +236,7 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
             continue
         module = sys.modules.get(read[0])
         content = getattr(module, "__dict__", {})
-        if module is None:  # the code that is traced imports it
+        if module is None:  # traced code imports it
             walk.watch.entry(sys.modules, read[0])
         walk.watch.entry(content, read[1])
         if read[1] not in content:
@@ -250,15 +252,15 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
 
 
 def _walk_parameters(walk: Walk, label: str, options: Sequence[Option]) -> str:
-    """Walk over what the optimizers that a walk has met hold of parameters; returns the digest.
+    """Walk what the optimizers that a walk has met hold of parameters; returns the digest.
 
     Args:
-        walk: it goes on.
-        label: how its story calls this.
-        options: floats of the only optimizer of which the value is left open.
+        walk: the walk, which continues.
+        label: the name of this in its story.
+        options: floats of the only optimizer whose values are left open.
 
     Raises:
-        NoPlan: they hold something that cannot be seen into.
+        NoPlan: they hold something that cannot be walked.
     """
     digests = []
     for i, optimizer in enumerate(walk.optimizers):
@@ -284,16 +286,16 @@ def _but_for(walk: Walk, group: dict[str, Any], left: set[str]) -> tuple[tuple[s
 def reads_of_optimizers(
     walk: Walk, codes: Sequence[types.CodeType], options: Sequence[Option], *, gradients: bool
 ) -> list[Read]:
-    """What is read of optimizers and gradients, in the order in which it is to be looked at.
+    """What is read of optimizers and gradients, in the order in which to check it.
 
     Args:
-        walk: over the model and its objects, and all else that is read.
+        walk: over the model, its objects, and all else that is read.
         codes: what was traced.
         options: the floats among the optimizer's options that are inputs of the graph.
         gradients: whether any are read.
 
     Raises:
-        NoPlan: several optimizers are there where one is stepped.
+        NoPlan: there are several optimizers, and one is stepped.
     """
     found: list[Read] = []
     steps = any(map(is_step, codes))
@@ -309,22 +311,22 @@ def reads_of_optimizers(
 
 
 def read_of_attributes(names: Names) -> Read:
-    """What is read of objects of which a walk leaves the attributes open, as what is read. Args: the names."""
+    """The read of attributes with these names, of objects that a walk leaves open."""
     return _ATTRIBUTES, json.dumps(names.as_data())
 
 
 def read_of_operator(name: str) -> Read:
-    """An operator that is not torch's, as what is read. Args: its name and that of the overload."""
+    """The read of an operator that is not torch's, by its name with the overload."""
     return _OPERATOR, name
 
 
 def read_of_result(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Read:
-    """What a function that is marked as one with constant results returns, as what is read: each process asks it once.
+    """The read of the result of a function that is marked as constant. Each process calls it once.
 
-    Args: the function, and those of the call.
+    Args: the function and its arguments.
 
     Raises:
-        NoPlan: the function has no name, or what it is given or returns cannot be written down.
+        NoPlan: the function has no name, or its arguments or result cannot be serialized.
     """
     module, path = function.__module__, function.__qualname__
     if inspect.unwrap(resolve((module, *path.split(".")))) is not inspect.unwrap(function):  # type: ignore[arg-type]
@@ -342,10 +344,10 @@ def _result(module: str, path: str, given: str) -> str:
 
 
 def check_covered(codes: Sequence[types.CodeType], walk: Walk) -> None:
-    """Ask that all traced code was met by the walk.
+    """Check that the walk has met all traced code.
 
     Raises:
-        NoPlan: some was not.
+        NoPlan: it has not.
     """
     by_file = loaded_modules()
     for code in codes:

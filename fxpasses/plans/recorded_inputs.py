@@ -1,4 +1,4 @@
-"""The inputs of a graph that is recorded: where each comes from, and what is asked of their sizes."""
+"""The inputs of a recorded graph: where each comes from, and the guards on their sizes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from fxpasses.plans.walk import Walk
 
 
 class RecordedInputs:
-    """The inputs of what Dynamo's graph is compiled to: tensors that the graph has as attributes, and then its own inputs.
+    """The inputs of the compiled form of Dynamo's graph: first the graph's tensor attributes, then its own
+    inputs.
 
     Attributes:
         lifted: how many are attributes.
-        sources: where each comes from: see :func:`~fxpasses.plans.arguments.sources_of`.
-        given: the numbers among the arguments: their places, by the names of parameters.
-        open: the kinds of those that are inputs, ``"int"`` or ``"float"``, by their places.
-        grow: the numbers of the tensors of the model that may have other sizes in each call.
-        attributes: the integers that objects hold and that may be others in each call: the number of the object, and the name, by how guards call them.
+        sources: where each comes from; see :func:`~fxpasses.plans.arguments.sources_of`.
+        given: maps parameter names to the places of numbers among the arguments.
+        open: maps places of those that are inputs to their kinds, ``"int"`` or ``"float"``.
+        grow: the numbers of the model's tensors whose sizes may differ in each call.
+        attributes: by guard name, the integers in objects that may differ in each call: the object's number
+            and the attribute.
     """
 
     def __init__(self) -> None:
@@ -47,19 +49,19 @@ class RecordedInputs:
 
     @property
     def are_fixed(self) -> bool:
-        """Whether the graph is one for these sizes alone."""
+        """Whether the graph holds only for these sizes."""
         return self._guards is None
 
     @property
     def any_sizes(self) -> bool:
-        """Whether what is asked of numbers says all that a graph needs to know of the sizes of tensors."""
+        """Whether the guards on numbers say all that a graph needs to know about sizes of tensors."""
         kinds = {number[0] for number in self._numbers if number is not None}
         of_sizes = not kinds <= {"attribute", "constant", "option", "float"} or self._of_frame
         return not self.are_fixed and (of_sizes or not (self.attributes or self.open))
 
     @property
     def options(self) -> list[Option]:
-        """The floats among them that an optimizer holds, and that may be others in each call."""
+        """The inputs that are floats held by an optimizer and may differ in each call."""
         return [(n[1], n[2]) for n in self._numbers if n is not None and n[0] == "option"]
 
     def note(self, graph: fx.Graph) -> None:
@@ -68,14 +70,14 @@ class RecordedInputs:
         self._floats = _t.floats_of(graph)
 
     def guard(self, shape_env: Any) -> None:
-        """See what is asked of numbers."""
+        """Compile the guards on numbers."""
         if not any(self._numbers) and not self.attributes:
             return
         guards = guards_of(shape_env)
         self._guards = tuple(guards.compile(static=static) for static in (False, True))
 
     def guard_frame(self, shape_env: Any) -> None:
-        """See what is asked of numbers by a frame that has no graph. Args: the environment of its symbols."""
+        """Compile the guards on numbers for a frame without a graph. ``shape_env`` is that of its symbols."""
         sizes = [p for p in properties_of(shape_env) if p.kind != "number"]
         if not all(p.expression.is_number for p in sizes) and {p.root for p in sizes} <= self._places.keys():
             self._of_frame = True
@@ -84,7 +86,8 @@ class RecordedInputs:
             self._guards = tuple(guards.compile(static=static) for static in (False, True))
 
     def find(self, trace: RecordedTrace, arguments: Sequence[torch.Tensor], walk: Walk) -> Names:
-        """Find what objects hold that may be others in each call, integers and sizes of tensors; returns the names of attributes that are read with these among them.
+        """Find integers and tensor sizes in objects that may differ in each call. Returns the names of read
+        attributes, including these.
 
         Args:
             trace: of the frame.
@@ -102,7 +105,7 @@ class RecordedInputs:
         tried.close(names)
         met = {id(t): i for i, t in enumerate(tried.tensors) if i >= len(walk.tensors) and i in tried.places}
         self.grow = frozenset(met[tensor] for tensor in growing.values() if tensor in met)
-        met |= {id(tensor): i for i, tensor in enumerate(walk.tensors)}  # whose sizes are part of the key
+        met |= {id(tensor): i for i, tensor in enumerate(walk.tensors)}  # the key has their sizes
         self._places |= {text: ["model", met[tensor]] for text, tensor in growing.items() if tensor in met}
         return self._with_numbers(replace(names, grow=self.grow), trace.numbers, tried)
 
@@ -124,7 +127,7 @@ class RecordedInputs:
         )
 
     def look(self, inputs: Sequence[Any], walk: Walk, arguments: Sequence[torch.Tensor]) -> None:
-        """See where they come from.
+        """See where the inputs come from.
 
         Args:
             inputs: those of a call.
@@ -141,7 +144,8 @@ class RecordedInputs:
             raise NoPlan("a graph that holds tensors of others")
 
     def fix_floats(self, given: Mapping[str, int | float]) -> None:
-        """Let floats be constants for whose values the backward pass has asked. Args: the numbers of the call, by their places."""
+        """Make floats constants if the backward pass guards on their values. ``given`` has the numbers of the
+        call, by place."""
         fixed = {self.given.get(name) for name, number in self._floats.items() if not _t.is_open(number)}
         for source in self.sources:
             if source[0] == "number" and source[1] in fixed:
@@ -162,10 +166,11 @@ class RecordedInputs:
         return ["attribute", *self.attributes[number[1]]]
 
     def asked(self, module: Module) -> list[list[Any]] | None:
-        """What the guards on sizes are called with, or None where there are none. Args: the module that they become part of.
+        """The arguments of the guards on sizes, or None if there are none. The guards are added to
+        ``module``.
 
         Raises:
-            NoPlan: they ask for what they cannot be called with.
+            NoPlan: they need a value that cannot be passed to them.
         """
         if self._guards is None:
             return None
@@ -174,7 +179,7 @@ class RecordedInputs:
         asks = {name: self._asked(guards.inputs[i]) for name, i in used.items()}
         if any(place in ("gradient", "option") for place, *_ in asks.values()):
             raise NoPlan("a symbolic size of a gradient")
-        # Of a base Dynamo asks what is symbolic, and nothing else: it is no input of the graph.
+        # Of a base, Dynamo guards on what is symbolic and nothing else: it is no input of the graph.
         known = [
             name
             for name, (place, number, detail) in asks.items()
@@ -199,26 +204,27 @@ class RecordedInputs:
 
 
 def _with_symbolic_sizes(trace: RecordedTrace) -> set[str]:
-    """The tensors that a frame was given and of which a size, a stride or an offset is symbolic, by how guards call them."""
+    """The guard names of a frame's tensors with a symbolic size, stride or offset."""
     properties = properties_of(trace.shape_env) if trace.shape_env is not None else ()
     found = {p.root for p in properties if p.kind != "number" and not p.expression.is_number}
     return found & trace.tensors.keys()
 
 
 def versions(inputs: Sequence[Any]) -> list[int]:
-    """How often each tensor was changed, as far as torch counts it."""
+    """The version counter of each tensor that has one."""
     return [t._version for t in inputs if isinstance(t, torch.Tensor) and not t.is_inference()]
 
 
 def check_changed(inputs: Sequence[Any], facts: Mapping[str, Any]) -> None:
-    """Where tensors are changed, which others see it is part of what was compiled: ask that it is none.
+    """Check that no mutated tensor shares memory with another, since who sees the mutation is part of what
+    was compiled.
 
     Args:
         inputs: of the graph.
-        facts: of the compilation: see :func:`fxpasses.plans._torch_facts.runtime_facts`.
+        facts: of the compilation; see :func:`fxpasses.plans._torch_facts.runtime_facts`.
 
     Raises:
-        NoPlan: there are such, or the graph does not take these inputs.
+        NoPlan: one does, or the graph does not take these inputs.
     """
     if not facts:
         raise NoPlan("a graph that runs in eager")

@@ -1,4 +1,5 @@
-"""Sharded tensors (``DTensor``) of a model: graphs take the parts of each; results and gradients are put together of such parts again."""
+"""Sharded tensors (``DTensor``) of a model. Graphs take the parts of each; results and gradients are rebuilt
+from such parts."""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is a ``DTensor``, and of no class of its own. Args: any object."""
+    """Whether a value is a ``DTensor``, not an instance of a subclass."""
     return type(value) is class_of_shards()
 
 
 def class_of_shards() -> Any:
-    """``DTensor``, if anybody has imported it."""
+    """``DTensor``, if it was imported."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
 def sharded_facts(tensor: Any) -> tuple[Any, ...]:
-    """The metadata of a sharded tensor, as :func:`~fxpasses.plans.tensor_facts.tensor_facts` has that of others; its parts have their own."""
+    """The metadata of a sharded tensor, as in :func:`~fxpasses.plans.tensor_facts.tensor_facts`. Its parts
+    have their own."""
     return (
         "DTensor", tuple(tensor.shape), tensor.stride(), 0, str(tensor.dtype),
         tensor.requires_grad, tensor.is_leaf, False, False, tensor.is_inference(),
@@ -35,24 +37,24 @@ def sharded_facts(tensor: Any) -> tuple[Any, ...]:
 
 
 def distribution_of(tensor: Any) -> tuple[Any, ...]:
-    """How a sharded tensor is distributed: placements, and the mesh."""
+    """How a sharded tensor is distributed: its placements and its mesh."""
     _, context = tensor.__tensor_flatten__()
     return repr(context), *(described_group(tensor.device_mesh) or ())
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
-    """Values with the parts of sharded tensors in their places."""
+    """Replace each sharded tensor in ``values`` by its parts."""
     return [part for value in values for part in (parts_of(value) if is_sharded(value) else (value,))]
 
 
 def parts_of(tensor: Any) -> list[Any]:
-    """What a graph takes in its place: the shard, and the mesh."""
+    """What a graph takes instead of a sharded tensor: the local shard and the mesh."""
     names, _ = tensor.__tensor_flatten__()
     return [getattr(tensor, name) for name in names]
 
 
 def taking_parts(sharded: Sequence[int], graph: Boxed) -> Boxed:
-    """A graph that is called with sharded tensors, and is given their parts.
+    """Wrap a graph to take sharded tensors and pass on their parts.
 
     Args:
         sharded: the positions of these among its inputs.
@@ -75,13 +77,13 @@ def taking_parts(sharded: Sequence[int], graph: Boxed) -> Boxed:
 
 
 def described_tensors(metas: Sequence[Any]) -> list[list[Any]]:
-    """Which result of a graph each tensor is, and of a sharded one its placements and sizes, as plain data.
+    """Which graph result each tensor is, as plain data. For a sharded one, also its placements and sizes.
 
     Args:
-        metas: AOTAutograd's: of what it makes of the results of a graph of parts.
+        metas: AOTAutograd's metadata of how it wraps the results of a graph of parts.
 
     Raises:
-        NoPlan: a tensor is sharded in a way that plans do not know.
+        NoPlan: a tensor is sharded in a way that plans do not support.
     """
     return [
         [meta.unwrapped_idx] if hasattr(meta, "unwrapped_idx") else _described_by_metadata(meta)
@@ -96,13 +98,13 @@ def _described_by_metadata(meta: Any) -> list[Any]:
 
 
 def described_results(results: Sequence[Any]) -> list[list[Any]]:
-    """The same of what a graph without a backward graph has returned.
+    """The same for the results of a graph without a backward graph.
 
     Args:
-        results: as they were handed out; nothing is described where none is sharded.
+        results: as returned to the caller. Empty if none is sharded.
 
     Raises:
-        NoPlan: a result is sharded in a way that plans do not know.
+        NoPlan: a result is sharded in a way that plans do not support.
     """
     if not any(map(is_sharded, results)):
         return []
@@ -120,9 +122,10 @@ def _described(position: int, context: Any, shape: Sequence[Any], stride: Sequen
 
     Args:
         position: of its shard among the results.
-        context: from ``__tensor_flatten__``: placements, metadata, the order in which a dimension is sharded by several of the mesh.
-        shape: of the whole.
-        stride: of the whole.
+        context: from ``__tensor_flatten__``: placements, metadata, and the order in which several mesh
+            dimensions shard one dimension.
+        shape: the global shape.
+        stride: the global strides.
     """
     if not all(type(size) is int for size in (*shape, *stride)):
         raise NoPlan("a sharded result or gradient of symbolic sizes")
@@ -133,7 +136,7 @@ def _described(position: int, context: Any, shape: Sequence[Any], stride: Sequen
 
 
 def described_placement(placement: Any) -> list[Any]:
-    """A placement as plain data. Raises NoPlan for those of other libraries."""
+    """A placement as plain data. Raises NoPlan for placements of other libraries."""
     tensors = sys.modules["torch.distributed.tensor"]
     if type(placement) is tensors.Shard:
         return ["Shard", placement.dim]
@@ -150,10 +153,11 @@ def _placements(described: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def giving_tensors(described: Sequence[Sequence[Any]], graph: Boxed) -> Boxed:
-    """A graph whose results are put together to the tensors that it stands for; what it saves comes behind these as it is.
+    """Wrap a graph to rebuild the tensors from its results. Values saved for the backward pass follow
+    unchanged.
 
     Args:
-        described: from :func:`described_tensors` or :func:`described_results`; nothing where no tensor is sharded.
+        described: from :func:`described_tensors` or :func:`described_results`; empty if no tensor is sharded.
         graph: takes a list, which it empties.
     """
     if not described:
@@ -189,14 +193,14 @@ def _put_together(
 
 
 def parts_of_gradient(gradient: Any, placements: Sequence[Sequence[Any]]) -> list[Any]:
-    """What a backward graph takes in the place of the gradient of a sharded result.
+    """What a backward graph takes instead of the gradient of a sharded result.
 
     Args:
-        gradient: as autograd has it.
+        gradient: from autograd.
         placements: those that the graph was traced with, from :func:`described_placement`.
 
     Raises:
-        RuntimeError: it is no sharded tensor.
+        RuntimeError: it is not a sharded tensor.
     """
     if not is_sharded(gradient):
         raise RuntimeError(
@@ -210,12 +214,13 @@ def parts_of_gradient(gradient: Any, placements: Sequence[Sequence[Any]]) -> lis
 
 
 class RecordedShards:
-    """The sharded tensors among the inputs of a graph that is recorded.
+    """The sharded tensors among the inputs of a recorded graph.
 
     Attributes:
         positions: which inputs they are.
-        gradients: from :func:`described_tensors`, where there is a backward graph.
-        results: likewise of what the forward graph returns, or from :func:`described_results`, if one is sharded.
+        gradients: from :func:`described_tensors`, if there is a backward graph.
+        results: likewise of the forward graph's results, or from :func:`described_results`, if one is
+            sharded.
     """
 
     def __init__(self) -> None:
@@ -225,7 +230,7 @@ class RecordedShards:
         return bool(self.positions)
 
     def look(self, inputs: Sequence[Any]) -> None:
-        """See which they are. Args: those of a call."""
+        """See which inputs of a call they are."""
         self.positions = [i for i, value in enumerate(inputs) if is_sharded(value)]
 
     def note_call(
@@ -236,16 +241,16 @@ class RecordedShards:
         *,
         with_backward: bool,
     ) -> int:
-        """See what a call has returned; returns how many outputs the graph of parts has.
+        """See what a call has returned. Returns how many outputs the graph of parts has.
 
         Args:
             outputs: those of the call.
-            facts: of the compilation; its metadata is then that from before tensors were taken apart.
-            before: that metadata, and that of the gradients, where it is known.
+            facts: of the compilation. Its metadata becomes that from before tensors were unwrapped.
+            before: that metadata, and that of the gradients, if known.
             with_backward: whether there is a backward graph.
 
         Raises:
-            NoPlan: a plan cannot hand out or take what these graphs have of sharded tensors.
+            NoPlan: a plan cannot handle the sharded tensors of these graphs.
         """
         if not self and not any(map(is_sharded, outputs)):
             return len(outputs)
@@ -257,13 +262,14 @@ class RecordedShards:
         return len(outputs)
 
     def note(self, found: tuple[Any, Sequence[Any]] | None) -> Any:
-        """See what AOTAutograd knows of a forward and a backward graph before it takes tensors apart; returns its metadata.
+        """See what AOTAutograd knows of a forward and backward graph before it unwraps tensors. Returns its
+        metadata.
 
         Args:
             found: that, and the metadata of the gradients.
 
         Raises:
-            NoPlan: a plan cannot hand out or take what these graphs have of sharded tensors.
+            NoPlan: a plan cannot handle the sharded tensors of these graphs.
         """
         if found is None:
             raise NoPlan("a tensor subclass")
@@ -286,11 +292,11 @@ class RecordedShards:
         """See what a graph without a backward graph returns.
 
         Args:
-            results: as they were handed out.
+            results: as returned to the caller.
             metadata: AOTAutograd's, of the graph of parts.
 
         Raises:
-            NoPlan: a plan cannot hand out what this graph has of sharded tensors.
+            NoPlan: a plan cannot return the sharded tensors of this graph.
         """
         self.results = described_results(results)
         self._refuse_views(metadata, {i for i, *how in self.results if how})
