@@ -1,4 +1,4 @@
-"""Private torch names of plans that are there without Dynamo and Inductor."""
+"""Private torch names for plans that need neither Dynamo nor Inductor."""
 
 from __future__ import annotations
 
@@ -36,54 +36,54 @@ from fxpasses.plans.errors import NoPlan
 
 nn_kernels = torch._C._nn
 PropModule = torch.backends.PropModule
-"""The class of the modules of torch whose attributes ask torch's C++ code."""
+"""The class of torch's modules whose attributes call torch's C++ code."""
 unsafe_view = torch.ops.aten._unsafe_view
 negative_view = torch._neg_view
 
 CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
-"""The functions of which a bound method stands for the call of its module."""
+"""A bound method of one of these functions is the call of its module."""
 
 
 def call_in_eager(model: Any) -> Callable[..., Any]:
-    """What calls a model in Python, even if ``Module.compile`` has put something in its way."""
+    """A callable that runs a model in Python, even if ``Module.compile`` was used on it."""
     if isinstance(model, torch.nn.Module) and model._compiled_call_impl is not None:
         return model._call_impl
     return model  # type: ignore[no-any-return]
 
 
 as_traced = torch.compiler._compile_session_context  # type: ignore[attr-defined]
-"""Within, models in Python take the branches that they take while they are traced: ``torch.compiler.is_compiling()``."""
+"""Within, models in Python take the branches of a trace: ``torch.compiler.is_compiling()`` is true."""
 storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
-"""Where the memory of a tensor begins. Unlike ``data_ptr``, it does not take the tensor for one that is written to."""
+"""Where the memory of a tensor begins. Unlike ``data_ptr``, it does not count as a write to the tensor."""
 
 
 ABOUT_HARDWARE = tuple(
     getattr(torch.cuda, name) for name in ("is_available", "is_initialized", "device_count", "current_device")
 )
-"""Functions whose answers are constants for Dynamo, and others on another machine."""
+"""Functions whose results are constants for Dynamo, but differ on other machines."""
 
 TRUSTED_MODULES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "typing_extensions"}) - {"__main__"}
-"""Top-level modules whose classes count with the version of what they belong to."""
+"""Top-level modules whose versions cover the code of their classes."""
 
 
 def is_trusted(cls: type) -> bool:
-    """Whether what a class does counts with the version of what it belongs to."""
+    """Whether the version of its package covers what a class does."""
     return cls.__module__.partition(".")[0] in TRUSTED_MODULES and not issubclass(cls, torch.nn.Module)
 
 
 HAS_VERSIONS = sys.version_info < (3, 12)
-"""Whether dictionaries have a number that changes whenever they do."""
+"""Whether dictionaries have a version number that changes with each mutation."""
 
 
 def dictionary_state(values: dict[Any, Any]) -> Any:
-    """What changes whenever a dictionary does: its version, or its keys and values."""
+    """A value that changes whenever a dictionary does: its version, or its keys and values."""
     if HAS_VERSIONS:
         return _guards.dict_version(values)
     return [*dict.keys(values), *dict.values(values)]
 
 
 def is_in_state(values: dict[Any, Any], state: Any) -> bool:
-    """Whether :func:`dictionary_state` was this."""
+    """Whether :func:`dictionary_state` still is ``state``."""
     now = dictionary_state(values)
     if HAS_VERSIONS:
         return bool(now == state)
@@ -115,18 +115,19 @@ _NAMESPACES = frozenset(
         "profiler",
     }
 )
-"""Where operators come with torch: what others do, in their fake kernels and formulas of gradients too, belongs to no object of a model."""
+"""Namespaces of torch's own operators. What others do, even in their fake kernels and gradient formulas,
+belongs to no object of a model."""
 
 
 def is_operator_of_torch(value: Any) -> bool:
-    """Whether what an operator does counts with the version of torch."""
+    """Whether the version of torch covers what an operator does."""
     if isinstance(value, HigherOrderOperator):
         return type(value).__module__.startswith("torch.")
     return str(value).partition(".")[0] in _NAMESPACES
 
 
 def foreign_operators(value: Any) -> list[OpOverload]:
-    """The operators that a value stands for, if it is no operator of torch."""
+    """The operators that a value stands for, without those of torch."""
     if isinstance(value, TorchCustomOpDef):
         value = value._opoverload
     if isinstance(value, OpOverloadPacket):
@@ -137,7 +138,7 @@ def foreign_operators(value: Any) -> list[OpOverload]:
 
 
 def operator_named(name: str) -> OpOverload | None:
-    """The operator of a name such as ``namespace.operator.overload``, if it is registered."""
+    """The operator with a name such as ``namespace.operator.overload``, if it is registered."""
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -148,9 +149,9 @@ class Registered(NamedTuple):
     """What decides how calls of an operator are traced.
 
     Attributes:
-        functions: the functions in Python, by what they do.
-        autocast: the types that its arguments are cast to.
-        watched: objects, and names of attributes that are others once something is registered anew.
+        functions: the Python functions, by role.
+        autocast: the dtype that its arguments are cast to.
+        watched: objects, and names of attributes that change when something is registered again.
     """
 
     functions: Mapping[str, Any]
@@ -168,7 +169,8 @@ _OF_OTHERS = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd", "AutocastC
 
 
 def registered(operator: OpOverload) -> Registered | None:
-    """What is known of an operator that is not torch's; None where code is registered for it that cannot be seen into."""
+    """The registrations of an operator outside torch. None if code is registered for it that cannot be
+    inspected."""
     name = operator.name()
     entry, made = simple_registry.singleton.find(name), OPDEFS.get(name)
     others = {key for key in _OF_OTHERS if has_kernel(name, key)} - (
@@ -191,7 +193,8 @@ def registered(operator: OpOverload) -> Registered | None:
 
 
 def _as_registered(fake: Any) -> Any:
-    """The function that the user has registered: torch puts one around it that notes in its closure whether it was called already."""
+    """Unwrap the function that the user registered. Torch's wrapper notes in its closure whether it was
+    called already."""
     is_around = getattr(fake, "__qualname__", "").startswith("_check_pystubs_once.")
     return inspect.getclosurevars(fake).nonlocals["func"] if is_around else fake
 
@@ -202,7 +205,7 @@ def is_in_transform(tensor: torch.Tensor) -> bool:
 
 
 def tensor_guards(tensors: Sequence[torch.Tensor], grow: Collection[int] = ()) -> Any:
-    """A check in C++ that tensors have the metadata of these. Args: the tensors, and which of them may have other sizes."""
+    """A C++ check that tensors have the metadata of these. Those in ``grow`` may have other sizes."""
     sizes: list[list[int | None]] = [[*t.shape] for t in tensors]
     strides: list[list[int | None]] = [[*t.stride()] for t in tensors]
     for i in grow:
@@ -211,16 +214,16 @@ def tensor_guards(tensors: Sequence[torch.Tensor], grow: Collection[int] = ()) -
 
 
 class TensorLayout(NamedTuple):
-    """Where torch says in memory what a tensor is, counted in words of eight bytes.
+    """Where torch keeps a tensor's metadata in memory, in words of eight bytes.
 
     Attributes:
-        object: in the Python object, the place of the C++ one.
-        first: in that, where it begins to say it: with its storage.
-        last: where it ends.
-        meta: the place of what autograd knows, if it knows something.
-        storage: in its storage, the place of the address of its memory.
-        history: in what autograd knows, the function that made the tensor.
-        gradient: there, in the lowest byte, whether it requires a gradient.
+        object: in the Python object, the pointer to the C++ object.
+        first: in the C++ object, the start of the metadata: its storage.
+        last: the end of the metadata.
+        meta: the pointer to autograd's metadata, if there is any.
+        storage: in the storage, the pointer to its memory.
+        history: in autograd's metadata, the function that made the tensor.
+        gradient: there, in the lowest byte, whether it requires grad.
     """
 
     object: int = 2
@@ -232,7 +235,7 @@ class TensorLayout(NamedTuple):
     gradient: int = 16
 
     def is_known(self) -> bool:
-        """Whether it is that of the torch that runs."""
+        """Whether the running torch has this layout."""
         release = ".".join(torch.__version__.split(".")[:2])
         if release not in ("2.13", "2.14", "2.15") or sys.platform != "linux" or sys.maxsize != 2**63 - 1:
             return False
@@ -256,24 +259,25 @@ class TensorLayout(NamedTuple):
 
 TENSOR_LAYOUT = TensorLayout()
 MOST_DIMENSIONS = 5
-"""What a tensor has room for in itself; sizes and strides of more are elsewhere."""
+"""How many sizes and strides a tensor stores inline. More are stored elsewhere."""
 
 _OF_RECORDING = (
     "torch._dynamo.config.skip_nnmodule_hook_guards",
     "torch._functorch.config.enable_autograd_cache",
 )
-"""What recording changes: of a guard more, and of where a result comes from, no plan depends."""
+"""What recording changes. No plan depends on an extra guard, or on where a result comes from."""
 
 
 OF_DYNAMIC = (
     "setting torch._dynamo.config.assume_static_by_default",
     "setting torch._dynamo.config.automatic_dynamic_shapes",
 )
-"""What ``torch.compile(dynamic=...)`` sets while it compiles, which is a factor of its own."""
+"""What ``torch.compile(dynamic=...)`` sets while it compiles. That is a separate factor."""
 
 
 def changed_settings() -> dict[str, Any]:
-    """The settings of Dynamo, Inductor and AOTAutograd that are not at their defaults; a module that is not loaded has none."""
+    """The settings of Dynamo, Inductor and AOTAutograd that are not at their defaults. A module that is not
+    loaded has none."""
     found = {}
     for name in (
         "torch._dynamo.config",
@@ -305,13 +309,14 @@ OF_TRACING = ("_is_compiling_flag", "_is_exporting_flag")
 
 
 def is_imported_with_torch(module: types.ModuleType) -> bool:
-    """Whether a module of torch is there in every process; the settings of compilers are :func:`changed_settings`."""
+    """Whether every process has a module of torch. The settings of compilers are in
+    :func:`changed_settings`."""
     name = module.__name__
     return name.partition(".")[0] == "torch" and not name.startswith(_IMPORTED_LATER)
 
 
 def is_imported_later(value: object) -> bool:
-    """Whether it is a module of torch that ``import torch`` does not import."""
+    """Whether a value is a module of torch that ``import torch`` does not import."""
     return (
         isinstance(value, types.ModuleType)
         and value.__name__.partition(".")[0] == "torch"
@@ -320,13 +325,13 @@ def is_imported_later(value: object) -> bool:
 
 
 def caches_are_disabled() -> bool:
-    """Whether a setting of Inductor's turns all caches off; whoever has set one has imported them."""
+    """Whether a setting of Inductor turns all caches off. Whoever set it has imported Inductor."""
     config = sys.modules.get("torch._inductor.config")
     return config is not None and bool(config.force_disable_caches)
 
 
 def _is_default(config: Any, key: str) -> bool:
-    """Whether a setting has its default value: it may have been set, and set back."""
+    """Whether a setting has its default value. It may have been set and set back."""
     if config._is_default(key):
         return True
     entry = config._config[key]
@@ -340,7 +345,7 @@ def _is_default(config: Any, key: str) -> bool:
 
 A_STANCE = "a stance of torch.compile's"
 _WITH_WHAT_IS_COMPILED = ("default", "fail_on_recompile", "eager_on_recompile")
-"""Stances in which what is compiled runs."""
+"""Stances in which compiled code runs."""
 
 
 def _is_usual_stance() -> bool:
@@ -351,7 +356,7 @@ def _is_usual_stance() -> bool:
 
 
 def compiles_nothing() -> bool:
-    """Whether it is a stance in which nothing is compiled."""
+    """Whether the present stance compiles nothing."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and dynamo._stance.stance != "default"
 
@@ -367,16 +372,16 @@ _UNUSUAL: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
     ("inside of torch.jit.trace", (torch._C._get_tracing_state,), None),
     (A_STANCE, (_is_usual_stance,), True),
 )
-"""What makes calls of torch mean something else than usual, how to ask for it, and the usual answer."""
+"""What gives calls of torch an unusual meaning, how to ask for it, and the usual answer."""
 
 
 def unusual_state() -> str:
-    """What makes calls of torch mean something else than usual, or ""."""
+    """What gives calls of torch an unusual meaning, or ""."""
     return next((why for why, (ask, *given), usual in _UNUSUAL if ask(*given) != usual), "")
 
 
 def process_of_job() -> tuple[Any, ...]:
-    """Which process of a job this is, of how many, and how they talk; nothing outside of one."""
+    """The rank, world size and backend of this process. Empty outside a job."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return ()
@@ -384,7 +389,8 @@ def process_of_job() -> tuple[Any, ...]:
 
 
 def _same_process() -> tuple[int, ...] | None:
-    """Another value after the process has left a job, or is in another one: quicker to ask for, and it keeps no process group."""
+    """A value that changes if the process leaves a job or joins another. Faster, and keeps no process group
+    alive."""
     group = torch.distributed.group.WORLD if torch.distributed.is_available() else None
     return None if group is None else (id(group), group.rank(), group.size())
 
@@ -394,7 +400,7 @@ NUMERIC_FLAGS = (
     "plain attention", "mkldnn is deterministic", "cuDNN", "cuDNN is measured", "cuDNN is deterministic", "precision of float32", "precision of float32 matmuls", "precision of float32 convolutions",
     "precision of float32 recurrent layers",
 )  # fmt: skip
-"""What the values of :func:`numeric_flags` are."""
+"""The names of the values of :func:`numeric_flags`."""
 
 
 def numeric_flags() -> tuple[Any, ...]:
@@ -425,15 +431,16 @@ _PRECISIONS = (("generic", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("m
 
 
 class SameState:
-    """Asks quickly whether the state of torch is what it is now: with torch's own guard, and for what that does not know one by one."""
+    """A fast check that the state of torch is what it is now: torch's own guard, and one by one what that
+    does not cover."""
 
     def __init__(self) -> None:
         asked: list[tuple[Any, ...]] = [*((flag,) for flag in _FLAGS), (torch.is_inference_mode_enabled,)]
         asked += [(torch._C._get_fp32_precision_getter, *names) for names in _PRECISIONS]
-        asked += [(torch.get_autocast_dtype, device) for device in ("cpu", "cuda")]  # also where it is off
+        asked += [(torch.get_autocast_dtype, device) for device in ("cpu", "cuda")]  # also if autocast is off
         asked.append((_same_process,))
         any_tensor = torch.empty(0)
-        keys = tensor_guards([any_tensor])  # they ask which dispatch keys count in the thread
+        keys = tensor_guards([any_tensor])  # checks which dispatch keys are active in the thread
         self._guard = _guards.GlobalStateGuard()
         usual = [*_UNUSUAL, ("", (self._guard.check,), True), ("", (keys.check, any_tensor), True)]
         self._questions = (*asked, *(question for _, question, _ in usual))
@@ -441,7 +448,7 @@ class SameState:
         self._answers = (*answers, *(answer for _, _, answer in usual))
 
     def holds(self) -> bool:
-        """Whether it is."""
+        """Whether the state is unchanged."""
         library = native.library()
         if library is not None:
             return bool(library.unchanged(self._questions, self._answers))
@@ -472,13 +479,14 @@ def prelude() -> dict[str, Any]:
 
 
 def kernel_environment() -> None:
-    """Tell kernels where torch keeps the data of a tensor: they ask for it when they are loaded."""
+    """Tell kernels where torch keeps the data of a tensor. They read it when they are loaded."""
     pointer = str(_guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = pointer
 
 
 def planned_call(compiled: Any) -> Any:
-    """What ``surround_callables`` of ``_torch_entry`` has put around a callable, or the call of a module, that ``torch.compile`` made; else ``compiled``."""
+    """What ``surround_callables`` of ``_torch_entry`` has put around a callable or module from
+    ``torch.compile``; else ``compiled``."""
     # `forward` of what torch.compile(module) returns, `_compiled_call_impl` of module.compile()
     for found in (
         compiled,

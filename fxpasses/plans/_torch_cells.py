@@ -1,4 +1,4 @@
-"""Private torch names of rewriting code: free variables that become parameters."""
+"""Private torch names for rewriting code: free variables that become parameters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch._dynamo.bytecode_transformation import create_instruction, transform_
 
 
 def with_parameters(code: types.CodeType, filled: Sequence[str], closure: Collection[str]) -> types.CodeType:
-    """Code whose free variables are variables of its own, which functions inside it share.
+    """Turn the code's free variables into its own variables, which functions inside it share.
 
     Args:
-        code: takes arguments by position, and no others.
-        filled: the free variables that become parameters, behind its own; the others have no value at first.
+        code: takes positional arguments only.
+        filled: the free variables that become parameters, after its own. The others have no value at first.
         closure: the free variables that stay.
     """
 
@@ -24,7 +24,7 @@ def with_parameters(code: types.CodeType, filled: Sequence[str], closure: Collec
         own = tuple(name for name in free if name not in closure)
         names = [
             name for name in options["co_varnames"] if name not in own
-        ]  # the frame's had some of them there
+        ]  # the frame's code had some of them there
         stay = tuple(name for name in free if name in closure)
         options["co_varnames"] = (*names[:first], *filled, *names[first:])
         options["co_argcount"] = first + len(filled)

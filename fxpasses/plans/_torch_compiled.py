@@ -1,4 +1,4 @@
-"""Private torch names of making plans: what Dynamo, AOTAutograd and Inductor leave behind after a compilation."""
+"""Private torch names for making plans: what Dynamo, AOTAutograd and Inductor leave after a compilation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hooks_of_modules import HOOKS_OF_CALLS
 
 _LARGE = 1 << 20
-"""How many elements a constant may have that is part of a plan."""
+"""The most elements of a constant that a plan can contain."""
 
 
 def is_plain(compiled: CompiledFxGraph) -> str:
@@ -68,21 +68,22 @@ def is_plain(compiled: CompiledFxGraph) -> str:
 
 
 def kernel_compiler() -> str:
-    """The compiler that Inductor builds kernels with."""
+    """The compiler that Inductor uses for kernels."""
     return str(get_cpp_compiler())
 
 
 def traced_codes() -> list[types.CodeType]:
-    """The code of the functions that Dynamo has traced for the graph that is being compiled, those included that raised or were left by a graph break."""
+    """The code of all functions that Dynamo traced for the present graph, including those that raised or were
+    left by a graph break."""
     context = TracingContext.get()
     return list(dict.fromkeys((*context.traced_code, *context.inlined_code_cache)))
 
 
 def foreign_operators() -> list[OpOverload]:
-    """The operators in the graph that Dynamo is making that are not torch's own.
+    """The operators outside torch in the graph that Dynamo is making.
 
     Raises:
-        NoPlan: a function is in it whose code Dynamo did not trace, or an operator of higher order.
+        NoPlan: it has a function whose code Dynamo did not trace, or a higher-order operator.
     """
     found, known = [], (*TRUSTED_MODULES, *_OWN)
     for target in _targets():
@@ -102,7 +103,8 @@ def _targets() -> Iterator[Any]:
 
 
 def codes_in_graph() -> list[types.CodeType]:
-    """The code of the functions of Python in the graph that Dynamo is making: they run while it is traced into operators."""
+    """The code of the Python functions in the graph that Dynamo is making. They run while it is traced into
+    operators."""
     codes: dict[types.CodeType, None] = {}
     for target in _targets():
         while isinstance(target, types.FunctionType):
@@ -115,10 +117,10 @@ _OWN = ("fxpasses", "fake", "compiled_autograd")
 
 
 def guarded_places(numbers: Collection[str]) -> list[str]:
-    """Where in the arguments and globals of the frame that Dynamo is tracing there is something that it relies on.
+    """What Dynamo relies on among the arguments and globals of the frame that it is tracing.
 
     Args:
-        numbers: places on which it relies for no more than that there is an integer.
+        numbers: places where it relies only on there being an integer.
     """
     places = [
         (text_of_source(guard.originating_source), guard.create_fn_name())
@@ -128,7 +130,8 @@ def guarded_places(numbers: Collection[str]) -> list[str]:
 
 
 def symbolic_attributes() -> dict[str, tuple[Any, str]]:
-    """The attributes of objects that are symbolic integers for Dynamo, in the frame that it is tracing: by how guards call them, the object and the name."""
+    """By guard name, the object and attribute name of each symbolic integer in the frame that Dynamo is
+    tracing."""
     output, found = InstructionTranslator.current_tx().output, {}
     for tracked in output.tracked_fakes:
         if isinstance(tracked.fake, torch.SymInt) and isinstance(tracked.source, AttrSource):
@@ -139,7 +142,8 @@ def symbolic_attributes() -> dict[str, tuple[Any, str]]:
 
 
 def _value_of(source: Any, output: OutputGraph) -> Any:
-    """What there is in a local variable of the frame, or in attributes and entries of objects there, else None."""
+    """The value of a local variable of the frame, or of attributes and entries of objects there, else
+    None."""
     if type(source) is LocalSource:
         return output.local_scope.get(source.local_name)
     if not isinstance(source, ChainedSource):
@@ -149,7 +153,7 @@ def _value_of(source: Any, output: OutputGraph) -> Any:
         return getattr(base, "__dict__", {}).get(source.member)
     if isinstance(source, (GetItemSource, DictGetItemSource, DictSubclassGetItemSource)):
         key = source.index
-        if isinstance(base, dict):  # whose own methods may be others
+        if isinstance(base, dict):  # a subclass may override the methods
             if isinstance(key, ConstDictKeySource):
                 key = next(itertools.islice(dict.keys(base), key.index, None), None)
             return dict.get(base, key) if type(key) in (int, str) else None
@@ -159,7 +163,7 @@ def _value_of(source: Any, output: OutputGraph) -> Any:
 
 
 def tensors_of_frame() -> dict[str, torch.Tensor]:
-    """The tensors that the frame which Dynamo is tracing was given, by how guards call them."""
+    """By guard name, the tensors that the frame which Dynamo is tracing was given."""
     output = InstructionTranslator.current_tx().output
     found = {text_of_source(t.source): _value_of(t.source, output) for t in output.tracked_fakes}
     return {text: value for text, value in found.items() if isinstance(value, torch.Tensor)}
@@ -171,7 +175,7 @@ def shape_env_of_frame() -> Any:
 
 
 def reads_gradients() -> bool:
-    """Whether the frame that Dynamo is tracing depends on the gradients of tensors that it was given."""
+    """Whether the frame that Dynamo is tracing depends on gradients of tensors that it was given."""
     return any(
         text_of_source(guard.originating_source).endswith(".grad")
         and not guard.create_fn_name().endswith(("CLOSURE_MATCH", "FUNCTION_MATCH"))  # torch.func.grad
@@ -180,17 +184,19 @@ def reads_gradients() -> bool:
 
 
 def tensor_of(place: str) -> str:
-    """The tensor of which a place of a guard is the base, or the shard; or the place. Args: the place, as guards call it."""
+    """The tensor whose base or shard a guard's ``place`` is, or the place itself, as guards name it."""
     return place.removesuffix("._base").removesuffix("._local_tensor")
 
 
 def has_hooks(model: Any) -> bool:
-    """Whether a call of a model runs hooks around its method ``forward``, which Dynamo traces alone, but for modules of torch's."""
+    """Whether a call of a model runs hooks around ``forward``. Dynamo traces ``forward`` alone, except for
+    torch's own modules."""
     return isinstance(model, torch.nn.Module) and any(getattr(model, name) for name in HOOKS_OF_CALLS)
 
 
 def is_call_of(model: Any) -> bool:
-    """Whether the frame that Dynamo is tracing is the call of a model, and not of something that runs inside of one that it left to Python."""
+    """Whether the frame that Dynamo is tracing is the call of a model, and not of something that a model
+    called in Python."""
     if has_hooks(model):
         return root_code() is INLINE
     called = model.forward if isinstance(model, torch.nn.Module) else model
@@ -213,8 +219,11 @@ def root_code() -> types.CodeType:
 
 @contextlib.contextmanager
 def recorded_compilation() -> Iterator[None]:
-    """A context in which AOTAutograd compiles what it could read from its cache: a plan is made of what is compiled; and in which
-    Dynamo guards on hooks of modules: a hook that comes later is to be noticed by who goes on with the compiled code, too."""
+    """A context in which plans can be recorded.
+
+    AOTAutograd compiles even what its cache has, since a plan is made of what is compiled. Dynamo guards on
+    hooks of modules, so that compiled code notices a hook that is added later too.
+    """
     with (
         _functorch_config.patch(enable_autograd_cache=False),
         _dynamo_config.patch(skip_nnmodule_hook_guards=False),
@@ -224,7 +233,7 @@ def recorded_compilation() -> Iterator[None]:
 
 
 class _Items:
-    """The items of a set that Dynamo traces: remembers who asks for more than whether one is among them."""
+    """The items of a set that Dynamo traces. Records reads of more than membership."""
 
     def __init__(self) -> None:
         self.ordered: list[Any] = []
@@ -246,7 +255,7 @@ class _Items:
 
 
 def _compares_identities(asking: types.FrameType | None) -> bool:
-    """Whether the set is looked at for ``is``: as ``memo is None`` of ``Module.named_modules`` has it."""
+    """Whether the set is read for ``is``, such as ``memo is None`` in ``Module.named_modules``."""
     for _ in range(6):
         if asking is None:
             return False
@@ -284,7 +293,7 @@ def _watch_items() -> Callable[[], None]:
 
 
 def asks_for_order() -> bool:
-    """Whether a frame that Dynamo has traced since recording began depends on the order of a set that has another one in each process."""
+    """Whether a frame traced since recording began depends on the order of a set that differs by process."""
     return any(not all(map(_is_number, items)) for items in _items.ordered)
 
 
@@ -299,8 +308,8 @@ def compiled_frames(
     """Watch the frames that Dynamo compiles.
 
     Args:
-        traced: is called where the trace of one has ended, and its graph, if there is one, is compiled.
-        seen: then, with the code of the frame and the code that Dynamo wrote for it.
+        traced: called when a trace has ended and its graph, if there is one, is compiled.
+        seen: called next, with the code of the frame and the code that Dynamo wrote for it.
     """
 
     def hook(code: types.CodeType, new_code: types.CodeType) -> None:
@@ -351,20 +360,20 @@ _OPERATIONS = frozenset({
 })  # fmt: skip
 _PROFILING = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
 _NUMBERS = ("call_size", "call_stride", "call_storage_offset", "_as_tensor_fullprec")
-"""What is called to hand sizes and floats over to a graph."""
+"""What is called to pass sizes and floats to a graph."""
 
 
 _MODULES = ("__import_", "___module_")
-"""How the names begin that Dynamo gives to modules among a frame's globals."""
+"""Prefixes of the names that Dynamo gives to modules among a frame's globals."""
 _MAKING = ("__new__", "object_setattr_ignore_descriptor", "clear", "items", "__setitem__")
-"""What is called to make objects that are returned, and to fill them."""
+"""What is called to create and fill objects that are returned."""
 
 
 def more_than_its_graph(code: types.CodeType) -> str:
-    """Why the code that Dynamo wrote does something besides calling one graph and putting its results together, or "".
+    """Why Dynamo's code does more than call one graph and assemble its results, or "".
 
-    Objects among the results are made by ``__new__`` or by tuples' own constructors; that no older one is changed says
-    :func:`~fxpasses.plans._torch_effects.changed_objects`.
+    Objects among the results are made by ``__new__`` or by constructors of tuples.
+    :func:`~fxpasses.plans._torch_effects.changed_objects` checks that no older object is changed.
     """
     calls = expected = graphs = 0
     every = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "COPY")]
@@ -393,7 +402,7 @@ def more_than_its_graph(code: types.CodeType) -> str:
 
 
 def _path(instructions: list[dis.Instruction], position: int) -> list[str]:
-    """The name of a global that is loaded, and the attributes that are read of it one after the other."""
+    """The name of a loaded global, and the chain of attributes that are read from it."""
     end = position + 1
     while instructions[end].opname == "LOAD_ATTR":
         end += 1
@@ -401,13 +410,13 @@ def _path(instructions: list[dis.Instruction], position: int) -> list[str]:
 
 
 def _makes_tuples(value: Any) -> bool:
-    """Whether a constant is a class of tuples, or such a class's ``_make``."""
+    """Whether a constant is a class of tuples, or its ``_make``."""
     owner = getattr(value, "__self__", None) if getattr(value, "__name__", "") == "_make" else value
     return isinstance(owner, type) and issubclass(owner, tuple)
 
 
 def _option(source: Any, number: Any) -> list[Any] | None:
-    """The option of an optimizer that an input is, if nothing was asked of its value."""
+    """The optimizer option that an input is, if nothing guards on its value."""
     group: Any = getattr(source, "base", None)
     groups = getattr(group, "base", None)
     if getattr(groups, "member", "") != "param_groups" or not isinstance(
@@ -418,7 +427,7 @@ def _option(source: Any, number: Any) -> list[Any] | None:
 
 
 def floats_of(graph: fx.Graph) -> dict[str, Any]:
-    """The symbolic floats that Dynamo's graph takes as tensors and that are arguments themselves, by their names. Args: the graph."""
+    """By name, the symbolic floats that are arguments themselves and that Dynamo's graph takes as tensors."""
     args = [node.meta["grapharg"] for node in graph.find_nodes(op="placeholder") if "grapharg" in node.meta]
     found = {
         arg.source.local_name: arg
@@ -429,12 +438,12 @@ def floats_of(graph: fx.Graph) -> dict[str, Any]:
 
 
 def _given(source: Any, number: Any) -> list[Any] | None:
-    """The argument that a float is, if nothing was asked of its value."""
+    """The argument that a float is, if nothing guards on its value."""
     return ["float", source.local_name] if type(source) is LocalSource and is_open(number) else None
 
 
 def is_open(number: Any) -> bool:
-    """Whether nothing was asked of the value of a symbolic float."""
+    """Whether nothing guards on the value of a symbolic float."""
     if not isinstance(number, torch.SymFloat) or not isinstance(number.node.expr, sympy.Symbol):
         return False
     symbol, shape_env = number.node.expr, number.node.shape_env
@@ -443,14 +452,17 @@ def is_open(number: Any) -> bool:
 
 
 def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any] | None]]:
-    """The inputs of what Dynamo's graph is compiled to: what each is called in guards, and for numbers which number of which input they are.
+    """The inputs of the compiled form of Dynamo's graph: their guard names, and for numbers which number of
+    which input they are.
+
+    A float that Dynamo passes as a tensor, as with ``dynamic=True``, is ``["constant"]``: its value is part
+    of the key, wherever it comes from. Exceptions hold for all values: ``["option", group, name]`` is an
+    option of an optimizer, ``["float", name]`` an argument. An integer that is no size is ``["attribute",
+    where]``.
 
     Args:
         graph: Dynamo's.
-        lifted: how many tensors that the graph has as attributes come first.
-
-    A float that Dynamo hands over as a tensor, as it does with ``dynamic=True``, is ``["constant"]``: its value is part of the key, wherever it comes from;
-    but ``["option", group, name]`` is one of an optimizer's that the graph holds for all values of, and ``["float", name]`` such an argument. An integer that is no size is ``["attribute", where]``.
+        lifted: how many tensor attributes of the graph come first.
     """
     if any("grapharg" not in node.meta for node in graph.find_nodes(op="placeholder")):
         raise NoPlan("a graph in which Dynamo has made constants of weights")

@@ -1,4 +1,5 @@
-"""Private torch names of functions marked by ``torch.compiler.assume_constant_result``: which of them Dynamo has called, and with what."""
+"""Private torch names of functions marked by ``torch.compiler.assume_constant_result``: those that Dynamo
+called, and their arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marked_calls() -> list[tuple[Callable[..., Any], list[Any], dict[str, Any]]]:
-    """The functions whose results were taken for constants since recording began, with their arguments.
+    """The functions whose results were taken as constants since recording began, with their arguments.
 
     Raises:
         NoPlan: an argument is not a constant itself.

@@ -1,4 +1,4 @@
-"""Private names of Dynamo's record of what a frame does to objects that are older than its call."""
+"""Private names of Dynamo's record of what a frame does to objects older than its call."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ from fxpasses.plans.exchanged import Entries
 
 
 def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str], list[tuple[Entries, Any]]]:
-    """The objects older than the call on which the frame that Dynamo is tracing sets attributes, one that has another value afterwards, or "",
-    the names of those that have the same one, and the places of tensors for which it puts others: a dictionary and the key there, or a list and the position.
+    """What the frame that Dynamo is tracing changes in objects older than the call.
 
-    A frame may do with the dictionary of its own ``**kwargs`` what it likes, and with the lists that Dynamo hands it: nobody else has them.
+    A frame may change the dictionary of its own ``**kwargs`` and the lists that Dynamo passes it: nothing
+    else has them.
 
     Args:
-        dictionaries: whether it may change others, too.
+        dictionaries: whether it may change other dictionaries too.
+
+    Returns:
+        The objects on which it sets attributes; an attribute that has another value afterwards, or ""; the
+        names of those with the same value; and the places of tensors that it replaces: a dictionary and key,
+        or a list and index.
 
     Raises:
-        NoPlan: something else about an object is changed, or to what is no constant.
+        NoPlan: something else about an object is changed, or to a value that is not a constant.
     """
     output = InstructionTranslator.current_tx().output
     effects, code, found, differs, same = output.side_effects, root_code(), [], "", list[str]()
@@ -60,7 +65,7 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str], l
         value = getattr(item, "value", None)
         before = getattr(value, "__dict__", {})
         for name, after in attributes.items():
-            # What Dynamo has not calculated yet is left alone: the graph is complete.
+            # Leave alone what Dynamo has not computed yet: the graph is complete.
             if isinstance(after, (LazyVariableTracker, SymNodeVariable)):
                 differs = f"{type(value).__qualname__}.{name}"
                 continue
@@ -81,14 +86,14 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str], l
 
 
 def _tensors(item: Any) -> int | None:
-    """How many tensors there are in what Dynamo takes for a tuple of tensors, 0 for a tensor, else None."""
+    """The number of tensors in what Dynamo tracks as a tuple of tensors, 0 for a tensor, else None."""
     if type(item) is TupleVariable and item.items:
         return len(item.items) if all(isinstance(part, TensorVariable) for part in item.items) else None
     return 0 if isinstance(item, TensorVariable) else None
 
 
 def _holds_tensors(value: Any, number: int) -> bool:
-    """Whether it is a tuple of so many tensors, or for 0 a tensor."""
+    """Whether a value is a tuple of ``number`` tensors, or a tensor if that is 0."""
     if number == 0:
         return isinstance(value, torch.Tensor)
     return (
@@ -99,7 +104,7 @@ def _holds_tensors(value: Any, number: int) -> bool:
 
 
 def _exchanged_in(item: Any, values: Any) -> list[Any]:
-    """Where in a dictionary or list the frame puts other tensors in the place of tensors.
+    """Where in a dictionary or list the frame replaces tensors by other tensors.
 
     Args:
         item: what Dynamo knows of it.
@@ -126,7 +131,7 @@ def _exchanged_in(item: Any, values: Any) -> list[Any]:
 
 
 def _is_item(source: Any, of: Any, position: int) -> bool:
-    """Whether something comes from this place of a list. Args: where Dynamo found it and the list, and the place."""
+    """Whether ``source`` is the item at ``position`` of the list with source ``of``."""
     return (
         isinstance(source, GetItemSource)
         and source.index == position
@@ -136,16 +141,17 @@ def _is_item(source: Any, of: Any, position: int) -> bool:
 
 _CONTAINERS = (dict, collections.OrderedDict, list)
 _HANDED = ("__nested_resume_fns", "__nested_frame_values")
-"""The lists of functions and of their locals that Dynamo makes at a graph break for the function that goes on, which takes them apart."""
+"""Lists of functions and their locals that Dynamo makes at a graph break. The resume function unpacks
+them."""
 
 
 def _local_of(source: Any, *, inside: bool = False) -> str | None:
-    """The local variable that something is, or is in, by where Dynamo found it."""
+    """The local variable that a source is, or is in."""
     while inside and hasattr(source, "base"):
         source = source.base
     return getattr(source, "local_name", None)
 
 
 def _constant_of(item: Any) -> list[Any] | None:
-    """The type and the text of what Dynamo takes for a constant, or None."""
+    """The type and text of what Dynamo tracks as a constant, or None."""
     return [type(item.value), repr(item.value)] if isinstance(item, ConstantVariable) else None

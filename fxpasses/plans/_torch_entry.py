@@ -1,4 +1,4 @@
-"""Private torch names of the moment at which ``torch.compile`` makes its callable, before anything is traced."""
+"""Private torch names for the moment when ``torch.compile`` makes its callable, before anything is traced."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ Planned = Callable[..., Callable[..., Any] | None]
 
 
 def surround_callables(planned: Planned) -> Patch:
-    """Have each callable that ``torch.compile`` makes run inside of what ``planned`` returns for it, if that is not None.
+    """Make each callable that ``torch.compile`` creates run inside of what ``planned`` returns for it, if not
+    None.
 
-    ``OptimizeContext.__call__`` makes them all: of functions, of methods, and of the call of a module. What torch documents for a
-    backend begins later: it is called when Dynamo has traced a frame.
+    ``OptimizeContext.__call__`` creates them all: for functions, methods, and calls of modules. Torch's
+    documented interface for backends begins later, when Dynamo has traced a frame.
 
     Args:
-        planned: given the backend's function and its keyword arguments, then by name ``model`` (a function, or the module whose call is
-            compiled), ``compiled``, ``dynamic`` and ``fullgraph``.
+        planned: takes the backend's function and its keyword arguments, then by name ``model`` (a function,
+            or the module whose call is compiled), ``compiled``, ``dynamic`` and ``fullgraph``.
 
-    Returns: the entry of the ledger.
+    Returns:
+        The entry of the ledger.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +95,8 @@ def _model_of(fn: Any) -> Any:
 def without_frame_hook(
     held: Callable[[], Callable[..., Any] | None], compiled: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A function that is to others what ``compiled`` is, and calls what ``held`` returns with Dynamo's frame hook off; ``compiled`` once that is None."""
+    """A function that looks like ``compiled`` and calls what ``held`` returns with Dynamo's frame hook off.
+    It calls ``compiled`` once that is None."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if (call := held()) is None:

@@ -1,4 +1,5 @@
-"""What AOTAutograd knows of a graph, as plain data: the steps around the compiled graphs, which a plan takes itself."""
+"""AOTAutograd's facts about a graph as plain data: the steps around the compiled graphs, which a plan takes
+itself."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from fxpasses.plans.shards import RecordedShards, described_placement
 
 
 def runtime_facts() -> dict[str, Any]:
-    """What the steps around the compiled graphs depend on, of the graph that AOTAutograd is compiling now; ``refused`` says why a plan cannot take these steps."""
+    """What the steps around the graph that AOTAutograd is compiling depend on. ``refused`` says why a plan
+    cannot take them."""
     metadata: Any = TracingContext.get().fw_metadata
     return {"metadata": metadata, "refused": _refused(metadata)}
 
@@ -27,17 +29,17 @@ def plain_facts(
 
     Args:
         metadata: of the compilation.
-        without_gradient: the outputs of the backward graph that are no tensors.
+        without_gradient: the outputs of the backward graph that are not tensors.
         shards: among its inputs.
         autocast: whether it was on.
 
     Raises:
-        NoPlan: the layout of a gradient is not known.
+        NoPlan: the layout of a gradient is unknown.
     """
     tangents = []
     for known in metadata.subclass_tangent_meta:
         parts = list(getattr(known, "attrs", {}).values())
-        # Of a sharded one the layout of the shard counts, which the graph is given.
+        # For a sharded tensor, the layout of the shard counts, which the graph receives.
         layout = (parts[0] if parts else known).memory_format
         if layout is None:
             raise NoPlan("a gradient of unknown layout")
@@ -48,7 +50,7 @@ def plain_facts(
     is_input = list(getattr(metadata, "saved_tensor_is_graph_input", []))
     updated = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
     outputs, of_bases = metadata.output_info, range(metadata.num_intermediate_bases)
-    # A gradient comes for inputs that get other values, for outputs with memory of their own, and for what outputs are views of.
+    # Tangents come for inputs with new values, outputs with memory of their own, and the bases of outputs.
     gradients = [info.mutates_data and info.requires_grad for info in updated]
     gradients += [
         info.output_type in _OWN_MEMORY
@@ -59,7 +61,7 @@ def plain_facts(
     gradients += [True for _ in of_bases]
     infos = metadata.input_info
     places = [place for place, *_ in shards.gradients] or range(len(infos))
-    # As AOTAutograd does: what computed them is not to be asked for gradients that are zero.
+    # As AOTAutograd does, so that their producers do not receive zero gradients.
     detached = [
         i
         for i, (info, place) in enumerate(zip(infos, places, strict=True))
@@ -100,7 +102,8 @@ def plain_facts(
 
 
 def metadata_before_parts(outputs: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
-    """The metadata of a graph with a backward graph before AOTAutograd took sharded inputs apart, and that of their gradients; ``None`` where none is. Args: the outputs of a call."""
+    """The metadata of a graph with a backward graph before AOTAutograd unwrapped sharded inputs, and that of
+    their gradients. ``None`` if no output of the call has it."""
     for output in outputs:
         function = getattr(getattr(output, "grad_fn", None), "_forward_cls", None)
         if (found := getattr(function, "maybe_subclass_metadata", None)) is not None:
@@ -112,7 +115,7 @@ _OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.cu
 
 
 def _base_of(info: Any, metadata: Any) -> tuple[str, int]:
-    """Of what an output is a view: of an input (or it is one), or of an output of the graph."""
+    """What an output is a view of: an input (which it may be itself), or an output of the graph."""
     if info.output_type is OutputType.is_input:
         return "input", info.base_idx
     if info.output_type is OutputType.alias_of_input:

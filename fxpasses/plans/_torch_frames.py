@@ -1,4 +1,5 @@
-"""Private torch names of the evaluation of frames, which torch's C++ code does without Dynamo: what runs in the place of a function."""
+"""Private torch names of frame evaluation, which torch's C++ code does without Dynamo: what runs instead of a
+function."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from fake.seam import eval_frame as _eval
 from fxpasses.plans._torch import RootGuardManager
 
 set_hook = _eval.set_eval_frame
-"""Sets what is asked for each frame of this thread that has no code whose guards hold, and returns what was before: nothing, not even code that is
-there (None), or a callback, such as Dynamo's own."""
+"""Sets the hook that is called for frames of this thread without code whose guards hold, such as Dynamo's
+callback; returns the previous hook. With None, frames do not even run existing compiled code."""
 
 
 _SKIP = _eval.FrameExecStrategy(_eval.FrameAction.SKIP, _eval.FrameAction.DEFAULT)
 
 
 class _AsItIs:
-    """The answer of a callback that compiles nothing, neither this frame nor those that it calls."""
+    """A callback's answer that compiles neither this frame nor those that it calls."""
 
     guarded_code = None
     frame_exec_strategy = _eval.FrameExecStrategy(_eval.FrameAction.DEFAULT, _eval.FrameAction.DEFAULT)
@@ -27,7 +28,7 @@ class _AsItIs:
 
 
 class _NeverAgain:
-    """The answer for code that Dynamo, too, would leave alone from now on."""
+    """The answer for code that Dynamo would also skip from now on."""
 
     guarded_code = None
     frame_exec_strategy = _SKIP
@@ -41,11 +42,12 @@ def _as_it_is(frame: Any, entry: Any, state: Any) -> Any:
 
 
 def entries_only() -> Any:
-    """A hook that lets frames run the code that :func:`let_enter` gave them, or else their own.
+    """A hook that lets frames run the code from :func:`let_enter`, or else their own.
 
-    ``False`` does that, and takes nanoseconds a frame, where a callback takes microseconds. But it lets frames run as well what other calls of
-    ``torch.compile`` have made of their code, by whichever backend; what a callback may run is of its own backend, and none of Dynamo's is. So
-    ``False`` is for processes in which Dynamo has compiled nothing: any of torch's optimizers imports it.
+    ``False`` does that in nanoseconds a frame, where a callback takes microseconds. But it also lets frames
+    run what other calls of ``torch.compile`` compiled for their code, by any backend. A callback may only run
+    code of its own backend, and no code of Dynamo's is. So ``False`` is for processes in which Dynamo has
+    compiled nothing: any of torch's optimizers imports it.
     """
     if "torch._dynamo.convert_frame" not in sys.modules:
         return False
@@ -55,21 +57,21 @@ def entries_only() -> Any:
 
 
 def never_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose own frame Dynamo leaves alone."""
+    """Mark a function so that Dynamo skips its own frame. Returns the function."""
     assert isinstance(function, types.FunctionType)
     _eval.set_code_exec_strategy(function.__code__, _SKIP)
     return function
 
 
 class _Always:
-    """Guards that hold always, as entries have them."""
+    """Guards that always hold, in the form of cache entries."""
 
     def __init__(self) -> None:
         self.root = RootGuardManager()
 
 
 def let_enter(code: types.CodeType, instead: types.CodeType) -> None:
-    """Have frames of one code run another, wherever a hook is set.
+    """Make frames of one code run another, wherever a hook is set.
 
     Args:
         code: of the function that is called.

@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within, the hooks of these leaves do not run."""
+    """Within, hooks of these leaves do not run."""
     hooked = [(tensor, hooks) for tensor in tensors if (hooks := tensor._backward_hooks)]
     for tensor, _ in hooked:
         tensor._backward_hooks = None

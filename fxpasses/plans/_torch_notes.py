@@ -1,4 +1,5 @@
-"""Private torch names of what Dynamo writes on tensors, modules and functions, and of what it makes of callables."""
+"""Private torch names of what Dynamo writes on tensors, modules and functions, and what it makes of
+callables."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import torch
 from fxpasses.plans._torch import CALLS_OF_MODULES
 
 PROPAGATED = "_dynamo_propagated_dynamic_indices"
-"""What AOTAutograd writes on tensors that a graph of symbolic sizes returns or saves: a hint that Dynamo does not guard on."""
+"""What AOTAutograd writes on tensors that a graph of symbolic sizes returns or saves: a hint that Dynamo does
+not guard on."""
 
 NOTES = (
     PROPAGATED,
@@ -22,11 +24,11 @@ NOTES = (
     "_torchdynamo_wrapper_id",
     "__dynamo_disable",
 )
-"""What Dynamo writes on the buffers and modules that it has compiled, and on functions that it is not to trace."""
+"""What Dynamo writes on buffers and modules that it has compiled, and on functions that it must not trace."""
 
 
 def is_note(name: str, values: Mapping[Any, Any]) -> bool:
-    """Whether an attribute among those of an object says nothing but that Dynamo has compiled it."""
+    """Whether an attribute of an object says only that Dynamo has compiled the object."""
     value = values[name]
     if name == "_compiled_call_impl":  # by ``Module.compile``: of its own call
         original = getattr(value, "_torchdynamo_orig_callable", None)
@@ -42,13 +44,14 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
         name == PROPAGATED
         or value is True
         or value
-        in ("unguarded", "guarded")  # by where it was compiled: with a model, or in an optimizer's step
+        in ("unguarded", "guarded")  # depends on where it was compiled: in a model, or in an optimizer's step
         or (name == "_torchdynamo_wrapper_id" and type(value) is int)
     )
 
 
 def made_of(value: Any) -> Any:
-    """What a callable that ``torch.compile`` or ``fxpasses.compile`` has made was made of, which is what is traced where it is called; None of others."""
+    """What ``torch.compile`` or ``fxpasses.compile`` made a callable of, which is traced where it is called.
+    None for other callables."""
     kind = type(value)
     if kind.__module__ == "fxpasses.plans.compile":
         return value.model
@@ -64,8 +67,11 @@ _OF_MARKING = frozenset({*_MARKED_SIZES, *_SAY_MORE, PROPAGATED, "_has_dynamo_di
 
 
 def marks_of(tensor: torch.Tensor) -> tuple[tuple[str, str], ...] | None:
-    """What ``mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` have said about the sizes of a tensor, as text; ``None`` where it has other
-    attributes, of which nothing is known, or where they said more than which sizes."""
+    """What ``mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` say about a tensor's sizes, as text.
+
+    ``None`` if the tensor has other attributes, of which nothing is known, or if the marks say more than
+    which sizes.
+    """
     said = tensor.__dict__
     if not said:
         return ()
@@ -83,7 +89,8 @@ _LEFT_OUT = re.compile(
 
 
 def is_put_on_class(cls: type, name: str, value: Any) -> bool:
-    """Whether an attribute of a class is an inherited function that Dynamo has disabled there, when it compiled for the first time in a process."""
+    """Whether a class attribute is an inherited function that Dynamo disabled there when it first compiled in
+    a process."""
     inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
     return is_left_out(value) and inherited is not None and _original(value) is _original(inherited)
 
@@ -93,16 +100,18 @@ def _original(value: Any) -> Any:
 
 
 def is_left_out(value: Any) -> bool:
-    """Whether it is one of the functions of torch that Dynamo disables when it compiles for the first time in a process."""
+    """Whether it is a function of torch that Dynamo disables when it first compiles in a process."""
     return bool(_LEFT_OUT.fullmatch(str(getattr(value, "_torchdynamo_disable_msg", ""))))
 
 
 def is_closed(value: object) -> bool:
-    """Whether it belongs to the hooks of FSDP2, which likewise run in eager; modules are in classes of theirs, too."""
+    """Whether it belongs to the hooks of FSDP2, which run in eager too. Modules, which also get classes of
+    FSDP2, do not."""
     hooks = type(value).__module__.startswith("torch.distributed.fsdp._fully_shard")
     return hooks and not isinstance(value, torch.nn.Module)
 
 
 def is_bookkeeping(key: object) -> bool:
-    """Whether an entry is where ``fully_shard`` and the like keep what they know of a module: each process names it otherwise, and only their hooks read it."""
+    """Whether an entry is where ``fully_shard`` and the like keep state of a module. Its name differs by
+    process, and only their hooks read it."""
     return type(key) is str and key.startswith("__composable_api_")

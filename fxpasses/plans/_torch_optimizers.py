@@ -1,7 +1,9 @@
-"""Private torch names of optimizers: what a plan of their ``step`` asks of them, and their state, which is made before the first step.
+"""Private torch names of optimizers: what a plan of ``step`` checks, and the state, which is made before the
+first step.
 
-What an optimizer holds of its parameters (their options, which a scheduler changes, and their state, which the first step makes) is seen where
-traced code may read it alone: a function that calls ``step`` leaves that to ``step``, which is a frame of its own.
+What an optimizer holds of its parameters (their options, which a scheduler changes, and their state, which
+the first step makes) is walked only where traced code may read it. A function that calls ``step`` leaves that
+to ``step``, which is a frame of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from fxpasses.plans.origin import OF_TORCH
 log = logging.getLogger(__name__)
 
 Option = tuple[int, str]
-"""The number of a group of parameters, and the name of a float among its options."""
+"""The number of a parameter group, and the name of a float among its options."""
 GROUPS = "param_groups"
 OF_PARAMETERS = frozenset({"state", GROUPS})
-"""The attributes of an optimizer that hold something of each parameter."""
+"""The attributes of an optimizer that hold something for each parameter."""
 _CALLED = "_opt_called"
-"""What a scheduler has ``step`` write on its optimizer, and asks for in Python."""
+"""What a scheduler makes ``step`` write on its optimizer, and reads in Python."""
 _HOME = os.path.join(OF_TORCH, "optim", "")
 
 
@@ -37,13 +39,14 @@ def lasting_parts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def option_now(group: dict[str, Any], name: str) -> float | None:
-    """The value of an option, if a graph holds for it that was traced with a symbol in its place. Args: its group, and its name."""
+    """The option ``name`` of ``group``, if a graph that was traced with a symbol in its place holds for
+    it."""
     value = group.get(name)
     return value if type(value) is float and math.isfinite(value) else None
 
 
 def may_read_parameters(codes: Sequence[types.CodeType]) -> bool:
-    """Whether code that was traced may read what an optimizer holds of its parameters."""
+    """Whether traced code may read what an optimizer holds of its parameters."""
     for code in codes:
         names = {*attribute_names(code), *strings_of(code)}
         dynamic = "__dict__" in names or not {"getattr", "vars"}.isdisjoint(global_names(code))
@@ -53,7 +56,7 @@ def may_read_parameters(codes: Sequence[types.CodeType]) -> bool:
 
 
 def is_step(code: types.CodeType | None) -> bool:
-    """Whether code is ``step`` of one of torch's optimizers, or what that goes on with."""
+    """Whether code is ``step`` of one of torch's optimizers, or a resume function of it."""
     return (
         code is not None
         and (code.co_name == "step" or code.co_name.startswith("torch_dynamo_resume_in_step_"))
@@ -62,7 +65,8 @@ def is_step(code: types.CodeType | None) -> bool:
 
 
 def make_state(optimizers: Sequence[Any]) -> None:
-    """Make the state of optimizers whose ``step`` is about to run, as Dynamo does when it traces it: what was compiled takes it as it finds it."""
+    """Make the state of optimizers whose ``step`` is about to run, as Dynamo does when it traces ``step``.
+    Compiled code expects it to exist."""
     for optimizer in optimizers:
         try:
             lists = len(inspect.signature(optimizer._init_group).parameters) - 1
@@ -73,7 +77,7 @@ def make_state(optimizers: Sequence[Any]) -> None:
 
 
 def _make_state_of(optimizer: Any, group: dict[str, Any], lists: list[list[Any]]) -> None:
-    # As Dynamo has it: a new state on a GPU counts its steps there.
+    # As in Dynamo: a new state on a GPU counts its steps there.
     on_device = "capturable" in group and all(p.is_cuda and p not in optimizer.state for p in group["params"])
     before = group.get("capturable")
     try:

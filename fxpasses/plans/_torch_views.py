@@ -1,4 +1,5 @@
-"""Private torch names of views that are made again: AOTAutograd notes which views lead from one tensor to another, and applies them to the former."""
+"""Private torch names for replaying views. AOTAutograd notes which views lead from one tensor to another, and
+applies them to the first."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ _OF_TYPES = ("view_dtype_ViewMeta", "view_as_real_ViewMeta", "view_as_complex_Vi
 
 
 def described_views(views: Any) -> list[list[Any]] | None:
-    """What AOTAutograd notes of an output as plain data, or None where only sizes and strides of the output say it.
+    """AOTAutograd's notes about an output as plain data, or None if only the output's sizes and strides say
+    it.
 
     Raises:
-        NoPlan: it says it in a way that is not known.
+        NoPlan: the notes are of an unknown form.
     """
     if views is None:
         return None
@@ -42,7 +44,7 @@ def _plain(value: Any) -> Any:
 
 
 def views_of(described: Sequence[Sequence[Any]]) -> list[Any]:
-    """The views that :func:`described_views` has written down."""
+    """The inverse of :func:`described_views`."""
     return [getattr(_functionalization, name)(tuple(map(_from_plain, values))) for name, *values in described]
 
 
@@ -55,5 +57,5 @@ def _from_plain(value: Any) -> Any:
 
 
 def viewed(base: torch.Tensor, views: list[Any]) -> torch.Tensor:
-    """The tensor to which these views lead from another one."""
+    """Apply these views to ``base``."""
     return _functionalization.apply_view_meta_sequence(base, views)  # type: ignore[no-any-return]

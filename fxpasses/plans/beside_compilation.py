@@ -1,4 +1,4 @@
-"""What watches a compilation never disturbs it."""
+"""Keeps whatever watches a compilation from disturbing it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class Watching(Protocol):
     is_over: bool
 
     def refuse(self, reason: str) -> None:
-        """There will be no plan. Args: why."""
+        """Give up on a plan, for this reason."""
 
     def end(self, path: Path | None, reason: str, where: str = "", *, lasting: bool = True) -> None:
-        """It is over. Args: the plan, or why there is none, where, and whether later processes would find the same."""
+        """End with a plan, or why and ``where`` there is none. ``lasting``: later processes find the same."""
 
 
 def beside_compilation(method: Callable[..., None]) -> Callable[..., None]:
-    """A step of a recorder: what it finds, and what goes wrong in it, costs the plan, and never the compilation that it watches."""
+    """Make a method a step of a recorder. Whatever it finds or raises costs the plan, never the compilation
+    that it watches."""
 
     @functools.wraps(method)
     def step(self: Watching, *args: Any) -> None:

@@ -1,4 +1,5 @@
-"""``torch.compile(model, backend="fxpasses")`` with plans: what it returns looks for the plan of an earlier process before Dynamo traces."""
+"""``torch.compile(model, backend="fxpasses")`` with plans: its result looks for the plan of an earlier
+process before Dynamo traces."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from fxpasses.plans.plan_files import OnlyResults, cache_directory
 
 
 def before_tracing(backend: Callable[..., Any]) -> Patch:
-    """The entry of the ledger by which callables of ``torch.compile`` for ``backend`` are those of :func:`fxpasses.compile`; it has no
-    effect on other backends."""
+    """The ledger entry that makes callables of ``torch.compile`` for ``backend`` those of
+    :func:`fxpasses.compile`. Other backends are not affected."""
 
     def planned(
         compiling: Any, keywords: Mapping[str, Any], *, model: Any, **how: Any
     ) -> Compiled[Any] | None:
-        """Returns the callable, or None: Dynamo compiles. Args: the backend, the keywords of ``torch.compile``, the model, and how it is compiled."""
+        """Return the callable, or None to let Dynamo compile. Args: the backend, the keywords of
+        ``torch.compile``, the model, and how it is compiled."""
         options = {key: value for key, value in keywords.items() if key == "mode"}
         given = keywords.get("options") or {}
         cache = given.get("cache", "auto") if isinstance(given, Mapping) else None
@@ -30,7 +32,7 @@ def before_tracing(backend: Callable[..., Any]) -> Patch:
             or isinstance(cache, OnlyResults)
             or not isinstance(cache, (str, os.PathLike))
         ):
-            return None  # what is wrong with it says who compiles
+            return None  # the compilation reports what is wrong with it
         directory = cache_directory(os.fspath(cache))
         if directory is None or (cache == "auto" and caches_are_disabled()):
             return None

@@ -50,7 +50,7 @@ def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
 
 def traced_through(fn: Any) -> Any:
     """A function that calls ``fn``. Through it, Dynamo traces what it would otherwise skip, such as modules
-    of torch. Its code needs that name."""
+    of torch. Its code needs a variable of that name."""
 
     def inner(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Whether objects of a class hold what no walk over them sees, or what is another one in each process."""
+"""Whether objects of a class hold state that no walk sees, or that differs by process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _MANAGED_DICT = 1 << 4
 
 @functools.cache
 def hidden_state(kind: type, base: type) -> bool:
-    """Whether objects of a class hold more than their dictionary and slots: what C code put there cannot be seen."""
+    """Whether objects of a class hold more than their dictionary and slots. State that C code put there
+    cannot be seen."""
     room = base.__basicsize__
     if kind.__dictoffset__ != base.__dictoffset__ and not kind.__flags__ & _MANAGED_DICT:
         room += 8
@@ -23,5 +24,6 @@ def hidden_state(kind: type, base: type) -> bool:
 
 
 def is_hash(value: int, owner: Any) -> bool:
-    """Whether a number is an object's hash by its content: another one in each process, as those of text are."""
+    """Whether a number is an object's hash by its content, which differs by process, as hashes of strings
+    do."""
     return isinstance(type(owner).__hash__, types.FunctionType) and hash(owner) == value

@@ -8,5 +8,6 @@ HOOKS_BESIDE = (
     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
     "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
-"""Where it says more about these, or has others: what comes there later is no matter of a call as long as the first are empty."""
+"""Where it has details of these, or other hooks. Later additions do not affect calls while the first are
+empty."""
 ALL_HOOKS = (*HOOKS_OF_CALLS, *HOOKS_BESIDE)

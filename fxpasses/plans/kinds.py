@@ -1,4 +1,4 @@
-"""The kinds of objects that a walk tells apart."""
+"""The kinds of objects that a walk distinguishes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = (
 )  # fmt: skip
 PLAIN_OF_TORCH: tuple[type, ...] = (torch.FunctionSchema, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch.Size)  # fmt: skip
 CLOSED: tuple[type, ...] = ()
-"""Classes whose objects no code that is traced can ask anything: what runs in eager around what is compiled."""
+"""Classes whose objects traced code cannot read: they run in eager around what is compiled."""
 if torch.distributed.is_available():
     CLOSED = (torch.distributed.Logger, torch.distributed.Reducer)
     PLAIN_OF_TORCH = (*PLAIN_OF_TORCH, torch.distributed.ReduceOp.RedOpType)
@@ -30,7 +30,7 @@ WITH_ATTRIBUTES = (object, types.SimpleNamespace)
 WRAPPERS = (staticmethod, classmethod, property)
 CACHES = (CACHE, functools.cached_property)
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-"""No code that is traced can ask whether they are taken."""
+"""Traced code cannot ask whether they are taken."""
 CLASSES_OF_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Classes whose methods all code uses."""
 REFERENCES = (weakref.ReferenceType, weakref.KeyedRef)
@@ -43,7 +43,7 @@ DECIDE_ON_INSTANCES = ("__instancecheck__", "__subclasscheck__", "__subclasshook
 HEAP_TYPE = 1 << 9
 NOTED_ON_CLASSES = (
     "___needs_generation_tag_patch", "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
-    "__slotnames__",  # copyreg remembers them there
+    "__slotnames__",  # copyreg caches them there
 )  # fmt: skip
 NO_CONTENT_OF_CLASSES = (
     *NOTED_ON_CLASSES,

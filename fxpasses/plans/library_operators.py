@@ -1,8 +1,9 @@
-"""Operators that are not torch's own: which of their functions decide what is traced, and what these call.
+"""Operators outside torch: which of their functions decide what is traced, and what these call.
 
-The kernel of an operator runs in each call of a plan, as it is then. What a plan depends on is what ran while the graph was made: the function
-that says what the kernel returns, and the formula of the gradient. Both are known of operators of ``torch.library.custom_op`` (and of
-``fake.library``), and of others that have no gradient of their own. What an extension in C++ registers for them cannot be seen into.
+The kernel of an operator runs in each call of a plan, as it is then. A plan depends on what ran while the
+graph was made: the fake kernel and the gradient formula. Both are known for operators of
+``torch.library.custom_op`` (and ``fake.library``), and for others without a gradient. What a C++ extension
+registers for them cannot be inspected.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 _FUNCTIONS = (types.FunctionType, functools.partial)
 _FOLLOWED = (*_FUNCTIONS, *_CONTAINERS)
 _MODULES = 4
-"""How many names lead from a module to an operator at most."""
+"""The most names from a module to an operator."""
 
 
 def parts_of_operator(value: Any, watch: Watch) -> Iterator[tuple[str, Any]]:
-    """What of an operator decides a trace, each with a name; nothing of one that counts with torch's version.
+    """What of an operator decides a trace, with names. Nothing if torch's version covers it.
 
     Args:
-        value: an operator, several of one name, or what ``custom_op`` has made.
-        watch: what is to notice that these are others.
+        value: an operator, an overload packet, or what ``custom_op`` returned.
+        watch: to notice changes of these.
 
     Raises:
-        NoPlan: it cannot be seen into.
+        NoPlan: it cannot be inspected.
     """
     for operator in _torch.foreign_operators(value):
         registered = _torch.registered(operator)
@@ -53,10 +54,11 @@ def parts_of_operator(value: Any, watch: Watch) -> Iterator[tuple[str, Any]]:
 
 
 def called_by(operators: Iterable[Any]) -> tuple[list[types.CodeType], list[str]]:
-    """The code that runs while calls of operators are traced, and the names of all operators that it calls, these included.
+    """The code that runs while calls of operators are traced, and the names of these operators and all that
+    they call.
 
     Raises:
-        NoPlan: that cannot be told.
+        NoPlan: they cannot be determined.
     """
     codes: dict[types.CodeType, None] = {}
     names: dict[str, None] = {}
@@ -86,10 +88,11 @@ def called_by(operators: Iterable[Any]) -> tuple[list[types.CodeType], list[str]
 
 
 def _named_in(function: types.FunctionType) -> Iterator[Any]:
-    """What the globals of a function, and modules among them, give for the names that its code reads; its closure and its defaults.
+    """The values of the names that a function's code reads, from globals and modules among them, its closure
+    and its defaults.
 
     Raises:
-        NoPlan: it imports what is not torch's or Python's.
+        NoPlan: it imports something outside torch and Python.
     """
     code, known = function.__code__, function.__globals__
     for inner in codes_inside(code):
@@ -111,10 +114,10 @@ def _closure(function: types.FunctionType) -> list[Any]:
 
 
 def _followed(values: Iterable[Any], where: str) -> Iterator[Any]:
-    """The values that may be, hold or call functions and operators that are not torch's.
+    """The values that may be, hold or call functions and operators outside torch.
 
     Raises:
-        NoPlan: one is an object or a class of others, of which any method may be called.
+        NoPlan: one is a foreign object or class, of which any method may be called.
     """
     for value in values:
         kind = value if isinstance(value, type) else type(value)

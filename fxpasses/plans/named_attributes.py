@@ -1,7 +1,8 @@
-"""Objects of which a plan depends on the attributes that traced code names, and on no others: what a trainer counts and collects is
-another thing in each call.
+"""Objects of which a plan depends only on the attributes that traced code names. What a trainer counts and
+collects differs in each call.
 
-A walk leaves these objects open until it is told the names. Code that may ask for an attribute whose name is not written in it has all of them walked over.
+A walk leaves these objects open until it is told the names. If code may read an attribute whose name is not
+written in it, all attributes are walked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from fxpasses.plans.kinds import HEAP_TYPE
 from fxpasses.plans.origin import is_of_python, is_of_torch
 
 _WITHOUT_ATTRIBUTES = ("abc", "typing", "typing_extensions")
-"""Modules whose classes put no attributes on their instances, but for ``__orig_class__``, which no code reads without naming it."""
+"""Modules whose classes set no attributes on their instances except ``__orig_class__``, which no code reads
+without naming it."""
 _NAMED_BY_ARGUMENT = frozenset({"getattr", "hasattr", "setattr", "delattr"})
 _BY_ANY_NAME = frozenset({
     "__dict__", "__getattribute__", "__setattr__", "__delattr__", "__reduce__", "__reduce_ex__", "__getstate__", "__dir__",
@@ -31,21 +33,22 @@ _BY_ANY_NAME = frozenset({
 _BY_ANY_NAME_IF_GLOBAL = frozenset({"vars", "dir", "copy"})
 _NO_CONTENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP")
 _BITS = 62
-"""Of the integers that torch calculates with, and room for a sum."""
+"""Bits of the integers that torch computes with, leaving room for a sum."""
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 def number_now(owner: Any, name: str) -> int | None:
-    """The value of an attribute, if a graph may take it as an input. Args: its object, and its name."""
+    """The value of attribute ``name`` of ``owner``, if a graph may take it as an input."""
     value = vars(owner).get(name)
     return value if type(value) is int and value.bit_length() < _BITS else None
 
 
 @functools.cache
 def has_named_attributes(kind: type) -> bool:
-    """Whether objects of a class are left open: those of plain classes of the user's own, of which no code of torch knows anything.
+    """Whether objects of a class are left open: those of plain user classes, of which torch's code knows
+    nothing.
 
-    What compares by content may be asked for it where no code says so.
+    A class that compares by content is excluded, since its attributes may be read where no code says so.
     """
     bases = [
         base
@@ -65,10 +68,11 @@ class Names:
     """Names of attributes.
 
     Attributes:
-        asked: those that traced code may ask for: whether each is there counts.
-        relied_on: those whose values Dynamo relies on, for which it asks before each call, too.
-        numbers: the integers that are inputs of the graph: the number of the object, as a walk meets them, and the name.
-        grow: the tensors whose sizes are: their numbers, as a walk meets them.
+        asked: those that traced code may read. Whether each exists matters.
+        relied_on: those whose values Dynamo relies on and checks before each call.
+        numbers: the integers that are graph inputs: the number of the object in the order of a walk, and the
+            name.
+        grow: the tensors whose sizes are graph inputs: their numbers in the order of a walk.
         everything: whether all attributes count.
     """
 
@@ -79,8 +83,10 @@ class Names:
     everything: bool = False
 
     def are_read(self, name: str, value: object) -> bool:
-        """Whether an attribute's value counts. Of those that traced code names, but that Dynamo does not ask for, what holds data does not: the code
-        behind a graph break has not been traced yet. What is called does.
+        """Whether an attribute's value counts.
+
+        If traced code names it but Dynamo does not guard on it, data does not count, since the code behind a
+        graph break has not been traced yet. Callables do.
 
         Args:
             name: its name.
@@ -93,18 +99,18 @@ class Names:
         )
 
     def as_data(self) -> list[Any]:
-        """The names as JSON has them."""
+        """The names as JSON."""
         parts: tuple[frozenset[Any], ...] = self.asked, self.relied_on, self.numbers, self.grow
         return [*map(sorted, parts), self.everything]
 
 
 EVERYTHING = Names(frozenset(), frozenset(), everything=True)
-"""In place of names: any."""
+"""Stands for any name."""
 _LASTING = (torch.nn.Module, type)
 
 
 def names_from(data: list[Any]) -> Names:
-    """What :meth:`Names.as_data` has written."""
+    """The inverse of :meth:`Names.as_data`."""
     asked, relied_on, numbers, grow, everything = data
     numbers = frozenset((owner, name) for owner, name in numbers)
     return Names(frozenset(asked), frozenset(relied_on), numbers, frozenset(grow), everything)
@@ -116,13 +122,13 @@ def names_read(
     beside: Iterable[types.CodeType] = (),
     asked: Iterable[str] = (),
 ) -> Names:
-    """The names of attributes that code reads: any, where it computes one.
+    """The names of attributes that code reads. Any name, if it computes one.
 
     Args:
-        codes: what was traced, in part or whole; that of torch knows nothing of the user's classes.
+        codes: what was traced, in part or whole. Torch's code knows nothing of the user's classes.
         guarded: the places that Dynamo relies on, as it writes them.
-        beside: of the codes those that ran while it traced, for which it does not ask.
-        asked: names that something else asks for.
+        beside: those of the codes that ran during the trace, on which Dynamo does not guard.
+        asked: names that something else reads.
     """
     relied_on = {name for place in guarded for name in _IDENTIFIER.findall(place)}
     if any(place.endswith(".__dict__") for place in guarded):
@@ -156,14 +162,14 @@ def _may_read_any(code: types.CodeType) -> bool:
 
 
 def _names_by_value(code: types.CodeType) -> bool:
-    """Whether code asks for attributes by what it computes, or takes objects apart by a pattern of their class."""
+    """Whether code reads attributes by a computed name, or destructures objects with a class pattern."""
     listed = [i for i in dis.get_instructions(code) if i.opname not in _NO_CONTENT]
     for place, instruction in enumerate(listed):
         if instruction.opname == "MATCH_CLASS":
             return True
         if instruction.argval not in _NAMED_BY_ARGUMENT or instruction.opname == "LOAD_CONST":
             continue
-        behind = place + 2  # the object, and its attributes
+        behind = place + 2  # the object and its attributes
         while behind < len(listed) and listed[behind].opname == "LOAD_ATTR":
             behind += 1
         if instruction.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or behind >= len(listed):

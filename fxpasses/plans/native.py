@@ -1,6 +1,8 @@
-"""The checks of a call in C (:mod:`fxpasses.plans.watched_state`, tensors, arguments, the state of torch): built by the compiler of the kernels when a plan is made, and part of its file.
+"""The checks of a call in C: watched state, tensors, arguments and the state of torch.
 
-Where there is none (a later Python, no compiler or headers), the same check runs in Python.
+The compiler of the kernels builds them when a plan is made, and they are part of its file. Without them (a
+later Python, no compiler or headers), the same checks run in Python. See also
+:mod:`fxpasses.plans.watched_state`.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ _module: types.ModuleType | None = None
 
 @functools.cache
 def build(compiler: str, directory: Path) -> bytes | None:
-    """The shared library, or None where it cannot be built; a directory of plans keeps it, since building takes longer than all else that
-    recording does.
+    """Build the shared library, or return None if that fails. It is cached in a directory of plans, since
+    building takes longer than the rest of recording.
 
     Args:
-        compiler: that of kernels.
+        compiler: the one for kernels.
         directory: of the plans.
 
     Raises:
@@ -78,20 +80,22 @@ def _built(compiler: str) -> bytes | None:
 
 
 def use(load: Callable[[], types.ModuleType]) -> None:
-    """Check in C from now on. The first library of the process serves all plans: each would take one of Python's few watchers of dictionaries."""
+    """Check in C from now on. The process's first library serves all plans: each would take one of Python's
+    few dictionary watchers."""
     global _module
     if _module is None:
         _module = load()
 
 
 def watched(*lists: Any) -> Any:
-    """What ``Watched`` of watch.c makes of these lists, or None where it is not there or cannot look at them."""
+    """A ``Watched`` of watch.c for these lists, or None if the library is missing or cannot watch them."""
     if _module is None:
         return None
     try:
         return _module.Watched(*lists)
     except (ValueError, RuntimeError) as error:
-        # A class without a version: Python has none left, or its attributes are looked up in another way. Or Python's eight watchers are taken.
+        # A class has no version (Python ran out, or its attributes are looked up otherwise), or Python's
+        # eight watchers are taken.
         log.info("a check runs in Python: %s", error)
         return None
 

@@ -1,4 +1,5 @@
-"""Where functions come from: what those of torch and Python do counts with their versions, but which of them a name stands for does not."""
+"""Where functions come from. The versions of torch and Python cover what their functions do, but not which of
+them a name stands for."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ _HOMES = (os.path.dirname(torch.__file__) + os.sep, sysconfig.get_path("stdlib")
 
 
 _TAGS = "_dynamo/mutation_guard.py"
-"""Where Dynamo wraps ``Module.__init__`` and ``__setstate__`` when it compiles for the first time in a process, to know modules that are made later."""
+"""Where Dynamo wraps ``Module.__init__`` and ``__setstate__`` when it first compiles in a process, to track
+modules that are made later."""
 
 
 def origin_of(value: Any) -> str:
-    """Where a function, a class or a method is defined, and each that it wraps; "" for something else. What Dynamo wraps for its own use is what it was."""
+    """Where a function, class or method is defined, and each that it wraps; "" for anything else. Dynamo's
+    own wrappers are ignored."""
     found = []
     while value is not None:
         if isinstance(value, types.FunctionType) and value.__code__.co_filename == _HOMES[0] + _TAGS:
@@ -48,9 +51,9 @@ def origin_of(value: Any) -> str:
 
 
 def is_of_others(value: Any) -> bool:
-    """Whether it is neither built in nor defined in a file of torch's or Python's own."""
+    """Whether it is neither built in nor defined in a file of torch or Python."""
     files = [part.partition(":")[0] for part in origin_of(value).split("; ")]
-    return any(os.path.isabs(file) or file.startswith("<") for file in files)  # the latter was typed in
+    return any(os.path.isabs(file) or file.startswith("<") for file in files)  # "<" is code that was typed in
 
 
 OF_TORCH = os.path.realpath(os.path.dirname(torch.__file__)) + os.sep
@@ -60,8 +63,8 @@ _OF_PYTHON = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 
 
 def is_of_torch(code: types.CodeType) -> bool:
-    """Whether code counts with the version of torch or of Python, or with the source of this package."""
-    # The first calls methods of what is walked over, the second is made of an operator's schema.
+    """Whether the version of torch or Python, or the source of this package, covers the code."""
+    # The first calls methods of walked objects; the second is made from an operator's schema.
     if code.co_filename.startswith(("<frozen _collections_abc>", "<fake.library call of ")):
         return True
     file = os.path.realpath(code.co_filename)
@@ -71,6 +74,6 @@ def is_of_torch(code: types.CodeType) -> bool:
 
 
 def is_of_python(code: types.CodeType) -> bool:
-    """Whether code is that of Python's own modules; what is installed beside them is not."""
+    """Whether code is Python's own. Packages installed beside it are not."""
     file = os.path.realpath(code.co_filename)
     return file.startswith(_OF_PYTHON) and "site-packages" not in file.removeprefix(_OF_PYTHON)

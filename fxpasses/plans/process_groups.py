@@ -1,4 +1,5 @@
-"""What a plan depends on of the process groups, device meshes and placements that a program holds: their ranks, and what compiled graphs call them."""
+"""What a plan depends on of process groups, device meshes and placements: their ranks, and their names in
+compiled graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import torch.distributed as dist
 
 
 def described_group(value: Any) -> tuple[Any, ...] | None:
-    """Everything about a process group, a device mesh or a placement that decides what is traced, the same in each launch of a job; ``None`` for other objects."""
+    """Everything about a process group, device mesh or placement that decides what is traced, the same in
+    each launch of a job. ``None`` for other objects."""
     if not dist.is_available():
         return None
     if isinstance(value, dist.ProcessGroup):

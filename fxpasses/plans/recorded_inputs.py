@@ -216,15 +216,15 @@ def versions(inputs: Sequence[Any]) -> list[int]:
 
 
 def check_changed(inputs: Sequence[Any], facts: Mapping[str, Any]) -> None:
-    """Check that no mutated tensor shares memory with another, since who sees the mutation is part of what
-    was compiled.
+    """Check that no inputs share memory if one is mutated, since who sees the mutation is part of what was
+    compiled.
 
     Args:
         inputs: of the graph.
         facts: of the compilation; see :func:`fxpasses.plans._torch_facts.runtime_facts`.
 
     Raises:
-        NoPlan: one does, or the graph does not take these inputs.
+        NoPlan: some do, or the graph does not take these inputs.
     """
     if not facts:
         raise NoPlan("a graph that runs in eager")

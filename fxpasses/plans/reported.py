@@ -14,12 +14,12 @@ from fxpasses.reports.summary import Summary
 
 
 class Reported:
-    """What a compiled model tells of itself.
+    """What a compiled model reports about itself.
 
     Attributes:
         model: the model.
         plan_files: the files of its plans.
-        why_no_plan: why its last call that was compiled has none, or "".
+        why_no_plan: why its last call that was compiled has no plan, or "".
     """
 
     model: Any
@@ -33,12 +33,13 @@ class Reported:
 
     @property
     def report_directory(self) -> Path | None:
-        """Where ``report=`` has the graphs written, or None."""
+        """The directory of ``report=``, or None."""
         return Path(self._options["report"]) if "report" in self._options else None
 
     @property
     def graphs(self) -> list[dict[str, Any]]:
-        """The data of each graph that this process has compiled so far, with ``report=`` (see the page on reports)."""
+        """The data of each graph that this process has compiled with ``report=`` (see the page on
+        reports)."""
         data: list[dict[str, Any]] = read_report(directory_of(self), process=os.getpid())["graphs"]
         return data
 
@@ -49,11 +50,13 @@ class Reported:
         against: str | os.PathLike[str] | None = None,
         profile: Callable[[], object] | None = None,
     ) -> Path:
-        """Make one HTML page of what was compiled with ``report=``. Args: those of :func:`fxpasses.report`."""
+        """Make one HTML page of what was compiled with ``report=``. Takes the arguments of
+        :func:`fxpasses.report`."""
         return report(self, output, against=against, profile=profile)
 
     def explain(self) -> Summary:
-        """Tell what was compiled with ``report=``: its graphs, why they end, what was compiled again, what is most worth doing.
+        """Summarize what was compiled with ``report=``: its graphs, why they end, recompiles, and what is
+        most worth doing.
 
         Raises:
             ReportError: it was compiled without a report, or nothing was compiled.

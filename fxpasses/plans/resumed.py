@@ -1,4 +1,4 @@
-"""Functions of Dynamo's making with which a frame goes on behind a graph break."""
+"""Resume functions, which Dynamo generates for a frame to continue with after a graph break."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fxpasses.plans.code import named_by
 
 Cells = tuple[types.CellType, ...]
 PREFIX = "__resume_at"
-"""How the names begin that such functions have among the globals of a frame."""
+"""The prefix of such functions' names among the globals of a frame."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,12 @@ class Resumed:
     """One such function.
 
     Attributes:
-        code: its own.
+        code: its own code.
         values: its globals.
-        closure: the names of the variables of the frame's own closure. Other free variables are cells that each call of the frame makes.
-        filled: of these, known ones that have a content when the function begins, and its code with these as parameters.
+        closure: the names of variables in the frame's own closure. Other free variables are cells that each
+            call of the frame makes.
+        filled: maps names of these that have a value when the function begins to its code with these as
+            parameters.
     """
 
     code: types.CodeType
@@ -30,17 +32,17 @@ class Resumed:
     filled: dict[tuple[str, ...], types.CodeType] = field(default_factory=dict)
 
     def function(self, cells: Cells = (), code: types.CodeType | None = None) -> types.FunctionType:
-        """The function. Its own name would have a number of the process.
+        """Make the function, named like its code: its own name would have a number of the process.
 
         Args:
             cells: for its free variables.
-            code: in the place of its own.
+            code: replaces its own.
         """
         return types.FunctionType(code or self.code, self.values, self.code.co_name, None, cells)
 
 
 def resumed_by(code: types.CodeType, function: types.FunctionType) -> dict[str, Resumed]:
-    """What a frame goes on with, by the names of globals that Dynamo gave it.
+    """What a frame resumes with, by the names of globals that Dynamo chose.
 
     Args:
         code: what Dynamo wrote for the frame.
@@ -53,7 +55,8 @@ def resumed_by(code: types.CodeType, function: types.FunctionType) -> dict[str, 
             continue
         own, values = value.__code__, value.__globals__
         for cell in value.__closure__ or ():
-            # Where there are free variables, Dynamo's function is given their cells, and makes the one that goes on.
+            # If there are free variables, Dynamo's function takes their cells and makes the function that
+            # resumes.
             if isinstance(cell.cell_contents, types.CodeType):
                 own = cell.cell_contents
             elif isinstance(cell.cell_contents, dict):

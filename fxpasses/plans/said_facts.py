@@ -1,4 +1,4 @@
-"""What a walk says about what it meets: facts, one after the other, of which a digest is made."""
+"""What a walk says about what it meets: a sequence of facts, from which a digest is made."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from fxpasses.plans.errors import NoPlan
 
 WeakReference = tuple[str, weakref.ReferenceType[Any]]
-"""A weak reference, and where it was met."""
+"""Where a weak reference was met, and the reference."""
 
 
 class Facts:
     """The facts.
 
     Attributes:
-        story: where told, each fact that went into a digest, and where it was met.
+        story: if ``told``, each fact that went into a digest, and where it was met.
 
     Args:
         told: whether the facts are kept.
@@ -42,15 +42,15 @@ class Facts:
     def _say_numbers(
         self, references: Sequence[WeakReference], numbers: Mapping[int, int], *, may_come: bool = False
     ) -> list[WeakReference]:
-        """Say which objects weak references are to; returns those to objects that were not met yet.
+        """Say which objects weak references refer to. Returns those to objects that were not met yet.
 
         Args:
             references: the references.
-            numbers: those of the objects that were met, by identity.
+            numbers: of the objects that were met, by ``id``.
             may_come: whether others may be met later.
 
         Raises:
-            NoPlan: nothing of the model holds an object.
+            NoPlan: nothing in the model holds an object.
         """
         unknown = []
         for path, reference in references:
@@ -59,6 +59,6 @@ class Facts:
                 self._say("weak reference", number)
             elif may_come:
                 unknown.append((path, reference))
-            else:  # this walk would keep it
+            else:  # this walk would keep it alive
                 raise NoPlan("a weak reference to what nothing of the model holds", path)
         return unknown

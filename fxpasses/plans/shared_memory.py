@@ -1,5 +1,5 @@
-"""What a plan does behind its graphs, as AOTAutograd would: outputs that share memory with inputs or other outputs are made of these,
-and inputs are changed where autograd has to see it."""
+"""What a plan does after its graphs, as AOTAutograd would: recreate outputs that alias inputs or other
+outputs, and mutate inputs where autograd has to see it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ Graph = Callable[[list[Any]], Sequence[Any]]
 
 
 class Hidden:
-    """A tensor in an output of which autograd is to know nothing."""
+    """A tensor in an output that is hidden from autograd."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
 
 def hidden_outputs(facts: Mapping[str, Any]) -> list[int]:
-    """The outputs of a graph that are :class:`Hidden` from autograd; args: see :func:`with_shared_memory`."""
+    """The outputs of a graph that are :class:`Hidden` from autograd. For ``facts`` see
+    :func:`with_shared_memory`."""
     changed = enumerate(facts["updated"])
     first = len(facts["updated"])
     return [i for i, (_, data, _, _) in changed if not data] + [first + i for i, *_ in facts["aliases"]]
 
 
 def with_shared_memory(facts: Mapping[str, Any], run: Graph) -> Graph:
-    """The function that hands out what a graph stands for.
+    """Wrap a graph to return what it stands for.
 
     Args:
-        facts: ``updated``: for each of the first outputs, which input gets it, whether that changes values and metadata, and whether it is a
-            leaf; ``aliases``: number, kind and base of each output that shares memory, whether it requires a gradient, and its views.
+        facts: ``updated``: for each of the first outputs, the input that it updates, whether that changes
+            values and metadata, and whether it is a leaf; ``aliases``: number, kind and base of each output
+            that shares memory, whether it requires grad, and its views.
         run: the graph; takes a list, which it empties.
     """
     updated, aliases, outputs = facts["updated"], facts["aliases"], facts["outputs"]
@@ -41,7 +43,7 @@ def with_shared_memory(facts: Mapping[str, Any], run: Graph) -> Graph:
     inputs = sorted({i for i, *_ in updated} | {base for _, kind, base, *_ in aliases if kind != "output"})
     made = [
         (*alias[:4], None if alias[4] is None else views_of(alias[4])) for alias in aliases
-    ]  # as each call needs them
+    ]  # decoded once for all calls
 
     def run_and_share(given: list[Any]) -> Sequence[Any]:
         of_inputs = {i: given[i] for i in inputs}
@@ -66,7 +68,7 @@ def _change(tensor: torch.Tensor, value: torch.Tensor, data: bool, metadata: boo
     if metadata:
         tensor.as_strided_(value.size(), value.stride(), value.storage_offset())
     if data and is_leaf and tensor.requires_grad:
-        tensor.detach().copy_(value)  # changed where autograd does not look: else it would be an error
+        tensor.detach().copy_(value)  # mutated behind autograd, which would raise
     elif data:
         tensor.copy_(value)
 

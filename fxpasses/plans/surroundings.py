@@ -1,4 +1,5 @@
-"""What a compilation depends on besides the model and its arguments: versions, hardware, settings, and the state of torch."""
+"""What a compilation depends on besides the model and its arguments: versions, hardware, settings, and
+torch's state."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _VARIABLES = (
 )  # fmt: skip
 _OTHERWISE = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG", "FXPASSES_CACHE_DIR",
               "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_HOME", "TORCHELASTIC_")  # fmt: skip
-"""Those among them that change messages and places, and nothing else."""
+"""Those of them that change only messages and locations."""
 
 
 def deciding_variables() -> dict[str, str]:
@@ -38,10 +39,11 @@ def deciding_variables() -> dict[str, str]:
 
 
 def surroundings() -> dict[str, str]:
-    """Factors of every plan that stay as they are while a process runs, by name.
+    """Factors of every plan that do not change while a process runs, by name.
 
     Raises:
-        NoPlan: a search for a faulty pass limits what is compiled, a block adds passes, or a setting is an object without an identity.
+        NoPlan: a search for a faulty pass limits what is compiled, a block adds passes, or a setting is an
+            object without an identity.
     """
     if "FXPASSES_LIMITS" in os.environ:
         raise NoPlan("compilations are limited by a search for a fault")
@@ -55,7 +57,8 @@ def surroundings() -> dict[str, str]:
 
 
 def _described(value: Any) -> str:
-    """The text of a setting; of an object, whose text has its address, what it says itself that its content is: Inductor keys its caches by that, too."""
+    """The text of a setting. For an object whose text has its address, its ``uuid()``, by which Inductor keys
+    its caches too."""
     text = repr(value)
     if " at 0x" not in text:
         return text
@@ -78,7 +81,7 @@ def _fixed() -> Mapping[str, str]:
 
 
 def _processor() -> str:
-    """The features of the processor, as its kernel tells them."""
+    """The features of the processor, as reported by the operating system kernel."""
     try:
         with open("/proc/cpuinfo") as file:
             lines = {line for line in file if line.startswith(("flags", "Features", "model name"))}
@@ -88,7 +91,8 @@ def _processor() -> str:
 
 
 def _own_source() -> str:
-    """A hash of our source; remembered for the files as they are, since reading them takes longer than running a plan."""
+    """A hash of our source, cached for the present files, since reading them takes longer than running a
+    plan."""
     root = Path(__file__).resolve().parents[2]
     files = [
         file
@@ -107,7 +111,7 @@ def _own_source() -> str:
             check_owner(memory)
             return memory.read_text()
     except (OSError, PlanFileError):
-        pass  # it is made now
+        pass  # computed below
     digest = hashlib.sha256()
     for path, _ in files:
         with open(path, "rb") as file:
@@ -140,10 +144,11 @@ STATE = (
 
 
 def state() -> tuple[Any, ...]:
-    """The state of torch that a compilation depends on and that may change at any time; its parts are named in ``STATE``.
+    """The state of torch that a compilation depends on and that may change at any time. ``STATE`` names its
+    parts.
 
     Raises:
-        NoPlan: torch is in a state in which calls mean something else than usual.
+        NoPlan: torch is in a state in which calls have an unusual meaning.
     """
     unusual = _torch.unusual_state()
     if unusual:

@@ -1,7 +1,9 @@
-"""What code of Inductor's does in each call and needs to do once: small tensors that only its kernels see, and assertions on results.
+"""What Inductor's code does in each call but needs to do only once: small tensors that only its kernels see,
+and assertions on results.
 
-Making a tensor or a view of one takes half as long as a small kernel. A pool has those that a call has made and nobody else has seen; a
-call takes them, and puts them back. What an operator of torch returns for inputs of fixed sizes is looked at in the first call of a process.
+Allocating a tensor or a view takes half as long as a small kernel. A pool keeps those that a call has made
+and nothing else has seen. A call takes them out and puts them back. What a torch operator returns for inputs
+of fixed sizes is checked in the first call of a process.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 
 _LARGEST, _MOST = 1 << 14, 1 << 20
-"""How many bytes a tensor may have that is kept, and all of those of a function: of larger ones the kernels cost more than making them."""
+"""The most bytes of a pooled tensor, and of all those of a function. For larger ones, kernels cost more than
+allocation."""
 
 
 def functions(body: Sequence[ast.stmt]) -> Iterator[ast.FunctionDef]:
-    """The functions that statements define, methods as well."""
+    """The functions that statements define, including methods."""
     nodes = (node for statement in body for node in ast.walk(statement))
     return (node for node in nodes if isinstance(node, ast.FunctionDef))
 
 
 def keep_temporaries(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Have functions take tensors of fixed sizes that they hand to kernels alone from a pool; returns the statements that make the pools."""
+    """Make functions take tensors of fixed sizes that only kernels see from a pool; returns the statements
+    that make the pools."""
     made: list[ast.stmt] = []
     kernels = {
         _target(s)
@@ -39,14 +43,15 @@ def keep_temporaries(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def check_once(body: Sequence[ast.stmt], *, fixed: bool) -> list[ast.stmt]:
-    """Have functions ask nothing of their inputs, which guards have looked at, and of what operators return in their first call only.
+    """Remove assertions on inputs, which guards have checked, and assert what operators return in the first
+    call only.
 
     Args:
-        body: the statements that define them.
-        fixed: whether all sizes are; otherwise a call may be the first for its sizes.
+        body: the statements that define the functions.
+        fixed: whether all sizes are fixed; otherwise a call may be the first for its sizes.
 
     Returns:
-        The statements that say whether it is the first call.
+        The statements that track whether it is the first call.
     """
     made: list[ast.stmt] = []
     for number, function in enumerate(functions(body)):
@@ -69,7 +74,7 @@ class _Temporaries:
     """The tensors of a function that only kernels see.
 
     Attributes:
-        kept: the names of those that are made with fixed sizes, and of views of them.
+        kept: the names of those with fixed sizes, and of views of them.
     """
 
     def __init__(self, function: ast.FunctionDef, kernels: set[str]) -> None:
@@ -79,7 +84,7 @@ class _Temporaries:
         ]
         self._sizes: dict[str, int] = {}
         root: dict[str, str] = {}
-        seen: set[int] = set()  # the places where a name stands for nothing else than is known here
+        seen: set[int] = set()  # uses of a name in which the tensor does not escape
         for statement in function.body:
             name = _target(statement)
             if name and stored.count(name) == 1 and isinstance(statement, ast.Assign):
@@ -108,7 +113,8 @@ class _Temporaries:
         self.kept = {name for name, of in root.items() if of in roots}
 
     def pooled(self, number: int) -> list[ast.stmt]:
-        """Change the function; returns the statements that make its pool. Args: a number that no other function has."""
+        """Rewrite the function; returns the statements that make its pool. ``number`` must be unique to the
+        function."""
         making: list[ast.stmt] = []
         rest: list[ast.stmt] = []
         views: dict[str, str] = {}
@@ -132,7 +138,7 @@ class _Temporaries:
             *ast.parse(f"{pool}.append(taken_)").body,
             rest[-1],
         ]
-        # A backward pass may run in inference mode, whose tensors no other mode may write to.
+        # A backward pass may run in inference mode. Other modes may not write to tensors created in it.
         text = f"{pool} = []\ndef make_{pool}():\n    with torch.inference_mode(False):\n        pass\n    return ({names},)"
         made = ast.parse(text).body
         made[1].body[0].body = making  # type: ignore[attr-defined]
@@ -147,7 +153,7 @@ class _Temporaries:
 
 
 def read_by_kernel(statement: ast.stmt, kernels: Collection[str]) -> list[ast.expr]:
-    """What a statement hands to a kernel that returns nothing, or nothing but what it was given as ``out``: nobody else sees it."""
+    """The arguments of a kernel call that returns nothing or only its ``out``: nothing else sees them."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return []
     call = statement.value
@@ -158,12 +164,12 @@ def read_by_kernel(statement: ast.stmt, kernels: Collection[str]) -> list[ast.ex
 
 
 def replace_argument(statement: ast.stmt, old: ast.expr, new: ast.expr) -> None:
-    """Have a statement hand something else to its kernel.
+    """Make a statement pass another argument to its kernel.
 
     Args:
         statement: changed in place.
         old: the argument.
-        new: what takes its place.
+        new: its replacement.
     """
     assert isinstance(statement, ast.Expr)
     assert isinstance(statement.value, ast.Call)
@@ -173,7 +179,7 @@ def replace_argument(statement: ast.stmt, old: ast.expr, new: ast.expr) -> None:
 
 
 def viewed(value: ast.expr) -> ast.Name | None:
-    """The tensor that a name stands for, or that is read in a view of fixed sizes."""
+    """The tensor that an expression names or reads through a view of fixed sizes."""
     if isinstance(value, ast.Name):
         return value
     if (
@@ -186,7 +192,7 @@ def viewed(value: ast.expr) -> ast.Name | None:
 
 
 def _bytes(value: ast.expr) -> int | None:
-    """How large the tensor of fixed sizes is that an expression makes, or None."""
+    """The size in bytes of the fixed-size tensor that an expression makes, or None."""
     if not isinstance(value, ast.Call) or _text(value.func) != "empty_strided_cpu":
         return None
     try:
@@ -212,7 +218,7 @@ def _returns_once(function: ast.FunctionDef) -> bool:
 
 
 def _target(statement: ast.stmt) -> str:
-    """The name that a statement gives a value to, or ""."""
+    """The name that a statement assigns, or ""."""
     single = isinstance(statement, ast.Assign) and len(statement.targets) == 1
     target = statement.targets[0] if single else None  # type: ignore[attr-defined]
     return target.id if isinstance(target, ast.Name) else ""

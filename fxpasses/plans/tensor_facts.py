@@ -21,11 +21,12 @@ TENSOR_FACTS = (
     "is_neg",
     "is_inference",
 )
-"""What the values of :func:`tensor_facts` are."""
+"""The names of the values of :func:`tensor_facts`."""
 
 
 def facts_without_sizes(facts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same for tensors of all sizes, strides and offsets with as many dimensions. Args: what :func:`tensor_facts` returned."""
+    """Generalize the result of :func:`tensor_facts` to all sizes, strides and offsets with as many
+    dimensions."""
     kind, sizes, _, _, *others = facts
     return kind, len(sizes), None, None, *others
 
@@ -34,7 +35,7 @@ def tensor_facts(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The metadata of a tensor that a compilation may rely on.
 
     Raises:
-        NoPlan: it is of a kind that plans do not know.
+        NoPlan: it is of a kind that plans do not support.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise NoPlan("a tensor subclass", type(tensor).__qualname__)
@@ -53,7 +54,11 @@ def tensor_facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def is_leaf(tensor: torch.Tensor) -> bool | None:
-    """Whether autograd has no history of a tensor; ``None`` where it does not say: of one of several views (``split``), once their base was changed without gradients."""
+    """Whether autograd has no history of a tensor.
+
+    ``None`` if it refuses to say: for one of several views (``split``) whose base was mutated without
+    gradients.
+    """
     try:
         return tensor.is_leaf
     except RuntimeError:

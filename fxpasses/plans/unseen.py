@@ -1,4 +1,5 @@
-"""Code that may read more than a walk over objects sees: names behind which there is more, and the uses of them that can be listed."""
+"""Code that may read more than a walk over objects sees: names that give access to more, and uses of them
+that can be listed."""
 
 from __future__ import annotations
 
@@ -25,18 +26,19 @@ _UNSEEN = ENVIRONMENT | _ATTRIBUTES | {
     "annotation", "return_annotation", "get_annotations", "get_type_hints",
     "locale", "pathlib", "tempfile", "subprocess", "socket", "uuid", "secrets", "resource", "decimal",
 }  # fmt: skip
-"""Names behind which there is more than a walk over objects sees, or that change what they name."""
+"""Names that give access to more than a walk over objects sees, or that change what they name."""
 
 _HARMLESS = {
     "inspect": {"signature", "Parameter", "isclass"},  # made of code, defaults and attributes, all of which are walked over
     "sys": {"version_info", "platform", "maxsize", "byteorder"},
     "__code__": {"co_varnames", "co_argcount", "co_kwonlyargcount", "co_posonlyargcount", "co_flags"},  # part of a code's digest
 }  # fmt: skip
-"""What may be read of them: nothing that is not part of a plan's key."""
+"""What may be read of them: only what is part of a plan's key."""
 READERS = frozenset(map(id, (
     getattr, hasattr, setattr, delattr, vars, dir, globals, locals, id, hash, os.getenv, sys.getrecursionlimit,
 )))  # fmt: skip
-"""Functions that tracing goes through, and whose calls are told by their names: nothing may hold them by another one."""
+"""Functions that tracing goes through and that are recognized by name. Nothing may hold them under another
+name."""
 _NO_CONTENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME", "NOP")
 
 
@@ -81,7 +83,7 @@ def variables_read(code: types.CodeType) -> list[str]:
 
 
 def _variable(listed: Sequence[dis.Instruction], position: int) -> str | None:
-    """The name of the variable that is read by ``os.environ`` or ``os.getenv`` here, if it is written there."""
+    """The variable that ``os.environ`` or ``os.getenv`` reads here, if its name is a literal."""
     behind = [*listed[position + 2 :], *[listed[-1]] * 4]
     if behind[0].opname == "CONTAINS_OP":
         named = listed[position - 1]
@@ -95,7 +97,7 @@ def _variable(listed: Sequence[dis.Instruction], position: int) -> str | None:
         if "CALL" not in (behind[1].opname, behind[2].opname) or not behind[1].opname.startswith(
             ("CALL", "LOAD_CONST")
         ):
-            return None  # the name is put together
+            return None  # the name is computed
         named = behind[0]
     if named.opname != "LOAD_CONST" or type(named.argval) is not str:
         return None
