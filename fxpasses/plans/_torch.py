@@ -169,8 +169,7 @@ _OF_OTHERS = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd", "AutocastC
 
 
 def registered(operator: OpOverload) -> Registered | None:
-    """The registrations of an operator outside torch. None if code is registered for it that cannot be
-    inspected."""
+    """The registrations of an operator outside torch, or None if some of its code cannot be inspected."""
     name = operator.name()
     entry, made = simple_registry.singleton.find(name), OPDEFS.get(name)
     others = {key for key in _OF_OTHERS if has_kernel(name, key)} - (
@@ -193,8 +192,7 @@ def registered(operator: OpOverload) -> Registered | None:
 
 
 def _as_registered(fake: Any) -> Any:
-    """Unwrap the function that the user registered. Torch's wrapper notes in its closure whether it was
-    called already."""
+    """Unwrap the user's function. Torch's wrapper notes in its closure whether it was called already."""
     is_around = getattr(fake, "__qualname__", "").startswith("_check_pystubs_once.")
     return inspect.getclosurevars(fake).nonlocals["func"] if is_around else fake
 
@@ -276,8 +274,7 @@ OF_DYNAMIC = (
 
 
 def changed_settings() -> dict[str, Any]:
-    """The settings of Dynamo, Inductor and AOTAutograd that are not at their defaults. A module that is not
-    loaded has none."""
+    """The settings of Dynamo, Inductor and AOTAutograd that differ from their defaults, if loaded."""
     found = {}
     for name in (
         "torch._dynamo.config",
@@ -325,7 +322,7 @@ def is_imported_later(value: object) -> bool:
 
 
 def caches_are_disabled() -> bool:
-    """Whether a setting of Inductor turns all caches off. Whoever set it has imported Inductor."""
+    """Whether a setting of Inductor turns all caches off. If it was set, Inductor is imported."""
     config = sys.modules.get("torch._inductor.config")
     return config is not None and bool(config.force_disable_caches)
 
@@ -356,7 +353,7 @@ def _is_usual_stance() -> bool:
 
 
 def compiles_nothing() -> bool:
-    """Whether the present stance compiles nothing."""
+    """Whether the current stance compiles nothing."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and dynamo._stance.stance != "default"
 
@@ -389,8 +386,7 @@ def process_of_job() -> tuple[Any, ...]:
 
 
 def _same_process() -> tuple[int, ...] | None:
-    """A value that changes if the process leaves a job or joins another. Faster, and keeps no process group
-    alive."""
+    """Changes if the process leaves or joins a job. Fast, and keeps no process group alive."""
     group = torch.distributed.group.WORLD if torch.distributed.is_available() else None
     return None if group is None else (id(group), group.rank(), group.size())
 
@@ -431,8 +427,7 @@ _PRECISIONS = (("generic", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("m
 
 
 class SameState:
-    """A fast check that the state of torch is what it is now: torch's own guard, and one by one what that
-    does not cover."""
+    """A fast check that torch's state is unchanged: torch's guard, and one by one what it does not cover."""
 
     def __init__(self) -> None:
         asked: list[tuple[Any, ...]] = [*((flag,) for flag in _FLAGS), (torch.is_inference_mode_enabled,)]

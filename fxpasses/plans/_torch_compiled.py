@@ -73,8 +73,10 @@ def kernel_compiler() -> str:
 
 
 def traced_codes() -> list[types.CodeType]:
-    """The code of all functions that Dynamo traced for the present graph, including those that raised or were
-    left by a graph break."""
+    """The code of all functions that Dynamo traced for the current graph.
+
+    That includes functions that raised or that a graph break left.
+    """
     context = TracingContext.get()
     return list(dict.fromkeys((*context.traced_code, *context.inlined_code_cache)))
 
@@ -103,8 +105,7 @@ def _targets() -> Iterator[Any]:
 
 
 def codes_in_graph() -> list[types.CodeType]:
-    """The code of the Python functions in the graph that Dynamo is making. They run while it is traced into
-    operators."""
+    """The code of Python functions in Dynamo's graph. They run while it is traced into operators."""
     codes: dict[types.CodeType, None] = {}
     for target in _targets():
         while isinstance(target, types.FunctionType):
@@ -130,8 +131,7 @@ def guarded_places(numbers: Collection[str]) -> list[str]:
 
 
 def symbolic_attributes() -> dict[str, tuple[Any, str]]:
-    """By guard name, the object and attribute name of each symbolic integer in the frame that Dynamo is
-    tracing."""
+    """The symbolic integers in the frame that Dynamo is tracing: by guard name, object and attribute."""
     output, found = InstructionTranslator.current_tx().output, {}
     for tracked in output.tracked_fakes:
         if isinstance(tracked.fake, torch.SymInt) and isinstance(tracked.source, AttrSource):
@@ -142,8 +142,7 @@ def symbolic_attributes() -> dict[str, tuple[Any, str]]:
 
 
 def _value_of(source: Any, output: OutputGraph) -> Any:
-    """The value of a local variable of the frame, or of attributes and entries of objects there, else
-    None."""
+    """The value of a local of the frame, or of attributes and entries of objects there, else None."""
     if type(source) is LocalSource:
         return output.local_scope.get(source.local_name)
     if not isinstance(source, ChainedSource):
@@ -189,14 +188,18 @@ def tensor_of(place: str) -> str:
 
 
 def has_hooks(model: Any) -> bool:
-    """Whether a call of a model runs hooks around ``forward``. Dynamo traces ``forward`` alone, except for
-    torch's own modules."""
+    """Whether a call of a model runs hooks around ``forward``, of which Dynamo traces only ``forward``.
+
+    For torch's own modules, Dynamo traces the hooks too.
+    """
     return isinstance(model, torch.nn.Module) and any(getattr(model, name) for name in HOOKS_OF_CALLS)
 
 
 def is_call_of(model: Any) -> bool:
-    """Whether the frame that Dynamo is tracing is the call of a model, and not of something that a model
-    called in Python."""
+    """Whether the frame that Dynamo is tracing is a model's call, not that of a function that it calls.
+
+    The model calls such functions in Python.
+    """
     if has_hooks(model):
         return root_code() is INLINE
     called = model.forward if isinstance(model, torch.nn.Module) else model

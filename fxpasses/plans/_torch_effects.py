@@ -141,8 +141,7 @@ def _is_item(source: Any, of: Any, position: int) -> bool:
 
 _CONTAINERS = (dict, collections.OrderedDict, list)
 _HANDED = ("__nested_resume_fns", "__nested_frame_values")
-"""Lists of functions and their locals that Dynamo makes at a graph break. The resume function unpacks
-them."""
+"""Lists of functions and their locals that Dynamo makes at a graph break for the resume function."""
 
 
 def _local_of(source: Any, *, inside: bool = False) -> str | None:

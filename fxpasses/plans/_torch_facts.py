@@ -1,5 +1,4 @@
-"""AOTAutograd's facts about a graph as plain data: the steps around the compiled graphs, which a plan takes
-itself."""
+"""AOTAutograd's facts about a graph as plain data: the steps around compiled graphs, which plans take too."""
 
 from __future__ import annotations
 
@@ -16,8 +15,10 @@ from fxpasses.plans.shards import RecordedShards, described_placement
 
 
 def runtime_facts() -> dict[str, Any]:
-    """What the steps around the graph that AOTAutograd is compiling depend on. ``refused`` says why a plan
-    cannot take them."""
+    """What the steps around the graph that AOTAutograd is compiling depend on.
+
+    ``refused`` says why a plan cannot take these steps.
+    """
     metadata: Any = TracingContext.get().fw_metadata
     return {"metadata": metadata, "refused": _refused(metadata)}
 

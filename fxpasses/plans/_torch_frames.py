@@ -1,5 +1,4 @@
-"""Private torch names of frame evaluation, which torch's C++ code does without Dynamo: what runs instead of a
-function."""
+"""Private torch names of frame evaluation, which torch does in C++ without Dynamo."""
 
 from __future__ import annotations
 

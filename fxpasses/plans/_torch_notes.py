@@ -1,5 +1,4 @@
-"""Private torch names of what Dynamo writes on tensors, modules and functions, and what it makes of
-callables."""
+"""Private torch names of Dynamo's marks on tensors, modules and functions, and of the callables it makes."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ import torch
 from fxpasses.plans._torch import CALLS_OF_MODULES
 
 PROPAGATED = "_dynamo_propagated_dynamic_indices"
-"""What AOTAutograd writes on tensors that a graph of symbolic sizes returns or saves: a hint that Dynamo does
-not guard on."""
+"""AOTAutograd's mark on tensors that a graph of symbolic sizes returns or saves. Dynamo ignores it in
+guards."""
 
 NOTES = (
     PROPAGATED,
@@ -89,8 +88,7 @@ _LEFT_OUT = re.compile(
 
 
 def is_put_on_class(cls: type, name: str, value: Any) -> bool:
-    """Whether a class attribute is an inherited function that Dynamo disabled there when it first compiled in
-    a process."""
+    """Whether a class attribute is an inherited function that Dynamo disabled on its first compilation."""
     inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
     return is_left_out(value) and inherited is not None and _original(value) is _original(inherited)
 
@@ -105,8 +103,10 @@ def is_left_out(value: Any) -> bool:
 
 
 def is_closed(value: object) -> bool:
-    """Whether it belongs to the hooks of FSDP2, which run in eager too. Modules, which also get classes of
-    FSDP2, do not."""
+    """Whether it belongs to the hooks of FSDP2, which run in eager too.
+
+    Modules do not, although FSDP2 gives them classes of its own.
+    """
     hooks = type(value).__module__.startswith("torch.distributed.fsdp._fully_shard")
     return hooks and not isinstance(value, torch.nn.Module)
 

@@ -39,8 +39,7 @@ def lasting_parts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def option_now(group: dict[str, Any], name: str) -> float | None:
-    """The option ``name`` of ``group``, if a graph that was traced with a symbol in its place holds for
-    it."""
+    """The option ``name`` of ``group``, if a graph with a symbol in its place holds for it."""
     value = group.get(name)
     return value if type(value) is float and math.isfinite(value) else None
 

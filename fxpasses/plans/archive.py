@@ -60,7 +60,7 @@ def write_archive(
         private_key: a file with an Ed25519 key in PEM, or its bytes, to sign with.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the file cannot be written.
         PlanFileError: the key cannot be used.
     """
     members: dict[str, bytes] = {}

@@ -300,8 +300,7 @@ def without_numbers(described: Any) -> Any:
 
 
 def argument_difference(saved: Any, now: Any) -> tuple[str, str, str]:
-    """The first difference between two descriptions of arguments, as JSON: which argument, its old and its
-    new value."""
+    """The first difference of two descriptions of arguments, as JSON: which argument, old and new value."""
     (args, kwargs), (args_now, kwargs_now) = saved, now
     if len(args) != len(args_now):
         return "number of positional arguments", str(len(args)), str(len(args_now))

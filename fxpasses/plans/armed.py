@@ -21,8 +21,7 @@ from fxpasses.plans.walked_again import WalkedAgain
 
 
 class Armed(Checked):
-    """A walk over the model and the objects among its arguments, and the plans that hold while none of them
-    changes."""
+    """A walk over the model and the objects among its arguments, with plans that hold until a change."""
 
     def __init__(
         self,
@@ -106,11 +105,11 @@ class Armed(Checked):
             yield from (plan for plan in plans if plan.asks_of_model or plan.accepts(tensors))
 
     def exchange(self, places: Mapping[int, Place]) -> None:
-        """Let a plan check the tensors in some places. Other plans treated them as part of the model and have
-        to be looked up again.
+        """Let a plan check the tensors in some places. Other plans, which took them for part of the model,
+        are dropped.
 
         Args:
-            places: by the numbers of the tensors in the model.
+            places: where they are, by the tensors' numbers in the model.
         """
         for known in (self._quick, self._plans, self._others):
             known.clear()
@@ -125,8 +124,7 @@ class Armed(Checked):
         self._exchanged = Exchanged(self.walk.exchanged, self.walk.tensors)
 
     def is_current(self) -> bool:
-        """Whether a new walk would find the same, including the same kind of tensors where plans exchange
-        them."""
+        """Whether a new walk would find the same, including the kind of tensors that plans exchange."""
         return self.holds() and (self._exchanged is None or self._exchanged.hold())
 
     def know(self, now: Any, tokens: Any, plan: Plan) -> None:
@@ -159,8 +157,7 @@ class Armed(Checked):
         return [known() for known in self._objects]
 
     def _let_go(self) -> None:
-        """Drop everything when an object is gone, so that an object that reuses its ``id`` is not taken for
-        it."""
+        """Drop everything once an object is gone. Another object may get its ``id``."""
         for known in (self._quick, self._plans, self._others, self._places):
             known.clear()
         self.walk = Walk(leaves_open=True)
@@ -178,8 +175,7 @@ def _left_open(tokens: Any, sizes: bool, numbers: bool) -> Any:
 
 
 def all_left_open(tokens: Any) -> list[Any]:
-    """Variants of a description of arguments: the full one, one without sizes, one without numbers, and one
-    without both."""
+    """A description of arguments in four variants: full, without sizes, without numbers, and without both."""
     return [_left_open(tokens, sizes, numbers) for numbers in (False, True) for sizes in (False, True)]
 
 

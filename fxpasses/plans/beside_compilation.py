@@ -26,8 +26,7 @@ class Watching(Protocol):
 
 
 def beside_compilation(method: Callable[..., None]) -> Callable[..., None]:
-    """Make a method a step of a recorder. Whatever it finds or raises costs the plan, never the compilation
-    that it watches."""
+    """Make a method a step of a recorder. What it finds or raises costs the plan, never the compilation."""
 
     @functools.wraps(method)
     def step(self: Watching, *args: Any) -> None:

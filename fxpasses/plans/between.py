@@ -27,11 +27,9 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.resumed import Cells, Resumed
 
 Name = Sequence[Any]
-"""The name of a module, the path of names from it to a function, and how many wrappers of the function to
-unwrap."""
+"""The name of a module, the path from it to a function, and how many wrappers of the function to unwrap."""
 _OWNERS = 4
-"""The reference count of a cell that only its own frame knows: the frame, the tuple that is passed on, and
-two names here."""
+"""The reference count of a cell that only its frame knows: the frame, the passed tuple, two names here."""
 _CLOSURES = 32
 """The most closures of a function that are compiled, each on its own. Others run in Python."""
 
@@ -383,8 +381,8 @@ class Functions:
         return held
 
     def take_over_resumed(self) -> bool:
-        """Whether the functions that frames of the model resume with have no graphs. If so, the model takes
-        over what they call."""
+        """Whether nothing that frames of the model resume with has graphs. Its calls then become the
+        model's."""
         for planned in self._resumed.values():
             if not planned.has_no_graph or not planned.functions_between.take_over_resumed():
                 return False
@@ -393,8 +391,7 @@ class Functions:
         return True
 
     def stubs(self) -> list[Stub]:
-        """The functions that have graphs. The others run in Python from now on, and their callers take over
-        what they call."""
+        """The functions that have graphs. The others run in Python, and their callers adopt their calls."""
         for known in list(self._known.values()):
             for i, (values, cells, planned) in enumerate(known):
                 if planned is not None and planned.has_no_graph:

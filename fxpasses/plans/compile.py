@@ -76,8 +76,8 @@ def compile(
             its default.
         regions: which repeated layers are compiled once.
         memory_budget: how much may be saved for the backward pass.
-        partition: who decides what is saved.
-        compiler: who compiles the graphs.
+        partition: what decides which values are saved.
+        compiler: what compiles the graphs.
         inductor: Inductor's own options.
         mode: a mode of ``torch.compile``.
         on_failure: what happens when a stage fails.
@@ -119,11 +119,10 @@ def compile(
 
 
 _TRIES = 32
-"""After this many calls without any plan, stop looking for plans: the kind of a model's inputs rarely
-changes."""
+"""Stop looking for plans after this many calls without any: a model's kinds of inputs rarely change."""
 _CONTENTS = 8
 """The limit on contents of the model, or numbers among the arguments, for which a plan is looked for after a
-miss, and written. Dynamo compiles a frame as often."""
+miss, and written. It is as high as Dynamo's limit for a frame."""
 _MOST_KNOWN = 4096
 """The most kinds of arguments for which a miss is remembered."""
 _HELD = 4
@@ -135,8 +134,7 @@ _TOO_MANY = "a model, or numbers among its arguments, that are others in each ca
 
 
 class Compiled(Reported, Generic[M]):
-    """What :func:`compile` returns: called like the model, with the model's attributes except those named
-    here.
+    """What :func:`compile` returns: called like the model, and with its attributes except those named here.
 
     If the model is a module, this passes for one. As a child of another module, it contributes the model's
     own parameters, under their own names.
@@ -226,8 +224,7 @@ class Compiled(Reported, Generic[M]):
             return self._by_torch
         cache = OnlyResults(self._options.get("cache", "off"))
         cache.turn = self._turn
-        # Lightning wraps torch.compile in a function that sets an attribute of the model. No plan would
-        # survive it.
+        # Lightning wraps torch.compile to set an attribute of the model, which no plan would survive.
         compiled = inspect.unwrap(torch.compile)(
             _torch.call_in_eager(self.model),
             backend="fxpasses",
@@ -441,8 +438,8 @@ class Compiled(Reported, Generic[M]):
             self._had_plans[signature] = path
             self._written[signature[0]] += 1
         if not reason:
-            # Later calls are cheap too, also those of other objects for which Dynamo had nothing to compile
-            # before this.
+            # Later calls are cheap too, even of other objects, for which Dynamo had nothing to compile.
+            # far.
             self._known.clear()
 
 

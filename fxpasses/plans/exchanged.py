@@ -1,5 +1,4 @@
-"""Exchanged tensors: an attribute or buffer that a frame sets, such as a recurrent state, holds another
-tensor in each call."""
+"""Exchanged tensors: a frame sets an attribute or buffer, such as a recurrent state, anew in each call."""
 
 from __future__ import annotations
 
@@ -122,7 +121,7 @@ class Exchanged:
 
     Args:
         places: by number, where they are.
-        tensors: those of the walk, updated to the present ones.
+        tensors: those of the walk, updated to the current ones.
         grow: the numbers of those whose sizes may change, on which a plan has guards.
     """
 

@@ -48,8 +48,7 @@ _MOST_WAITING = 64
 
 
 def wait(writer: Waiting) -> None:
-    """Have a plan written at process exit if no backward pass comes. If there are many, write the oldest one
-    now."""
+    """Write a plan at process exit if no backward pass comes. If many wait, write that of the oldest now."""
     _waiting.append(writer)
     while len(_waiting) > _MOST_WAITING:
         _waiting.popleft().write_forward_alone()
@@ -85,8 +84,7 @@ class ForwardAlone:
         self._apply = _autograd_function(content["facts"], content["inputs"], forward).apply
 
     def __call__(self, inputs: list[Any], arguments: Sequence[torch.Tensor]) -> Any:
-        """Return the outputs of the graph for its ``inputs``. ``arguments`` are the tensors among the call's
-        arguments."""
+        """Run the graph on ``inputs``. ``arguments`` are the tensors among the arguments of the call."""
         plan, armed = self._plan(), self._armed()
         assert plan is not None  # the plan makes this call
         assert armed is not None
@@ -207,6 +205,5 @@ def _autograd_function(
 
 
 def _apart(argument: torch.Tensor) -> torch.Tensor:
-    """Detach an argument from its history: its source may be an input too, and gets that part of the gradient
-    later."""
+    """Detach an argument from its history. Its source may be an input too, and gets its gradient later."""
     return argument if argument.is_leaf else argument.detach().requires_grad_(argument.requires_grad)

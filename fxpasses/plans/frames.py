@@ -146,8 +146,7 @@ def described_frame(
     for place in sorted(kept, reverse=True):
         del listed[place : place + 2]
     pairs = list(itertools.pairwise(listed))
-    # Locals that hold the module, from Dynamo of torch 2.15. Python 3.13 has instructions for two locals at
-    # once.
+    # Locals that hold the module, from Dynamo of torch 2.15. Python 3.13 has opcodes for two locals.
     held = set(kept.values()) | {
         _locals(then)[0]
         for loads, then in pairs

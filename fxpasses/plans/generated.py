@@ -37,8 +37,7 @@ class Module:
     """Builds the module of a plan: each compiled graph that is added becomes a function in it."""
 
     def __init__(self, *, fixed: bool, operators: Collection[str] = ()) -> None:
-        """Args: whether it holds only for the sizes that it was compiled for, and the operators outside torch
-        that it may call."""
+        """Args: whether it holds only for the compiled sizes, and operators outside torch that it may use."""
         self._fixed, self._conforming, self._operators = fixed, dict[str, str](), operators
         self._body: list[ast.stmt] = []
         self._made: dict[int, str] = {}
@@ -228,8 +227,7 @@ class Module:
         return f"getattr(_kernels[{found!r}], {kernel.__name__!r})"
 
     def _resolve_names(self, body: list[ast.stmt]) -> None:
-        """Note the functions of torch that are called as ``extern_kernels``. Refuse operators that are not
-        torch's own."""
+        """Note the functions of torch called as ``extern_kernels``. Refuse operators outside torch."""
         known: set[ast.AST] = set()
         for node in (inner for statement in body for inner in ast.walk(statement)):
             if not isinstance(node, ast.Attribute) or node in known:

@@ -1,5 +1,4 @@
-"""Numbers among the arguments of a call. Dynamo makes an integer or float a graph input once its value has
-changed."""
+"""Numbers among the arguments of a call. Dynamo makes an integer or float an input once it has changed."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from fxpasses.plans.named_attributes import number_now
 
 
 class GivenNumbers(threading.local):
-    """The numbers of the call that this thread is about to make, as attributes named by position (as text) or
-    keyword."""
+    """The numbers of this thread's next call, as attributes named by position (as text) or keyword."""
 
     def see(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the numbers of a call."""
@@ -33,7 +31,7 @@ class GivenNumbers(threading.local):
         )
 
     def are(self, others: Mapping[str, str]) -> bool:
-        """Whether these numbers are unchanged. Maps each place to its value, as text."""
+        """Whether these numbers are unchanged. ``others`` maps each place to its value, as text."""
         given = vars(self)
         return all(repr(given.get(place)) == was for place, was in others.items())
 

@@ -1,5 +1,5 @@
-"""Gradients as inputs of a plan: code that reads ``parameter.grad`` finds another tensor there in each step,
-or none."""
+"""Gradients as inputs of a plan: code that reads ``parameter.grad`` finds another tensor or none each
+step."""
 
 from __future__ import annotations
 

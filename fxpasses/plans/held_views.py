@@ -18,8 +18,7 @@ _reinterpret: Callable[..., torch.Tensor] = _torch.prelude()["reinterpret_tensor
 
 
 class HeldViews:
-    """The views of one plan's weights, by ``id`` of the weight. Weights live as long as their plan, so an
-    ``id`` is not reused."""
+    """The views of one plan's weights, by ``id``. Weights live as long as their plan, so ids are unique."""
 
     def __init__(self) -> None:
         self._weights: frozenset[int] = frozenset()
@@ -93,5 +92,4 @@ def _inputs(function: ast.FunctionDef) -> set[str]:
 
 
 _OF_WEIGHTS = ("primals", "arg", "input", "weight")
-"""Prefixes of inputs that may be weights. Gradients and values saved for the backward pass have other
-names."""
+"""Prefixes of inputs that may be weights. Gradients and values saved for the backward pass have others."""

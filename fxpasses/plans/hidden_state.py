@@ -12,8 +12,7 @@ _MANAGED_DICT = 1 << 4
 
 @functools.cache
 def hidden_state(kind: type, base: type) -> bool:
-    """Whether objects of a class hold more than their dictionary and slots. State that C code put there
-    cannot be seen."""
+    """Whether objects of a class have state outside their dictionary and slots, which only C code can see."""
     room = base.__basicsize__
     if kind.__dictoffset__ != base.__dictoffset__ and not kind.__flags__ & _MANAGED_DICT:
         room += 8
@@ -24,6 +23,5 @@ def hidden_state(kind: type, base: type) -> bool:
 
 
 def is_hash(value: int, owner: Any) -> bool:
-    """Whether a number is an object's hash by its content, which differs by process, as hashes of strings
-    do."""
+    """Whether a number is an object's hash by content. It differs by process, like those of strings."""
     return isinstance(type(owner).__hash__, types.FunctionType) and hash(owner) == value

@@ -8,6 +8,5 @@ HOOKS_BESIDE = (
     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
     "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
-"""Where it has details of these, or other hooks. Later additions do not affect calls while the first are
-empty."""
+"""Details of these hooks, and other hooks. Changes there do not affect calls while the first are empty."""
 ALL_HOOKS = (*HOOKS_OF_CALLS, *HOOKS_BESIDE)

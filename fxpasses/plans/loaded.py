@@ -139,7 +139,7 @@ def loaded(
 
 
 def _walked(content: Mapping[str, Any], armed: Armed, plan: Hashable) -> Walk | None:
-    """Continue the walk over the model over what a plan reads. ``None`` if any of it has changed."""
+    """Continue the model's walk over what a plan reads. ``None`` if any of it has changed."""
     walk = armed.walked_again.read(plan, content["reads"], content["read"], armed.walk, armed.digest)
     is_same = are_named_still(content["functions"]) and stubs_named(content.get("between", ())) is not None
     return walk if is_same else None

@@ -23,8 +23,7 @@ from fxpasses.plans.kinds import HEAP_TYPE
 from fxpasses.plans.origin import is_of_python, is_of_torch
 
 _WITHOUT_ATTRIBUTES = ("abc", "typing", "typing_extensions")
-"""Modules whose classes set no attributes on their instances except ``__orig_class__``, which no code reads
-without naming it."""
+"""Modules whose classes set no instance attributes except ``__orig_class__``, which code reads by name."""
 _NAMED_BY_ARGUMENT = frozenset({"getattr", "hasattr", "setattr", "delattr"})
 _BY_ANY_NAME = frozenset({
     "__dict__", "__getattribute__", "__setattr__", "__delattr__", "__reduce__", "__reduce_ex__", "__getstate__", "__dir__",

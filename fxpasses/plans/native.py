@@ -41,7 +41,7 @@ def build(compiler: str, directory: Path) -> bytes | None:
         directory: of the plans.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the library cannot be written.
     """
     made_of = repr((sys.version, platform.platform(), compiler)).encode()
     made_of += b"".join(source.read_bytes() for source in _SOURCES)

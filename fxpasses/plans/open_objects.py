@@ -1,5 +1,4 @@
-"""The part of a walk that leaves objects open. It walks the attributes that traced code names, once the names
-are known."""
+"""The part of a walk that leaves objects open, and later walks the attributes that traced code names."""
 
 from __future__ import annotations
 

@@ -147,8 +147,7 @@ class Plan(Checked):
         return self._any_sizes, bool(self.open)
 
     def holds(self) -> bool:
-        """Whether nothing has changed. If the plan mutates tensors, their memory must not have moved
-        either."""
+        """Whether nothing has changed. Tensors that the plan mutates must not have moved in memory."""
         return not self._has_failed and self.is_as_it_was()
 
     def is_as_it_was(self) -> bool:
@@ -276,8 +275,7 @@ class Plan(Checked):
 
 
 _STRIKES = "fxpasses.tuning.struck"
-"""Records failures of tuned programs. Imported only on a failure, since the module that tunes calls through
-plans."""
+"""Records failures of tuned programs. Imported only then, since the module that tunes calls through plans."""
 
 
 def exchanged_elsewhere(walk: Walk, places: Set[PlaceKey]) -> dict[int, Place]:
@@ -296,8 +294,7 @@ def exchanged_elsewhere(walk: Walk, places: Set[PlaceKey]) -> dict[int, Place]:
 
 
 def _held(kind: str, value: Sequence[Any], walk: Walk) -> Any:
-    """An input that is the same in each call: a tensor or process group of the model, or a float that is part
-    of the key."""
+    """An input that never changes: a tensor or process group of the model, or a float in the key."""
     if kind == "constant":
         return torch.tensor(value[0], dtype=torch.float64)
     if kind == "group":

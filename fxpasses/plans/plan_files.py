@@ -63,7 +63,7 @@ def hash_of(data: bytes) -> str:
 
 
 def are_unchanged(files: Mapping[str, str]) -> bool:
-    """Whether files are unchanged. Maps each path to the hash of its content."""
+    """Whether files are unchanged. ``files`` maps each path to the hash of its content."""
     try:
         return all(hash_of(Path(file).read_bytes()) == known for file, known in files.items())
     except OSError:
@@ -74,7 +74,7 @@ def write_sections(path: Path, sections: Mapping[str, bytes]) -> None:
     """Write a file atomically.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: it cannot be written.
     """
     listed = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in sections.items()]
     header = json.dumps(listed).encode()
@@ -95,7 +95,7 @@ def write_plan(
         last: whether it is tried after all others of its key.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: it cannot be written.
     """
     told = json.dumps(plan).encode(), zlib.compress(json.dumps(story).encode(), 1)
     every = {"plan": told[0], "story": told[1], **sections}
@@ -111,8 +111,7 @@ def comes_last(path: Path) -> bool:
 
 
 def write_refusal(folder: Path, reason: str, about: Mapping[str, Any]) -> None:
-    """Record for later processes why there can be no plan. They need not record, and may use AOTAutograd's
-    cache.
+    """Record why there can be no plan. Later processes need not record, and may use AOTAutograd's cache.
 
     Args:
         folder: of the key.
@@ -120,7 +119,7 @@ def write_refusal(folder: Path, reason: str, about: Mapping[str, Any]) -> None:
         about: the key's factors.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: it cannot be written.
     """
     plan = {"refused": reason, "reads": [], "read": "", "functions": [], "about": about}
     write_sections(folder / "reason.none", {"plan": json.dumps(plan).encode()})
@@ -166,8 +165,7 @@ def read_sections(path: Path) -> dict[str, bytes]:
 
 
 def check_owner(path: Path) -> None:
-    """Raise PlanFileError if anybody but the user may write to a file or its folder, or if it is a pipe or a
-    device."""
+    """Raise PlanFileError if others may write to a file or its folder, or if it is a pipe or a device."""
     if not path.is_file():
         path.stat()  # raises if nothing is there
         raise PlanFileError(path, "it is no regular file")
@@ -188,6 +186,5 @@ def write_kernel(directory: Path, data: bytes) -> Path:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """The plans of a key, which differ in what is read besides the model. If there are none, the record why
-    not."""
+    """The plans of a key, which differ in what is read besides the model, or else why there are none."""
     return sorted(folder.glob(f"*{SUFFIX}"))[:_MOST] or sorted(folder.glob("*.none"))[:_MOST]

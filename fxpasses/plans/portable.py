@@ -1,5 +1,8 @@
-"""``fxpasses.save`` and ``fxpasses.load``: plans in one file, for other directories, processes and similar
-machines."""
+"""``fxpasses.save`` and ``fxpasses.load``: plans in one file, to take to another directory, process or
+machine.
+
+The other machine has to be of the same kind.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def save(
         OptionsError: ``compiled`` is something else, has no plan (the message says why), or comes from
             :func:`load`.
         PlanFileError: a plan in the cache is gone or damaged, or the key cannot be used.
-        OSError: the disk refuses. An existing file is left in place.
+        OSError: the file cannot be written. An existing file is left in place.
     """
     compiled = planned_call(compiled)
     if not isinstance(compiled, Compiled):

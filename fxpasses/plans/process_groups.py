@@ -1,5 +1,4 @@
-"""What a plan depends on of process groups, device meshes and placements: their ranks, and their names in
-compiled graphs."""
+"""What a plan depends on of process groups, device meshes and placements: their ranks and names in graphs."""
 
 from __future__ import annotations
 

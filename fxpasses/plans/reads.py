@@ -183,7 +183,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def resolve(read: Sequence[str]) -> object:
-    """The present value of a name that is read."""
+    """The current value of a name that is read."""
     value: object = sys.modules.get(read[0], _ABSENT)
     for depth, name in enumerate(read[1:]):
         content = getattr(value, "__dict__", {})

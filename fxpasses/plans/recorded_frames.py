@@ -1,5 +1,4 @@
-"""The frames that Dynamo compiles during a recorded call: the model's, those that it resumes with, and
-others."""
+"""The frames that Dynamo compiles during a recorded call: the model's, its resume functions, and others."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ class RecordedFrames:
                     values[name] = resumed.function()
 
     def goes_on(self) -> bool:
-        """Whether the functions that the model's frame resumes with have graphs. If not, the model takes over
-        what they call."""
+        """Whether resume functions of the model's frame have graphs. If not, the model adopts their calls."""
         return bool(self.resumed) and not self._functions.take_over_resumed()
 
     def are_only_the_first(self) -> bool:

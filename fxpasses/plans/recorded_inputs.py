@@ -144,8 +144,7 @@ class RecordedInputs:
             raise NoPlan("a graph that holds tensors of others")
 
     def fix_floats(self, given: Mapping[str, int | float]) -> None:
-        """Make floats constants if the backward pass guards on their values. ``given`` has the numbers of the
-        call, by place."""
+        """Make floats constants if the backward pass guards on them. ``given`` maps places to numbers."""
         fixed = {self.given.get(name) for name, number in self._floats.items() if not _t.is_open(number)}
         for source in self.sources:
             if source[0] == "number" and source[1] in fixed:

@@ -12,8 +12,7 @@ _HEAP_TYPE = 1 << 9
 
 
 def can_go(value: Any) -> bool:
-    """Whether a plan need not keep an object alive: modules, optimizers and the like, which consist of their
-    attributes."""
+    """Whether a plan need not keep an object alive: a module, an optimizer or another bag of attributes."""
     kind = type(value)
     return (
         kind.__weakrefoffset__ != 0

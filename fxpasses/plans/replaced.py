@@ -1,4 +1,4 @@
-"""Detection of functions of torch that somebody has replaced.
+"""Detection of replaced functions of torch.
 
 Torch's version covers what torch's code does, but not which functions it calls:
 ``torch.nn.functional.linear`` and methods of ``torch.Tensor`` are ordinary names. A plan lists the functions

@@ -38,8 +38,7 @@ class Reported:
 
     @property
     def graphs(self) -> list[dict[str, Any]]:
-        """The data of each graph that this process has compiled with ``report=`` (see the page on
-        reports)."""
+        """The data of each graph that this process compiled with ``report=`` (see the page on reports)."""
         data: list[dict[str, Any]] = read_report(directory_of(self), process=os.getpid())["graphs"]
         return data
 

@@ -41,8 +41,7 @@ class Layout:
     def __init__(
         self, result: Any, tensors: Mapping[int, list[Any]], objects: Mapping[int, list[Any]] | None = None
     ) -> None:
-        """Args: the model's result, and by ``id`` where tensors are; likewise objects that are not
-        rebuilt."""
+        """Args: the model's result, and by ``id`` where tensors are, and objects that are not rebuilt."""
         self.classes: list[tuple[str, ...]] = []
         self.has_number = False
         self._tensors, self._known, self._numbers = tensors, objects or {}, dict[int, int]()
@@ -101,7 +100,7 @@ def layout_of(
     Args:
         result: what the model returned.
         walk: over the model.
-        arguments: the tensors among them.
+        arguments: the tensors among the arguments.
         outputs: those of the graph.
         containers: among the arguments, by ``id``.
 

@@ -55,8 +55,7 @@ def resumed_by(code: types.CodeType, function: types.FunctionType) -> dict[str, 
             continue
         own, values = value.__code__, value.__globals__
         for cell in value.__closure__ or ():
-            # If there are free variables, Dynamo's function takes their cells and makes the function that
-            # resumes.
+            # If there are free variables, Dynamo's function takes their cells and makes the resume function.
             if isinstance(cell.cell_contents, types.CodeType):
                 own = cell.cell_contents
             elif isinstance(cell.cell_contents, dict):

@@ -312,8 +312,7 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backward: Boxed, no_autocast: bool, connected: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        """Run the backward graph. Takes the arguments of :func:`_run_backward`, and a tensor that requires
-        grad."""
+        """Run the backward graph. Takes what :func:`_run_backward` does, and a tensor that requires grad."""
         return _run_backward(backward, no_autocast, list(given))
 
     @staticmethod
@@ -344,8 +343,7 @@ def check_backward(deterministic: bool | None, *, donates: bool) -> None:
 def _as_traced(
     gradient: Any, size: Any, stride: Any, memory_format: str | None, placements: Any = None
 ) -> list[Any]:
-    """Convert a gradient to what the backward graph was traced with: its layout, and the parts of a sharded
-    one."""
+    """Convert a gradient to the layout that the backward graph was traced with, or a sharded one to parts."""
     if not isinstance(gradient, torch.Tensor):
         return [gradient]
     if placements is not None:

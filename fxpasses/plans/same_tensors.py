@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class SameTensors:
-    """Checks that these tensors are unchanged. The state of torch covers which dispatch keys are active in
-    the thread."""
+    """Checks that tensors are unchanged. The state of torch covers which dispatch keys are active."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
@@ -78,8 +77,7 @@ class SamePlaces:
 
 
 def is_in_itself(tensor: torch.Tensor) -> bool:
-    """Whether all checked facts are in the tensor's own memory, and it has the same dispatch keys as any
-    other tensor."""
+    """Whether all checked facts are in the tensor's own memory, and its dispatch keys are the usual ones."""
     return tensor.dim() <= _torch.MOST_DIMENSIONS and not tensor.is_conj() and not tensor.is_neg()
 
 

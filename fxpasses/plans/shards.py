@@ -1,5 +1,4 @@
-"""Sharded tensors (``DTensor``) of a model. Graphs take the parts of each; results and gradients are rebuilt
-from such parts."""
+"""Sharded tensors (``DTensor``) of a model. Graphs take and return parts, from which tensors are rebuilt."""
 
 from __future__ import annotations
 
@@ -28,8 +27,10 @@ def class_of_shards() -> Any:
 
 
 def sharded_facts(tensor: Any) -> tuple[Any, ...]:
-    """The metadata of a sharded tensor, as in :func:`~fxpasses.plans.tensor_facts.tensor_facts`. Its parts
-    have their own."""
+    """The metadata of a sharded tensor, like :func:`~fxpasses.plans.tensor_facts.tensor_facts`.
+
+    Its parts have their own.
+    """
     return (
         "DTensor", tuple(tensor.shape), tensor.stride(), 0, str(tensor.dtype),
         tensor.requires_grad, tensor.is_leaf, False, False, tensor.is_inference(),

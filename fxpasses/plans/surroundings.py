@@ -1,5 +1,4 @@
-"""What a compilation depends on besides the model and its arguments: versions, hardware, settings, and
-torch's state."""
+"""What a compilation depends on besides model and arguments: versions, hardware, settings, state of torch."""
 
 from __future__ import annotations
 
@@ -57,8 +56,11 @@ def surroundings() -> dict[str, str]:
 
 
 def _described(value: Any) -> str:
-    """The text of a setting. For an object whose text has its address, its ``uuid()``, by which Inductor keys
-    its caches too."""
+    """The text of a setting.
+
+    If the text has an object's address, it is the object's ``uuid()`` instead, by which Inductor also keys
+    its caches.
+    """
     text = repr(value)
     if " at 0x" not in text:
         return text
@@ -91,8 +93,7 @@ def _processor() -> str:
 
 
 def _own_source() -> str:
-    """A hash of our source, cached for the present files, since reading them takes longer than running a
-    plan."""
+    """A hash of our source, cached by file metadata: reading the source takes longer than running a plan."""
     root = Path(__file__).resolve().parents[2]
     files = [
         file

@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 
 _LARGEST, _MOST = 1 << 14, 1 << 20
-"""The most bytes of a pooled tensor, and of all those of a function. For larger ones, kernels cost more than
-allocation."""
+"""The most bytes of a pooled tensor, and of all of a function. Kernels on larger ones outweigh allocation."""
 
 
 def functions(body: Sequence[ast.stmt]) -> Iterator[ast.FunctionDef]:
@@ -25,8 +24,7 @@ def functions(body: Sequence[ast.stmt]) -> Iterator[ast.FunctionDef]:
 
 
 def keep_temporaries(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Make functions take tensors of fixed sizes that only kernels see from a pool; returns the statements
-    that make the pools."""
+    """Pool tensors of fixed sizes that only kernels see; returns the statements that make the pools."""
     made: list[ast.stmt] = []
     kernels = {
         _target(s)
@@ -113,8 +111,7 @@ class _Temporaries:
         self.kept = {name for name, of in root.items() if of in roots}
 
     def pooled(self, number: int) -> list[ast.stmt]:
-        """Rewrite the function; returns the statements that make its pool. ``number`` must be unique to the
-        function."""
+        """Rewrite the function; returns the statements that make its pool, with a unique ``number``."""
         making: list[ast.stmt] = []
         rest: list[ast.stmt] = []
         views: dict[str, str] = {}

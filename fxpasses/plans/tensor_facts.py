@@ -25,8 +25,7 @@ TENSOR_FACTS = (
 
 
 def facts_without_sizes(facts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Generalize the result of :func:`tensor_facts` to all sizes, strides and offsets with as many
-    dimensions."""
+    """Generalize :func:`tensor_facts` to all sizes, strides and offsets with as many dimensions."""
     kind, sizes, _, _, *others = facts
     return kind, len(sizes), None, None, *others
 

@@ -1,5 +1,4 @@
-"""Code that may read more than a walk over objects sees: names that give access to more, and uses of them
-that can be listed."""
+"""Code that may read more than a walk sees: names that give access to more, and uses that can be listed."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ _HARMLESS = {
 READERS = frozenset(map(id, (
     getattr, hasattr, setattr, delattr, vars, dir, globals, locals, id, hash, os.getenv, sys.getrecursionlimit,
 )))  # fmt: skip
-"""Functions that tracing goes through and that are recognized by name. Nothing may hold them under another
-name."""
+"""Functions that tracing inlines and that are recognized by name, so nothing may hold them by another one."""
 _NO_CONTENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME", "NOP")
 
 

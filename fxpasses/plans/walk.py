@@ -328,8 +328,7 @@ class Walk(OpenObjects):
     def _registrations(self, cls: type) -> None:
         """Which classes are subclasses of others only because they are registered with an abstract class."""
         pairs = [(cls, base) for base in self._abstract]
-        # Whether a class is one of ``ABC`` itself depends on all abstract classes of the process. Nobody
-        # asks.
+        # Which classes are ones of ``ABC`` depends on all abstract classes of the process, and nobody asks.
         if isinstance(cls, abc.ABCMeta) and cls is not abc.ABC and not getattr(cls, "_is_protocol", False):
             pairs += [(kind, cls) for kind in self._classes]
             self._abstract.append(cls)

@@ -94,8 +94,8 @@ class _Part:
         self._referred = _referred_to(vars(before), vars(after)) if self._new else None
 
     def after(self, walk: Walk) -> Walk | None:
-        """Continue ``walk``, over objects of the same content, in the same way. ``None`` if it might meet
-        something else."""
+        """Continue ``walk``, over objects of equal content, likewise. ``None`` if it may meet other
+        things."""
         parts = vars(walk)
         if self._referred is None or not self._watch.holds() or not self._tensors.hold():
             return None

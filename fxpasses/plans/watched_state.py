@@ -79,8 +79,7 @@ class Watch:
         self._attributes_of_classes.append(_of_class(cls))
 
     def class_of_object(self, value: Any) -> None:
-        """Watch the class of an object. If the object is not kept, also watch that its ``__dict__`` is the
-        same."""
+        """Watch the class of an object, and if it is not kept, that its ``__dict__`` is the same object."""
         if id(value) in self.not_kept:
             self._references.append((weakref.ref(value), type(value), value.__dict__))
             return

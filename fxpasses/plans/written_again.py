@@ -33,8 +33,7 @@ _NUMBERS = {"int", "float", "bool", "str", "NoneType"}
 
 
 class _Ran(threading.local):
-    """The plan files whose compiled code Dynamo's guards let run in this thread, while somebody collects
-    them."""
+    """The plan files whose compiled code ran in this thread under Dynamo's guards, while collected."""
 
     files: list[Path | None] | None = None
 
@@ -74,7 +73,7 @@ class ChangedNumbers:
 
         Args:
             file: of the plan, if it has one.
-            abouts: the factors of a plan for a call of the present model.
+            abouts: the factors of a plan for a call of the current model.
             model: the model.
             objects: those among the arguments.
         """
@@ -103,7 +102,7 @@ class ChangedNumbers:
         return ChangedNumbers(content, sections, story)
 
     def write(self, runs: Sequence[Path | None], folder: Callable[[Any], Path]) -> Path | None:
-        """Write the plan for the present model. Returns ``None`` if it does not fit or the disk refuses.
+        """Write the plan for the current model. Returns ``None`` if it does not fit or cannot be written.
 
         Args:
             runs: the plans whose code Dynamo let run in a call of the model.
@@ -122,8 +121,7 @@ def _without_model(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_numbers(story: Sequence[Any]) -> list[Any]:
-    """The walked facts without numbers in module attributes. Dynamo does not always guard on which attributes
-    exist."""
+    """The walked facts without numbers in module attributes. Which attributes exist is not always guarded."""
     return [[path, None if _is_number(path, facts) else facts] for path, facts in story]
 
 
