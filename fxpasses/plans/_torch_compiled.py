@@ -196,10 +196,8 @@ def has_hooks(model: Any) -> bool:
 
 
 def is_call_of(model: Any) -> bool:
-    """Whether the frame that Dynamo is tracing is a model's call, not that of a function that it calls.
-
-    The model calls such functions in Python.
-    """
+    """Whether Dynamo is tracing a model's call, and not a function inside of a call that it left to
+    Python."""
     if has_hooks(model):
         return root_code() is INLINE
     called = model.forward if isinstance(model, torch.nn.Module) else model

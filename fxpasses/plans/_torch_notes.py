@@ -12,8 +12,8 @@ import torch
 from fxpasses.plans._torch import CALLS_OF_MODULES
 
 PROPAGATED = "_dynamo_propagated_dynamic_indices"
-"""AOTAutograd's mark on tensors that a graph of symbolic sizes returns or saves. Dynamo ignores it in
-guards."""
+"""AOTAutograd's hint on tensors that a graph of symbolic sizes returns or saves, which Dynamo does not
+guard."""
 
 NOTES = (
     PROPAGATED,

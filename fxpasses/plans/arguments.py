@@ -43,8 +43,7 @@ def described_arguments(
 
 
 def is_record(value: Any) -> bool:
-    """Whether an object is described by its fields: an instance of a data class, which is usually new in each
-    call.
+    """Whether an object is described by its fields: an instance of a data class, usually new in each call.
 
     An object that may count or collect something is not a record, unless it is frozen. It may be the same
     object in each call, so what the code names of it counts.

@@ -1,5 +1,4 @@
-"""Functions that run in Python between the graphs of a call and have graphs of their own. Each looks for
-plans as the model does.
+"""Functions that run in Python between the graphs of a call and have graphs, and plans, of their own.
 
 After a graph break, Dynamo's code for a frame continues in Python. The functions that it calls (the loss of a
 model, or the layers of one whose loop Dynamo cannot trace) are compiled when their frames are evaluated.
@@ -173,8 +172,8 @@ def without_hook(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WithCells:
-    """Makes the function with which a frame resumes whose variables are shared with inner functions. Each
-    call has other cells.
+    """Makes a resume function whose variables are shared with inner functions. Their cells differ in each
+    call.
 
     If only the frame has its cells, the function behaves the same with cells of its own, and their contents
     are ordinary arguments. If something else has them, such as a function that the frame has made before,
@@ -381,8 +380,8 @@ class Functions:
         return held
 
     def take_over_resumed(self) -> bool:
-        """Whether nothing that frames of the model resume with has graphs. Its calls then become the
-        model's."""
+        """Whether nothing that the model's frames resume with has graphs. If so, the model adopts its
+        calls."""
         for planned in self._resumed.values():
             if not planned.has_no_graph or not planned.functions_between.take_over_resumed():
                 return False

@@ -439,7 +439,6 @@ class Compiled(Reported, Generic[M]):
             self._written[signature[0]] += 1
         if not reason:
             # Later calls are cheap too, even of other objects, for which Dynamo had nothing to compile.
-            # far.
             self._known.clear()
 
 

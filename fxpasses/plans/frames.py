@@ -106,8 +106,10 @@ def described_frame(
     resumed: Mapping[str, Resumed],
     read: Set[str] = frozenset(),
 ) -> tuple[dict[str, list[str]], bytes]:
-    """A frame as plain data: what the names mean that Dynamo put among its globals, its code, and that of the
-    functions it resumes with.
+    """A frame as plain data.
+
+    That is what the names mean that Dynamo put among its globals, its code, and that of the functions it
+    resumes with.
 
     Args:
         function: whose frame it is.

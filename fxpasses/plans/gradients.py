@@ -1,5 +1,4 @@
-"""Gradients as inputs of a plan: code that reads ``parameter.grad`` finds another tensor or none each
-step."""
+"""Gradients as inputs of a plan: in each step, ``parameter.grad`` may be another tensor or None."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ class Checked:
 
 
 class Plan(Checked):
-    """A loaded plan, bound to the model that it was checked for. ``walk`` continued from the model's walk
-    over what the plan reads.
+    """A loaded plan, bound to the model that it was checked for.
+
+    ``walk`` continued from the model's walk over what the plan reads.
 
     Attributes:
         file: the file of the plan.
@@ -168,8 +169,10 @@ class Plan(Checked):
         )
 
     def _watched(self, backward: Callable[..., Any], results: Mapping[str, str]) -> Callable[..., Any]:
-        """Wrap the backward graph of a tuned program. If it fails, the choice in ``results`` is struck and
-        this plan no longer holds."""
+        """Wrap the backward graph of a tuned program.
+
+        If it fails, the choice in ``results`` is struck and this plan no longer holds.
+        """
 
         def run(given: list[Any]) -> Any:
             try:
@@ -186,8 +189,11 @@ class Plan(Checked):
         return self._gradients.memory() + (self._exchanged.memory() if self._exchanged is not None else [])
 
     def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:
-        """Whether the graphs hold for the sizes of these arguments, for the numbers passed with them, and for
-        which of them are read elsewhere too."""
+        """Whether the graphs hold for these arguments.
+
+        That depends on their sizes, on the numbers passed with them, and on which of them are read elsewhere
+        too.
+        """
         if not self._are_read_alike(arguments):
             return False
         if self.open and not (self.given.may_be(self.open) and self.given.are(self._other_numbers)):

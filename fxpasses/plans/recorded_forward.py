@@ -1,5 +1,7 @@
-"""Whether a call with gradients on can have a plan without a backward pass; see
-:mod:`fxpasses.plans.forward_alone`."""
+"""Whether a call with gradients on can have a plan without a backward pass.
+
+See :mod:`fxpasses.plans.forward_alone`.
+"""
 
 from __future__ import annotations
 
@@ -64,19 +66,19 @@ class RecordedForward:
         wait(recording)
 
     def look(self, gm: fx.GraphModule) -> None:
-        """See whether a second run of the graph may differ: it draws random numbers or mutates tensors."""
+        """Note whether a second run of the graph may differ: it draws random numbers or mutates tensors."""
         graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
         self._is_other_again = any(uses_rng(n) or is_mutating(n) for graph in graphs for n in graph.nodes)
 
     def look_at_trace(self, graph: fx.Graph) -> None:
-        """See whether part of Dynamo's graph cannot be differentiated by itself."""
+        """Note whether part of Dynamo's graph cannot be differentiated by itself."""
         modules = graph.owning_module.modules() if graph.owning_module is not None else ()
         graphs = [module.graph for module in modules if isinstance(module, fx.GraphModule)]
         if any(node.kwargs.get("use_reentrant") for graph in graphs for node in graph.nodes):
             self._refused = "checkpoint(use_reentrant=True), which only .backward() can differentiate"
 
     def look_at_inputs(self, inputs: Sequence[Any], sources: Sequence[Sequence[Any]]) -> None:
-        """See whether autograd can save the inputs of the graph and tell their gradients apart.
+        """Note whether autograd can save the inputs of the graph and tell their gradients apart.
 
         Args:
             inputs: of the graph.
@@ -95,8 +97,7 @@ class RecordedForward:
         trace: RecordedTrace,
         inputs: RecordedInputs,
     ) -> dict[str, Any]:
-        """Check that the call can be repeated, and that its results are graph outputs with memory of their
-        own.
+        """Check that the call is repeatable and that its results are graph outputs with memory of their own.
 
         Args:
             content: of the plan.

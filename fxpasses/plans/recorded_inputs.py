@@ -65,7 +65,7 @@ class RecordedInputs:
         return [(n[1], n[2]) for n in self._numbers if n is not None and n[0] == "option"]
 
     def note(self, graph: fx.Graph) -> None:
-        """See what Dynamo's graph takes."""
+        """Note what Dynamo's graph takes."""
         self._names, self._numbers = _t.sized_inputs(graph, self.lifted)
         self._floats = _t.floats_of(graph)
 
@@ -127,7 +127,7 @@ class RecordedInputs:
         )
 
     def look(self, inputs: Sequence[Any], walk: Walk, arguments: Sequence[torch.Tensor]) -> None:
-        """See where the inputs come from.
+        """Note where the inputs come from.
 
         Args:
             inputs: those of a call.

@@ -50,7 +50,7 @@ class RecordedTrace:
         self._not_traced: list[types.CodeType] = []
 
     def note(self, *, dictionaries: bool) -> str:
-        """See what Dynamo has traced so far. Returns what has another value afterwards, or "".
+        """Note what Dynamo has traced so far. Returns what has another value afterwards, or "".
 
         Args:
             dictionaries: whether the frame may change dictionaries.

@@ -1,5 +1,7 @@
-"""The runtime of a plan: loads generated code and kernels without a compiler, and takes the steps around them
-that AOTAutograd would take."""
+"""The runtime of a plan: loads generated code and kernels without a compiler.
+
+It also takes the steps around them that AOTAutograd would take.
+"""
 
 from __future__ import annotations
 
@@ -114,8 +116,9 @@ def assert_tensor_metadata(
     dtype: torch.dtype,
     op_name: str | None = None,
 ) -> None:
-    """Check that an operator returned what its fake kernel predicted. The code that torch 2.15 generates
-    calls this by name.
+    """Check that an operator returned what its fake kernel predicted.
+
+    The code that torch 2.15 generates calls this by name.
 
     Args:
         tensor: the result.
@@ -141,8 +144,9 @@ Specs = Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
 
 
 class Conforming:
-    """A compiled region whose results must have the recorded metadata. The first call finds out which results
-    have to be copied for that.
+    """A compiled region whose results must have the recorded metadata.
+
+    The first call finds out which results have to be copied for that.
 
     Args:
         call: the region's graph; takes sizes and tensors.
@@ -321,8 +325,12 @@ class Once(torch.autograd.Function):
 
 
 def check_backward(deterministic: bool | None, *, donates: bool) -> None:
-    """Raise if this process may not run the backward pass, given whether it was compiled for deterministic
-    algorithms and with donated buffers."""
+    """Raise if this process may not run a backward pass.
+
+    Args:
+        deterministic: whether it was compiled for deterministic algorithms.
+        donates: whether it was compiled with donated buffers.
+    """
     if peek_interpreter_stack() is not None:
         raise RuntimeError(
             "a compiled backward function is called within vmap/grad/vjp, which is not supported: wrap the "

@@ -102,7 +102,7 @@ def described_results(results: Sequence[Any]) -> list[list[Any]]:
     """The same for the results of a graph without a backward graph.
 
     Args:
-        results: as returned to the caller. Empty if none is sharded.
+        results: as returned to the caller. If none is sharded, the description is empty.
 
     Raises:
         NoPlan: a result is sharded in a way that plans do not support.
@@ -231,7 +231,7 @@ class RecordedShards:
         return bool(self.positions)
 
     def look(self, inputs: Sequence[Any]) -> None:
-        """See which inputs of a call they are."""
+        """Note which inputs of a call they are."""
         self.positions = [i for i, value in enumerate(inputs) if is_sharded(value)]
 
     def note_call(
@@ -242,7 +242,7 @@ class RecordedShards:
         *,
         with_backward: bool,
     ) -> int:
-        """See what a call has returned. Returns how many outputs the graph of parts has.
+        """Note what a call has returned. Returns how many outputs the graph of parts has.
 
         Args:
             outputs: those of the call.
@@ -263,7 +263,7 @@ class RecordedShards:
         return len(outputs)
 
     def note(self, found: tuple[Any, Sequence[Any]] | None) -> Any:
-        """See what AOTAutograd knows of a forward and backward graph before it unwraps tensors. Returns its
+        """Note what AOTAutograd knows of a forward and backward graph before it unwraps tensors. Returns its
         metadata.
 
         Args:
@@ -290,7 +290,7 @@ class RecordedShards:
         return metadata
 
     def note_results(self, results: Sequence[Any], metadata: Any) -> None:
-        """See what a graph without a backward graph returns.
+        """Note what a graph without a backward graph returns.
 
         Args:
             results: as returned to the caller.

@@ -94,8 +94,7 @@ class _Part:
         self._referred = _referred_to(vars(before), vars(after)) if self._new else None
 
     def after(self, walk: Walk) -> Walk | None:
-        """Continue ``walk``, over objects of equal content, likewise. ``None`` if it may meet other
-        things."""
+        """Continue ``walk``, over equal content, in the same way. ``None`` if it may meet something else."""
         parts = vars(walk)
         if self._referred is None or not self._watch.holds() or not self._tensors.hold():
             return None

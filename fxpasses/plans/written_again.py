@@ -1,9 +1,9 @@
-"""Rewriting a plan for a model in which only numbers have changed that its code does not depend on, such as a
-size noted in the first call or an epoch count.
+"""Rewriting of plans after changes of numbers that their code does not depend on.
 
-A plan covers everything that its trace might depend on, read or not. But Dynamo knows which numbers, strings
-and flags among a module's attributes were read. If its guards let the plan's code run again, a new trace
-would give the same code, and nothing has to be compiled.
+Such a number is a size that the model noted in its first call, or an epoch count. A plan covers everything
+that its trace might depend on, read or not. But Dynamo knows which numbers, strings and flags among a
+module's attributes were read. If its guards let the plan's code run again, a new trace would give the same
+code, and nothing has to be compiled.
 """
 
 from __future__ import annotations
