@@ -196,8 +196,7 @@ def has_hooks(model: Any) -> bool:
 
 
 def is_call_of(model: Any) -> bool:
-    """Whether Dynamo is tracing a model's call, and not a function inside of a call that it left to
-    Python."""
+    """Whether Dynamo is tracing a model's call, and not a function inside of one that it left to Python."""
     if has_hooks(model):
         return root_code() is INLINE
     called = model.forward if isinstance(model, torch.nn.Module) else model

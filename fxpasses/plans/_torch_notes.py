@@ -12,8 +12,7 @@ import torch
 from fxpasses.plans._torch import CALLS_OF_MODULES
 
 PROPAGATED = "_dynamo_propagated_dynamic_indices"
-"""AOTAutograd's hint on tensors that a graph of symbolic sizes returns or saves, which Dynamo does not
-guard."""
+"""AOTAutograd's hint on tensors that graphs of symbolic sizes return or save. Dynamo never guards on it."""
 
 NOTES = (
     PROPAGATED,

@@ -22,7 +22,14 @@ class Watching(Protocol):
         """Give up on a plan, for this reason."""
 
     def end(self, path: Path | None, reason: str, where: str = "", *, lasting: bool = True) -> None:
-        """End with a plan, or why and ``where`` there is none. ``lasting``: later processes find the same."""
+        """End the recording.
+
+        Args:
+            path: the plan, or None.
+            reason: why there is none, or "".
+            where: the attribute, file or name that is the reason.
+            lasting: whether later processes would find the same.
+        """
 
 
 def beside_compilation(method: Callable[..., None]) -> Callable[..., None]:

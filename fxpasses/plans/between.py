@@ -380,8 +380,10 @@ class Functions:
         return held
 
     def take_over_resumed(self) -> bool:
-        """Whether nothing that the model's frames resume with has graphs. If so, the model adopts its
-        calls."""
+        """Whether no resume function of the model's frames has graphs.
+
+        If so, the functions that they call belong to the model from now on.
+        """
         for planned in self._resumed.values():
             if not planned.has_no_graph or not planned.functions_between.take_over_resumed():
                 return False

@@ -67,7 +67,7 @@ class Directory:
     def find(
         self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
     ) -> Plan | None:
-        """Find a plan of an earlier process. Takes the arguments of :meth:`Shelf.find`.
+        """Find a plan of an earlier process. Args: those of :meth:`Shelf.find`.
 
         Raises:
             NoPlan: an earlier process found that there can be none.

@@ -419,7 +419,7 @@ class Recording(Observer, Recorder):
             self.end(path, "")
 
     def end(self, path: Path | None, reason: str, where: str = "", *, lasting: bool = True) -> None:
-        """End with a plan, or why and ``where`` there is none. ``lasting``: later processes find the same."""
+        """End it. Args: those of :meth:`~fxpasses.plans.beside_compilation.Watching.end`."""
         if not self._finished:
             self._finished, self.file = True, path
             if where:

@@ -49,7 +49,7 @@ class Reported:
         against: str | os.PathLike[str] | None = None,
         profile: Callable[[], object] | None = None,
     ) -> Path:
-        """Make one HTML page of what was compiled with ``report=``. Takes the arguments of
+        """Make one HTML page of what was compiled with ``report=``. Args: those of
         :func:`fxpasses.report`."""
         return report(self, output, against=against, profile=profile)
 

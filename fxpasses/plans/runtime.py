@@ -316,7 +316,7 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backward: Boxed, no_autocast: bool, connected: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        """Run the backward graph. Takes what :func:`_run_backward` does, and a tensor that requires grad."""
+        """Run it. Args: those of :func:`_run_backward`, and a tensor that requires grad."""
         return _run_backward(backward, no_autocast, list(given))
 
     @staticmethod
