@@ -96,7 +96,8 @@ def read_archive(path: Path, public_key: object = None) -> Archive:
 
     Args:
         path: the file.
-        public_key: a file with an Ed25519 key in PEM, or its bytes. The signature is checked first.
+        public_key: a file with an Ed25519 key in PEM, or its bytes. The signature is checked before the
+            manifest is used.
 
     Raises:
         PlanFileError: it is incomplete, has been changed, or the signature does not match.

@@ -87,14 +87,16 @@ def compile(
         compiled_autograd: whether backward passes are captured whole.
         ranks: what the processes of a job compare before a graph with collectives runs.
         cache: where plans are stored: a directory, ``"off"`` or ``"auto"``. ``"auto"`` is the directory in
-            ``FXPASSES_CACHE_DIR`` (``off`` there disables plans), else none if Inductor's caches are
-            disabled, else the folder ``fxpasses`` in ``TORCHINDUCTOR_CACHE_DIR``, else one in the directory
-            for temporary files.
+            ``FXPASSES_CACHE_DIR`` (``off`` there disables plans), else none if
+            ``TORCHINDUCTOR_FORCE_DISABLE_CACHES=1``, else the folder ``fxpasses`` in
+            ``TORCHINDUCTOR_CACHE_DIR``, else one in the directory for temporary files.
         dynamic: as in ``torch.compile``.
         fullgraph: as in ``torch.compile``.
 
     Raises:
-        OptionsError: an argument is not callable. Other wrong options raise in the first call that compiles.
+        OptionsError: ``model`` is not callable, or ``report`` or ``cache`` is of the wrong type. Other wrong
+            options raise in the first call that compiles.
+        ArgumentTypeError: ``dynamic`` or ``fullgraph`` is of the wrong type.
     """
     if model is None:
         given = {name: value for name, value in locals().items() if name != "model"}

@@ -127,7 +127,7 @@ def load(
     Raises:
         PlanFileError: the file is damaged, not trusted, or of another format.
         PlanMismatchError: the machine, versions, settings or model differ; it names the difference.
-        OptionsError: ``model`` is not callable.
+        OptionsError: ``model`` is not callable, or ``path`` or ``trust`` is not valid.
         OSError: the file cannot be read.
     """
     if not callable(model):
