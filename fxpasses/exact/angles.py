@@ -1,4 +1,4 @@
-"""Sines and cosines of sums: by the addition theorems, from those of the terms."""
+"""Sines and cosines of sums, computed from those of the terms by the addition theorems."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NEAR = 1e-15
 
 
 def cosine_and_sine(m: Arithmetic, a: Dual, half_tangent: Callable[[Dual], Dual]) -> tuple[Dual, Dual]:
-    """Both functions of an angle.
+    """Compute both functions of an angle.
 
     Args:
-        m: computes.
+        m: the arithmetic.
         a: the angle.
         half_tangent: the tangent of half an angle, of which nothing else is known.
     """
@@ -36,7 +36,7 @@ def cosine_and_sine(m: Arithmetic, a: Dual, half_tangent: Callable[[Dual], Dual]
 def _of_term(m: Arithmetic, a: Dual, half_tangent: Callable[[Dual], Dual]) -> tuple[Dual, Dual]:
     turns = a.witness / (math.pi / 2)
     quarter = turns.flatten()[0].round() if turns.numel() else turns.sum()
-    if quarter and bool(((turns - quarter).abs() <= _NEAR * quarter.abs()).all()):  # what is written as pi
+    if quarter and bool(((turns - quarter).abs() <= _NEAR * quarter.abs()).all()):  # written with pi
         parts = [round(f(float(quarter) * math.pi / 2)) for f in (math.cos, math.sin)]
         return tuple(m.full(a.shape, part, a.dtype or torch.float32) for part in parts)  # type: ignore[return-value]
     t = half_tangent(a)

@@ -1,6 +1,6 @@
-"""The arithmetic of dual numbers, exact on their residues.
+"""Arithmetic of dual numbers, exact on their residues.
 
-Nothing rounds: casts between float types change the type that a value has in the graph, and not the value.
+Nothing rounds: a cast between float dtypes changes the dtype that a value has in the graph, not the value.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fxpasses.exact.products import power_of_exponential, product_over
 from fxpasses.exact.sums import each_of, multiple_of, sum_of
 
 _CANCELLED = 1e-9
-"""A sum so much smaller than its terms may be zero, and numbers so near to each other may be equal: the residues know."""
+"""A sum this much smaller than its terms may be zero, and numbers this close equal: the residues decide."""
 _LARGEST_DENOMINATOR = 2**20
 _MOST_EXPONENTS = 64
-"""Different integers in a tensor of exponents."""
+"""The most distinct integers in a tensor of exponents."""
 
 
 Operand = Dual | Tensor | float | int
@@ -33,12 +33,14 @@ class Arithmetic:
     """Operations on dual numbers in one field.
 
     Args:
-        field: where residues live.
+        field: the field of the residues.
 
     Attributes:
         folded: what numbers were computed from.
-        squares_roots: whether sines of sums are those of the terms, and the square of a root is what it is the root of. Residues of a root are a root of it or of its negative. As they are, a
-            root is a variable of which nothing is known, and all laws of products hold; where some squares are exact, others hold, and not all of these.
+        squares_roots: whether sines of sums are computed from their terms, and squaring a root gives its
+            radicand. A residue of a root is that of it or of its negative. If false, a root is an unknown
+            variable, and all laws of products hold. If true, some squares are exact and other laws hold, but
+            not all of these.
     """
 
     def __init__(self, field: Field) -> None:
@@ -50,7 +52,7 @@ class Arithmetic:
     # Making duals
 
     def dual(self, value: Operand, dtype: torch.dtype | None = None) -> Dual:
-        """A tensor or a number as dual number; a dual number as it is."""
+        """Convert a tensor or number to a dual number."""
         if isinstance(value, Dual):
             return value
         if isinstance(value, Tensor):
@@ -66,10 +68,11 @@ class Arithmetic:
         )
 
     def meant(self, value: Tensor) -> Dual:
-        """A float tensor as the numbers that its elements are meant to be: ``0.1`` is a tenth."""
+        """Read a float tensor as the numbers that its elements are meant to be: ``0.1`` is a tenth."""
         witness = value.double()
         residues = torch.stack(self.field.encode(witness), -1)
-        # What float32 holds is what it is (no tenth among it): most elements of a model's inputs. The others are read one by one.
+        # A number that float32 represents, as most elements of a model's inputs, means itself. Others are
+        # read one by one.
         read = (witness != witness.float().double()) & witness.isfinite()
         distinct, at = witness[read].unique(return_inverse=True)
         rows = [residues_of_number(self.field, float, number) for number in distinct.tolist()]
@@ -77,12 +80,12 @@ class Arithmetic:
         return Dual(witness, list(residues.unbind(-1)), value.dtype)
 
     def constant(self, value: Tensor) -> Dual:
-        """A tensor of floats that a graph holds: what is one number everywhere is read as a number that is written."""
+        """Convert a float tensor that a graph holds. If all elements are one number, read that number."""
         number = number_held(value)
         return self.dual(value) if number is None else self.full(value.shape, number, value.dtype)
 
     def full(self, size: Sequence[int], value: Operand, dtype: torch.dtype) -> Dual:
-        """Make a tensor with one value everywhere.
+        """Make a tensor with the same value everywhere.
 
         Args:
             size: its shape.
@@ -97,16 +100,16 @@ class Arithmetic:
     def finished(
         self, witness: Tensor, residues: Sequence[Tensor], *operands: Dual, dtype: torch.dtype | None = None
     ) -> Dual:
-        """A result whose residues obey the rules of what is not finite.
+        """Apply the rules for non-finite values to the residues of a result.
 
-        Elements that are not finite have residue 0. Finite ones that were made of such (``exp(-inf)``, ``1 / inf``) are what the
+        Non-finite elements have residue 0. Finite ones made of such (``exp(-inf)``, ``1 / inf``) are what the
         witness says.
 
         Args:
             witness: of the result.
             residues: of the result, as field arithmetic gave them.
             operands: what it was made of, broadcast against each other elementwise.
-            dtype: of the result; that of the promoted operands if not given.
+            dtype: of the result; the promoted dtype of the operands by default.
         """
         kept = list(residues)
         finite = torch.isfinite(witness)
@@ -134,7 +137,7 @@ class Arithmetic:
             alpha: a factor of ``b``.
 
         Returns:
-            The sum. Where floats cancel and all residues are zero, its witness is exactly zero.
+            The sum. If floats cancel and all residues are zero, its witness is exactly zero.
         """
         a, b = self.dual(a), self.dual(b)
         if not isinstance(alpha, (int, float)) or alpha != 1:
@@ -178,7 +181,7 @@ class Arithmetic:
         return result
 
     def squared(self, a: Dual) -> Dual:
-        """``a * a``, where ``a`` may be made of a root, whose residues do not know a sign."""
+        """Compute ``a * a``, also if ``a`` is made of a root, whose residues do not determine a sign."""
         return self.mul(a, a) if a.square is None else a.square()
 
     def reciprocal(self, a: Operand) -> Dual:
@@ -218,7 +221,8 @@ class Arithmetic:
         return result
 
     def root(self, a: Operand) -> Dual:
-        """``sqrt(a)``; its square is ``a`` up to the sign, which the witness knows, or ``a`` where roots are squared."""
+        """``sqrt(a)``. Its square is ``a`` up to a sign, which the witness knows, or ``a`` by
+        ``squares_roots``."""
         a = self.dual(a)
         result = self.finished(a.witness.sqrt(), [self.field.root(k, r) for k, r in enumerate(a.residues)], a)
         result.square = (lambda: a) if self.squares_roots else None
@@ -250,7 +254,7 @@ class Arithmetic:
         return result
 
     def _integer_powers(self, a: Dual, exponents: Dual, distinct: list[float]) -> Dual:
-        """``a ** exponents``, of elements that are few different integers: powers of a decay."""
+        """``a ** exponents`` for few distinct integer exponents, such as powers of a decay."""
         witness = torch.pow(a.witness, exponents.witness)
         residues = [torch.zeros(witness.shape, dtype=r.dtype) for r in a.residues]
         for number in distinct:
@@ -260,7 +264,7 @@ class Arithmetic:
         return self.finished(witness, residues, a, exponents)
 
     def exp(self, a: Operand) -> Dual:
-        """``exp(a)``; exactly zero where float64 says so: ``exp(-1e30)`` is what ``exp(-inf)`` is."""
+        """Compute ``exp(a)``; exactly zero where float64 underflows: ``exp(-1e30)`` equals ``exp(-inf)``."""
         a = self.dual(a)
         witness = a.witness.exp()
         if a.exponential is not None:
@@ -282,13 +286,13 @@ class Arithmetic:
         return result
 
     def uninterpreted(self, name: str, a: Operand, witness: Tensor, parity: int = 0) -> Dual:
-        """A function of which only its argument is known.
+        """Apply a function of which nothing else is known.
 
         Args:
             name: of the function.
             a: its argument.
             witness: its value.
-            parity: 1 for even functions, -1 for odd ones, which know ``f(-x)``.
+            parity: 1 for even functions, -1 for odd ones, which relates ``f(-x)`` to ``f(x)``.
         """
         a = self.dual(a)
         residues = []
@@ -302,7 +306,7 @@ class Arithmetic:
         return self.finished(witness, residues, a)
 
     def with_witness(self, value: Dual, witness: Tensor, *operands: Dual) -> Dual:
-        """The residues of ``value`` with a witness that was computed in a better way."""
+        """Combine the residues of ``value`` with a more accurate witness."""
         result = self.finished(witness, value.residues, *operands, dtype=value.dtype)
         result.exponential, result.square = value.exponential, value.square
         return result
@@ -310,7 +314,7 @@ class Arithmetic:
     # Choices by the witness
 
     def compared(self, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-        """The witnesses of two operands, equal where float64 parts them and the residues do not."""
+        """The witnesses of two operands, made equal where float64 parts them and the residues do not."""
         a, b = self.dual(a), self.dual(b)
         near = (a.witness != b.witness) & ((a.witness - b.witness).abs() < _CANCELLED * a.witness.abs())
         for x, y in zip(a.residues, b.residues, strict=True) if bool(near.any()) else ():
@@ -318,22 +322,22 @@ class Arithmetic:
         return torch.where(near, b.witness, a.witness), b.witness
 
     def whole(self, a: Operand) -> Tensor:
-        """The witness, an integer where float64 misses one by its rounding."""
+        """Return the witness, made an integer where float64 rounding alone misses one."""
         a = self.dual(a)
         return self.compared(a, self.encoded(a.witness.round(), a))[0]
 
     def encoded(self, witness: Tensor, like: Operand) -> Dual:
-        """What the witness alone decides, such as ``floor``: its value is its meaning."""
+        """Encode a result that the witness alone determines, such as that of ``floor``."""
         return self.finished(witness, self.field.encode(witness), self.dual(like))
 
     def select(self, condition: Tensor, a: Operand, b: Operand, witness: Tensor | None = None) -> Dual:
-        """``where(condition, a, b)``.
+        """Compute ``where(condition, a, b)``.
 
         Args:
             condition: a bool tensor.
             a: where it is true.
-            b: where it is not.
-            witness: of the result, where ``where`` would lose a NaN.
+            b: where it is false.
+            witness: of the result, if ``where`` would lose a NaN.
         """
         a, b = self.dual(a), self.dual(b)
         if witness is None:
@@ -353,14 +357,14 @@ class Arithmetic:
     # Sums and products of elements
 
     def linear(self, function: Callable[..., Tensor], *values: Dual) -> Dual:
-        """A function that adds elements up, of duals of one type."""
+        """Apply a function that adds up elements, to duals of one dtype."""
         witness = function(*(v.witness for v in values))
         residues = [function(*(v.residues[k] for v in values)) % p for k, p in enumerate(self.primes)]
         finite = torch.isfinite(witness)
         return Dual(witness, [torch.where(finite, r, 0) for r in residues], values[0].dtype)
 
     def rational(self, function: Callable[[Tensor], Tensor], a: Dual, denominator: int) -> Any:
-        """Apply a linear function of float64 tensors whose coefficients are fractions, such as a mean over windows.
+        """Apply a linear function of float64 tensors with fractional coefficients, such as a windowed mean.
 
         Args:
             function: is linear.
@@ -368,7 +372,7 @@ class Arithmetic:
             denominator: a common one of the coefficients.
 
         Returns:
-            The result; ``NotImplemented`` where float64 does not hold what the residues add up to.
+            The result; ``NotImplemented`` if float64 cannot represent what the residues add up to.
         """
         if denominator > _LARGEST_DENOMINATOR:
             return NotImplemented
@@ -383,8 +387,8 @@ class Arithmetic:
 
         Args:
             a: a tensor.
-            dim: the dimensions; all by default, or where none is listed.
-            keepdim: whether they stay, with size 1.
+            dim: the dimensions; all by default, or if none is listed.
+            keepdim: whether they are kept, with size 1.
         """
         if not dim and a.dim() == 0:
             return a
@@ -404,13 +408,13 @@ class Arithmetic:
     def variance(
         self, a: Dual, dim: Sequence[int] | None = None, correction: Any = 1, keepdim: bool = False
     ) -> tuple[Dual, Dual]:
-        """Variance and mean over dimensions.
+        """Compute variance and mean over dimensions.
 
         Args:
             a: the values.
-            dim: the dimensions; all if not given.
+            dim: the dimensions; all by default.
             correction: what is subtracted from the number of values.
-            keepdim: whether the dimensions stay, with size 1.
+            keepdim: whether the dimensions are kept, with size 1.
         """
         over = list(range(a.dim())) if dim is None or not len(dim) else list(dim)
         count = math.prod(a.shape[d] for d in over)
@@ -436,7 +440,7 @@ class Arithmetic:
         return self.finished(function(a.witness, b.witness), residues, dtype=promoted_dtype(a, b))
 
     def products_along(self, a: Dual, dim: int) -> Dual:
-        """The products of the first 1, 2, ... elements along a dimension."""
+        """Compute the cumulative products along a dimension."""
         slices = [a.map(lambda t, i=i: t.select(dim, i)) for i in range(a.shape[dim])]  # type: ignore[misc]
         if not slices:
             return a
@@ -452,9 +456,9 @@ class Arithmetic:
 
         Args:
             a: a tensor.
-            dim: the dimensions; all where none is listed.
-            keepdim: whether they stay, with size 1.
-            largest: whether the maximum is asked for.
+            dim: the dimensions; all if none is listed.
+            keepdim: whether they are kept, with size 1.
+            largest: whether to take the maximum.
         """
         over = sorted({d % a.dim() for d in dim} or range(a.dim())) if a.dim() else []
         if not over:
@@ -473,7 +477,7 @@ class Arithmetic:
 
 
 def promoted_dtype(*operands: Dual) -> torch.dtype:
-    """The type that torch gives to a result of these operands: those with dimensions count more."""
+    """Return the dtype that PyTorch promotes these operands to: those with dimensions take precedence."""
     kinds = [o.dtype for o in operands if o.dtype is not None and o.dim()]
     kinds = kinds or [o.dtype for o in operands if o.dtype is not None]
     result = kinds[0] if kinds else torch.float32
@@ -483,7 +487,7 @@ def promoted_dtype(*operands: Dual) -> torch.dtype:
 
 
 def stacked(values: Sequence[Dual], dim: int) -> Dual:
-    """Duals of one shape along a new dimension."""
+    """Stack duals of one shape along a new dimension."""
     witness = torch.stack([v.witness for v in values], dim)
     residues = [torch.stack([v.residues[k] for v in values], dim) for k in range(LEVELS)]
     return Dual(witness, residues, values[0].dtype)

@@ -1,7 +1,8 @@
-"""Integers at the ends of what a graph takes: what indexes a table is wrong first at the table's ends. And those that it compares with a number.
+"""Integers at the ends of what a graph accepts, and those that it compares with a number.
 
-Nothing in a graph says that an input is an index. So what is computed from it runs, on plain tensors, with all of its elements further and
-further out, until something refuses. Candidates are the sizes that occur in the graph, on either side of zero.
+Wrong indices into a table show first at its ends. Nothing in a graph says that an input is an index. So what
+is computed from it runs on plain tensors, with all of its elements further and further out, until something
+rejects them. Candidates are the sizes that occur in the graph, on either side of zero.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _CHECK_INDICES = {
     aten._unsafe_masked_index.default,
     aten._unsafe_masked_index_put_accumulate.default,
 }
-"""Operators whose kernels refuse an index out of bounds, or mask it. Others (custom ones, those that take offsets) may read beyond their memory."""
+"""Operators whose kernels reject or mask an index out of bounds.
+
+Others (custom ones, those that take offsets) may read beyond their memory.
+"""
 
 _SAFE = {
     *(aten.cat, aten.stack, aten.constant_pad_nd, aten.flip, aten.roll, aten.sort, aten.topk),
@@ -55,14 +59,17 @@ _SAFE = {
     ),
     *(aten.ones_like, aten.new_zeros, aten.new_ones, aten.new_full),
 }
-"""Operators that are neither elementwise nor reductions, and take any integers without reading memory by them."""
+"""Operators that are neither elementwise nor reductions, and accept any integers without indexing memory."""
 
 _COUNT_FROM_ZERO = {"aten.index_add.default", "aten.index_copy.default", "aten.index_select.default"}
-"""Operators that refuse negative indices, and are decomposed to one that counts them from the end."""
+"""Operators that reject negative indices, and decompose to one that counts those from the end."""
 
 _FAR = (4099, 2**20 + 3, 2**40 + 5)
-"""An integer that the graph takes this far out is no index: it may be any. One that floats are made of goes to the first, which
-no type of two bytes holds: further out, nothing is left of them."""
+"""An integer that the graph accepts this far out is not an index: it may be any.
+
+If floats are computed from it, only the first is used, which no 16-bit type represents: further out, nothing
+is left of them.
+"""
 _PARTS = 1 << 40
 _LAST = torch.iinfo(torch.int64).max
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
@@ -71,15 +78,17 @@ _MOST_COMPARED = 3
 
 
 def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Returns inputs whose integers are positions; at the ends of what the graph takes, or next to them; with numbers between that it compares them with.
+    """Yield inputs whose integers are at, or next to, the ends of what the graph accepts, or are positions.
+
+    Some also hold the numbers that the graph compares integers with.
 
     Args:
         gm: a graph of ATen operators with fake tensors as ``meta["val"]``.
         inputs: example inputs, on which it runs.
 
     Returns:
-        These, as far as they are others than the examples: none where no input is a tensor of integers that could be an index. Positions are
-        those of sizes that occur in the graph: a length, say, of which a mask is made.
+        Inputs that differ from the examples: none if no input is a tensor of integers that could be an index.
+            Positions are those of sizes that occur in the graph, such as a length that a mask is made of.
     """
     leaves = [leaf for node in gm.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
     sizes = {size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape if type(size) is int}
@@ -95,8 +104,8 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
         low, high = _range(uses, value, sizes)
         numbers, made = computable(value), value
         if (low, high) != (int(numbers.min()), int(numbers.max())):
-            # The lowest alone may be what it is taken for: -5 and 0 are the same row of five.
-            # And where products wrap, what is at the ends may be what it is taken for: there is a number between.
+            # The lowest alone may hide a fault: -5 and 0 are the same row of five.
+            # Where products wrap, both ends may hide it. Hence a number in between.
             inside = low + (high - low) * int(torch.randint(_PARTS, (), generator=generator)) // _PARTS
             ends = torch.tensor([high, min(low + 1, high), low, int(value.flatten()[0]), inside])
             made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
@@ -114,15 +123,15 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def at_counts(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[list[Any], str]]:
-    """Returns inputs of which a graph counts nothing, or one: what divides by the count may be clamped.
+    """Yield inputs of which a graph counts none or one: what divides by the count may be clamped.
 
     Args:
         gm: a graph of ATen operators with fake tensors as ``meta["val"]``.
         inputs: example inputs, on which it runs.
 
     Returns:
-        Inputs, and what they are: flags that hold nowhere, or at one place; integers that are all a number that the graph compares
-        integers with (a label to ignore, a padding), or all but one.
+        Inputs, and what they are: flags that are set nowhere or at one place; integers that all equal a
+            number that the graph compares integers with (a label to ignore, a padding), or all but one.
     """
     generator = torch.Generator().manual_seed(len(inputs))
     for number in sorted({0, *_compared(gm)}, key=abs)[:_MOST_COMPARED]:
@@ -143,12 +152,12 @@ def at_counts(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[list[
 
 
 def takes(gm: fx.GraphModule, inputs: Sequence[Any], at: int, value: Tensor) -> bool:
-    """Whether a graph takes a value of integers, and reads no memory by them unchecked.
+    """Whether a graph accepts a value of integers, and reads no memory by them unchecked.
 
     Args:
         gm: a graph of ATen operators with fake tensors as ``meta["val"]``.
         inputs: on which it runs.
-        at: which of these is asked about.
+        at: the index of the input in question.
         value: for it.
     """
     uses = _Uses.of(gm, gm.graph.find_nodes(op="placeholder")[at], inputs)
@@ -174,17 +183,19 @@ def _compared(gm: fx.GraphModule) -> set[int]:
 
 
 class _Uses:
-    """What is computed from one integer input, up to what indexes with it; of the rest of the graph, only integers are evaluated.
+    """What is computed from one integer input, up to what indexes with it.
+
+    Of the rest of the graph, only integers are evaluated.
 
     Args:
         gm: the graph.
         node: the input.
         inputs: of the graph.
-        wanted: the nodes that are evaluated.
+        wanted: the nodes to evaluate.
         sizes: the value of each symbol.
 
     Attributes:
-        makes_floats: whether floats are made of it, other than by indexing.
+        makes_floats: whether floats are computed from it other than by indexing.
     """
 
     def __init__(
@@ -196,7 +207,7 @@ class _Uses:
 
     @classmethod
     def of(cls, gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any]) -> _Uses | None:
-        """The uses of an input; ``None`` where one does not check indices, or takes sizes that are not known.
+        """Return the uses of an input; ``None`` if one does not check indices, or takes unknown sizes.
 
         Args:
             gm: the graph.
@@ -217,7 +228,7 @@ class _Uses:
             edge = {v for n in wanted for v in n.all_input_nodes if v not in wanted and v is not node}
             for value in edge:
                 found._blank(value)
-        except (TypeError, AttributeError):  # no tensor, or a size that depends on data
+        except (TypeError, AttributeError):  # not a tensor, or a data-dependent size
             return None
         return found
 
@@ -228,7 +239,7 @@ class _Uses:
         return torch.zeros([with_values(size, self._sizes) for size in value.shape], dtype=value.dtype)
 
     def take(self, value: Tensor) -> bool:
-        """Whether nothing refuses this value of the input."""
+        """Whether nothing rejects this value of the input."""
         env: dict[fx.Node, Any] = dict(
             zip(self._gm.graph.find_nodes(op="placeholder"), self._inputs, strict=True)
         )
@@ -259,19 +270,20 @@ def _has_negative(value: Any) -> bool:
 
 
 def _is_evaluated(node: fx.Node) -> bool:
-    """Whether an operand is evaluated: integers, sizes and what holds several values are, floats are blank."""
+    """Whether an operand is evaluated: integers, sizes and containers are, floats are blank."""
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)):
         return True
     if node.op == "call_function" and not _is_pure(node.target):
-        return False  # collectives and custom operators are not called for a question about indices
+        return False  # do not call collectives and custom operators to learn about indices
     return node.op in ("placeholder", "get_attr") or not _is_float(value)
 
 
 def _with_compared(gm: fx.GraphModule, uses: _Uses, made: Tensor, generator: torch.Generator) -> Tensor:
-    """The values with those numbers among them that the graph compares integers with (the label to ignore), where it takes these.
+    """Mix in the numbers that the graph compares integers with (a label to ignore), if it accepts them.
 
-    Half of the elements: the first of them hold each pair of the numbers side by side, since two may matter only so; of the others any may.
+    About half of the elements change. The first ones hold each pair of the numbers side by side, since two
+    may matter only together; the others hold any.
     """
     taken = [number for number in sorted(_compared(gm)) if uses.take(torch.full_like(made, number))]
     if not taken:
@@ -309,7 +321,10 @@ def _is_pure(target: Any) -> bool:
 
 
 def _checked(node: fx.Node) -> set[fx.Node] | None:
-    """What is computed from integers, up to what indexes with them or is a float; ``None`` where a call may read memory by them unchecked."""
+    """Return what is computed from integers, up to what indexes with them or is a float.
+
+    ``None`` if a call may index memory with them unchecked.
+    """
     seen, queue = {node}, [node]
     while queue:
         for user in queue.pop().users:
@@ -324,7 +339,7 @@ def _checked(node: fx.Node) -> set[fx.Node] | None:
 
 
 def _takes_any(target: Any) -> bool:
-    """Whether integers of any value do no harm: they are refused, or no memory is read by them."""
+    """Whether integers of any value are harmless: they are rejected, or do not index memory."""
     if not isinstance(target, OpOverload):
         return False
     is_view = any(returned.alias_info is not None for returned in target._schema.returns)
@@ -333,7 +348,7 @@ def _takes_any(target: Any) -> bool:
 
 
 def _range(uses: _Uses, value: Tensor, sizes: set[int]) -> tuple[int, int]:
-    """The smallest and the largest value that an input may hold."""
+    """Return the smallest and the largest value that an input may hold."""
     numbers = computable(value)
     low, high = int(numbers.min()), int(numbers.max())
     info = torch.iinfo(value.dtype)
@@ -347,12 +362,13 @@ def _range(uses: _Uses, value: Tensor, sizes: set[int]) -> tuple[int, int]:
     def takes(extreme: int) -> bool:
         return uses.take(torch.full_like(value, extreme))
 
-    # Whoever refuses a value refuses those further out. Where an index is computed from several inputs, the end of one is no size.
+    # What rejects a value rejects those further out. If an index is computed from several inputs, the end of
+    # one is not a size.
     return _furthest([low, *below], takes), _furthest([high, *above], takes)
 
 
 def _furthest(candidates: Sequence[int], takes: Callable[[int], bool]) -> int:
-    """The integer furthest out that is taken, from the first of several, which is, to the last."""
+    """Return the integer furthest out that is accepted, from the first candidate, which is, to the last."""
     first = bisect.bisect_left(candidates, True, lo=1, key=lambda v: not takes(v))
     taken = candidates[first - 1]
     if first == len(candidates):

@@ -1,4 +1,4 @@
-"""Complex tensors as two dual numbers: what operators do to them is written in operators on real numbers, which have exact rules."""
+"""Complex tensors as two dual numbers, on which operators are written with exact rules of real numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxpasses.exact.dual import Dual
 
 aten = torch.ops.aten
 Call = Callable[..., Any]
-"""Evaluates an operator on dual numbers: takes it, its arguments and its keyword arguments."""
+"""Evaluates an operator on dual numbers: takes the operator, its arguments and its keyword arguments."""
 
 
 class Complex:
@@ -31,7 +31,7 @@ class Complex:
         self.real, self.imag = real, imag
 
     def joined(self) -> Dual:
-        """Both parts, along a last dimension of two: what ``view_as_real`` returns."""
+        """Join both parts along a last dimension of size two, as ``view_as_real`` does."""
         pairs = zip(self.real.residues, self.imag.residues, strict=True)
         witness = torch.stack([self.real.witness, self.imag.witness], -1)
         return Dual(witness, [torch.stack(pair, -1) for pair in pairs], self.real.dtype)
@@ -42,12 +42,12 @@ class Complex:
 
 
 def of_pairs(pairs: Dual) -> Complex:
-    """What ``view_as_complex`` returns."""
+    """Split pairs, as ``view_as_complex`` does."""
     return Complex(pairs.map(lambda t: t[..., 0]), pairs.map(lambda t: t[..., 1]))
 
 
 def is_complex(value: Any) -> bool:
-    """Whether it is a complex tensor."""
+    """Whether a value is a complex tensor."""
     return isinstance(value, Complex) or (isinstance(value, Tensor) and value.is_complex())
 
 
@@ -56,7 +56,7 @@ def concerns_complex(target: Any, flat: Sequence[Any]) -> bool:
 
     Args:
         target: the operator.
-        flat: its arguments, with no containers around them.
+        flat: its arguments, flattened.
     """
     if target in _MAKERS or any(map(is_complex, flat)):
         return True
@@ -68,14 +68,14 @@ class ComplexCalls:
 
     Args:
         arithmetic: of the parts.
-        call: evaluates operators on these.
+        call: evaluates operators on the parts.
     """
 
     def __init__(self, arithmetic: Arithmetic, call: Call) -> None:
         self._arithmetic, self._call = arithmetic, call
 
     def evaluate(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Evaluate a call that complex numbers take part in.
+        """Evaluate a call that involves complex numbers.
 
         Args:
             target: the overload.
@@ -83,7 +83,7 @@ class ComplexCalls:
             kwargs: likewise.
 
         Returns:
-            The result, or ``NotImplemented`` where there is no rule.
+            The result, or ``NotImplemented`` if there is no rule.
         """
         packet = target.overloadpacket
         if target is aten.view.dtype:
@@ -96,7 +96,7 @@ class ComplexCalls:
         return NotImplemented if rule is None else getattr(self, rule)(target, *args, **kwargs)
 
     def of(self, value: Any) -> Complex:
-        """A tensor or number as a complex tensor."""
+        """Convert a tensor or number to a complex tensor."""
         if isinstance(value, Complex):
             return value
         if isinstance(value, Tensor) and value.is_complex():
@@ -145,7 +145,7 @@ class ComplexCalls:
                 return NotImplemented
             del kwargs["dtype"]
         packet, args = target.overloadpacket, list(args)
-        # Numbers, and tensors that are not complex, are real ones.
+        # Numbers, and tensors that are not complex, have imaginary part zero.
         if packet in (aten.add, aten.sub):
             target, args[:2] = packet.Tensor, map(self.of, args[:2])
         elif packet is aten.where:
@@ -219,7 +219,7 @@ class ComplexCalls:
 
 
 def without_complex(value: Any) -> Any:
-    """A value with ``Complex`` ones as tensors of their witnesses."""
+    """Replace each ``Complex`` in a value by a tensor of its witnesses."""
     return tree_map(lambda v: v.tensor() if isinstance(v, Complex) else v, value)
 
 
@@ -248,4 +248,4 @@ _EACH_PART = {
     *(aten.where, aten.resolve_conj, aten.contiguous, aten.constant_pad_nd),
     *(aten._to_copy, aten.lift_fresh_copy),
 }
-"""Operators that do to a complex tensor what they do to each of its parts."""
+"""Operators that act on each part of a complex tensor separately."""

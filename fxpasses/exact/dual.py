@@ -1,7 +1,7 @@
-"""Dual numbers: a float tensor as float64 witness and residues.
+"""Dual numbers: a float tensor as a float64 witness and residues.
 
-The witness decides what a real number decides: comparisons, orders, indices, branches, whether a value is NaN or infinite. The
-residues decide whether two values are the same function of the inputs.
+The witness decides what depends on the value: comparisons, orders, indices, branches, whether a value is NaN
+or infinite. The residues decide whether two values are the same function of the inputs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 
 
 class Terms:
-    """What a tensor is a sum of, computed where it is asked for.
+    """The terms that a tensor is a sum of, computed on demand.
 
     Args:
         made: computes the terms.
-        depth: how many others they are made of, one of the other.
+        depth: how many such computations are nested.
     """
 
     __slots__ = ("_found", "_made", "depth")
@@ -27,7 +27,7 @@ class Terms:
         self._found: list[Dual] | None = None
 
     def __call__(self) -> list[Dual]:
-        """The terms."""
+        """Return the terms."""
         if self._found is None:
             self._found = self._made()
         return self._found
@@ -37,12 +37,13 @@ class Dual:
     """A float tensor.
 
     Attributes:
-        witness: float64, of the shape that the tensor has.
-        residues: one int64 tensor a level, of the same shape; 0 where the witness is not finite.
-        dtype: the type that the tensor has in the graph; ``None`` for a Python number.
-        exponential: computes ``exp`` of it where it was made of a logarithm, whose residues do not know a sign.
-        square: computes the square of it where it was made of a root, likewise.
-        terms: computes what it is a sum of, where sines of sums are those of the terms.
+        witness: float64, with the shape of the tensor.
+        residues: one int64 tensor per level, of the same shape; 0 where the witness is not finite.
+        dtype: the dtype that the tensor has in the graph; ``None`` for a Python number.
+        exponential: computes its ``exp`` if it is made of a logarithm, whose residues do not determine a
+            sign.
+        square: computes its square if it is made of a root, likewise.
+        terms: computes the terms of the sum it is, if sines of sums are computed from their terms.
     """
 
     __slots__ = ("dtype", "exponential", "residues", "square", "terms", "witness")
@@ -63,7 +64,7 @@ class Dual:
 
     @property
     def shape(self) -> torch.Size:
-        """The sizes of the tensor."""
+        """The shape of the tensor."""
         return self.witness.shape
 
     def dim(self) -> int:
@@ -71,11 +72,11 @@ class Dual:
         return self.witness.dim()
 
     def parts(self) -> list[Tensor]:
-        """The witness and the residues."""
+        """Return the witness and the residues."""
         return [self.witness, *self.residues]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Dual:
-        """The tensor with a function that only moves elements applied to each part."""
+        """Apply a function that only moves elements to each part of the tensor."""
         known = [None if of is None else _moved(of, function) for of in (self.exponential, self.square)]
         terms = None
         if (of := self.terms) is not None:
@@ -84,7 +85,7 @@ class Dual:
         return Dual(function(self.witness), moved, self.dtype, known[0], known[1], terms)
 
     def as_type(self, dtype: torch.dtype) -> Dual:
-        """The same value in another float type."""
+        """Return the same value with another float dtype."""
         if self.dtype is dtype:
             return self
         return Dual(self.witness, self.residues, dtype, self.exponential, self.square, self.terms)

@@ -1,16 +1,19 @@
 """Chains of prime fields in which sums, products, quotients, exponentials and logarithms are exact.
 
-A *level* is the field of integers modulo a prime. The primes of a chain satisfy ``p[k] = 2 * p[k+1] + 1`` (a Cunningham chain
-of the second kind, of primes below 2**24), so that the squares of level ``k`` form a cyclic group with ``p[k+1]`` elements:
+A *level* is the field of integers modulo a prime. The primes of a chain satisfy ``p[k] = 2 * p[k+1] + 1`` (a
+Cunningham chain of the second kind, of primes below 2**24), so that the squares of level ``k`` form a cyclic
+group with ``p[k+1]`` elements:
 
-* ``exp`` takes an element of level ``k+1`` to level ``k``: ``g[k] ** x``. Then ``exp(a + b) = exp(a) * exp(b)``.
-* ``log`` takes an element of level ``k`` to level ``k+1``, by a table of discrete logarithms. Then
-  ``log(a * b) = log(a) + log(b)`` and ``log(exp(x)) = x``.
+* ``exp`` maps an element of level ``k+1`` to level ``k``: ``g[k] ** x``. Then ``exp(a + b) = exp(a) *
+  exp(b)``.
+* ``log`` maps an element of level ``k`` to level ``k+1``, by a table of discrete logarithms. Then ``log(a *
+  b) = log(a) + log(b)`` and ``log(exp(x)) = x``.
 
-In the last level ``exp``, and in the first one ``log``, is a hash: equal arguments, equal results, and no other law.
+In the last level ``exp`` is a hash, and in the first one ``log``: equal arguments give equal results, and no
+other law holds.
 
-The idea of fields for checking tensor programs is that of Mirage (arXiv 2405.05751), which has two levels and one
-exponential on each path; a chain makes nested ones exact, too.
+Checking tensor programs in fields is the idea of Mirage (arXiv 2405.05751), which has two levels and one
+exponential on each path. A chain makes nested exponentials exact, too.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ from torch import Tensor
 
 _CHAINS = ((16362719, 8181359, 4090679, 2045339), (16295519, 8147759, 4073879, 2036939))
 LEVELS = 3
-"""Number of levels of a value."""
+"""The number of levels of a value."""
 
 _FEW = 1 << 15
-"""So many logarithms at a time are computed without a table of all, which takes 64 MB and a third of a second."""
+"""So many logarithms are computed without the full table, which takes 64 MB and a third of a second."""
 _BABY_STEPS = 1 << 18
 _LOWEST_EXPONENT = -1140
 _HIGHEST_EXPONENT = 1030
@@ -41,7 +44,7 @@ class Field:
         number: which chain.
 
     Attributes:
-        primes: one prime a level.
+        primes: one prime per level.
         generators: for each level but the last, a generator of its squares.
     """
 
@@ -69,7 +72,7 @@ class Field:
         Args:
             level: index of the prime.
             base: residues, ``int64``.
-            exponent: an integer; a negative one inverts (zero stays zero).
+            exponent: an integer. A negative one inverts (zero stays zero).
         """
         p = self.primes[level]
         exponent %= p - 1
@@ -83,22 +86,22 @@ class Field:
         return result
 
     def inverse(self, level: int, value: Tensor) -> Tensor:
-        """``1 / value`` in a level; that of zero is zero."""
+        """``1 / value`` in a level. The inverse of zero is zero."""
         return self.power(level, value, self.primes[level] - 2)
 
     def root(self, level: int, value: Tensor) -> Tensor:
-        """A square root of ``value`` or of ``-value``, whichever is a square; multiplicative."""
+        """A square root of ``value`` or of ``-value``, whichever is a square. Multiplicative."""
         return self.power(level, value, (self.primes[level] + 1) // 4)
 
     def exp(self, level: int, exponent: Tensor) -> Tensor:
-        """The exponential of an element of level ``level + 1``, as an element of ``level``."""
+        """The exponential in ``level`` of an element of level ``level + 1``."""
         low, high = self._low_powers[level], self._high_powers[level]
         return low[exponent & 4095] * high[exponent >> 12] % self.primes[level]
 
     def log(self, level: int, value: Tensor) -> Tensor:
-        """The logarithm of an element of ``level``, as an element of level ``level + 1``; that of ``x`` and ``-x`` is the same."""
+        """The logarithm in level ``level + 1`` of an element of ``level``: the same for ``x`` and ``-x``."""
         p, q = self.primes[level], self.primes[level + 1]
-        squared = value * value % p  # the generator generates squares only
+        squared = value * value % p  # the generator only generates squares
         half = (q + 1) // 2
         if level not in self._logarithms and value.numel() <= _FEW:
             return self._logarithms_of_few(level, squared) * half % q
@@ -112,7 +115,7 @@ class Field:
         return self._logarithms[level][squared].long() * half % q
 
     def _logarithms_of_few(self, level: int, squares: Tensor) -> Tensor:
-        """The same without a table, by baby and giant steps."""
+        """Compute the same without the table, by baby-step giant-step."""
         p, q, flat = self.primes[level], self.primes[level + 1], squares.flatten()
         if level not in self._baby_steps:
             low, high = self._low_powers[level], self._high_powers[level][: _BABY_STEPS // 4096]
@@ -127,7 +130,9 @@ class Field:
         return found.view(squares.shape) % q
 
     def hash(self, level: int, name: str, value: Tensor) -> Tensor:
-        """Apply an uninterpreted function to each element: equal elements give equal results, others almost surely others.
+        """Apply an uninterpreted function to each element.
+
+        Equal elements give equal results, others almost surely different ones.
 
         Args:
             level: index of the prime.
@@ -143,7 +148,7 @@ class Field:
         return mixed % self.primes[level]
 
     def encode(self, values: Tensor) -> list[Tensor]:
-        """Residues of integers, or of floats as the dyadic fractions that they are (0 where they are not finite)."""
+        """Return residues of integers, or of floats as exact dyadic fractions (0 if they are not finite)."""
         if not values.is_floating_point():
             whole = values.long()
             return [whole % p for p in self.primes]
@@ -158,7 +163,8 @@ class Field:
     def bilinear(self, level: int, function: object, left: Tensor, right: Tensor) -> Tensor:
         """Apply a bilinear function such as a matmul modulo the prime of a level.
 
-        The left factor is split into two halves of 12 bits: sums of up to 2**17 products are exact in float64.
+        The left factor is split into two halves of 12 bits: sums of up to 2**17 products are exact in
+        float64.
 
         Args:
             level: index of the prime.
@@ -173,7 +179,7 @@ class Field:
         return (high * 4096 + low) % p
 
     def eliminated(self, level: int, matrix: Tensor) -> Tensor:
-        """Both triangles that matrices are products of, in one, rows in the order in which they are.
+        """Compute the LU factors of matrices, both packed into one, without reordering rows.
 
         Args:
             level: index of the prime.
@@ -188,12 +194,12 @@ class Field:
         return made
 
     def solve(self, level: int, matrix: Tensor, right: Tensor) -> Tensor:
-        """The solutions of linear equations; anything, where there is not one.
+        """Solve linear equations. The result is arbitrary if there is no unique one.
 
         Args:
             level: index of the prime.
             matrix: residues of square matrices.
-            right: of as many matrices of right sides.
+            right: residues of as many right-hand sides.
         """
         p, made = self.primes[level], torch.cat([matrix, right], -1)
         for k in range(matrix.shape[-1]):
@@ -209,7 +215,7 @@ class Field:
 
 @functools.cache
 def field(number: int) -> Field:
-    """The field of a chain; its tables are the same for every sample."""
+    """Return the field of a chain. Its tables are shared by all samples."""
     return Field(number % len(_CHAINS))
 
 
@@ -221,5 +227,5 @@ def _powers(base: int, count: int, prime: int) -> Tensor:
 
 
 def inverses(values: Sequence[int], primes: Sequence[int]) -> list[int]:
-    """The inverses of one element of each level."""
+    """Return the inverses of one element of each level."""
     return [pow(v, p - 2, p) for v, p in zip(values, primes, strict=True)]

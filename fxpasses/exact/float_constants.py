@@ -1,8 +1,8 @@
-"""The number that a float in a graph stands for: a fraction, a power of e or two, pi, or a root; as residues.
+"""Residues of the number that a float in a graph stands for: a fraction, a power of e or two, pi, or a root.
 
-Graphs hold ``0.1`` and mean one tenth, ``0.6931471805599453`` and mean log 2. Read as the dyadic fractions that they are, ``0.9 +
-0.1`` would not be 1, and ``exp2(x)`` not ``exp(x * log 2)``. Numbers that differ by less than an ulp may be taken for the same
-one; a check of rounding stands beside the exact one.
+Graphs hold ``0.1`` and mean one tenth, ``0.6931471805599453`` and mean log 2. Read as exact dyadic fractions,
+``0.9 + 0.1`` would not be 1, and ``exp2(x)`` not ``exp(x * log 2)``. Numbers that differ by less than an ulp
+may be taken for the same one; a check of rounding complements the exact one.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _BITS, _SPARE_BITS = 24, 6
 _SHORT = 7
 _NAMED = (math.pi, math.log(2), 1 / math.log(2), math.log(10), 1 / math.log(10), math.sqrt(2 / math.pi))
 _SMALL_SQUARE = 4096
-"""The largest denominator of a fraction of which a number is a root, or a root of one."""
+"""The largest denominator of a fraction whose root, or root of a root, a number may be."""
 
 
 def residues_of_number(field: Field, kind: Hashable, number: float | int) -> tuple[int, ...]:
-    """One residue a level.
+    """Return one residue per level.
 
     Args:
-        field: where.
-        kind: the type of the number; ``1`` and ``True`` are equal keys otherwise.
-        number: the number; 0 stands for what is not finite.
+        field: the field.
+        kind: the type of the number; otherwise ``1`` and ``True`` would be equal keys.
+        number: the number. A non-finite one gives 0.
     """
     return _of_meaning(field, kind, number) or tuple(_of_fraction(Fraction(number), p) for p in field.primes)
 
 
 def means_something(field: Field, number: float) -> bool:
-    """Whether a number is read as another one than the binary fraction that it is: a decimal, a root, a logarithm."""
+    """Whether a number means more than its exact binary fraction: a decimal, a root, a logarithm."""
     return _of_meaning(field, float, number) is not None
 
 
@@ -61,7 +61,7 @@ def _of_meaning(field: Field, kind: Hashable, number: float | int) -> tuple[int,
         multiple = Fraction(number / value).limit_denominator(_SMALL_MULTIPLE)
         if multiple and _is_near(float(multiple) * value, number):
             return tuple(_of_fraction(multiple, p) * r % p for r, p in zip(residues, primes, strict=True))
-    for times in (1, 2):  # attention scales queries and keys by a root of the root of their size
+    for times in (1, 2):  # attention scales queries and keys by the fourth root of their size
         power = Fraction(number**2**times).limit_denominator(_SMALL_SQUARE)
         if power and _is_near(float(power) ** 0.5**times, abs(number)):
             sign = 1 if number > 0 else -1
@@ -74,7 +74,7 @@ def _fraction_meant(number: float) -> Fraction | None:
         return Fraction(number)
     size, sign = abs(number), 1 if number > 0 else -1
     found = _short_fraction(size)
-    if found is None and size < 1 and 1 - (1 - size) == size:  # 1 - 0.999 is meant, the rest of a decay
+    if found is None and size < 1 and 1 - (1 - size) == size:  # for example 1 - 0.999, one minus a decay
         rest = _short_fraction(1 - size)
         found = None if rest is None else 1 - rest
     return None if found is None else sign * found
@@ -84,7 +84,7 @@ def _short_fraction(number: float) -> Fraction | None:
     simple = Fraction(number).limit_denominator(_SIMPLE)
     if float(simple) == number:
         return simple
-    for digits in range(1, _DIGITS):  # 1e-06 is meant, not the double next to it
+    for digits in range(1, _DIGITS):  # 1e-06 is meant, not the nearest double
         decimal = Fraction(f"{number:.{digits}g}")
         if float(decimal) == number:
             return decimal
@@ -93,15 +93,16 @@ def _short_fraction(number: float) -> Fraction | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def unrounded(number: float) -> float:
-    """A number of a graph as it was before torch rounded it to float32: ``F.rms_norm`` adds 9.999999974752427e-07 for ``eps=1e-6``.
+    """A number of a graph as it was before PyTorch rounded it to float32.
 
-    Kernels of float32 and of lower precision round every number so: both are the same one there.
+    ``F.rms_norm`` adds 9.999999974752427e-07 for ``eps=1e-6``. Kernels of float32 and lower precision round
+    every number so: both are the same to them.
     """
     narrow = np.float32(number) if abs(number) < _LARGEST else math.inf
     if not math.isfinite(number) or float(narrow) != number or number == int(number):
         return number
     digits = int(math.frexp(abs(number))[0] * (1 << _BITS))
-    if not digits % (1 << _SPARE_BITS):  # a power of two, a number of two bytes
+    if not digits % (1 << _SPARE_BITS):  # a power of two, or a 16-bit float
         return number
     short = (float(f"{number:.{n}g}") for n in range(1, _SHORT))
     simple = float(Fraction(number).limit_denominator(_SMALL_MULTIPLE))
@@ -110,7 +111,7 @@ def unrounded(number: float) -> float:
 
 
 def number_held(value: Tensor) -> float | None:
-    """The number that a tensor of floats holds everywhere, as it was before it was rounded: a graph may be written with either."""
+    """The number that all elements of a tensor are, before rounding: a graph may be written with either."""
     first = float(value.flatten()[0]) if value.numel() else 0.0
     return unrounded(first) if first and bool((value == first).all()) else None
 

@@ -1,8 +1,9 @@
-"""Numbers that a rewrite computed from others: ``(x / 255 - 0.485) / 0.229`` is ``x * 0.01712... - 2.1179...``.
+"""Numbers that a rewrite computed from others.
 
-A number of the graph after that means nothing by itself is looked for among products of the numbers of the graph before and their integer powers, and
-sums and differences of two of these. It has the residues of what it was computed from. Of the tens of millions of candidates that three numbers give, one is as near as that by chance
-once in a million times.
+For example ``(x / 255 - 0.485) / 0.229`` is ``x * 0.01712... - 2.1179...``. A number of the graph after that
+has no meaning of its own is looked up among products of the numbers of the graph before and their integer
+powers, and sums and differences of two of these. It gets the residues of what it was computed from. Three
+numbers give tens of millions of candidates; one is this close by chance once in a million times.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ Sum = tuple[Product, ...]
 _MOST_NUMBERS = 8
 _MOST_FACTORS, _IN_SUMS = 3, 2
 _NAMED = (math.log(2), math.log(10), math.sqrt(2), math.sqrt(math.pi))
-"""Numbers that come with other functions: powers of two for those of e."""
+"""Numbers that other functions introduce: powers of two in place of powers of e."""
 _NEAR = 1e-15
 """A few units in the last place of the double precision that Python computes in."""
 _LARGEST_POWER = 64
 _OF_POWERS = _LARGEST_POWER * 2.0**-53
-"""What a power may be off by besides, as a product taken step by step."""
+"""The additional error of a power that was computed as a product, step by step."""
 _MOST_CANCELLED = 64.0
 _USUAL = (1e-30, 1e30)
 
 
 def folded_numbers(field: Field, before: fx.Graph, after: fx.Graph) -> dict[float, Sum]:
-    """What numbers of a graph were computed from.
+    """Find what numbers of a graph were computed from.
 
     Args:
-        field: any, in which numbers are looked up.
+        field: any, to look up numbers in.
         before: a graph.
         after: what was made of it.
 
     Returns:
-        For numbers of the second that mean nothing by themselves, sums of products of numbers of the first, where there are such.
+        For numbers of the second that mean nothing by themselves, sums of products of numbers of the first,
+        if any.
     """
     known = _numbers(before.nodes)
     unknown = {n for n in _numbers(after.nodes) - known if -n not in known and not means_something(field, n)}
@@ -60,7 +62,7 @@ def folded_numbers(field: Field, before: fx.Graph, after: fx.Graph) -> dict[floa
 
 
 def basis_of(before: fx.Graph, after: fx.Graph) -> tuple[float, ...]:
-    """The numbers of the calls that a rewrite took or changed, from which others may be computed; none where these are many."""
+    """The numbers of calls that a rewrite removed or changed, to compute others from; none if too many."""
     kept = {_told(node) for node in after.nodes}
     found = _numbers(node for node in before.nodes if _told(node) not in kept)
     usual = sorted(n for n in found if n not in (0.0, 1.0, -1.0) and _USUAL[0] < abs(n) < _USUAL[1])
@@ -68,12 +70,12 @@ def basis_of(before: fx.Graph, after: fx.Graph) -> tuple[float, ...]:
 
 
 def powers_of(number: float) -> Candidates:
-    """The integer powers of one number."""
+    """Return the integer powers of one number."""
     return Candidates([((number, k),) for k in range(-_LARGEST_POWER, _LARGEST_POWER + 1)], 0)
 
 
 def residues_of_sum(field: Field, products: Sum) -> tuple[int, ...]:
-    """The residues of a sum of products, one a level."""
+    """Return the residues of a sum of products, one per level."""
     primes = field.primes
     total = [0] * len(primes)
     for product in products:
@@ -81,7 +83,7 @@ def residues_of_sum(field: Field, products: Sum) -> tuple[int, ...]:
         for number, power in product:
             residues: Sequence[int] = residues_of_number(field, float, number)
             residues = residues if power > 0 else inverses(residues, primes)
-            if power % 1:  # as the field takes roots
+            if power % 1:  # the same root that the field takes
                 residues = [pow(r, (p + 1) // 4, p) for r, p in zip(residues, primes, strict=True)]
                 power *= 2
             whole = abs(int(power))
@@ -91,16 +93,16 @@ def residues_of_sum(field: Field, products: Sum) -> tuple[int, ...]:
 
 
 def value_of_sum(products: Sum) -> float:
-    """A sum of products in double precision."""
+    """Evaluate a sum of products in double precision."""
     return sum(math.prod(np.float64(number) ** power for number, power in product) for product in products)
 
 
 class Candidates:
-    """Products that a number may be, the simplest first; and sums and differences of two.
+    """Products that a number may be, the simplest first, and sums and differences of two of them.
 
     Args:
         products: all of them.
-        in_sums: how many of these, from the first, are added to others.
+        in_sums: how many of the first ones are added to others.
     """
 
     def __init__(self, products: Sequence[Product], in_sums: int) -> None:
@@ -112,11 +114,11 @@ class Candidates:
         self._sizes = np.abs(values)[self._order]
 
     def near(self, number: float, reach: float) -> Sum | None:
-        """The first that is as near to a number as ``reach``, relative to it and to what is added.
+        """Return the first candidate within ``reach`` of a number, relative to it and to what is added.
 
         Args:
-            number: that is looked for.
-            reach: how far it may be off.
+            number: the number to look up.
+            reach: the tolerance.
         """
         added = np.flatnonzero(self._added <= _MOST_CANCELLED * abs(number))
         sizes = np.concatenate([[0.0], self._added[added], -self._added[added]])
@@ -130,7 +132,7 @@ class Candidates:
         return None
 
     def _signed(self, at: int, negative: bool) -> Product:
-        """A product, or its negative, whichever is negative or not."""
+        """A product or its negative, whichever has the wanted sign."""
         product = self._products[at]
         return product if negative == self._negative[at] else ((-1.0, 1), *product)
 
@@ -142,7 +144,10 @@ def _products(basis: tuple[float, ...]) -> Candidates:
 
 @functools.lru_cache(maxsize=64)
 def _with_powers(basis: tuple[float, ...]) -> Candidates:
-    """Products with roots, and with the rests of decays: ``(1 - b**k) / (1 - b)`` is a sum of powers; and powers times one more."""
+    """Products with roots and with rests of decays, and powers times one more factor.
+
+    ``(1 - b**k) / (1 - b)`` is a sum of powers.
+    """
     rests = [1 - n for n in basis if 0 < n < 1]
     factors = _factors((*basis, *rests)) + [(n, power) for n in basis if n > 0 for power in (0.5, -0.5)]
     products, few = _products_of(factors, _MOST_FACTORS)
@@ -157,7 +162,7 @@ def _with_powers(basis: tuple[float, ...]) -> Candidates:
 
 @functools.lru_cache(maxsize=64)
 def few_candidates(basis: tuple[float, ...]) -> Candidates:
-    """So few that a number of float32 is hardly ever one of them by chance."""
+    """So few that a float32 number is hardly ever one of them by chance."""
     products, _ = _products_of(_factors(basis), _IN_SUMS)
     return Candidates([*products, *((one,) for one in _powers(basis))], 1)
 
@@ -172,7 +177,7 @@ def _powers(basis: tuple[float, ...]) -> list[tuple[float, float]]:
 
 
 def _products_of(factors: Sequence[tuple[float, float]], most: int) -> tuple[list[Product], int]:
-    """Products of up to some factors, those of fewer first; how many may be added to others."""
+    """Products of up to ``most`` factors, short ones first, and how many may be added to others."""
     found: list[Product] = [
         product
         for count in range(most + 1)
@@ -187,7 +192,10 @@ def _told(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _numbers(nodes: Iterable[fx.Node]) -> set[float]:
-    """The numbers among the arguments of calls, as they were before torch rounded them; integers of those by element alone, others are sizes."""
+    """The numbers among the arguments of calls, before PyTorch rounded them.
+
+    Integers count only in pointwise calls; others are sizes.
+    """
     found: set[float] = set()
     for node in nodes:
         kinds = (int, float) if torch.Tag.pointwise in getattr(node.target, "tags", ()) else (float,)

@@ -1,4 +1,4 @@
-"""Evaluating calls of ATen operators on dual numbers: by a rule, by torch's decomposition, or as an uninterpreted function."""
+"""Evaluate calls of ATen operators on dual numbers: by a rule, by a decomposition, or uninterpreted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fxpasses.exact.rules import rule_of
 from fxpasses.graphs.aliasing import only_checks
 
 _DECOMPOSITIONS: dict[Any, fx.GraphModule | None] = {}
-"""Traced decompositions by operator, constants and metadata."""
+"""Traced decompositions, by operator, constants and metadata."""
 _MOST_DECOMPOSITIONS = 4096
 
 
@@ -31,7 +31,7 @@ class UnsupportedCall(Exception):
     """A call that cannot be evaluated, even as an uninterpreted function.
 
     Attributes:
-        target: what is called.
+        target: the callee.
         reason: why not.
     """
 
@@ -41,12 +41,12 @@ class UnsupportedCall(Exception):
 
 
 def is_dual(value: Any) -> bool:
-    """Whether a value is a dual number; a leaf where values are nested."""
+    """Whether a value is a dual number, which is a leaf of nested values."""
     return isinstance(value, Dual)
 
 
 def is_random(target: Any) -> bool:
-    """Whether an operator samples from a random number generator. Attention kernels only do with dropout: they have rules."""
+    """Whether an operator samples random numbers. Attention does so only for dropout, and has rules."""
     if not isinstance(target, _torch.OpOverload) or rule_of(target) is not None:
         return False
     return torch.Tag.nondeterministic_seeded in target.tags
@@ -56,12 +56,12 @@ class Machine:
     """Evaluates the operators of one sample.
 
     Args:
-        field: where residues live.
-        seed: of random operators: the n-th one samples the same numbers in each graph.
+        field: the field of the residues.
+        seed: for random operators. The n-th one samples the same numbers in each graph.
 
     Attributes:
-        opaque: calls of operators that were taken as uninterpreted functions, by operator.
-        rough: how many of these were computed by kernels of which nobody knows whether they do so in float64.
+        opaque: by operator, the number of calls that were treated as uninterpreted functions.
+        rough: how many of these ran kernels that are not known to compute in float64.
     """
 
     def __init__(self, field: Field, seed: int) -> None:
@@ -74,20 +74,20 @@ class Machine:
     def call(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], random_call: int | None = None
     ) -> Any:
-        """The result of one call.
+        """Return the result of one call.
 
         Args:
-            target: what is called: an operator, or a function of sizes.
+            target: the callee: an operator, or a function of sizes.
             args: its arguments, with a dual number for each float tensor.
             kwargs: its keyword arguments.
             random_call: how many random operators its graph calls before it.
 
         Raises:
-            UnsupportedCall: if nothing is known of it, not even how to take it as an uninterpreted function.
+            UnsupportedCall: the call cannot be evaluated, not even as an uninterpreted function.
         """
         if not isinstance(target, _torch.OpOverload):
             return self._plain_call(target, args, kwargs)
-        if communicates(target):  # other processes may look at other graphs, or at none
+        if communicates(target):  # other processes may check different graphs, or none
             raise UnsupportedCall(target, "it speaks with other processes")
         if is_random(target):
             return self._random(target, args, kwargs, random_call)
@@ -116,7 +116,7 @@ class Machine:
         if found is NotImplemented and torch.Tag.nondeterministic_seeded in target.tags:
             raise UnsupportedCall(target, "it calls the RNG inside")
         if found is NotImplemented and not duals:
-            found = tree_map(self._as_dual, result)  # made of integers: its value is its meaning
+            found = tree_map(self._as_dual, result)  # computed from integers: its value is exact
         if found is NotImplemented:
             found = self._decomposed(target, flat, spec)
         return self._uninterpreted(target, flat, spec) if found is NotImplemented else found
@@ -133,7 +133,7 @@ class Machine:
         return target(*args, **kwargs)
 
     def as_type(self, value: Any, dtype: torch.dtype) -> Any:
-        """A value with the type that the graph says it has: calls without a rule, and inputs, are in float64."""
+        """Cast a value to the dtype it has in the graph: inputs, and calls without a rule, are in float64."""
         if isinstance(value, Dual) and dtype.is_floating_point:
             return value.as_type(dtype)
         if is_complex(value) and dtype.is_complex:
@@ -147,7 +147,7 @@ class Machine:
         return value
 
     def _in_floats(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
-        """The result of a call with complex numbers that has no rule."""
+        """Evaluate a call on complex numbers that has no rule, in floats."""
         values = [x.witness if is_dual(x) else without_complex(x) for x in flat]
         args, kwargs = tree_unflatten(values, spec)
         try:
@@ -177,7 +177,7 @@ class Machine:
         return tree_map(self._as_dual, result)
 
     def _decomposed(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
-        """torch's own decomposition, traced and evaluated; ``NotImplemented`` where there is none."""
+        """Trace and evaluate PyTorch's own decomposition; ``NotImplemented`` if there is none."""
         at = [i for i, x in enumerate(flat) if isinstance(x, (Dual, Tensor))]
         given = [x.witness.to(x.dtype) if is_dual(x) else x for x in (flat[i] for i in at)]
         constants = repr([x for x in flat if not isinstance(x, (Dual, Tensor))])
@@ -190,7 +190,7 @@ class Machine:
         return NotImplemented if graph is None else _Evaluation(self, graph).evaluate(*(flat[i] for i in at))
 
     def _uninterpreted(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
-        """A function of the whole of its arguments: equal wherever both graphs call it with equal ones."""
+        """Treat a call as a function of all its arguments: equal ones give equal results in both graphs."""
         keys = [self._digest(k, str(target), flat) for k in range(LEVELS)]
 
         def run(cast: Any) -> Any:
@@ -201,7 +201,7 @@ class Machine:
         is_rough = target.namespace not in ("aten", "prims")
         try:
             result = run(lambda d: d.witness.clone())
-        except (RuntimeError, TypeError, NotImplementedError):  # kernels for the graph's own types only
+        except (RuntimeError, TypeError, NotImplementedError):  # kernels for the graph's own dtypes only
             is_rough = True
             try:
                 result = run(lambda d: d.witness.to(d.dtype))
@@ -247,14 +247,14 @@ def _returns_nothing(target: Any) -> bool:
 
 
 class _Evaluation(fx.Interpreter):
-    """A decomposition on dual numbers."""
+    """Evaluates a decomposition on dual numbers."""
 
     def __init__(self, machine: Machine, gm: fx.GraphModule) -> None:
         super().__init__(gm)
         self._machine = machine
 
     def evaluate(self, *args: Any) -> Any:
-        """The results of the graph."""
+        """Return the results of the graph."""
         return self.run(*args, enable_io_processing=False)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -285,5 +285,5 @@ def _traced_decomposition(
     try:
         gm = _torch.trace_calls(call, given, table, guards=False)
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError):
-        return None  # a decomposition that refuses these arguments: the operator is opaque for them
+        return None  # the decomposition rejects these arguments: the operator is opaque for them
     return None if any(node.target is target for node in gm.graph.nodes) else gm

@@ -1,4 +1,7 @@
-"""Products that stand for exponentials of sums of logarithms, whose residues do not know a sign: over dimensions, along one, and of powers."""
+"""Products in place of exponentials of sums of logarithms, whose residues do not know a sign.
+
+Products are taken over dimensions, along one, and of powers.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +29,20 @@ class Multiplies(Protocol):
         """A power."""
 
     def full(self, size: Sequence[int], value: float, dtype: torch.dtype) -> Dual:
-        """A tensor of one number. Args: its sizes, the number, and its type."""
+        """A tensor of one number. Args: its shape, the number, and its dtype."""
 
 
 def product_over(m: Multiplies, a: Dual, dim: Sequence[int], keepdim: bool = False) -> Dual:
-    """The product of the elements over dimensions, in as many steps as it takes to halve these.
+    """Multiply the elements over dimensions, halving their number in each step.
 
     Args:
         m: the arithmetic.
         a: a tensor.
         dim: the dimensions.
-        keepdim: whether they stay, with size 1.
+        keepdim: whether they are kept, with size 1.
 
     Returns:
-        The products; ones where there is no element.
+        The products; ones if there is no element.
     """
     over = sorted({d % a.dim() for d in dim})
     rest = [d for d in range(a.dim()) if d not in over]
@@ -51,7 +54,7 @@ def product_over(m: Multiplies, a: Dual, dim: Sequence[int], keepdim: bool = Fal
     while count > 1:
         half = count // 2
         several = m.mul(_rows(rows, 0, half), _rows(rows, half, 2 * half))
-        if count % 2:  # the last one goes to the first
+        if count % 2:  # multiply the last one into the first
             first = m.mul(_rows(several, 0, 1), _rows(rows, count - 1, count))
             several = _joined(first, _rows(several, 1, half))
         rows, count = several, half
@@ -59,12 +62,15 @@ def product_over(m: Multiplies, a: Dual, dim: Sequence[int], keepdim: bool = Fal
 
 
 def power_of_exponential(m: Multiplies, a: Dual, b: Dual) -> Callable[[], Dual] | None:
-    """How to compute ``exp(a * b)``, where one of them is made of a logarithm and the other is a small integer; ``None`` where none is.
+    """Return how to compute ``exp(a * b)`` of a small integer and an operand made of a logarithm.
 
     Args:
         m: the arithmetic.
         a: an operand.
         b: the other one.
+
+    Returns:
+        ``None`` for other operands.
     """
     if b.exponential is None:
         a, b = b, a

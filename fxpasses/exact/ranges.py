@@ -1,6 +1,7 @@
-"""Ranges: between which numbers the values of a graph lie, whatever its inputs are.
+"""Ranges: bounds on the values of a graph that hold for all inputs.
 
-Interval arithmetic over the calls of a graph, for what bounds its results (an exponential, a softmax, a clamp) and what hands bounds on.
+Interval arithmetic over the calls of a graph, for operators that bound their results (an exponential, a
+softmax, a clamp) and those that pass bounds on.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _MOST = 700.0
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a value may be, its ends included.
+    """The numbers that a value may be, both ends included.
 
     Attributes:
-        low: the least of them.
+        low: the smallest of them.
         high: the largest.
     """
 
@@ -32,7 +33,7 @@ class Range:
     high: float = math.inf
 
     def __str__(self) -> str:
-        low, high = (f"{end + 0.0:g}" for end in (self.low, self.high))  # no zero has a sign
+        low, high = (f"{end + 0.0:g}" for end in (self.low, self.high))  # drops the sign of a zero
         if math.isinf(self.high):
             return "is any number" if math.isinf(self.low) else f"is at least {low}"
         return f"is at most {high}" if math.isinf(self.low) else f"lies in [{low}, {high}]"
@@ -42,12 +43,12 @@ _ANY, _UNIT = Range(), Range(0.0, 1.0)
 
 
 def _increasing(f: Callable[[float], float], low: float = -math.inf) -> Callable[..., Range]:
-    """The rule of an increasing function, which takes numbers from ``low`` on."""
+    """Return the rule of an increasing function that is defined from ``low`` on."""
     return lambda a, *_: Range(f(max(a.low, low)), f(max(a.high, low)))
 
 
 def _of_pairs(f: Callable[[float, float], float]) -> Callable[..., Range]:
-    """The rule of a function of two numbers that is monotone in each."""
+    """Return the rule of a function of two numbers that is monotone in each."""
 
     def rule(a: Range, b: Range, *_: Any) -> Range:
         found = [f(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
@@ -123,11 +124,11 @@ _RULES: dict[Any, Callable[..., Range]] = {
     ),
 }
 _OF_RESULTS = {"dtype", "layout", "device", "pin_memory"}
-"""Keyword arguments that say nothing of values."""
+"""Keyword arguments that do not affect values."""
 
 
 def ranges(gm: fx.GraphModule) -> dict[str, Range]:
-    """The range of each value of a graph, by name, where something bounds it.
+    """Return the range of each value of a graph that is bounded, by name.
 
     Args:
         gm: a graph of ATen operators.
@@ -167,7 +168,7 @@ def _is_square(node: fx.Node, packet: Any) -> bool:
 
 
 def _is_of(value: Any, packet: Any, source: Any) -> bool:
-    """Whether a value is a reduction of another one, perhaps expanded."""
+    """Whether a value is a reduction of another one with ``keepdim``, perhaps expanded."""
     while isinstance(value, fx.Node) and getattr(value.target, "overloadpacket", None) in (
         aten.expand,
         aten.clone,

@@ -1,8 +1,9 @@
-"""Tensors that a rewrite computed and a graph holds, rounded to their type: what they were rounded from.
+"""What the tensors that a rewrite computed, and that a graph now holds, were rounded from.
 
-A tensor of the graph after that the graph before does not hold is what that one computes from no input, where it is the rounding of it; or else its
-elements are powers of a number, or other numbers computed from those of the graph before (:mod:`fxpasses.exact.folded_numbers`). A graph that is the same function with the tensor read so is the same one but for
-half a unit in the last place of it.
+A tensor of the graph after that the graph before does not hold may be the rounding of something that graph
+computes from no input. Else its elements may be powers of a number, or other numbers computed from those of
+the graph before (:mod:`fxpasses.exact.folded_numbers`). If the graph is the same function with the tensor
+read so, it is the same except for half a unit in the last place of the tensor.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from fxpasses.exact.machine import is_random
 from fxpasses.graphs.rewriting import constants_of, same_constant
 
 _NEAR = 2e-15
-"""Some units in the last place of double precision."""
+"""A few units in the last place of double precision."""
 _MOST_DISTINCT = 1024
 _FINE = 2.0**-24
 
 
 def new_constants(before: fx.GraphModule, after: fx.GraphModule) -> dict[str, Tensor]:
-    """The float tensors that only the second graph holds, by the name of the attribute."""
+    """Return the float tensors that only the second graph holds, by attribute name."""
     held = list(constants_of(before).values())
     return {
         name: value
@@ -38,13 +39,13 @@ def new_constants(before: fx.GraphModule, after: fx.GraphModule) -> dict[str, Te
 def unrounded_constants(
     before: fx.GraphModule, values: Mapping[str, Any], after: fx.GraphModule, arithmetic: Arithmetic
 ) -> dict[str, Dual]:
-    """What tensors that only the second of two graphs holds were rounded from, by the name of the attribute.
+    """Return what the tensors that only the second graph holds were rounded from, by attribute name.
 
     Args:
         before: a graph.
-        values: what it computes on a sample, by name of the node.
-        after: what was made of it.
-        arithmetic: in which the values are.
+        values: what it computes on a sample, by node name.
+        after: what a rewrite made of it.
+        arithmetic: the arithmetic of the values.
     """
     fixed = list(_fixed(before, values))
     basis = basis_of(before.graph, after.graph)
@@ -62,7 +63,7 @@ def _seen_as(value: Dual, shape: torch.Size) -> Dual:
 
 
 def _fixed(gm: fx.GraphModule, values: Mapping[str, Any]) -> Iterator[tuple[Dual, Tensor]]:
-    """What a graph computes from no input, and the same in its own types."""
+    """Yield what a graph computes from no input, also in its own dtypes."""
     own: dict[fx.Node, Any] = {}
     run = fx.Interpreter(gm)
     for node in gm.graph.nodes:
@@ -81,7 +82,7 @@ def _fixed(gm: fx.GraphModule, values: Mapping[str, Any]) -> Iterator[tuple[Dual
 
 
 def _is_rounded_from(value: Tensor, of: Dual, own: Tensor) -> bool:
-    """Whether a tensor holds what some values are in its type; or in their own, and then in its."""
+    """Whether a tensor holds certain values rounded to its dtype, either directly or from their own dtype."""
     if value.numel() != of.witness.numel() or [n for n in value.shape if n > 1] != [
         n for n in of.shape if n > 1
     ]:
@@ -93,7 +94,7 @@ def _is_rounded_from(value: Tensor, of: Dual, own: Tensor) -> bool:
 
 
 def _of_numbers(value: Tensor, basis: tuple[float, ...], arithmetic: Arithmetic) -> Dual | None:
-    """A tensor whose elements are powers of one number each, or other numbers that were computed from a few; ``None`` where it is not."""
+    """Read elements as powers of one number, or as other numbers computed from a few; else ``None``."""
     distinct, at = value.double().unique(return_inverse=True)
     if not basis or len(distinct) > _MOST_DISTINCT or not bool(distinct.isfinite().all()):
         return None

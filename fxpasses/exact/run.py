@@ -1,9 +1,9 @@
-"""One graph on one machine; the second of two graphs shares what the first one has computed.
+"""Evaluate one graph on one machine. The second of two graphs reuses what the first one computed.
 
-A node of the second graph that is called with the very values of the node of its name in the first is not evaluated. One that
-turns out equal to the node of its name, or to a node that the rewrite removed, takes that node's value over
-(*adoption*, as in SAT sweeping): what lies below a rewrite is then free, its deeper levels are whole again, and the
-first node that is not equal shows where the fault is.
+A node of the second graph is not evaluated if the node of its name in the first graph is called with the very
+same values. A node that turns out equal to the node of its name, or to a node that the rewrite removed, takes
+over that node's value (*adoption*, as in SAT sweeping). So what lies below a rewrite is free, its deeper
+levels are whole again, and the first node that is not equal shows where the error is.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ class Run(fx.Interpreter):
     """Evaluates a graph.
 
     Args:
-        machine: evaluates its calls.
-        gm: the graph. Its constants are copied: a graph that writes to them changes nothing.
+        machine: evaluates the calls.
+        gm: the graph. Its constants are copied, so that writes to them have no effect outside.
         first: the finished run of the graph before the rewrite.
-        signed_zeros: whether 0.0 and -0.0 are two values.
+        signed_zeros: whether 0.0 and -0.0 are different values.
 
     Attributes:
-        values: by name of the node.
-        relations: for each evaluated node that both graphs have, how its value is related to the one of the first graph.
-        adopted: for each node whose value is the one of a node of the first graph: the name of that node.
+        values: the value of each node, by name.
+        relations: for each evaluated node that both graphs have, how its value relates to that in the first
+            graph.
+        adopted: for each node that takes its value from a node of the first graph, the name of that node.
         evaluated: how many calls were evaluated.
-        written: the values that inputs have at the end, for those that the graph writes to.
-        rough_nodes: names of calls whose witnesses are floats of kernels that may not compute in float64.
-        constants: what tensors that the graph holds are read as, by the name of the attribute, where they are not what they are.
+        written: the final values of the inputs that the graph writes to.
+        rough_nodes: names of calls whose witnesses come from kernels that may not compute in float64.
+        constants: by attribute name, values to use in place of tensors that the graph holds.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class Run(fx.Interpreter):
                         self._removed.setdefault(key, name)
 
     def evaluate(self, *inputs: Any) -> Any:
-        """The outputs of the graph."""
+        """Return the outputs of the graph."""
         self._inputs = inputs
         return self.run(*inputs, enable_io_processing=False)
 
     def outputs(self, returned: Any) -> dict[str, Any]:
-        """The values that the graph returned and wrote, by name."""
+        """Return the values that the graph returned and wrote, by name."""
         listed = returned if isinstance(returned, (list, tuple)) else [returned]
         found = {f"output {i}": value for i, value in enumerate(listed)}
         return found | {f"input {name} after the run": value for name, value in self.written.items()}
@@ -131,12 +132,12 @@ class Run(fx.Interpreter):
         return self._adopt(n, value)
 
     def rests_on_rough_kernels(self) -> bool:
-        """Whether the rewrite removed or added a call whose witnesses are a kernel's floats."""
+        """Whether the rewrite removed or added a call whose witness comes from a rough kernel."""
         assert self._first is not None
         return bool(self.rough_nodes or self._first.rough_nodes - set(self.adopted.values()))
 
     def _is_call_of_first(self, n: fx.Node, args: Any, kwargs: Any) -> bool:
-        """Whether the first graph calls the same with the very same values, and as the same one of its random calls."""
+        """Whether the first graph makes the same call with the very same values, as the same random call."""
         first = self._first
         if first is None or n.name not in first._calls:
             return False
@@ -151,7 +152,7 @@ class Run(fx.Interpreter):
         return {n.name for n in self.module.graph.nodes if _written_input(n) is not None}  # type: ignore[union-attr]
 
     def _restrided(self, n: fx.Node, args: Any) -> Dual | None:
-        """The result of ``as_strided``, where its tensor fills a part of memory without gaps; None elsewhere."""
+        """The result of ``as_strided`` if its tensor fills a part of memory without gaps, else None."""
         source, known = args[0], n.args[0].meta.get("val")  # type: ignore[union-attr]
         if not isinstance(source, Dual) or not isinstance(known, Tensor) or len(args) < 3:
             return None
@@ -207,7 +208,7 @@ class Run(fx.Interpreter):
 
 
 def _written_input(n: fx.Node) -> fx.Node | None:
-    """The input that a call writes to, also as the result of an earlier write."""
+    """The input that a call writes to, also through the result of an earlier write."""
     if n.target is not _copy_in_place:
         return None
     place = n.args[0]

@@ -1,4 +1,4 @@
-"""Are two values the same: by residues where they are finite, by class where they are not, by element where they are integers."""
+"""Compare two values: finite ones by residues, non-finite ones by class, integers by element."""
 
 from __future__ import annotations
 
@@ -17,33 +17,37 @@ from fxpasses.graphs.numbers import became
 
 Relation = Literal["equal", "unproved", "where not finite", "different"]
 RANKS: tuple[Relation, ...] = ("equal", "unproved", "where not finite", "different")
-"""From best to worst. ``unproved``: the residues differ and the witnesses do not. ``where not finite``: the values differ only
-where the first is infinite or NaN."""
+"""From best to worst.
+
+``unproved``: the residues differ and the witnesses do not. ``where not finite``: the values differ only where
+the first is infinite or NaN.
+"""
 
 DRIFT = 1e-10
-"""Witnesses that are closer than this, relative to the largest of their tensor, may differ by the rounding of float64."""
+"""Witnesses this close, relative to the largest of their tensor, may differ by float64 rounding alone."""
 KERNEL_DRIFT = 1e-3
-"""The same where a kernel computed a witness of which nobody knows how exact it is."""
+"""The same if a kernel of unknown accuracy computed a witness."""
 _GUARD = 1e-5
-"""Witnesses with equal residues that differ by more show that a rule identifies too much, such as ``log(x)`` and ``log(-x)``."""
+"""If witnesses of equal residues differ by more, a rule equates too much: ``log(x)`` and ``log(-x)``."""
 _UP_TO_SIGN = 1e-9
 SIGN = "equal but for a sign"
-"""The reason where residues are equal and witnesses are not."""
+"""The reason if residues are equal and witnesses are not."""
 MASK = 1e30
 """Values at least this large stand for minus infinity in a mask."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The relation of two values.
+    """How two values are related.
 
     Attributes:
         relation: see :data:`RANKS`.
-        element: index of an element that shows it.
+        element: the index of an element that shows it.
         first: its value in the first tensor.
         second: its value in the second tensor.
-        reason: in words, where numbers do not say it.
-        distance: between the two, relative to the largest of their tensor; infinite where they are no finite floats.
+        reason: in words, if numbers do not tell it.
+        distance: between the two, relative to the largest of their tensor; infinite if they are not finite
+            floats.
     """
 
     relation: Relation
@@ -55,7 +59,7 @@ class Comparison:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Larger for what is worse."""
+        """A key for sorting; larger is worse."""
         return RANKS.index(self.relation), self.distance
 
     def __str__(self) -> str:
@@ -77,10 +81,10 @@ def compare(
     Args:
         a: the first.
         b: the second.
-        field: where their residues live.
-        scale: the size of values in the graph: a difference far below it may be float64's rounding.
-        signed_zeros: whether 0.0 and -0.0 are two values.
-        drift: how far witnesses of one value may be apart.
+        field: of their residues.
+        scale: the size of values in the graph: a difference far below it may be float64 rounding.
+        signed_zeros: whether 0.0 and -0.0 are different values.
+        drift: how far apart witnesses of one value may be.
     """
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         if len(a) != len(b):
@@ -112,7 +116,7 @@ def _compare_integers(a: Any, b: Any) -> Comparison:
 
 
 def _compare_complex(a: Tensor, b: Tensor) -> Comparison:
-    """Complex numbers are floats of kernels, nothing more."""
+    """Complex numbers are only floats computed by kernels."""
     x, y = (torch.view_as_real(value.resolve_conj()).double() for value in (a, b))
     far = (x - y).abs().nan_to_num(math.inf)
     at = _index(far.argmax(), x)
@@ -154,7 +158,7 @@ def _compare_duals(
     finite = torch.isfinite(x)
     distance = torch.where(finite, (x - y).abs(), 0.0)
     size = torch.where(finite, torch.maximum(x.abs(), y.abs()), 0.0)
-    is_mask = (size >= MASK) & (x == y)  # beside a mask, all else would be nothing
+    is_mask = (size >= MASK) & (x == y)  # next to a mask everything else would be negligible
     own = max(float(size.masked_fill(is_mask, 0.0).max()), 1e-300)
     at = _index(distance.argmax(), x)
     largest = max(own, scale)
@@ -180,7 +184,7 @@ def _equal_up_to_sign(a: Dual, b: Dual, field: Field) -> bool:
 
 
 def _class(witness: Tensor) -> Tensor:
-    """0 for finite elements, else which kind of not finite."""
+    """0 for finite elements, else the kind of non-finite value."""
     return torch.nan_to_num(witness, nan=9.0, posinf=1.0, neginf=-1.0) * ~torch.isfinite(witness)
 
 
@@ -189,7 +193,7 @@ def _index(flat: Tensor, of: Tensor) -> tuple[int, ...]:
 
 
 def digests(value: Dual) -> list[tuple[Any, ...]]:
-    """Keys under which equal values meet: one a level."""
+    """Return keys that equal values share, one per level."""
     found = []
     for level, residues in enumerate(value.residues):
         data = hashlib.blake2b(residues.contiguous().numpy().tobytes(), digest_size=16).digest()

@@ -1,7 +1,8 @@
-"""Inputs for a sample: random ones, which carry the bound on the error, and families of values at which rewrites go wrong.
+"""Inputs for a sample: random ones, on which the error bound rests, and families that break rewrites.
 
-Floats have few bits, so that every float type holds them exactly. Integers stay in the range of the example, and sorted ones stay sorted:
-an index that is in bounds for the example is in bounds for every sample.
+Floats have few bits, so that every float dtype represents them exactly. Integers stay in the range of the
+example, and sorted ones stay sorted: an index that is in bounds for the example is in bounds for every
+sample.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ Edge = Literal[
 ]
 Family = Literal["example", "numbers", "random"] | Edge
 EDGES: tuple[Edge, ...] = get_args(Edge)
-"""Families that are no random points: they find faults, and prove nothing."""
+"""Families that are not random points: they find errors, and prove nothing."""
 
 _BITS = 2.0**22
 
 
 def sample_input(example: Tensor, family: Family, generator: torch.Generator, scale: float = 1.0) -> Tensor:
-    """A value for an input.
+    """Return a value for an input.
 
     Args:
-        example: a value that it has had.
+        example: a value that the input has had.
         family: which kind of value.
         generator: of random numbers.
         scale: a factor for floats.
 
     Returns:
-        A float64 tensor for a float one, complex128 for a complex one, else a tensor of the type of the example.
+        A float64 tensor for a float one, complex128 for a complex one, else one of the dtype of the example.
     """
     example = example.detach()
     if family in ("example", "numbers") or example.numel() == 0:
@@ -63,7 +64,7 @@ def sample_input(example: Tensor, family: Family, generator: torch.Generator, sc
 
 
 def is_any_integer(example: Any) -> bool:
-    """Whether it is a tensor of integers that may be any, as far as a graph takes them: no truth values, and no offsets in order."""
+    """Whether a tensor holds integers that may be any the graph takes: no truth values or ordered offsets."""
     if (
         not isinstance(example, Tensor)
         or example.dtype not in (torch.int32, torch.int64)
@@ -74,7 +75,7 @@ def is_any_integer(example: Any) -> bool:
 
 
 def is_ordered(example: Tensor) -> bool:
-    """Whether integers may be offsets: several, none smaller than the one before, and not one number again and again but zero."""
+    """Whether integers may be offsets: several, never decreasing, not all the same unless zero."""
     if example.dim() != 1 or len(example) < 2:
         return False
     numbers = computable(example)
@@ -97,9 +98,9 @@ def _truth_values(example: Tensor, family: Family, generator: torch.Generator) -
     if family == "rows" and example.dim() and example.shape[-1]:
         rows = value.view(-1, example.shape[-1])
         rows[0] = True
-        rows[-1] = False  # a row that is masked as a whole
+        rows[-1] = False  # a fully masked row
     elif family == "ties" and example.dim() and example.shape[-1] > 1:
-        # All but one: low precision holds the number of all (300), and not that of the others (299).
+        # All but one: low precision represents the number of all (300), and not that of the others (299).
         rows = value.view(-1, example.shape[-1])[::2]
         rows.fill_(True)
         rows[:, int(torch.randint(example.shape[-1], (1,), generator=generator))] = False
@@ -127,21 +128,25 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
         value = _near_others(numbers, value, generator)
     if ordered:
         value = value.sort().values
-        value[0] = example[0]  # offsets begin where they began
+        value[0] = example[0]  # keep the first offset
         if family == "ties":
             value = value[torch.arange(len(value)) // 2 * 2]
     elif family == "rows" and value.dim() and value.numel():
         rows = value.view(-1, value.shape[-1])
-        rows.copy_(rows[:, :1].clone().expand_as(rows))  # of one number: other segments are empty
+        rows.copy_(rows[:, :1].clone().expand_as(rows))  # all the same, so that other segments are empty
     elif family == "ties":
         value = torch.where(torch.rand(example.shape, generator=generator) < 0.5, high, value)
-    if bool((numbers != 0).all()):  # divisors, perhaps
+    if bool((numbers != 0).all()):  # they may be divisors
         value = torch.where(value == 0, numbers, value)
     return value.to(example.dtype)
 
 
 def _near_others(numbers: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:
-    """Random integers of the range of the others; of two ranges, where some are negative or far from the rest: a label to ignore is no lowest index."""
+    """Draw random integers from the range of the given ones.
+
+    If some are negative or far from the rest, there are two ranges: a label to ignore is not the lowest
+    index.
+    """
     known = numbers.unique().long()
     gaps = known.diff()
     if bool(known[0] < 0) and bool(known[-1] >= 0):
@@ -159,18 +164,18 @@ def _near_others(numbers: Tensor, value: Tensor, generator: torch.Generator) -> 
 def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
     values = example.double()
     usual = values[torch.isfinite(values) & (values.abs() < MASK)]
-    if len(usual) < values.numel():  # a mask: its values in another order
+    if len(usual) < values.numel():  # a mask: permute its values
         order = torch.randperm(values.numel(), generator=generator)
         return values.flatten()[order].view(values.shape)
     scale = float(usual.abs().mean()) or 1.0
     scale = 2.0 ** round(math.log2(scale)) if 1e-3 < scale < 1e3 else 1.0
     positive = bool((usual >= 0).all()) and bool((usual > 0).any())
-    value = torch.randn(example.shape, generator=generator)  # float32 holds the bits that are kept
-    if positive and family != "signs":  # a variance, say
+    value = torch.randn(example.shape, generator=generator)  # float32 represents the bits that are kept
+    if positive and family != "signs":  # may be a variance
         value = value.abs() + 0.25
     value = ((value * _BITS).round() / _BITS).double()
     if family == "signs" and value.dim():
-        # Rows of either sign, and mixed ones; of images a corner of negative ones, for windows at a border.
+        # Rows of either sign, and mixed ones. Images get a negative corner, for windows at a border.
         rows = value.view(-1, value.shape[-1])
         rows[::3] = -rows[::3].abs()
         rows[1::3] = rows[1::3].abs()
@@ -181,8 +186,8 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
     elif family == "ties":
         value = torch.randint(-3, 4, example.shape, generator=generator) / 2.0 + (2.0 if positive else 0.0)
         rows = value.view(-1, value.shape[-1] if value.dim() else 1)
-        rows[1::4] = rows[: len(rows) - 1 : 4]  # what is compared may be made of rows: keys, codes, experts
-    elif family == "all zero":  # so are rows that sums and products make of it, their norms and variances
+        rows[1::4] = rows[: len(rows) - 1 : 4]  # rows may be compared: keys, codes, experts
+    elif family == "all zero":  # so are rows computed by sums and products, and their norms and variances
         value = torch.zeros_like(value)
     elif family == "zeros":
         some = -(-value.numel() // 5)
@@ -195,8 +200,8 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
         rows[-1] = 1.0 if positive else 0.0
         value = rows.view(example.shape)
     elif family in ("not a number", "infinity"):
-        # One in each row of the first half, which a mask may hide, and several in some row, of which it shows one. What is summed over
-        # rows stays finite in the others.
+        # One in each row of the first half, which a mask may hide, and several in one row, so that one
+        # of them is visible. Sums over rows stay finite in the others.
         rows = value.view(-1, value.shape[-1] if value.dim() else 1)
         bad = math.nan if family == "not a number" else math.inf
         half = torch.arange(len(rows) // 2)
@@ -209,7 +214,7 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
 
 
 def sorted_inputs(gm: fx.GraphModule) -> list[bool]:
-    """Whether each input is taken for a sorted sequence: the boundaries of `searchsorted`, as they are or seen otherwise."""
+    """Whether each input is expected to be sorted: boundaries of `searchsorted`, also through other calls."""
     boundaries = set()
     for node in gm.graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
@@ -224,7 +229,7 @@ def sorted_inputs(gm: fx.GraphModule) -> list[bool]:
 
 
 def in_order(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs of a graph, those sorted that it takes for sorted sequences."""
+    """Return the inputs of a graph, with those sorted that it expects to be sorted."""
     pairs = zip(inputs, sorted_inputs(gm), strict=True)
     return [
         value.sort().values if is_sorted and isinstance(value, Tensor) else value
@@ -233,7 +238,7 @@ def in_order(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 
 
 def symbol_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[Any, int]:
-    """The value of each symbol that is a size of an input, or an input."""
+    """Return the value of each symbol that is an input or a size of one."""
     found: dict[Any, int] = {}
     for node, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         value = node.meta.get("val")
@@ -245,5 +250,5 @@ def symbol_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[Any, int]:
 
 
 def with_values(size: Any, values: Mapping[Any, int]) -> int:
-    """A size with numbers for its symbols. Raises: TypeError: where one is not known."""
+    """Substitute values for the symbols of a size. Raises: TypeError: a value is unknown."""
     return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)

@@ -1,4 +1,4 @@
-"""What a value is a sum of, kept beside it as closures: nothing is computed where nobody asks (:mod:`fxpasses.exact.angles` does)."""
+"""What a value is a sum of, as closures that compute nothing until :mod:`fxpasses.exact.angles` asks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEEPEST, _MOST_TERMS = 32, 16
 
 
 def sum_of(a: Dual, b: Dual, shape: torch.Size) -> Terms | None:
-    """The terms of a sum; ``None`` where it is made of sums of sums of too many.
+    """The terms of a sum; ``None`` if sums are nested too deep.
 
     Args:
         a: a term, or a sum itself.
@@ -30,7 +30,7 @@ def sum_of(a: Dual, b: Dual, shape: torch.Size) -> Terms | None:
 
 
 def each_of(a: Dual, function: Callable[[Dual], Dual]) -> Terms | None:
-    """The terms of a linear function of a sum; ``None`` where it is none."""
+    """The terms of a linear function of a sum; ``None`` if it is not a sum."""
     terms = a.terms
     if terms is None or terms.depth > _DEEPEST:
         return None
@@ -38,12 +38,12 @@ def each_of(a: Dual, function: Callable[[Dual], Dual]) -> Terms | None:
 
 
 def multiple_of(mul: Callable[[Dual, Dual], Dual], a: Dual, b: Dual) -> Terms | None:
-    """The terms of a product with a sum, or of a small multiple.
+    """Return the terms of a product with a sum, or of a small multiple.
 
     Args:
         mul: multiplies.
         a: a factor.
-        b: another one.
+        b: the other one.
     """
     for factor, other in ((a, b), (b, a)):
         number = float(factor.witness) if factor.witness.numel() == 1 else 0.0
@@ -58,7 +58,7 @@ def _repeated(a: Dual, count: int, shape: torch.Size) -> Terms:
 
 
 def terms_of(of: Dual) -> list[Dual]:
-    """The terms of a sum of a few, or else the sum."""
+    """The terms of a sum of a few, else the value itself."""
     if of.terms is None or of.terms.depth > _DEEPEST:
         return [of]
     found = of.terms()

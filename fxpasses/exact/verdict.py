@@ -1,9 +1,10 @@
-"""Are two graphs of ATen operators the same function of real numbers: the verdict, and what it rests on.
+"""The verdict on two graphs of ATen operators: are they the same function of real numbers, and what shows it.
 
-``equivalent(before, after, inputs)`` evaluates both on several samples of inputs with dual numbers
-(:mod:`fxpasses.exact.arithmetic`). By the lemma of Schwartz and Zippel two different polynomials of degree ``d`` are equal at a random point of a
-field with ``p`` elements with a probability of at most ``d / p``; with rational functions, exponentials and logarithms
-that holds in the models that :mod:`fxpasses.exact.fields` describes.
+``equivalent(before, after, inputs)`` evaluates both graphs with dual numbers
+(:mod:`fxpasses.exact.arithmetic`) on several samples of inputs. By the Schwartz-Zippel lemma, two different
+polynomials of degree ``d`` agree at a random point of a field with ``p`` elements with a probability of at
+most ``d / p``. With rational functions, exponentials and logarithms that holds in the models that
+:mod:`fxpasses.exact.fields` describes.
 """
 
 from __future__ import annotations
@@ -32,26 +33,27 @@ Kind = Literal["EQUAL", "DIFFERENT", "APPROXIMATE", "UNPROVED"]
 _KINDS: tuple[Kind, ...] = ("EQUAL", "UNPROVED", "APPROXIMATE", "DIFFERENT")
 
 _DEGREE = 2000
-"""The degree that the printed bound assumes of the difference of two graphs, relative to values that they share."""
+"""The degree that the printed bound assumes for the difference of two graphs, relative to shared values."""
 _SMALLEST_FIELD = 2**21
 _MOST_NAMED = 8
 _TELLING: tuple[Family, ...] = ("rows", "ties", "zeros")
 _OTHER_POWERS = (-10, -24, 6, 11, 16, 21, 26)
-"""Where an epsilon shows: on rows of equal numbers, and on small ones. And on large ones what an activation far beyond its end hides."""
+"""Exponents of input scales: small ones show an epsilon, large ones what a saturated activation hides."""
 _CLOSE = 0.02
-"""Another function whose results are at most so far away, relative to the largest of their tensor, is an approximation."""
+"""Other functions approximate if they differ by at most this, relative to the largest of their tensor."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The difference that one sample showed.
+    """A difference that one sample showed.
 
     Attributes:
         family: the kind of inputs.
         output: which result of the graph.
-        comparison: an element, and its two values.
-        node: the first node of the graph after whose value is not the one of the node of its name.
-        note: what else is to be known, such as the factor of all inputs.
+        comparison: an element and its two values.
+        node: the first node of the graph after whose value differs from that of the node with the same name
+            before.
+        note: further information, such as the factor of all inputs.
     """
 
     family: str
@@ -68,18 +70,19 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """Whether two graphs are one function.
+    """Whether two graphs are the same function.
 
     Attributes:
-        kind: ``EQUAL``, ``DIFFERENT``, ``APPROXIMATE`` (another function, within 2% of the largest value of each result on all
-            samples: right only for a pass that says so), or ``UNPROVED``.
-        finding: what shows it, where they are not equal: where they are farthest apart.
-        distance: how far apart the values are there, relative to the largest of their tensor.
+        kind: ``EQUAL``, ``DIFFERENT``, ``APPROXIMATE`` (a different function, within 2% of the largest value
+            of each result on all samples: right only for a pass that declares it), or ``UNPROVED``.
+        finding: the evidence if they are not equal, taken where they differ most.
+        distance: the difference there, relative to the largest value of the tensor.
         samples: how many random samples were equal.
-        bound: the probability that this many samples miss a difference, for a difference of degree 2,000.
-        opaque: operators that were taken as uninterpreted functions, with their number of calls.
-        needed: operators that stand in the way of a proof: those without a rule, or else what the rewrite calls otherwise.
-        evaluated: calls of the graph after that were evaluated in a sample, of all that it has.
+        bound: the probability that this many samples miss a difference of degree 2,000.
+        opaque: operators treated as uninterpreted functions, with their number of calls.
+        needed: operators that prevent a proof: those without a rule, or else those that the rewrite calls
+            differently.
+        evaluated: how many calls of the graph after were evaluated in a sample.
         calls: calls of the graph after.
     """
 
@@ -95,7 +98,7 @@ class Verdict:
 
     @property
     def adopted(self) -> dict[str, str]:
-        """For nodes of the graph after, the node of the graph before whose value they have, in every sample."""
+        """Nodes of the graph after, with nodes of the graph before that have their value in every sample."""
         return self._adopted
 
     _adopted: dict[str, str] = field(default_factory=dict, repr=False)
@@ -120,21 +123,21 @@ def equivalent(
     samples: int = 2,
     signed_zeros: bool = False,
 ) -> Verdict:
-    """Decide whether two graphs compute the same, in exact arithmetic.
+    """Decide in exact arithmetic whether two graphs compute the same function.
 
     Args:
-        before: a graph of ATen operators with fake tensors as ``meta["val"]``; it is not changed.
-        after: the graph that is to stand in its place, with the same inputs.
+        before: a graph of ATen operators with fake tensors as ``meta["val"]``; not mutated.
+        after: the graph that is to replace it, with the same inputs.
         inputs: example inputs: tensors with data, and sizes.
-        samples: how many random samples; the example is looked at as well.
-        signed_zeros: whether 0.0 and -0.0 are two values.
+        samples: how many random samples to try, in addition to the example.
+        signed_zeros: whether 0.0 and -0.0 are different values.
 
     Returns:
-        ``EQUAL`` when all samples are; ``DIFFERENT`` or ``APPROXIMATE`` with what shows it; ``UNPROVED`` when residues differ and
-        floats do not, or when an operator cannot be evaluated.
+        ``EQUAL`` if all samples are equal; ``DIFFERENT`` or ``APPROXIMATE`` with the evidence; ``UNPROVED``
+        if residues differ and floats do not, or if an operator cannot be evaluated.
 
     Raises:
-        ValueError: the graphs take other numbers of inputs than are given.
+        ValueError: the graphs take a different number of inputs than are given.
 
     >>> import torch, fxpasses
     >>> from fxpasses.exact import equivalent
@@ -150,14 +153,14 @@ def equivalent(
 
 
 class Original:
-    """A graph that others are compared with; what it computes on each sample is kept.
+    """A graph to compare others with. What it computes on each sample is cached.
 
     Args:
-        gm: a graph of ATen operators with fake tensors as ``meta["val"]``; it is not changed.
+        gm: a graph of ATen operators with fake tensors as ``meta["val"]``; not mutated.
         inputs: example inputs: tensors with data, and sizes.
 
     Raises:
-        ValueError: the graph takes another number of inputs.
+        ValueError: the graph takes a different number of inputs.
     """
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -167,11 +170,11 @@ class Original:
         self._runs: dict[Any, _FirstRun] = {}
 
     def run(self, family: Family, number: int, scale: float = 1.0, squares_roots: bool = False) -> _FirstRun:
-        """The run of the graph on one sample.
+        """Run the graph on one sample, once.
 
         Args:
             family: the kind of values.
-            number: of the sample.
+            number: which sample.
             scale: a factor for float inputs.
             squares_roots: see :class:`.Arithmetic`.
         """
@@ -180,7 +183,7 @@ class Original:
             given = self.gm, self.inputs, family, number, scale, squares_roots
             try:
                 self._runs[key] = _FirstRun(*given)
-            except _RefusedByBefore:  # lengths that have to add up, say
+            except _RefusedByBefore:  # for example lengths that have to add up
                 if family != "random":
                     raise
                 self._runs[key] = _FirstRun(*given, keeps_integers=True)
@@ -192,13 +195,13 @@ class Original:
         """Decide whether a graph computes the same: see :func:`equivalent`.
 
         Args:
-            after: the graph that is to stand in the place of this one.
-            example: whether to look at the inputs themselves, too.
+            after: the graph that is to replace this one.
+            example: whether to try the inputs themselves, too.
             samples: how many random samples of the inputs.
-            signed_zeros: whether 0.0 and -0.0 are two values.
+            signed_zeros: whether 0.0 and -0.0 are different values.
 
         Raises:
-            ValueError: the graph takes another number of inputs.
+            ValueError: the graph takes a different number of inputs.
         """
         _check_inputs(after, self.inputs)
         families: list[Family] = ["example"] if example or not samples else []
@@ -206,7 +209,7 @@ class Original:
         verdict = self._decide(after, families, signed_zeros)
         if verdict.kind == "UNPROVED" and verdict.finding and verdict.finding.comparison.first is not None:
             again = self._decide(after, families, signed_zeros, squares_roots=True)
-            if again.kind == "EQUAL":  # each of the two ways proves
+            if again.kind == "EQUAL":  # either way is a proof
                 return again
             if samples:
                 self._look_closer(verdict, after, len(families))
@@ -216,10 +219,12 @@ class Original:
         return verdict
 
     def at_these(self, after: fx.GraphModule) -> Finding | None:
-        """What is not equal, or not shown to be, on the inputs themselves, floats taken for the numbers that they are meant to be: ``0.3`` is three tenths.
+        """Return what is not equal, or not proved equal, on the inputs themselves.
+
+        Floats are read as the numbers that they are meant to be: ``0.3`` is three tenths.
 
         Raises:
-            ValueError: this graph does not run on them.
+            ValueError: this graph does not run on the inputs.
             UnsupportedCall: a call cannot be evaluated.
         """
         try:
@@ -231,7 +236,10 @@ class Original:
             raise ValueError(f"the graph before does not run on these inputs: {error}") from error
 
     def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
-        """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones."""
+        """Decide cases in which residues differ and floats hardly do.
+
+        An epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones.
+        """
         looks: list[tuple[Family, float, str]] = [(family, 1.0, "") for family in _TELLING]
         looks += [("random", 2.0**power, f"inputs times 2**{power}") for power in _OTHER_POWERS]
         for family, scale, note in looks:
@@ -320,7 +328,7 @@ def _check_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
 
 class _RefusedByBefore(Exception):
-    """The graph before does not take these inputs."""
+    """The graph before does not accept these inputs."""
 
 
 class _FirstRun:
@@ -370,14 +378,14 @@ class _FirstRun:
         return m.meant(value).as_type(dtype) if self.family == "numbers" else m.dual(value, dtype)
 
     def new_machine(self) -> Machine:
-        """A machine that evaluates another graph on this sample."""
+        """Return a machine that evaluates another graph on this sample."""
         machine = Machine(field_of(self.number), self.number)
         machine.arithmetic.squares_roots = self.squares_roots
         return machine
 
 
 def _strided_as(value: Tensor, example: Tensor) -> Tensor:
-    """A value with the strides of the example where these fill memory: determinants are computed otherwise of what is contiguous."""
+    """Give a value the strides of the example if these fill memory: determinants depend on contiguity."""
     return torch.empty_like(example, dtype=value.dtype).copy_(value)
 
 
@@ -387,7 +395,7 @@ class _Sample:
     Attributes:
         finding: what is not equal.
         adopted: see :class:`.Run`.
-        evaluated: calls of the second graph that were evaluated.
+        evaluated: how many calls of the second graph were evaluated.
         opaque: operators taken as uninterpreted functions.
     """
 
@@ -403,7 +411,7 @@ class _Sample:
         try:
             others = second.outputs(second.evaluate(*first.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
-            # The graph is at fault, or a rule of ours.
+            # Either the graph is wrong, or one of our rules.
             reason = f"evaluating the graph after raises {first_line(error)}"
             relation: Relation = "different" if _raises(after, first.inputs) else "unproved"
             self.finding = Finding(first.family, "the graph", Comparison(relation, reason=reason))
@@ -432,7 +440,7 @@ class _Sample:
 
 
 def _raises(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a graph cannot be run on these inputs as it is."""
+    """Whether running a graph as it is on these inputs raises an error."""
     given = [
         v.witness.to(v.dtype) if isinstance(v, Dual) else v.clone() if isinstance(v, Tensor) else v
         for v in inputs
@@ -449,7 +457,7 @@ _DRIFT_SCALE = 1e-4
 
 
 def _largest(run: Run) -> float:
-    """The largest finite float in a run."""
+    """The largest finite magnitude in a run."""
     found = 0.0
     for value in run.values.values():
         if isinstance(value, Dual):

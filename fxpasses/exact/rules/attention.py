@@ -1,4 +1,4 @@
-"""Attention kernels through their definition: ``softmax(q @ k.T * scale + mask) @ v``."""
+"""Attention kernels, by their definition: ``softmax(q @ k.T * scale + mask) @ v``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _transposed(a: Dual) -> Dual:
 
 
 def _for_heads(query: Dual, a: Dual) -> Dual:
-    """Keys or values for each head of the query: heads may share them in groups."""
+    """Repeat keys or values for each head of the query: groups of heads may share them."""
     groups = query.shape[-3] // a.shape[-3] if query.dim() > 2 else 1
     return a if groups == 1 else a.map(lambda t: t.repeat_interleave(groups, -3))
 
 
 def _over_groups(m: Arithmetic, a: Dual, like: Dual) -> Dual:
-    """The gradient of keys or values, from those of each head."""
+    """Sum the gradients of each head into those of the keys or values."""
     if a.shape == like.shape:
         return a
     return m.sum(a.map(lambda t: t.unflatten(-3, (like.shape[-3], -1))), [a.dim() - 2])
@@ -51,7 +51,7 @@ def _scores(
 
 
 def _softmax(m: Arithmetic, scores: Dual) -> tuple[Dual, Dual]:
-    """The weights, and the logarithm of what they were divided by. A row that is masked as a whole has weights zero."""
+    """Return the weights and the log-sum-exp. A fully masked row has weights zero."""
     top = m.extreme(scores, [scores.dim() - 1], True, largest=True)
     masked = top.witness == -math.inf
     top = m.select(masked, 0, top)
@@ -85,7 +85,7 @@ def _flash_attention_for_cpu(
 
 
 def _saved_weights(m: Arithmetic, scores: Dual, logsumexp: Dual) -> Dual:
-    """The weights, of the logarithm of their sum as it was saved: of another one, they are another function."""
+    """Return the weights for a saved log-sum-exp. A different one makes them a different function."""
     weights, total = _softmax(m, scores)
     saved = logsumexp.map(lambda t: t.unsqueeze(-1))
     if any(bool((r == s).all()) for r, s in zip(total.residues, saved.residues, strict=True)):

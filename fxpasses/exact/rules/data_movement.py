@@ -1,4 +1,4 @@
-"""Operators that move elements, and those that make tensors of one value: exact on each part of a dual number alone."""
+"""Operators that move elements or fill tensors with one value: exact on each part of a dual number alone."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from fxpasses.exact.rules.table import named, rule, rules
 aten = torch.ops.aten
 
 _FILL = {aten.tril, aten.triu, aten.diag_embed, aten.im2col}
-"""Operators that put zeros beside the elements that they move."""
+"""Operators that put zeros next to the elements that they move."""
 _VIEWS_BY_SHAPE = named("view _unsafe_view _reshape_alias reshape view_as reshape_as")
 
 
 def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
-    """The operator on the witnesses and on the residues of each level.
+    """Apply the operator to the witnesses, and to the residues of each level.
 
     Args:
         m: the arithmetic.
         op: the operator.
         args: of the call.
         kwargs: of the call.
-        reduce: whether elements are added up: sums are taken modulo the prime, and what is not finite has residue 0.
+        reduce: whether elements are added up: then sums are taken modulo the prime, and non-finite elements
+            get residue 0.
     """
 
     def is_dual(value: Any) -> bool:
@@ -123,7 +124,7 @@ def _moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule(*_VIEWS_BY_SHAPE)
 def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
-    # Strides of parts are not those of the graph: a reshape always works.
+    # The strides of parts differ from those in the graph: a reshape always works.
     if op._overloadname == "dtype":
         bits = (a.witness.to(a.dtype) if isinstance(a, Dual) else a).view(args[0])
         return m.dual(bits) if bits.is_floating_point() else bits
@@ -182,7 +183,7 @@ def _cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwarg
         return a
     if (
         dtype.is_floating_point and dtype.itemsize == 1
-    ):  # quantization, saturation included: it is part of what is computed
+    ):  # quantization with saturation is part of the function
         return m.encoded(a.witness.float().to(dtype).double(), a).as_type(dtype)
     return a.as_type(dtype) if dtype.is_floating_point else a.witness.to(dtype)
 
@@ -238,7 +239,7 @@ rules(
 
 @rule(aten.new_empty_strided, aten.empty_strided, aten.empty, aten.zeros)
 def _new_empty(m: Arithmetic, op: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    # What is not written yet is nobody's to read: zeros, so that both graphs have the same.
+    # Nothing may read uninitialized memory. Zeros make it the same in both graphs.
     like, size = (args[0], args[1]) if isinstance(args[0], (Dual, Tensor)) else (None, args[0])
     kind: Any = dtype or (like.dtype if like is not None else torch.get_default_dtype())
     return _filled(m, size, 0, kind)

@@ -1,4 +1,4 @@
-"""Distances of points, lengths of rows that are normalized, and their gradients."""
+"""Distances of points, norms of normalized rows, and their gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KNOWN = (1.0, 2.0)
 
 
 def _size(m: Arithmetic, apart: Dual, p: float) -> Dual:
-    """The lengths of the last dimension."""
+    """The norms over the last dimension."""
     if p == 1.0:
         apart = m.select(apart.witness < 0, m.neg(apart), apart)
         return m.sum(apart, [apart.dim() - 1])
@@ -23,7 +23,7 @@ def _size(m: Arithmetic, apart: Dual, p: float) -> Dual:
 
 
 def _pull(m: Arithmetic, grad: Dual, apart: Dual, p: float, size: Dual) -> Dual:
-    """The gradients of the lengths by what they are of; zero where that is zero, as the kernels have it."""
+    """The gradients of the norms by their arguments; zero where the norm is, as in the kernels."""
     grad, size = (value.map(lambda t: t.unsqueeze(-1)) for value in (grad, m.dual(size)))
     if p == 1.0:
         return m.mul(grad, m.encoded(apart.witness.sign(), apart))

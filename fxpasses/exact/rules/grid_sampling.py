@@ -1,4 +1,4 @@
-"""Gradients of ``grid_sample``: which pixels a point lies between is known by the witness, how far from them by the residues."""
+"""Gradients of ``grid_sample``: the witness finds the pixels around a point, the residues its distance."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _grid_sampler_2d_backward(
 
 
 def _unnormalised(m: Arithmetic, place: Dual, size: int, align_corners: bool) -> tuple[Dual, Dual]:
-    """A place among the pixels, and how much it moves with the number of the grid, which is from -1 to 1."""
+    """A place among the pixels, and its derivative by the number in the grid, which is from -1 to 1."""
     factor = m.div(size - 1 if align_corners else size, 2)
     moved = m.mul(m.add(place, 1), factor)
     if not align_corners:
@@ -77,7 +77,7 @@ def _unnormalised(m: Arithmetic, place: Dual, size: int, align_corners: bool) ->
 
 
 def _inside(image: Dual, at: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Which places are in the image, and their numbers among its pixels."""
+    """Which places are in the image, and their flat pixel indices."""
     height, width = image.shape[-2:]
     x, y = at
     is_inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)

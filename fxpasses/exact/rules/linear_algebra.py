@@ -1,6 +1,7 @@
-"""Determinants, inverses and systems of linear equations: solved by elimination in each field, which rounds nothing.
+"""Determinants, inverses and linear systems, by elimination in each field, which rounds nothing.
 
-Of factors that are made of roots (those of Cholesky) the signs are open, as they are of any root: what they are multiplied or divided by twice is exact where squares of roots are.
+The signs of factors made of roots (those of Cholesky) are undetermined, as those of any root: what is
+multiplied or divided by them twice is exact if squares of roots are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LARGEST = 256
 
 
 def _solved(m: Arithmetic, a: Dual, b: Dual, witness: Tensor) -> Dual:
-    """The one solution of ``a @ x = b``, with a witness that LAPACK computed."""
+    """The unique solution of ``a @ x = b``, with a witness that LAPACK computed."""
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     residues = [
         m.field.solve(k, x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:]))
@@ -44,7 +45,7 @@ def _identity(m: Arithmetic, like: Dual) -> Dual:
 
 
 def _triangle(m: Arithmetic, a: Dual, upper: bool, unit: bool) -> Dual:
-    """The triangle of a matrix, with ones on its diagonal or what is there."""
+    """A triangle of a matrix, with its own diagonal or with ones on it."""
     cut = torch.triu if upper else torch.tril
     if not unit:
         return a.map(cut)
@@ -56,7 +57,7 @@ def _diagonal(a: Dual) -> Dual:
 
 
 def _factored(m: Arithmetic, a: Dual) -> tuple[Dual, Tensor, Tensor]:
-    """Both triangles in one matrix, the pivots, which the witness chooses, and the order of rows that they make."""
+    """Both triangular factors in one matrix, the pivots (by the witness), and the order of rows they make."""
     witness, pivots, _ = torch.linalg.lu_factor_ex(a.witness)
     order = torch.lu_unpack(witness, pivots, unpack_data=False)[0].argmax(-2)
     residues = [
@@ -67,7 +68,7 @@ def _factored(m: Arithmetic, a: Dual) -> tuple[Dual, Tensor, Tensor]:
 
 
 def _determinant(m: Arithmetic, factors: Dual, order: Tensor) -> Dual:
-    """The product of what is on the diagonal, with the sign of the order of rows."""
+    """The product of the diagonal, with the sign of the row order."""
     swaps = (order.unsqueeze(-1) > order.unsqueeze(-2)).triu().sum((-2, -1))
     return m.select(swaps % 2 == 0, _last(m, factors), m.neg(_last(m, factors)))
 
@@ -154,7 +155,7 @@ def _inverse(m: Arithmetic, op: Any, a: Dual, *, check_errors: bool = False) -> 
 
 
 def _factored_for_determinant(m: Arithmetic, a: Dual) -> tuple[Dual, Tensor, Dual]:
-    # Of contiguous matrices LAPACK gets the transposed ones, and so do the gradients.
+    # LAPACK gets contiguous matrices transposed, and so do the gradients.
     factors, pivots, order = _factored(m, _transposed(a) if a.witness.is_contiguous() else a)
     return factors, pivots, _determinant(m, factors, order)
 
@@ -196,7 +197,7 @@ def _triangular(
     a = _triangle(m, a, upper, unit)
     if upper or a.square is None:
         return _solved(m, a, b, witness)
-    # Columns are multiples of those of a matrix with ones on its diagonal: of a factor of Cholesky, by roots.
+    # Columns are multiples of those of a unit triangular matrix: in a Cholesky factor, by roots.
     roots = _diagonal(a)
     ones = m.div(a, roots.map(lambda t: t.unsqueeze(-2)))
     columns = roots.map(lambda t: t.unsqueeze(-1))
@@ -223,7 +224,7 @@ def _cholesky(m: Arithmetic, op: Any, a: Dual, upper: bool = False, check_errors
     a = m.dual(a)
     witness, info = op(a.witness, upper=upper, check_errors=check_errors)
     below = witness.mT if upper else witness
-    whole = _transposed(a) if upper else a  # whose lower triangle is read, and no more
+    whole = _transposed(a) if upper else a  # only its lower triangle is read
     whole = m.add(_triangle(m, whole, False, False), _transposed(whole.map(lambda t: t.tril(-1))))
     factors = [m.field.eliminated(k, r) for k, r in enumerate(whole.residues)]
     squares = below.diagonal(dim1=-2, dim2=-1).square()
@@ -238,7 +239,7 @@ def _cholesky(m: Arithmetic, op: Any, a: Dual, upper: bool = False, check_errors
 
 
 def _of_factor(m: Arithmetic, factor: Dual, upper: bool) -> Dual:
-    """The matrix of a factor of Cholesky."""
+    """The matrix that a Cholesky factor belongs to."""
     lower = _triangle(m, _transposed(factor) if upper else factor, False, False)
     roots = _diagonal(lower)
     ones = m.div(lower, roots.map(lambda t: t.unsqueeze(-2)))

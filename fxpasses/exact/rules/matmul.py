@@ -37,7 +37,7 @@ def _added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any
 
 @rule(aten._trilinear)
 def _trilinear(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, *how: Any, unroll_dim: int = 1) -> Any:
-    # Each has new dimensions of size 1 at some places; their product is summed over some.
+    # Each operand gets new dimensions of size 1; the product is summed over some dimensions.
     *added, summed = how[:4]
     operands = [m.dual(value) for value in (a, b, c)]
     letters = string.ascii_letters[: operands[0].dim() + len(added[0])]
@@ -53,12 +53,12 @@ def _trilinear(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, *how: Any, unroll
 
 
 def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
-    """Products of groups of rows, of columns, or of what is summed over.
+    """Products of groups of rows, of columns, or of the contracted dimension.
 
     Args:
-        a: the left factors: one for each group, or all of them one behind the other.
+        a: the left factors: one per group, or all of them concatenated.
         b: the right ones, likewise.
-        ends: where groups end; ``None`` where each has factors of its own.
+        ends: where groups end; ``None`` if each has its own factors.
     """
     if ends is None:
         return a @ b
@@ -178,7 +178,8 @@ def _conv_tbc_backward(
 
 @rule(*named("all_reduce", collectives))
 def _all_reduce(m: Arithmetic, op: Any, a: Dual, how: str, group: Any) -> Any:
-    # Each element depends on the elements at its place in all processes; of how, only the reduction and the group are known.
+    # Each element depends on the elements at its place in all ranks. Only the reduction and the group are
+    # known.
     if not isinstance(a, Dual):
         return NotImplemented
     return m.uninterpreted(f"all_reduce {how} {group}", a, a.witness * 2 if how == "sum" else a.witness)

@@ -1,4 +1,4 @@
-"""Operators that compute each element from the elements at its place."""
+"""Pointwise operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _div(m: Arithmetic, op: Any, a: Any, b: Any, rounding_mode: str | None = Non
 def _better(
     witness: Callable[[Tensor], Tensor], formula: Callable[[Arithmetic, Dual], Dual]
 ) -> Callable[..., Dual]:
-    """A rule by a formula of one operand, whose witness torch computes in a better way."""
+    """Make a rule from a formula of one operand, with a more accurate witness computed by PyTorch."""
 
     def _rule(m: Arithmetic, op: Any, a: Dual) -> Dual:
         a = m.dual(a)
@@ -89,7 +89,7 @@ def _erf(m: Arithmetic, op: Any, a: Dual) -> Dual:
 
 
 def _half_tangent(m: Arithmetic, a: Dual) -> Dual:
-    """``tan(a / 2)``: odd, and nothing else is known of it. Sine and cosine are made of it, so that their squares add up to one."""
+    """``tan(a / 2)``, known only to be odd. Sine and cosine use it, so that their squares add up to one."""
     return m.uninterpreted("tan of the half", a, (a.witness / 2).tan(), parity=-1)
 
 
@@ -115,7 +115,7 @@ def _uninterpreted(m: Arithmetic, op: Any, a: Dual) -> Dual:
 
 @rule(aten.atan2)
 def _atan2(m: Arithmetic, op: Any, y: Any, x: Any) -> Any:
-    """The arc tangent of a quotient, and half a turn where the divisor is negative."""
+    """The arc tangent of the quotient, plus half a turn if the divisor is negative."""
     y, x = m.dual(y), m.dual(x)
     witness = op(y.witness, x.witness)
     if not bool((witness.isfinite() & (x.witness != 0)).all()):
@@ -137,7 +137,7 @@ def _in_type_of(a: Dual, result: Dual) -> Dual:
 
 @rule(*named("lt le gt ge eq ne"))
 def _comparison(m: Arithmetic, op: Any, a: Any, b: Any) -> Tensor:
-    return op.overloadpacket(*m.compared(a, b))  # of two tensors, also where the call has a number
+    return op.overloadpacket(*m.compared(a, b))  # with two tensors, even if the call has a number
 
 
 @rule(*named("sign floor ceil trunc sgn"))

@@ -1,4 +1,4 @@
-"""Pooling, and sums and extremes over bags and buckets of elements."""
+"""Pooling, and sums and extremes over bags and segments of elements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_FACTORS = 512
 
 
 def _at(a: Dual, indices: Tensor, spatial: int) -> Dual:
-    """The elements at these places of the last ``spatial`` dimensions, taken as one."""
+    """The elements at these indices into the last ``spatial`` dimensions, flattened."""
     at = indices.flatten(-spatial)
     return a.map(lambda t: t.flatten(-spatial).gather(-1, at).view(indices.shape))
 
@@ -155,7 +155,7 @@ def _embedding_bag_backward(
         return m.linear(
             lambda t: torch.zeros(size, dtype=t.dtype).scatter_add(0, largest.clamp(min=0), t), grad
         )
-    if len(bags) != len(indices):  # a kernel that does not say: bags begin at their offsets
+    if len(bags) != len(indices):  # some kernels do not return bags: they begin at their offsets
         bags = torch.searchsorted(offsets, torch.arange(len(indices)).to(offsets.dtype), right=True) - 1
     if mode == 1:
         grad = m.div(grad, sizes.clamp(min=1).unsqueeze(-1))
@@ -202,7 +202,7 @@ def _scatter_reduce(
 
 
 def _multiplied(m: Arithmetic, a: Dual, dim: int, index: Tensor, source: Dual) -> Any:
-    """A tensor with factors scattered into it: one of each row at a time, so that no place is met twice."""
+    """Multiply scattered factors into a tensor: one of each row at a time, so that no place occurs twice."""
     if index.shape[dim] > _MOST_FACTORS:
         return NotImplemented
     for i in range(index.shape[dim]):
@@ -227,7 +227,7 @@ def _places(like: Tensor) -> Tensor:
 
 
 def _segments(how: dict[str, Any]) -> Tensor | None:
-    """How many rows there are in each segment; ``None`` where rows are not the first dimension."""
+    """The number of rows in each segment; ``None`` if segments are not along the first dimension."""
     lengths, offsets = how.get("lengths"), how.get("offsets")
     if lengths is None and offsets is not None:
         lengths = offsets.diff()
@@ -268,7 +268,7 @@ def _segment_reduce_backward(
     if reduce == "mean":
         grad = m.div(grad, lengths.clamp(min=1).view(-1, *[1] * (a.dim() - 1)))
     each = grad.map(lambda t: t[bags])
-    if reduce in ("max", "min"):  # equal ones share it
+    if reduce in ("max", "min"):  # ties share it
         is_chosen = torch.eq(*m.compared(a, output.map(lambda t: t[bags])))
         chosen = torch.zeros(grad.shape, dtype=torch.int64).index_add(0, bags, is_chosen.long())
         each = m.select(is_chosen, m.div(each, chosen.clamp(min=1)[bags]), 0)

@@ -1,4 +1,4 @@
-"""Sums, means, extremes, orders, and what is made of them: softmax, normalization, losses."""
+"""Sums, means, extremes, orders, and what is built from them: softmax, normalization, losses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _mean(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False
 
 
 def _correction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
-    """``dim``, ``correction``, ``keepdim`` of the overloads of ``var`` and its relatives."""
+    """The ``dim``, ``correction`` and ``keepdim`` of the overloads of ``var`` and its relatives."""
     if args and isinstance(args[0], bool):  # (unbiased)
         return None, int(args[0]), False
     dim = args[0] if args else kwargs.get("dim")
@@ -111,7 +111,7 @@ def _softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: An
 
 
 def _typed_softmax(result: Dual, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dual:
-    """The result in the type that the overload gives it: a third argument is a type, or says "from half to float"."""
+    """Cast to the dtype that the overload asks for: a third argument is a dtype or "from half to float"."""
     dtype = kwargs.get("dtype") or next((x for x in args if isinstance(x, torch.dtype)), None)
     if args and args[0] is True:
         dtype = torch.float32

@@ -8,15 +8,20 @@ from typing import Any
 import torch
 
 Rule = Callable[..., Any]
-"""Called with the arithmetic, the overload and the call's arguments; returns ``NotImplemented`` where it does not apply."""
+"""Takes the arithmetic, the overload and the call's arguments; returns ``NotImplemented`` if it does not
+apply."""
 
 RULES: dict[Any, Rule] = {}
-"""By operator: an overload packet, such as ``torch.ops.aten.add``, or the qualified name of one that exists once some module is imported."""
+"""The rules by operator.
+
+Keys are overload packets such as ``torch.ops.aten.add``, or qualified names of operators that exist only once
+some module is imported.
+"""
 
 _LIKE_ATEN = """abs acos acosh add asin asinh atan atan2 atanh ceil cos cosh digamma div eq erf erfc exp exp2 expm1 floor fmax fmin ge gt
 isfinite le lgamma log log10 log1p log2 lt maximum minimum mul ne neg pow reciprocal rsqrt sign signbit sin sinh sqrt sub tan tanh
 trunc where"""
-"""Primitives that take what ATen's operators of their names take."""
+"""Primitives with the same arguments as the ATen operators of the same name."""
 
 _OTHER_NAMES = {
     "true_divide": "div",
@@ -49,7 +54,7 @@ _OTHER_NAMES = {
     "not_equal": "ne",
     "moveaxis": "movedim",
 }
-"""Operators that are others by another name."""
+"""Operators that are aliases of others."""
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:
@@ -61,7 +66,7 @@ def rule(*operators: Any) -> Callable[[Rule], Rule]:
     ...     return m.neg(a)
 
     Raises:
-        ValueError: one of them has a rule already.
+        ValueError: one of them already has a rule.
     """
 
     def register(function: Rule) -> Rule:
@@ -75,17 +80,17 @@ def rule(*operators: Any) -> Callable[[Rule], Rule]:
 
 
 def rules(table: Mapping[Any, Rule]) -> None:
-    """Register rules that are one expression each, by operator.
+    """Register rules that are single expressions, by operator.
 
     Raises:
-        ValueError: an operator has a rule already.
+        ValueError: an operator already has a rule.
     """
     for operator, function in table.items():
         rule(operator)(function)
 
 
 def rule_of(target: Any) -> Rule | None:
-    """The rule of an overload; one of torch's primitives has that of ATen's operator of its name. ``None`` where there is none.
+    """Return the rule of an overload, or ``None``. A primitive has that of the ATen operator of its name.
 
     >>> rule_of(torch.ops.prims.exp.default) is RULES[torch.ops.aten.exp]
     True
@@ -99,5 +104,5 @@ def rule_of(target: Any) -> Rule | None:
 
 
 def named(text: str, namespace: Any = torch.ops.aten) -> list[Any]:
-    """The operators of a list of names, those that this torch has."""
+    """Return the operators with these names that this version of PyTorch has."""
     return [getattr(namespace, name) for name in text.split() if hasattr(namespace, name)]
