@@ -1,15 +1,16 @@
-"""Bisection: finds the stage, pass, match site or lowering that makes a script fail, by running it again and again.
+"""Bisection: find the stage, pass, match site or lowering that makes a script fail, by running it repeatedly.
 
-The script is run in processes of its own (forks of a warm one, :mod:`fxpasses.checking.warm_process`), each with a compilation that
-ends somewhere else (:mod:`fxpasses.pass_manager.limits`): Dynamo's graph alone, AOTAutograd's, the partition, one pass after the
-other, Inductor. Of two neighbours one works and one fails. What costs least is asked first: whether the script works without
-Inductor. Is it a pass, then the search goes on with its match sites. Is it Inductor, then one run compares each graph with
-what Inductor made of it, and two more confirm the operator that was found; only where nothing was found, the operators
-that Inductor lowers are searched. Each answer is written to a state file, so that a search that was killed goes on.
+The script runs in separate processes (forks of a warm one, :mod:`fxpasses.checking.warm_process`), each with
+a compilation that ends at a different point (:mod:`fxpasses.pass_manager.limits`): Dynamo's graph alone,
+AOTAutograd's, the partition, one pass after the other, Inductor. Of two neighbors one works and one fails.
+The cheapest question comes first: does the script work without Inductor? If a pass is guilty, the search
+continues with its match sites. If Inductor is, one run compares each graph with what Inductor made of it, and
+two more confirm the operator found; only if none is found, the operators that Inductor lowers are searched.
+Each answer is written to a state file, so that an interrupted search can resume.
 
-A script may fail now and then only. So a verdict is believed when more runs, just before the guilty part and with it, do not refute it. If
-they do, both rates of failure are estimated, with all of the compilation and without, and each question is asked as often as these rates
-make necessary (:mod:`fxpasses.checking.failure_rate`).
+A script may fail only sometimes. So a verdict is accepted only if more runs, just before the guilty part and
+with it, do not refute it. If they do, the failure rates with the full compilation and without it are
+estimated, and each question is asked as often as these rates require (:mod:`fxpasses.checking.failure_rate`).
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from fxpasses.errors import BisectError
 from fxpasses.pass_manager.limits import VARIABLE, Limits
 
 _FORMAT = 2
-"""Of the state file."""
+"""Version of the state file."""
 _ATTEMPTS = 4
-"""Number of searches before a script is called too flaky for one."""
+"""Number of searches before a script is considered too flaky."""
 _LEAST_ESTIMATES, _MOST_ESTIMATES = 10, 40
-"""Least number of runs of a flaky script with all of the compilation, and as often without; more until the counts differ."""
+"""Bounds on the runs of a flaky script with all of the compilation, and without: more until counts differ."""
 _NEVER_FAILED = 3
-"""How many times as many runs confirm that there is nothing to find: whoever asks has seen the script fail."""
+"""How many times as many runs confirm that nothing fails: whoever asks has seen the script fail."""
 _BY_CHANCE = 0.002
-"""Probability of two numbers of failures by chance above which they count as no different. Asked again and again: hence so small."""
+"""Failure counts differ if chance explains them with less than this probability. Tested often: so small."""
 _NO_SIGN, _FAILED_IN_EAGER = 0.3, 3
-"""Where eager failed so often, and chance explains the rest with this probability, more runs are not worth their time."""
+"""If eager failed this often, and chance explains the rest with this probability, more runs are a waste."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,14 @@ class Verdict:
     """The result of a search.
 
     Attributes:
-        stage: the stage at which the script starts to fail; "" when it does not fail.
+        stage: the stage at which the script starts to fail; "" if it does not fail.
         pass_name: the guilty pass, or "".
         site: its match site, or for Inductor the operator whose lowering is to blame, or "".
-        position: the position of that site or operator in the process, from 0; -1 when there is none.
+        position: the position of that site or operator in the process, from 0; -1 if there is none.
         repro: a file that shows the fault, or "".
-        runs: how many processes were needed, those of an earlier search with the same state included.
+        runs: how many processes were needed, including those of an earlier search with the same state.
         text: all that in one paragraph.
-        flaky: whether the script fails now and then only.
+        flaky: whether the script fails only sometimes.
     """
 
     stage: str
@@ -83,9 +84,9 @@ class _Found:
     """A verdict that runs could still refute.
 
     Attributes:
-        verdict: what was found.
-        works: the compilation just before, with which the script works; ``None`` where there is none.
-        fails: the one with which it fails; ``None`` when it does not.
+        verdict: the verdict.
+        works: the compilation just before, with which the script works; ``None`` if there is none.
+        fails: the one with which it fails; ``None`` if it does not.
     """
 
     verdict: Verdict
@@ -94,11 +95,11 @@ class _Found:
 
 
 class _Refuted(Exception):
-    """A compilation with which the script worked fails, or the other way round: it is flaky, or more so than it seemed."""
+    """A compilation that worked fails, or the reverse: the script is flaky, or more so than assumed."""
 
 
 class _Search:
-    """The runs of one script, remembered in a file."""
+    """The runs of one script, cached in a file."""
 
     def __init__(
         self,
@@ -135,18 +136,18 @@ class _Search:
         return any(answer.is_mixed for answer in self._answers.values())
 
     def known(self, limits: Limits) -> Answer:
-        """The runs so far."""
+        """Return the runs so far."""
         return self._answers.get(limits.to_json(), Answer())
 
     def fails(self, limits: Limits, sure: float = 1.0) -> bool:
-        """Run the script so until it is clear whether it fails, or remember that it was.
+        """Run the script this way until it is clear whether it fails, or return the cached answer.
 
         Args:
             limits: where the compilation ends.
-            sure: how clear it has to be: as a multiple of what one run of a script says that is not flaky.
+            sure: the required confidence: a multiple of that of one run of a script that is not flaky.
 
         Raises:
-            _Refuted: when that contradicts what is thought of the script.
+            _Refuted: this contradicts what is assumed about the script.
         """
         verdict = self.odds.verdict(self.known(limits), sure)
         while verdict is None:
@@ -158,7 +159,7 @@ class _Search:
         return verdict
 
     def record(self, limits: Limits) -> dict[str, Any]:
-        """The stages, passes and sites that a run of the script met."""
+        """Return the stages, passes and sites that a run of the script reached."""
         if not self.known(limits).runs:
             self.run(limits)
         return self.known(limits).record
@@ -181,7 +182,7 @@ class _Search:
         return Answer(1, int(status != 0), found, text[-2000:])
 
     def why_not_shown(self, repro: str) -> str:
-        """Why a repro file does not show the fault in a process in which the script has registered nothing; "" if it does."""
+        """Why a repro file shows no fault in a process without the script's registrations; "" if it does."""
         status, text = self._runner.run({}, self._output / "repro.txt", self._timeout, [repro])
         return "" if status == 1 and "is wrong: " in text else last_exception(text) or text.strip()[-200:]
 
@@ -193,7 +194,7 @@ class _Search:
         partial.replace(self._state)
 
     def first_failing(self, works: int, fails: int, limits: Callable[[int], Limits]) -> int:
-        """Find the smallest number that fails, by halving.
+        """Find the smallest number that fails, by bisection.
 
         Args:
             works: a number that works.
@@ -219,25 +220,27 @@ def bisect_script(
     confirm: int = 3,
     console: Console | None = None,
 ) -> Verdict:
-    """Find out which part of the compilation makes a script fail.
+    """Find the part of the compilation that makes a script fail.
 
-    The script fails when it exits with another status than 0: because of an exception, a failed assertion, or
-    ``sys.exit(1)``. It has to compile with ``backend="fxpasses"`` and to compare its results itself.
+    The script fails if it exits with a status other than 0: because of an exception, a failed assertion, or
+    ``sys.exit(1)``. It must compile with ``backend="fxpasses"`` and compare its results itself.
 
     Args:
         script: the file.
         args: its arguments.
-        state: where answers are kept; ``OUTPUT/state.json`` by default. A search with the same script, arguments and
-            state goes on where the last one ended.
+        state: where to cache answers; ``OUTPUT/state.json`` by default. A search with the same script,
+            arguments and state resumes where the last one ended.
         output: a directory for the state and the repro file.
         timeout: after how many seconds a run counts as failed.
-        confirm: how often the script runs with what is found to be guilty, and how often without, before that is believed; of a
-            script that fails now and then, as often as says what two runs of another one say.
-        console: where the progress bar is drawn, or a line a stage where there is no terminal; standard error by default.
+        confirm: how often to run the script with the part found guilty, and how often without, before
+            accepting the verdict; a flaky script runs until that is as clear as two runs of another one make
+            it.
+        console: where to draw the progress bar, or print one line per stage if it is not a terminal; standard
+            error by default.
 
     Raises:
-        BisectError: when the script does not exist, or fails without being compiled by fxpasses; for ``confirm`` below one and a
-            ``timeout`` that is not positive.
+        BisectError: the script does not exist, or fails without being compiled by fxpasses; ``confirm`` is
+            below one, or ``timeout`` is not positive.
     """
     check_type("bisect_script", "script", script, is_path, "the path of a script")
     check_type("bisect_script", "args", args, are_words, "a list of words, as in sys.argv")
@@ -263,7 +266,7 @@ def bisect_script(
         console=console,
         disable=not console.is_terminal,
     )
-    # What comes from a cache ran through no pass.
+    # Graphs from a cache do not run through the passes.
     with bar, Runner([str(script), *args], {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}) as runner:
         task = bar.add_task("running the script as it is", total=8)
 
@@ -286,7 +289,7 @@ def bisect_script(
 
 
 def _confirmed(search: _Search, say: Callable[[str, int], None], confirm: int) -> Verdict:
-    """The verdict, once runs that could have refuted it did not."""
+    """Return the verdict once runs that could have refuted it did not."""
     for _ in range(_ATTEMPTS):
         try:
             found = _find(search, say)
@@ -312,7 +315,7 @@ def _confirmed(search: _Search, say: Callable[[str, int], None], confirm: int) -
 
 
 def _estimated(search: _Search) -> Verdict | None:
-    """Find out how often the script fails with all of the compilation and without; a verdict where that is about the same."""
+    """Estimate the failure rates with the full compilation and without; a verdict if they hardly differ."""
     full, eager = Limits(), Limits(stage="eager")
     for count in range(_MOST_ESTIMATES):
         for limits in (full, eager):
@@ -338,7 +341,7 @@ def _estimated(search: _Search) -> Verdict | None:
 
 
 def _told(search: _Search, found: _Found) -> Verdict:
-    """The verdict with what the runs and its repro file say for it."""
+    """Return the verdict with the evidence of the runs and its repro file."""
     text, repro = found.verdict.text, found.verdict.repro
     if repro and (why := search.why_not_shown(repro)):
         text += f" {repro} shows it only where what this script registers with torch is there (else: {why})."
@@ -440,14 +443,15 @@ def _pass(
 
 
 def _inductor(search: _Search, say: Callable[[str, int], None], passes: int) -> _Found:
-    """Without Inductor the script works."""
+    """Search Inductor, since the script works without it."""
     without = Limits(stage="passes", passes=passes)
     say("comparing what Inductor made of each graph", 4)
     compared = search.record(Limits(check=True))
     suspects: list[str] = compared.get("suspects", [])
     nodes: list[str] = search.record(Limits()).get("lowerings", [])
     for position in [i for i, node in enumerate(nodes) if suspects == [node]]:
-        # The operator that the comparison names, confirmed: with those before it the script works, with it it fails.
+        # Confirm the operator that the comparison names: the script works with those before it, and fails
+        # with it.
         say(f"confirming {nodes[position]}", 2)
         before, after = (Limits(lowerings=count) for count in (position, position + 1))
         if not search.fails(before) and search.fails(after):

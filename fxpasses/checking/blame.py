@@ -1,4 +1,4 @@
-"""From a difference between two graphs to the match site and the node that cause it."""
+"""Trace a difference between two graphs to the match site and the node that cause it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 _SEED = 20
 _SECONDS = 1.5
-"""CPU time of the search for the match sites that are wrong: the user waits for the verdict. What finds one is always asked."""
+"""CPU time of the search for wrong match sites: the user waits. Questions that find one are always asked."""
 
 
 def apply_pass(
@@ -36,8 +36,8 @@ def apply_pass(
 
     Args:
         item: the pass.
-        gm: the graph; it is not changed.
-        allowed: whether the pass may rewrite the match site of an index.
+        gm: the graph; not mutated.
+        allowed: whether the pass may rewrite the match site with an index.
 
     Returns:
         The rewritten copy, and the sites that the pass claimed.
@@ -53,11 +53,11 @@ def apply_pass(
 
 
 def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """A subset of ``items`` that still fails, from which no single item can be left out.
+    """Find a subset of ``items`` that still fails, from which no single item can be removed.
 
-    Delta debugging (A. Zeller and R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002), by leaving out alone:
-    pieces of half the size each time, from the end, then single items until none can go. Where all are needed, that asks twice
-    for each item.
+    Delta debugging (A. Zeller and R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002),
+    by removal alone: pieces of half the size each time, from the end, then single items until none can go. If
+    all items are needed, that asks twice for each.
 
     >>> minimise(range(40), lambda chosen: 17 in chosen and 23 in chosen)
     [17, 23]
@@ -79,13 +79,13 @@ def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
 
 
 class InTime(Generic[S]):
-    """A question whose answer is no once so many seconds of CPU time are over: a search ends with what it has found by then.
+    """A question that is answered with no once its CPU time is up, so that a search ends with what it found.
 
     Args:
         seconds: from now on.
         fails: the question.
-        at_least: how often it is asked however long that takes, so that what is found in so many steps does not depend on the
-            machine.
+        at_least: how often to ask it however long that takes, so that what so many steps find does not depend
+            on the machine.
 
     >>> len(minimise(range(40), InTime(0.0, lambda chosen: 17 in chosen)))
     40
@@ -97,7 +97,7 @@ class InTime(Generic[S]):
         self._until, self._left = time.thread_time() + seconds, itertools.count(at_least, -1)
         self._fails = fails
         self.is_over = False
-        """Whether it was not asked any more."""
+        """Whether it was no longer asked."""
 
     def __call__(self, asked: S) -> bool:
         self.is_over = next(self._left) <= 0 and time.thread_time() >= self._until
@@ -114,7 +114,7 @@ def guilty_sites(
     suspects: Collection[str] = (),
     known: Mapping[Hashable, Relation] | None = None,
 ) -> tuple[tuple[MatchSite, ...], bool]:
-    """Find a pass's match sites at which its rewrite alone makes the graph wrong, or else the fewest that do together.
+    """Find the match sites at which the rewrite alone is wrong, or else the fewest that together are.
 
     Args:
         item: the pass.
@@ -122,12 +122,13 @@ def guilty_sites(
         kind: the kind of graph.
         sites: the match sites that it claimed.
         inputs: inputs on which the rewritten graph is wrong.
-        bitwise: whether results have to have the same bits.
-        suspects: names of calls that are suspected already: the sites among them are tried first.
+        bitwise: whether results must match bit for bit.
+        suspects: names of suspected calls, whose sites are tried first.
         known: what is known of windows of the graph on these inputs.
 
     Returns:
-        The sites, none where no choice of them is wrong; and whether the search ended before it had asked about all others.
+        The sites, none if no subset of them is wrong; and whether the search ended before it asked about all
+        others.
     """
     if not sites:
         return (), False
@@ -143,7 +144,7 @@ def guilty_sites(
 
     applied = [site for site in sites if site.applied]
     near = [site.index for site in applied if site.location.node in suspects]
-    # One question for the suspects, two for each halving, one for all others.
+    # One question for the suspects, two per halving, one for all others.
     fails = InTime(_SECONDS, is_wrong, at_least=2 * len(applied).bit_length() + 2)
     start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
     guilty = set(minimise(start, fails))
@@ -154,7 +155,7 @@ def guilty_sites(
 
 
 def _wrong_alone(indices: list[int], fails: Callable[[list[int]], bool]) -> list[int]:
-    """Those that are wrong without the others, searched by halves: in most groups of sites none is."""
+    """Find those that are wrong without the others, by halving: most groups of sites have none."""
     if not indices or not fails(indices):
         return []
     if len(indices) == 1:
@@ -172,17 +173,17 @@ def partners(
     inputs: Sequence[Any],
     bitwise: bool,
 ) -> tuple[Pass, ...]:
-    """The fewest of the earlier passes after which ``item`` is wrong; empty when it is wrong by itself.
+    """Return the fewest earlier passes after which ``item`` is wrong; empty if it is wrong by itself.
 
-    It is wrong by itself where the calls of the graph that it met are enough to see the fault: a pass has to be right on
-    every graph, whoever wrote the calls that it matches. Others have a part in it where it is wrong only with what they
-    left beside the calls (marks in ``node.meta``), and where they are needed to see it.
+    A pass is wrong by itself if the calls of the graph that it got suffice to show the fault: it must be
+    right on every graph, whoever wrote the calls that it matches. Others contribute if it is wrong only with
+    what else they left (marks in ``node.meta``), and they are needed to show it.
 
     Args:
-        item: the pass that is wrong.
+        item: the wrong pass.
         earlier: the passes that changed the graph before it did, in order.
         start: the graph before all of them.
-        met: the graph that ``item`` was given.
+        met: the graph that ``item`` got.
         kind: the kind of graph.
         inputs: inputs on which it is wrong.
         bitwise: whether it promises the same bits.
@@ -207,7 +208,7 @@ def partners(
 
 
 def _without_marks(gm: fx.GraphModule, captured: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a graph with only those kinds of metadata that it had when it was captured."""
+    """Copy a graph with only the kinds of metadata that it was captured with."""
     copy = copy_graph(gm, constants=True)
     known = {key for node in captured.graph.nodes for key in node.meta}
     for node in copy.graph.nodes:
@@ -217,11 +218,11 @@ def _without_marks(gm: fx.GraphModule, captured: fx.GraphModule) -> fx.GraphModu
 
 
 def after_passes(items: Sequence[Pass], gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
-    """Run passes on a copy of a graph one after the other, whatever their contracts require.
+    """Run passes in sequence on a copy of a graph, whatever their contracts require.
 
     Args:
         items: the passes, in order.
-        gm: the graph; it is not changed.
+        gm: the graph; not mutated.
         kind: the kind of graph.
 
     Returns:
@@ -237,7 +238,7 @@ def after_passes(items: Sequence[Pass], gm: fx.GraphModule, kind: GraphKind) -> 
 def call_to_blame(
     before: fx.GraphModule, after: fx.GraphModule, suspects: Collection[str]
 ) -> Location | None:
-    """Locate the first call that a pass made among the suspects, or else the first that it changed there.
+    """Locate the first suspect that a pass added, or else the first that was in the graph before.
 
     Args:
         before: the graph before.
@@ -245,7 +246,7 @@ def call_to_blame(
         suspects: names of the calls that make a result wrong.
 
     Returns:
-        Its node and line of the user's program; ``None`` when no suspect is in either graph.
+        Its node and line of the user's program; ``None`` if no suspect is in either graph.
     """
     known = {n.name for n in before.graph.nodes}
     new = [n for n in after.graph.nodes if n.name in suspects and n.name not in known]
@@ -254,9 +255,9 @@ def call_to_blame(
 
 
 def first_difference(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> Location:
-    """Locate the first node, in the order of the graph before, that has another value afterwards than rounding explains.
+    """Locate the first node of the graph before whose value changed more than rounding explains.
 
-    Nodes are matched by name. When none of those that both graphs have differs, the first changed one is named.
+    Nodes are matched by name. If no common node differs, the first changed one is returned.
 
     Args:
         before: the graph before.
@@ -288,6 +289,6 @@ def first_difference(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequ
 
 
 def describe_mismatches(mismatches: Sequence[Mismatch]) -> str:
-    """The mismatches in one line: the first, and how many others."""
+    """Describe the first mismatch and count the others, in one line."""
     more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
     return f"{mismatches[0]}{more}"

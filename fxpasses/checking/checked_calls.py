@@ -1,4 +1,4 @@
-"""The calls of a compiled graph that are checked by value, and the inputs that they are checked on."""
+"""The calls of a compiled graph that are checked by value, and the inputs to check them on."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ from fxpasses.pass_manager.pass_base import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
 
 _CALLS = 2
-"""Number of first calls of a graph that are checked; after them, only calls with new sizes are."""
+"""Number of first calls of a graph that are checked. Later ones are checked only if they have new sizes."""
 _MOST_CALLS = 8
 _SWEEP_SECONDS = 5.0
-"""Seconds for which the rewrites of a graph are tried on made-up inputs of other sizes."""
+"""How many seconds to try the rewrites of a graph on made-up inputs of other sizes."""
 _RANDOM_SAMPLES = 2
-"""Random samples in exact arithmetic: these carry the bound on the error."""
+"""Random samples in exact arithmetic, on which the error bound rests."""
 _POWER = 5
-"""Power of two by which values are made larger, where results stay finite: beyond the limits of a clamp."""
+"""Power of two to scale values up by, if results stay finite: beyond the limits of a clamp."""
 _NOT_FINITE: tuple[Family, ...] = ("infinity", "not a number")
 _DRAWS = 3
 """How often such values are drawn for a graph with masks, each of which hides some of them."""
 _SMALL = -12
 """Power of two at which differences of numbers near one have lost half of their digits."""
 _MOST_APART, _APART = 4, 7
-"""So many inputs are made large one by one, by so many powers of two."""
+"""How many inputs are scaled up one by one, and by which power of two."""
 _SHORT = (torch.int8, torch.uint8, torch.int16)
 _looking = threading.local()
-"""Whether a graph is being looked at in this thread: what it calls meanwhile (regions, say) is not."""
+"""Whether this thread is checking a graph. Graphs that it calls meanwhile (regions) are not checked."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class Rewrite:
 
     @property
     def bitwise(self) -> bool:
-        """Whether the pass promises the same bits."""
+        """Whether the pass promises to preserve all bits."""
         return self.numerics == "bitwise"
 
     @property
     def name(self) -> str:
-        """Who made it."""
+        """The name of its author."""
         return self.item.name if self.item is not None else "partition"
 
 
@@ -104,9 +104,9 @@ class Trial:
     Attributes:
         reference: the graph before, on these inputs.
         where: what they are, in words.
-        real: whether they are those of a call, but for gradients of outputs.
-        traced: inputs of the sizes of this call, when the trial's have other ones.
-        known: the results that are wrong, where they are known.
+        real: whether they are those of a call, except for gradients of outputs.
+        traced: inputs with the sizes of this call, if the trial has other sizes.
+        known: the wrong results, if already known.
     """
 
     reference: Reference
@@ -116,36 +116,36 @@ class Trial:
     known: list[Mismatch] | None = None
 
     def mismatches(self, rewrite: Rewrite) -> list[Mismatch]:
-        """The results that a rewrite makes wrong."""
+        """Return the results that a rewrite makes wrong."""
         names = value_names(rewrite.before, rewrite.kind)
         return self.known or compare(self.reference, rewrite.after, names, rewrite.bitwise)
 
 
 class Examiner(Protocol):
-    """Who is shown each rewrite on each set of inputs."""
+    """Receives each rewrite on each set of inputs."""
 
     def rewrites(self, kind: str) -> list[Rewrite]:
-        """The rewrites of graphs of one kind."""
+        """Return the rewrites of graphs of one kind."""
 
     def examine(self, rewrite: Rewrite, trial: Trial) -> None:
         """Compare one rewrite on one set of inputs."""
 
     def has_time(self, rewrite: Rewrite) -> bool:
-        """Whether to go on with other inputs than those of the first call."""
+        """Whether to try inputs other than those of the first call."""
 
     def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
-        """The graph before cannot be run on any inputs."""
+        """Called if the graph before cannot run on any inputs."""
 
 
 class FirstCalls:
-    """Has the rewrites behind one compiled graph examined on the inputs of its first calls, and on others.
+    """Has the rewrites of one compiled graph examined on the inputs of its first calls, and on others.
 
     Args:
-        check: what examines them.
-        kinds: which graphs' rewrites belong to the compiled graph.
+        check: examines them.
+        kinds: the kinds of graphs whose rewrites belong to the compiled graph.
 
     Attributes:
-        before_error: the graph before the rewrite that was looked at last.
+        before_error: the graph before the rewrite that was examined last.
     """
 
     def __init__(self, check: Examiner, kinds: Sequence[str]) -> None:
@@ -155,13 +155,13 @@ class FirstCalls:
         self.before_error: fx.GraphModule | None = None
 
     def look(self, args: Sequence[Any]) -> bool:
-        """Check this call, if it is one of the first, or one of the first of its sizes.
+        """Check this call if it is one of the first, or one of the first with its sizes.
 
         Returns:
-            Whether it was.
+            Whether it was checked.
 
         Raises:
-            ValueMismatchError: when a pass was wrong.
+            ValueMismatchError: a pass is wrong.
         """
         if getattr(_looking, "now", False):
             return False
@@ -177,7 +177,8 @@ class FirstCalls:
         self._seen.append(sizes)
         _looking.now = True
         try:
-            # On a first call AOTAutograd watches each operator for aliases; what the check runs is not the program's.
+            # On a first call AOTAutograd watches operators for aliases. Those that the check runs do not
+            # concern it.
             with disable_current_modes(), few_threads(*(rewrite.before for rewrite in rewrites)):
                 self._look_at(rewrites, args, first)
         finally:
@@ -220,7 +221,7 @@ class FirstCalls:
             for rewrite, step in zip(looked_at, steps, strict=True):
                 self._where_it_differs(rewrite, step, inputs.real(first)[0][0])
             for rewrite, step, known in compared:
-                # Values are computed again: those of all rewrites together would be too many.
+                # Recompute values: keeping those of all rewrites would take too much memory.
                 reference = Reference(rewrite.before, label[0], _RANDOM_SAMPLES, changed=step.changed)
                 reference.windows = known
                 rewriting = reference.rewriting(rewrite.after, rewrite.bitwise)
@@ -237,7 +238,7 @@ class FirstCalls:
     def _on_this_call(
         self, rewrite: Rewrite, step: Step, values: list[Any], where: str, first: bool, native: Outcome | None
     ) -> Reference | None:
-        """Examine a rewrite on the inputs of this call; ``None`` where that cannot be done.
+        """Examine a rewrite on the inputs of this call; ``None`` if that is not possible.
 
         Args:
             rewrite: the rewrite.
@@ -245,7 +246,7 @@ class FirstCalls:
             values: inputs.
             where: what they are, in words.
             first: whether it is the first call.
-            native: what the graph before gives, where it is known.
+            native: the outcome of the graph before, if known.
         """
         self.before_error = rewrite.before
         try:
@@ -267,17 +268,17 @@ class FirstCalls:
         traced: Callable[[], list[Any]] | None = None,
         chosen: bool = False,
     ) -> None:
-        """Examine all rewrites of graphs of one kind on other inputs, as far as the graphs before take them."""
+        """Examine all rewrites of graphs of one kind on other inputs, if the graphs before accept them."""
         carried = Carried(values)
         for rewrite, step in zip(rewrites, steps, strict=True):
-            # The partition has no options of values: what it is given, it hands over.
+            # The partition does not depend on values: it only hands them over.
             if (rewrite.item is None and not real) or not self._check.has_time(rewrite):
                 continue
             self.before_error = rewrite.before
             try:
                 if carried.agrees(step):
                     continue
-                # Of other sizes, shapes and strides are compared, too, and so whole graphs.
+                # Other sizes also compare shapes and strides, which takes whole graphs.
                 kept = carried.before if traced is None else None
                 reference = Reference(rewrite.before, values, 0, kept, chosen=chosen, changed=step.changed)
                 trial = Trial(reference, where, real, traced() if traced is not None else None)
@@ -286,7 +287,7 @@ class FirstCalls:
                 return
 
     def _where_it_differs(self, rewrite: Rewrite, step: Step, values: list[Any]) -> None:
-        """Inputs that are made for one rewrite."""
+        """Examine one rewrite on inputs made for it."""
         if rewrite.item is None:
             return
         generator = torch.Generator().manual_seed(len(self._seen))
@@ -311,7 +312,7 @@ class FirstCalls:
             self._check.examine(rewrite, Trial(reference, found.where, known=known))
 
     def _sweep(self, rewrites: Sequence[Rewrite], steps: Sequence[Step], inputs: _Inputs) -> None:
-        """Made-up inputs of other sizes."""
+        """Try made-up inputs of other sizes."""
         if not rewrites:
             return
         until = time.thread_time() + _SWEEP_SECONDS
@@ -334,7 +335,7 @@ class FirstCalls:
                 zip(rewrites, steps, strict=True) if first and set(sizes.values()) & set(first) else ()
             ):
                 reference = Reference(one.before, values, samples=0, changed=step.changed)
-                if not _takes_its_inputs(reference):  # positions beyond a table, say
+                if not _takes_its_inputs(reference):  # for example positions beyond a table
                     continue
                 rewriting = reference.rewriting(one.after)
                 for made in critical_integers(rewriting, torch.Generator().manual_seed(len(self._seen))):
@@ -358,9 +359,9 @@ class _Inputs:
     """Inputs for the graphs of one kind, made from those of one call.
 
     Args:
-        rewrite: of the first graph.
+        rewrite: the first graph's.
         args: the inputs of the call.
-        seed: of made-up ones.
+        seed: for made-up inputs.
 
     Attributes:
         bound: the value of each symbol.
@@ -378,10 +379,10 @@ class _Inputs:
         self._real: list[tuple[list[Any], str]] = []
 
     def real(self, every_kind: bool) -> list[tuple[list[Any], str]]:
-        """The inputs of the call, with gradients of outputs, and what these are.
+        """Return the inputs of the call with gradients of outputs, and a description of those.
 
         Args:
-            every_kind: whether gradients are tried that are ones and zeros, too.
+            every_kind: whether to also try gradients that are ones and zeros.
         """
         if not self._real:
             if self._is_backward:
@@ -394,13 +395,13 @@ class _Inputs:
 
     @functools.cached_property
     def made_up(self) -> list[tuple[list[Any], str, bool]]:
-        """Inputs at which rewrites go wrong, what they are, and whether they are of a size that was chosen."""
+        """Inputs that tend to break rewrites, their description, and whether their magnitude was chosen."""
         values = self._with_gradients(self._given, self.bound)
         families: tuple[Family, ...] = (
             "random",
             *EDGES,
             *_NOT_FINITE * (_DRAWS if has_masks(self._gm) else 1),
-        )  # a mask may hide what is not finite
+        )  # a mask may hide non-finite values
         found = []
         for family in families:
             if family == "index bounds":
@@ -421,7 +422,7 @@ class _Inputs:
         largest = int(WITHIN * largest_power(stands))
         for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):
             found.append((scaled(usual, 2.0**power), f"random, times 2**{power}"))
-        # A number that stands for minus infinity is large beside a row of negative ones.
+        # Next to a row of negative numbers, a number that stands for minus infinity is large.
         signs = next(values for values, family in found if family == "signs")
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
         found += self._apart(usual)
@@ -430,7 +431,7 @@ class _Inputs:
         ]
 
     def _apart(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
-        """Zeros and large values in one of a few inputs: where all have them, a pole or overflow of one hides what another shows."""
+        """Zeros or large values in one input: in all, a pole or overflow of one hides what another shows."""
         floats = [
             i
             for i, (n, v) in enumerate(zip(self._nodes, usual, strict=True))
@@ -447,12 +448,12 @@ class _Inputs:
                     yield values, f"{what} in {self._nodes[at].name}"
 
     def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
-        """Made-up inputs of other sizes. Raises: Unsupported: where there are none."""
+        """Make up inputs of other sizes. Raises: Unsupported: there are none."""
         given = resized_inputs(self._nodes[: len(self._given)], self._given, sizes, self._generator)
         return in_order(self._gm, self._with_gradients(given, sizes))
 
     def traced(self) -> list[Any]:
-        """Inputs of the sizes of this call."""
+        """Return inputs with the sizes of this call."""
         return self._with_gradients(cloned(self._given), self.bound)
 
     def _with_gradients(self, values: list[Any], sizes: Any, kind: str = "random") -> list[Any]:
@@ -462,7 +463,7 @@ class _Inputs:
 
 
 def _other_ends(values: list[Any]) -> list[tuple[list[Any], str]]:
-    """The same, every other tensor of integers turned around, where there are several: one is low where another is high."""
+    """Flip every other integer tensor, if there are several: one is low where another is high."""
     integers = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.dtype in _SHORT and v.dim()]
     turned = cloned(values)
     for i in integers[1::2]:
@@ -471,7 +472,7 @@ def _other_ends(values: list[Any]) -> list[tuple[list[Any], str]]:
 
 
 def _negative_infinities(values: list[Any]) -> list[Any]:
-    """The same with minus infinity for infinity."""
+    """Replace infinity by minus infinity."""
     return [
         v.masked_fill(v == math.inf, -math.inf) if isinstance(v, Tensor) and v.is_floating_point() else v
         for v in values
@@ -479,5 +480,5 @@ def _negative_infinities(values: list[Any]) -> list[Any]:
 
 
 def _is_on_cpu(value: Any) -> bool:
-    """Whether an index that does not exist is an error: elsewhere it ends the process's work with the device."""
+    """Whether a bad index raises: on other devices it makes the device unusable for the process."""
     return not isinstance(value, Tensor) or value.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""What the value check finds of one rewrite, on inputs that are at hand: kept, not raised in a compilation."""
+"""Collect what the value check finds wrong with one rewrite on given inputs, instead of raising it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fxpasses.checking.values import Mismatch, is_tangent
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a rewrite.
+    """A fault of a rewrite.
 
     Attributes:
         mismatch: the result, and how it differs.
         where: the inputs, in words.
-        sites: positions of the match sites that are to blame, of several.
+        sites: positions of the match sites to blame, if there are several.
     """
 
     mismatch: Mismatch
@@ -28,7 +28,7 @@ class Finding:
 
     @property
     def rounds(self) -> bool:
-        """Whether it is the same function, and digits are lost."""
+        """Whether the function is the same and only precision is lost."""
         return self.mismatch.rounds
 
     def __str__(self) -> str:
@@ -38,15 +38,16 @@ class Finding:
 def findings(
     rewrite: Rewrite, inputs: Sequence[Any], counts: Callable[[Mismatch], bool] = lambda _: True
 ) -> tuple[list[Finding], list[str]]:
-    """Look at a rewrite as ``check="values"`` does on a first call, until something is wrong.
+    """Check a rewrite as ``check="values"`` does on a first call, until something is wrong.
 
     Args:
-        rewrite: the graphs, and who made one of the other.
+        rewrite: the graphs, and who made one from the other.
         inputs: of both; gradients of outputs are made up.
         counts: whether a mismatch matters.
 
     Returns:
-        What is wrong, of results that are another value before those that have lost digits; and why it was not looked at, where it was not.
+        The faults, wrong values before losses of precision, and the reasons why the rewrite could not be
+        checked, if any.
     """
     nodes = placeholders(rewrite.before)
     keeper = _Keeper(rewrite, counts)
@@ -57,7 +58,7 @@ def findings(
 
 
 class _Keeper:
-    """Who is shown the rewrite on each set of inputs."""
+    """An :class:`.Examiner` that keeps what it finds."""
 
     def __init__(self, rewrite: Rewrite, counts: Callable[[Mismatch], bool]) -> None:
         self._rewrite, self._counts = rewrite, counts
@@ -82,7 +83,7 @@ class _Keeper:
         if item is None or len(sites) < 2:
             return ()
         mine = tuple(site.index for site in sites if site.location.node in mismatch.calls)
-        # Digits are lost in a window, whatever the rest of the graph does.
+        # A window loses precision whatever the rest of the graph does.
         if mismatch.rounds and len(mine) == 1:
             return mine
         if self.found:

@@ -1,4 +1,4 @@
-"""A whole model, stage by stage: eager, the captured graphs, each pass, the partition, repeated regions, the compiled program."""
+"""Check a model stage by stage: eager, captured graphs, passes, partition, repeated regions, compiled."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _COLUMNS = ("stage", "max error", "x rounding", "first difference", "verdict")
 
 @dataclass(frozen=True)
 class StageCheck:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        stage: ``"eager"``, ``"capture"``, ``"pass NAME (joint)"``, ``"partition"``, ``"regions"``, or the compiler's name.
+        stage: ``"eager"``, ``"capture"``, ``"pass NAME (joint)"``, ``"partition"``, ``"regions"``, or a compiler.
         max_error: the largest distance of any result from float64.
-        times: how many times as far from float64 as rounding takes what the stage is compared with (eager, or the graph before a
-            pass): the root mean square over a result's elements, for the result where that is largest. 0 where all bits are the same.
-        module: path of the first module whose values differ, "" when none does.
-        problems: what is wrong; empty when the stage is right.
+        times: how many times as far from float64 as rounding takes what it is compared with (eager, or the
+            graph before a pass), as the root mean square over the worst result. 0 if all bits match.
+        module: path of the first module whose values differ, or "".
+        problems: what is wrong; empty if the stage is right.
     """
 
     stage: str
@@ -64,12 +64,12 @@ class StageCheck:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """The stages of a model, in order. Prints as a table; true when all is right.
+    """The stages of a model, in order. Prints as a table; true if all are right.
 
     Attributes:
-        stages: one entry a stage.
+        stages: one entry per stage.
         notes: what could not be compared, and why.
-        graphs: how many graphs Dynamo made of the model; more than one where it breaks the graph, none where nothing was compiled.
+        graphs: how many graphs Dynamo made: several after graph breaks, none if nothing was compiled.
     """
 
     stages: tuple[StageCheck, ...]
@@ -111,7 +111,7 @@ class ModelCheck:
 
     @property
     def details(self) -> list[str]:
-        """The faults of each stage, in words, and the notes: the text under the table."""
+        """The faults of each stage in words, and the notes: the text below the table."""
         wrong = [f"{stage.stage}: {problem}" for stage in self.stages for problem in stage.problems[:3]]
         return [*wrong, *self.notes]
 
@@ -122,7 +122,7 @@ class ModelCheck:
         return captured.get()
 
     def print_on(self, console: Console) -> None:
-        """Print the table and, in lines of any length, as commands are copied from them, what is said under it."""
+        """Print the table, then its text in lines of any length, since users copy commands from it."""
         console.print(self)
         for told in self.details:
             console.print(told, markup=False, soft_wrap=True)
@@ -140,23 +140,23 @@ def check(
 ) -> ModelCheck:
     """Compare a model in eager, after each stage of the compilation, and compiled: results and gradients.
 
-    The model itself is left alone: copies run. Its results, the gradients of parameters and inputs, and its buffers are
-    compared; the loss is a fixed weighted sum of the outputs. On standard error it says what it is at.
+    The model is not touched: copies run. Its results, gradients of parameters and inputs, and buffers are
+    compared; the loss is a fixed weighted sum of the outputs. Progress is shown on standard error.
 
     Args:
         model: a module, or a function of tensors.
-        *inputs: its positional arguments. A single tuple or list holds all of them, and may be followed by a mapping of keyword
-            arguments; so an argument that is a tuple or list itself, and the only one, goes into a tuple.
+        *inputs: its positional arguments. A single tuple or list holds all of them, and may be followed by a
+            mapping of keyword arguments. So wrap a sole argument that is a tuple or list in a tuple.
         kwargs: its keyword arguments.
         options: as for ``torch.compile(backend="fxpasses")``.
         dynamic: as for ``torch.compile``.
-        backward: whether gradients are compared.
-        show: whether the table is printed, and what it is at.
-        seconds: after how long passes are no more tried on made-up inputs and gradients of outputs, but on the model's own only; a note then says so.
+        backward: whether to compare gradients.
+        show: whether to print the table and the progress.
+        seconds: time after which passes get only the model's own inputs and output gradients. A note says so.
 
     Raises:
-        OptionsError: for a wrong option, ``seconds`` below zero, a lazy parameter without values, or what cannot be called or copied.
-        StageError: when a stage fails.
+        OptionsError: wrong options or ``seconds``, lazy parameters, or what cannot be called or copied.
+        StageError: a stage fails.
 
     >>> import torch, fxpasses
     >>> fxpasses.check(torch.nn.Linear(3, 2), torch.ones(4, 3), options={"compiler": "eager"}, show=False).ok
@@ -189,7 +189,7 @@ def _arguments(
 
 
 class _Stages:
-    """The stages of one model, one after the other."""
+    """The stages of one model, in sequence."""
 
     def __init__(
         self, steps: Steps, options: Options, dynamic: bool | None, tell: ProgressLine, seconds: float | None
@@ -241,7 +241,7 @@ class _Stages:
         return ModelCheck(tuple(self._found), tuple(self._notes), max(counts))
 
     def _passes(self, operators: Options) -> None:
-        """Each pass, and the partition, graph by graph."""
+        """Check each pass, and the partition, graph by graph."""
         collector = Collector(self._options.repro_directory(), self._tell, self._seconds)
         self._compiled("passes", operators, values=collector.of_next_graph)
         self._found += collector.stages()
@@ -278,7 +278,7 @@ class _Stages:
         watching: RegionCalls | CaptureCheck | None = None,
         compiler: Callable[..., Compiler] | None = None,
     ) -> None:
-        """A stage of which the results are compared with eager's."""
+        """Run a stage whose results are compared with those of eager."""
         self._tell(name)
         got = self._compiled(name, options, watching=watching, compiler=compiler)
         regions = watching if isinstance(watching, RegionCalls) else None
@@ -311,14 +311,14 @@ class _Stages:
             hooks = Hooks(made_by, observers, values() if values else None, lowered)
             try:
                 compiled = compile_graph(gm, example_inputs, options, hooks)
-            except NoRegions:  # compiled without regions, it was compared already
+            except NoRegions:  # without regions, it was compared already
                 return _torch.without_function_modes()(gm)
             return watching.watched(compiled) if watching is not None else compiled
 
         return self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))
 
     def _add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
-        """Put what exact arithmetic says of the captured graphs to what their results say."""
+        """Add what exact arithmetic says of the captured graphs to what their results say."""
         for verdict in verdicts:
             if verdict.kind == "UNPROVED":
                 self._notes.append(
@@ -336,7 +336,7 @@ class _Stages:
         self._tell(f"looking for the calls that the {stage} gets wrong")
 
         def tell(file: str, calls: int, why: str) -> None:
-            """Note the repro file. Args: the file, or "", how many calls it makes, and why there is none, or ""."""
+            """Note the repro file. Args: its path or "", its number of calls, and why there is none or ""."""
             if file:
                 self._notes.append(f"`python {file}` shows what the {stage} does on {_calls(calls)}")
 
@@ -347,13 +347,13 @@ class _Stages:
 
 
 def judged(name: str, got: Results, eager: Results, wide: Sequence[Results]) -> StageCheck:
-    """The results of a step compared with eager's.
+    """Compare the results of a step with those of eager.
 
     Args:
-        name: of the stage.
+        name: the name of the stage.
         got: the results to judge.
-        eager: those of the step in eager.
-        wide: those in float64, where it can be run so, and then those of inputs next to its own.
+        eager: the results in eager.
+        wide: those in float64, if it runs there, and then those of nearby inputs.
     """
     problems: list[str] = []
     module, largest, most = "", 0.0, 0.0
@@ -382,10 +382,10 @@ class Collector:
     """Collects the findings of the value checks of a model's graphs instead of raising them.
 
     Args:
-        directory: where repro files go.
-        tell: says what is looked at.
-        seconds: after how long made-up inputs are left out.
-        only: the names of the passes that are looked at; ``None`` for all, and the partition.
+        directory: where repro files are written.
+        tell: shows what is being checked.
+        seconds: after how long to skip made-up inputs.
+        only: the names of the passes to check; ``None`` for all, and the partition.
     """
 
     def __init__(
@@ -405,16 +405,16 @@ class Collector:
         self._cut_short: dict[str, None] = {}
 
     def of_next_graph(self) -> ValueCheck:
-        """The check of one more graph: each is made of graphs and inputs of its own."""
+        """Return the check of one more graph: each has its own graphs and inputs."""
         self._graphs += 1
         return _GraphCheck(self, self._graphs, self._directory)
 
     def stages(self) -> list[StageCheck]:
-        """One entry a rewrite, the worst of its inputs, over all graphs."""
+        """Return one entry per rewrite, the worst over its inputs and all graphs."""
         return list(self._found.values())
 
     def told(self) -> list[str]:
-        """Notes on parts that could not be checked, and on repro files."""
+        """Return notes on what could not be checked, and on repro files."""
         if not self._cut_short:
             return self._notes
         names = ", ".join(self._cut_short)
@@ -427,14 +427,14 @@ class Collector:
             self._notes.append(text)
 
     def has_time(self, rewrite: Rewrite) -> bool:
-        """Whether made-up inputs are still tried."""
+        """Whether to still try made-up inputs."""
         if self._until is None or time.monotonic() < self._until:
             return True
         self._cut_short[_stage_name(rewrite)] = None
         return False
 
     def looks_at(self, rewrite: Rewrite, graph: int, where: str) -> None:
-        """Show the rewrite that is looked at on the progress line.
+        """Show the rewrite that is being checked on the progress line.
 
         Args:
             rewrite: the pass and its graphs.
@@ -444,7 +444,7 @@ class Collector:
         self._tell(f"{_stage_name(rewrite)}{f', graph {graph}' if graph > 1 else ''}", where)
 
     def add(self, stage: StageCheck) -> None:
-        """Put one comparison to those of the same rewrite."""
+        """Merge one comparison into those of the same rewrite."""
         known = self._found.get(stage.stage, StageCheck(stage.stage, 0.0, 0.0, "", ()))
         self._found[stage.stage] = StageCheck(
             stage.stage,
@@ -478,7 +478,7 @@ class _GraphCheck(ValueCheck):
         self._collector.looks_at(rewrite, self._number, trial.where)
         found = trial.mismatches(rewrite)
         error, times = 0.0, 0.0
-        # Made-up values may be any number of times as large: their errors say nothing about the model.
+        # Made-up values may be arbitrarily large: their errors say nothing about the model.
         if trial.real and not any(m.fault in ("error", "metadata") for m in found):
             error, times = trial.reference.errors_of(rewrite.after)
         module = ""

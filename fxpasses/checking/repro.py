@@ -47,21 +47,22 @@ def replay(
     after: Sequence[Pass] = (),
     fault: str = "",
 ) -> int:
-    """Run ``item`` on the graph of a function and compare before with after; what a repro file calls.
+    """Run ``item`` on the graph of a function and compare before and after. Repro files call this.
 
     Args:
         graph: a function of operator calls, which becomes a graph call by call.
         inputs: what to run it on.
         item: the pass.
         dynamic: whether the graph's sizes are symbolic.
-        traced: inputs of the sizes that the pass sees as hints, when they are other ones than ``inputs`` have.
-        backward: positions of the calls that are marked as the backward pass's, as AOTAutograd does it.
-        bitwise: whether results have to be equal bit by bit.
+        traced: inputs with the sizes that the pass sees as hints, if those of ``inputs`` differ.
+        backward: positions of the calls to mark as the backward pass's, as AOTAutograd does.
+        bitwise: whether results must match bit for bit.
         after: passes that run before: ``item`` is compared with the graph that they leave.
-        fault: the kind of fault that was found; one that only the smaller graph shows is not told instead.
+        fault: the kind of fault that was found. Another one that only the smaller graph shows is not reported
+            in its place.
 
     Returns:
-        1 when the pass is wrong, 0 otherwise: an exit status.
+        1 if the pass is wrong, 0 otherwise: an exit status.
 
     >>> import torch, fxpasses
     >>> @fxpasses.graph_pass
@@ -93,7 +94,7 @@ def replay(
 
 
 class _RecordCalls(TorchFunctionMode):
-    """Makes a node of every operator call, of those without tensor arguments, too (symbolic tracing runs them)."""
+    """Records every operator call, also without tensor arguments (which symbolic tracing would run)."""
 
     def __init__(self, tracer: fx.Tracer) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ class _RecordCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def call(self, operator: Any, args: tuple[Any, ...]) -> fx.Proxy:
-        """Make a node of the call of an operator that takes functions."""
+        """Make a node of a call of a higher-order operator."""
         args = tuple(self._graph(a) if inspect.isfunction(a) else a for a in args)
         return self._tracer.create_proxy("call_function", operator, args, {})
 
@@ -116,7 +117,7 @@ class _RecordCalls(TorchFunctionMode):
 
 
 def recorded_calls(function: Callable[..., Any]) -> fx.GraphModule:
-    """The operator calls of a function as a graph."""
+    """Return the operator calls of a function as a graph."""
     tracer = fx.Tracer()
     with _RecordCalls(tracer) as record:
         token = _recording.set(record)
@@ -124,7 +125,7 @@ def recorded_calls(function: Callable[..., Any]) -> fx.GraphModule:
             graph = tracer.trace(function)
         finally:
             _recording.reset(token)
-    # Tensors that the function calls operators with have become attributes of the tracer's module.
+    # The tracer made tensors that the function passes to operators attributes of its module.
     held = {name: value for name, value in vars(tracer.root).items() if isinstance(value, Tensor)}
     held |= dict(tracer.root.named_parameters(recurse=False)) | dict(tracer.root.named_buffers(recurse=False))
     return fx.GraphModule({**held, **record.graphs}, graph)
@@ -134,13 +135,13 @@ _recording: ContextVar[_RecordCalls | None] = ContextVar("recording", default=No
 
 
 def higher_order(operator: Any, *args: Any) -> Any:
-    """Call an operator that takes functions, such as ``torch.ops.higher_order.cond``; what a repro file calls."""
+    """Call a higher-order operator such as ``torch.ops.higher_order.cond``. Repro files call this."""
     record = _recording.get()
     return operator(*args) if record is None else record.call(operator, args)
 
 
 def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
-    """The error of a pass manager that runs the pass alone on the graph; none where it accepts the result."""
+    """The error of a pass manager that runs only this pass on the graph; empty if it accepts the result."""
     contract = Contract(item.graphs, numerics=item.contract.numerics, metadata=item.contract.metadata)
     alone = FunctionPass(function=item.apply, name=item.name, contract=contract)
     try:
@@ -151,10 +152,10 @@ def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
 
 
 def _mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismatch]:
-    """The mismatches of the rewritten graph on its inputs.
+    """Return the mismatches of the rewritten graph on its inputs.
 
     Raises:
-        Unsupported: when the graph cannot be run on them.
+        Unsupported: the graph cannot run on them.
     """
     reference = Reference(case.gm, case.inputs)
     assert reference.native is not None
@@ -166,21 +167,21 @@ def _mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismat
 
 
 def _may_show(item: Pass, gm: fx.GraphModule, fault: str) -> bool:
-    """Whether the pass does to a part of a graph what the fault is about: known before values are computed, and seldom for a pattern."""
+    """Whether the pass changes this part of a graph in a way that may show the fault: needs no values."""
     if fault == "structure":
-        return True  # of the metadata, perhaps
+        return True  # perhaps of the metadata
     try:
         after, _ = apply_pass(item, gm)
-    except Exception:  # noqa: BLE001  (a fault of its own)
+    except Exception:  # noqa: BLE001  (another kind of fault)
         return fault == "error"
     return any(changed_nodes(gm, after))
 
 
 def _with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) -> Case:
-    """The case with no metadata but fake values computed from its inputs, and marks on the backward pass's calls.
+    """Reset metadata to fake values computed from the inputs, and marks on the backward pass's calls.
 
     Raises:
-        Exception: when an operator refuses its inputs.
+        Exception: an operator rejects its inputs.
     """
     gm = copy_graph(case.gm)
     for inner in (gm, *subgraphs(gm).values()):
@@ -208,14 +209,14 @@ class _Setting:
         return _with_metadata(case, self.dynamic, self.backward(case))
 
     def backward(self, case: Case) -> list[int]:
-        """Positions of the calls to mark."""
+        """Return the positions of the calls to mark."""
         return [i for i, node in enumerate(_calls(case.gm)) if self.marked and is_backward(node)]
 
 
 _SECONDS = 1.5
-"""CPU time of the search for a small graph: the user waits for the verdict."""
+"""CPU time of the search for a small graph, since the user waits."""
 _QUESTIONS = 24
-"""How many parts of the graph are tried even if that takes longer."""
+"""How many parts of the graph to try even if that takes longer."""
 
 
 def make_repro(
@@ -231,19 +232,19 @@ def make_repro(
     headline: str,
     earlier: Sequence[Pass] = (),
 ) -> tuple[Path | None, int, str]:
-    """Reduce what fails and write the repro file.
+    """Shrink what fails and write the repro file.
 
     Args:
         item: the pass.
         before: the graph before it (with ``earlier``, before those).
         after: the graph after it, which tells where to look first.
         inputs: inputs on which it is wrong.
-        traced: inputs of the sizes that it was traced with, where they are other ones.
-        suspects: names of nodes that are to blame.
-        fault: what kind of fault has to show.
+        traced: inputs with the sizes that it was traced with, if those differ.
+        suspects: names of nodes to blame.
+        fault: the kind of fault to show.
         bitwise: whether the pass promises the same bits.
-        directory: where the file goes.
-        headline: what the file says about itself.
+        directory: where to write the file.
+        headline: the summary at the top of the file.
         earlier: passes that have to run before ``item``.
 
     Returns:
@@ -277,7 +278,7 @@ def make_repro(
             return False
 
     still, case = InTime(_SECONDS, fails, _QUESTIONS), None
-    # A part says as much as all of the graph, sooner.
+    # A part of the graph shows as much, sooner.
     for is_whole, dynamic, marked in itertools.product(
         (False, True), (False, True) if traced is None else (True,), (False, True)
     ):
@@ -329,16 +330,17 @@ def write_repro(
     source: PassSource | None = None,
     more: Sequence[str] = (),
 ) -> None:
-    """Write a file that shows a fault on a graph, and exits with 1 as long as it is there.
+    """Write a file that shows a fault on a graph, and exits with 1 as long as the fault is there.
 
     Args:
-        file: the file; data that is saved goes beside it.
-        headline: what it says about itself.
+        file: the file. Saved data is put next to it.
+        headline: the summary at its top.
         case: the graph, and inputs on which it fails.
-        fails: whether it fails on other inputs of the same metadata.
-        call: what the file runs: a function with its module, called with ``graph``, ``inputs`` and what else it takes.
-        source: imports and definitions that the graph, or the call, needs.
-        more: lines behind those that make the inputs.
+        fails: whether it fails on other inputs with the same metadata.
+        call: what the file runs: a function with its module, called with ``graph``, ``inputs`` and its other
+            arguments.
+        source: imports and definitions that the graph or the call needs.
+        more: lines to put after those that make the inputs.
     """
     source = source or PassSource()
     code, paths = _graph_text(case.gm), [f"sys.path.insert(0, {path!r})" for path in source.paths]
@@ -377,7 +379,7 @@ def write_repro(
 
 
 def why_not_shown(file: Path) -> str | None:
-    """Run a repro file here: ``None`` when it ends as it should, or else what it did."""
+    """Run a repro file here. Return ``None`` if it ends as it should, else what it did."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), outside_tracing(), torch.random.fork_rng():
@@ -393,7 +395,7 @@ BACKWARD_MARKS = {"partitioner_tag": "is_backward", "autograd_backward": True}
 
 
 def _graph_text(gm: fx.GraphModule, name: str = "graph") -> str:
-    """The graph as a function of operator calls, behind functions for the graphs that these call."""
+    """Render the graph as a function of operator calls, preceded by functions for its subgraphs."""
     inner = [_graph_text(graph, f"_{name}") for name, graph in subgraphs(gm).items()]
     code = gm.graph.python_code("self").src
     code = re.sub(r";  (\w+ = )+None", "", code)
@@ -411,7 +413,7 @@ def _graph_text(gm: fx.GraphModule, name: str = "graph") -> str:
 
 
 def _constant_lines(gm: fx.GraphModule, file: Path) -> list[str]:
-    """Lines that make the tensors that :func:`_graph_text` calls ``CONSTANTS``: as numbers, or saved beside the file."""
+    """Lines that make the ``CONSTANTS`` of :func:`_graph_text`: as numbers, or saved next to the file."""
     held = dict(_constants(gm, "graph"))
     if not held:
         return []
@@ -441,7 +443,7 @@ def _is_plain(value: Tensor) -> bool:
 
 
 def _input_lines(inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file: Path) -> list[str]:
-    """Lines that make the inputs: random ones where the program fails on them, too, or else saved beside the file."""
+    """Return lines that make the inputs: random ones if these fail, too, else saved next to the file."""
     plain = [_random(value) for value in inputs]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -453,12 +455,12 @@ def _input_lines(inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file
 
 
 def _random(value: Any) -> tuple[str, Callable[[], Any]]:
-    """An expression for a random value like this one, and what it does."""
+    """Return an expression for a random value like this one, and its evaluation."""
     if not isinstance(value, Tensor):
         return repr(value), lambda: value
     shape, dtype, device = tuple(value.shape), value.dtype, value.device
     strided = "" if value.is_contiguous() else f".as_strided({shape}, {value.stride()})"
-    if strided:  # one number for each place in memory: elements may share some (an expanded tensor)
+    if strided:  # one number per memory location: elements may share them (an expanded tensor)
         shape = (1 + sum((size - 1) * stride for size, stride in zip(shape, value.stride(), strict=True)),)
     if dtype is torch.bool:
         text = f"torch.rand({shape}) < 0.5"

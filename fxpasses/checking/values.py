@@ -1,4 +1,4 @@
-"""Comparing two graphs by running them on the same inputs."""
+"""Compare two graphs by running them on the same inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 _SEED = 20
 _MOVES = 2
 _END = 1 / 2
-"""Of the largest number of a type: what is nearer to it may be infinite when it is added up in another order."""
+"""Fraction of the largest number of a dtype: values beyond it may overflow if added in another order."""
 Fault = Literal["value", "metadata", "aliasing", "structure", "error"]
 
 
@@ -38,12 +38,12 @@ class Mismatch:
     """One way in which a graph differs from its reference.
 
     Attributes:
-        fault: a wrong value, wrong metadata, memory that is shared wrongly, a finding of the structure check, or an exception.
+        fault: a wrong value, wrong metadata, wrong sharing of memory, a structure fault, or an exception.
         value: which of the graph's results, in words.
         position: its position among the results (outputs, then inputs after the run); -1 for an exception.
         problem: what is wrong, in words.
-        calls: for a wrong value, names of the calls that make it wrong, where that is known.
-        rounds: whether it is the value of the same function, with digits lost.
+        calls: for a wrong value, names of the calls that make it wrong, if known.
+        rounds: whether the function is the same and only precision is lost.
     """
 
     fault: Fault
@@ -71,20 +71,20 @@ class Outcome:
 
 
 class Reference:
-    """A graph to compare others with, on fixed inputs. It runs in each precision when that is first asked for.
+    """A graph to compare others with, on fixed inputs. It runs in each precision on first use.
 
     Args:
         gm: the graph.
         inputs: its inputs; they are copied for each run.
-        samples: how many random samples of them are looked at in exact arithmetic as well.
-        kept: the values of all nodes on these inputs, by name, where they are known already; then what changed is judged in its windows
-            alone, as far as they can tell.
-        native: the graph's own results, where they are known already.
-        chosen: whether the inputs were chosen for what they lose: see :func:`~fxpasses.checking.rounding.less_precise`.
-        changed: what :func:`~fxpasses.checking.windows.changed_values` says of the graph that is compared, where that is known.
+        samples: how many random samples of them to check in exact arithmetic as well.
+        kept: the values of all nodes on these inputs, by name, if known. Then changes are judged in windows
+            only, as far as possible.
+        native: the graph's own results, if known.
+        chosen: whether the inputs were chosen for what they lose: see :func:`~.rounding.less_precise`.
+        changed: what :func:`~.windows.changed_values` says of the compared graph, if known.
 
     Raises:
-        Unsupported: for inputs that cannot be copied.
+        Unsupported: the inputs cannot be copied.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Reference:
         self.is_compared = False
         """Whether the whole graph was compared with another one."""
         self.compared: Outcome | None = None
-        """What the graph that was compared last gave."""
+        """The outcome of the graph compared last."""
         self.unreachable: list[str] = []
-        """Differences of windows that the graph's inputs do not reach: see :func:`~fxpasses.checking.unreachable.unreachable`."""
+        """Differences of windows that no inputs of the graph reach: see :func:`~.unreachable.unreachable`."""
         self.has_values = kept is not None
         if kept is not None:
             self.kept = kept
@@ -116,7 +116,7 @@ class Reference:
             self.native = native
 
     def errors_of(self, after: fx.GraphModule) -> tuple[float, float]:
-        """The largest distance of another graph's results from float64, and how many times as far it is as rounding takes this one."""
+        """The largest error of another graph against float64, and as a multiple of this graph's rounding."""
         error = times = 0.0
         got = Reference(after, self.inputs).native.values
         for position, (native, value) in enumerate(zip(self.native.values, got, strict=True)):
@@ -129,7 +129,7 @@ class Reference:
         return error, times
 
     def rewriting(self, after: fx.GraphModule, bitwise: bool = False) -> Rewriting:
-        """What made another graph of this one. Args: those of :func:`compare`."""
+        """How another graph differs from this one. Args: those of :func:`compare`."""
         changed = changed_values(self.gm, after) if self._changed is None else self._changed
         known, values = self.windows, lambda: self.kept
         return Rewriting(
@@ -141,7 +141,7 @@ class Reference:
         """The graph's own results.
 
         Raises:
-            Unsupported: when the graph cannot be run on these inputs.
+            Unsupported: the graph cannot run on these inputs.
         """
         try:
             return _run(self.gm, self.inputs)
@@ -152,19 +152,19 @@ class Reference:
 
     @functools.cached_property
     def exact(self) -> list[Any]:
-        """The results in float64; ``None`` for each where an operator cannot be run."""
+        """The results in float64; all ``None`` if an operator cannot run."""
         return self._in_float64(self.inputs)
 
     @functools.cached_property
     def nearby(self) -> list[list[Any]]:
-        """The same for inputs that differ by half a unit in the last place."""
+        """The same for inputs that are perturbed by half a unit in the last place."""
         return [self._in_float64(moved(self.inputs, seed)) for seed in range(_MOVES)]
 
     def _in_float64(self, inputs: Sequence[Any]) -> list[Any]:
         return ExactRun(self.gm).results(inputs) or [None] * len(self.native.values)
 
     def distance(self, position: int, result: Tensor) -> Distance | None:
-        """Measure how far a result of another graph is from float64: see :func:`fxpasses.checking.rounding.distance`."""
+        """Measure the error of another graph's result: see :func:`fxpasses.checking.rounding.distance`."""
         wide = [run[position] for run in (self.exact, *self.nearby) if run[position] is not None]
         return distance(self.native.values[position], result, wide)
 
@@ -179,19 +179,19 @@ class Reference:
 def compare(
     reference: Reference, candidate: fx.GraphModule, names: Sequence[str], bitwise: bool = False
 ) -> list[Mismatch]:
-    """The mismatches of ``candidate`` with ``reference`` on its inputs; empty when there are none.
+    """Return the mismatches of ``candidate`` with ``reference`` on its inputs; empty if there are none.
 
-    Where an input holds NaN or infinity, a candidate that need not have the same bits may lose NaN and infinities, but not have more
-    of them; of the rest, only what follows a call that asks whether numbers are finite is looked at.
+    If an input holds NaN or infinity and bits need not match, the candidate may lose these but not add any.
+    Of the rest, only what follows a call that tests for finite numbers is compared.
 
     Args:
         reference: the graph before, with inputs.
         candidate: the graph after.
         names: of the results, for messages: see :func:`value_names`.
-        bitwise: whether the values have to be equal bit by bit.
+        bitwise: whether values must match bit for bit.
 
     Raises:
-        Unsupported: when the reference cannot be run on the inputs.
+        Unsupported: the reference cannot run on the inputs.
     """
     rewriting = reference.rewriting(candidate, bitwise)
     if reference.has_values and not bitwise and not is_broken(reference.inputs):
@@ -213,7 +213,7 @@ def compare(
         if found:
             return found
         same &= _are_same(expected, got, bitwise)
-    # Uninitialised memory held something else than in the run of a reference.
+    # Uninitialized memory had other contents than in the run of a reference.
     reference.compared = None if allocates(candidate) else got
     reference.is_compared = True
     if same and not reference.samples:
@@ -224,7 +224,7 @@ def compare(
     if not bitwise and is_broken(reference.inputs):
         found = _other_answers(reference, candidate, got, names, answers(reference.gm, rewriting.changed[0]))
         if found or not had_guards(reference.gm, candidate, rewriting.changed[0]):
-            return found  # a product with zero, or a sum over more elements, spreads what nobody kept from spreading
+            return found  # products with zero and larger sums may spread them
         return _confirmed(reference, candidate, _newly_infinite(reference, candidate, got, names))
     differences = rewriting.differences()
     if differences is None:
@@ -249,20 +249,20 @@ def _are_same(expected: Outcome, got: Outcome, signs: bool) -> bool:
 
 
 def _in_windows(rewriting: Rewriting) -> list[Mismatch] | None:
-    """What windows alone show; ``None`` where only whole graphs can tell: a window is another function, or is not finite any more."""
+    """What windows show; ``None`` if only whole graphs can tell: a new function, or values not finite."""
     if rewriting.windows is None or rewriting.suspects:
         return None
     found = []
     for window in rewriting.windows:
         for at, how in rewriting.less_precise(window).items():
             if math.isinf(how.times):
-                return None  # later calls may hide it
+                return None  # later calls may mask it
             found.append(_of_window(window, at, how))
     return found
 
 
 def loses(reference: Reference, candidate: fx.GraphModule, names: Sequence[str]) -> list[Mismatch]:
-    """Where a rewritten graph, which is the same function, gives what is not finite any more, or loses digits.
+    """Return where a rewritten graph, which is the same function, becomes non-finite or loses precision.
 
     Args:
         reference: the graph before, with inputs.
@@ -277,7 +277,7 @@ def loses(reference: Reference, candidate: fx.GraphModule, names: Sequence[str])
 
 
 def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
-    """Where a rewritten graph, which is the same function, loses digits: in windows, or in results where windows cannot be judged alone.
+    """Where a rewritten graph, which is the same function, loses precision: in windows, or else in results.
 
     Args:
         rewriting: the graphs, and inputs.
@@ -299,7 +299,7 @@ def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
 
 
 def is_broken(values: Sequence[Any]) -> bool:
-    """Whether there is NaN or infinity: minus infinity is what masks hold."""
+    """Whether any value is NaN or plus infinity; masks hold minus infinity."""
     return any(
         isinstance(v, Tensor) and v.is_floating_point() and bool((v.isnan() | computable(v).isposinf()).any())
         for v in values
@@ -312,7 +312,7 @@ def _of_window(window: Window, at: int, how: Distance) -> Mismatch:
 
 
 def value_names(gm: fx.GraphModule, kind: str) -> list[str]:
-    """A name for each output of the graph, and for each input after the run."""
+    """Name each output of the graph, and each input after the run."""
     inputs = placeholders(gm)
     (output,) = gm.graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
@@ -332,7 +332,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def describe_input(node: fx.Node) -> str:
-    """The input's name, with what it is in the user's program where that is known."""
+    """Name an input, with what it is in the user's program if known."""
     text = node.meta.get("input") or getattr(node.meta.get("desc"), "target", None)
     return f"{node.name} ({text})" if isinstance(text, str) else node.name
 
@@ -344,10 +344,10 @@ def _run(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> O
 
 
 def _run_rewritten(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome | Mismatch:
-    """What a graph gives that a pass has made; whatever it raises is the finding.
+    """Run a graph that a pass made. If it raises, that is the finding.
 
     Raises:
-        Unsupported: it cannot be run, which says nothing about it.
+        Unsupported: the graph cannot run, which says nothing about it.
     """
     try:
         return _run(gm, inputs, poison)
@@ -373,7 +373,7 @@ def _describe(value: Any) -> str:
         return repr(value) if isinstance(value, (int, float, bool, type(None))) else type(value).__name__
     text = f"{value.dtype}{tuple(value.shape)} on {value.device}"
     if value.layout is torch.strided and value.numel():
-        # The stride of a dimension of size 1 says nothing.
+        # The stride of a dimension of size 1 is meaningless.
         text += (
             f" with strides {tuple(s for n, s in zip(value.shape, value.stride(), strict=True) if n != 1)}"
         )
@@ -391,20 +391,20 @@ def _memory(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Misma
     lost = [
         Mismatch("aliasing", pair(a, b), a, "shared memory and do not any more")
         for a, b in expected.shared - got.shared
-        if not names[a].startswith("gradient")  # nobody relies on gradients being views of each other
+        if not names[a].startswith("gradient")  # nothing relies on gradients being views of each other
     ]
     return sorted([*new, *lost], key=lambda m: m.position)
 
 
 def _other_bits(reference: Reference, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
-    """The results that have other bits."""
+    """The results whose bits differ."""
     found = []
     huge = _run(reference.gm, reference.inputs, "huge") if allocates(reference.gm) else None
     for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True)):
         if not isinstance(native, Tensor) or same_bits(native, value, signs=True):
             continue
         wrong = ~_same_elements(native, value) | other_sign(native, value)
-        if huge is not None:  # what the reference leaves undefined may be anything
+        if huge is not None:  # what the reference leaves undefined may differ
             wrong &= _same_elements(native, huge.values[position])
         if wrong.any():
             found.append(Mismatch("value", names[position], position, _told(native, value, wrong)))
@@ -423,7 +423,7 @@ def _told(a: Tensor, b: Tensor, wrong: Tensor) -> str:
 def _newly_infinite(
     reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
 ) -> list[Mismatch]:
-    """Results that hold NaN or infinities where the reference holds numbers, though fused kernels lost nothing."""
+    """Results that are NaN or infinite where the reference is finite, unless kernel fusion explains it."""
     found = []
     values, kernels = got.values, has_kernels(candidate)
     if kernels and any(isinstance(v, Tensor) and not computable(v).isfinite().all() for v in values):
@@ -445,7 +445,7 @@ def _other_answers(
     names: Sequence[str],
     positions: Sequence[int],
 ) -> list[Mismatch]:
-    """Results at some positions that are others, in their own types and in float64, where those of the reference are integers, flags or finite."""
+    """Results at these positions that differ from finite ones in their own dtypes and in float64."""
 
     def differs(position: int) -> bool:
         native, value = reference.native.values[position], got.values[position]
@@ -468,7 +468,7 @@ def _lost_infinities(
     names: Sequence[str],
     changed: Collection[str],
 ) -> list[Mismatch]:
-    """Results that are infinite, in float64, too, of infinite inputs, and are not any more, where a changed call asks about infinity."""
+    """Results that infinite inputs no longer make infinite, nor in float64, after a changed infinity test."""
     if all(not isinstance(v, Tensor) or bool(computable(v).isfinite().all()) for v in reference.inputs):
         return []
     positions = answers(reference.gm, changed, infinite=True)
@@ -485,7 +485,7 @@ def _lost_infinities(
 
 
 def _confirmed(reference: Reference, candidate: fx.GraphModule, found: list[Mismatch]) -> list[Mismatch]:
-    """The mismatches that are there in float64, too, and not left open: kernels of low precision multiply infinity by the zeros that they pad with."""
+    """Keep what float64 confirms and no open order explains: kernels multiply infinity by padding zeros."""
     wide = ExactRun(candidate).results(reference.inputs) if found else None
     if wide is None or any(value is None for value in reference.exact):
         return found

@@ -1,7 +1,8 @@
-"""The value check of a compilation: remembers what each pass did, and compares when the compiled function first runs.
+"""The value check of a compilation: record each pass, and compare when the compiled function first runs.
 
-While compiling there are no values. So the graphs before and after each rewrite are kept, and compared on the inputs of
-the first calls, before the compiled graph sees them (:mod:`fxpasses.checking.checked_calls` says on which inputs).
+There are no values at compile time. So the graphs before and after each rewrite are kept, and compared on the
+inputs of the first calls, before the compiled graph gets them (:mod:`fxpasses.checking.checked_calls` decides
+on which inputs).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from fxpasses.pass_manager.sites import MatchSite
 log = logging.getLogger(__name__)
 
 _MOST_NAMED = 3
-"""So many match sites are named in an error; all are in its ``sites``."""
+"""An error names at most this many match sites; all are in its ``sites``."""
 
 
 class ValueCheck(RewriteCheck):
@@ -48,7 +49,7 @@ class ValueCheck(RewriteCheck):
     One object serves one Dynamo graph.
 
     Args:
-        directory: where repro files go.
+        directory: where repro files are written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -74,11 +75,11 @@ class ValueCheck(RewriteCheck):
             self._rewrites.setdefault(kind, []).append(self._latest)
 
     def to_be_partitioned(self, joint: fx.GraphModule) -> None:
-        """Remember the joint graph that the partition is given."""
+        """Remember the joint graph that the partitioner gets."""
         self._joint = copy_graph(joint, constants=True, like=self._latest.after if self._latest else None)
 
     def partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-        """Remember the pair that the partition made: it is compared with the joint graph as a pair."""
+        """Remember the forward and backward graph, to compare them as a pair with the joint graph."""
         if self._joint is None:
             return
         pair = joined_graph(
@@ -92,12 +93,13 @@ class ValueCheck(RewriteCheck):
     def watch(
         self, kind: str, compiled: Callable[..., Any], instead: Callable[[StageError, Any], Any] | None
     ) -> Callable[..., Any]:
-        """``compiled``, with its first calls checked before they run.
+        """Wrap ``compiled`` so that its first calls are checked before they run.
 
         Args:
             kind: the kind of graph that was compiled.
-            compiled: what it was compiled to; takes one list of inputs.
-            instead: called with the error and the graph before the wrong pass; returns what to run, or raises.
+            compiled: the compiled graph; takes one list of inputs.
+            instead: called with the error and the graph before the wrong pass; returns what to run, or
+                raises.
         """
         looker = FirstCalls(self, ("joint", "forward") if kind == "forward" else (kind,))
         running = compiled
@@ -125,15 +127,15 @@ class ValueCheck(RewriteCheck):
             observer.verdicts(self._verdicts)
 
     def rewrites(self, kind: str) -> list[Rewrite]:
-        """The rewrites of graphs of one kind, in order."""
+        """Return the rewrites of graphs of one kind, in order."""
         return self._rewrites.get(kind, [])
 
     def examine(self, rewrite: Rewrite, trial: Trial) -> None:
         """Compare one rewrite on one set of inputs.
 
         Raises:
-            ValueMismatchError: when it is wrong.
-            Unsupported: when the graph before cannot be run on the inputs.
+            ValueMismatchError: the rewrite is wrong.
+            Unsupported: the graph before cannot run on the inputs.
         """
         found = trial.mismatches(rewrite)
         if found:
@@ -142,16 +144,16 @@ class ValueCheck(RewriteCheck):
         self._verdicts.setdefault((rewrite.kind, rewrite.name), said)
 
     def has_time(self, rewrite: Rewrite) -> bool:
-        """Whether to go on with made-up inputs: as long as there are any."""
+        """Whether to try more made-up inputs: always, while there are any."""
         return True
 
     def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
-        """Say that a rewrite is not checked."""
+        """Report that a rewrite is not checked."""
         self._verdicts[rewrite.kind, rewrite.name] = f"not checked: {why}"
         log.warning("%s on the %s graph is not checked by value: %s", rewrite.name, rewrite.kind, why)
 
     def blame(self, rewrite: Rewrite, trial: Trial, found: list[Mismatch]) -> ValueMismatchError:
-        """Make the error for a wrong rewrite, with the match site or the calls that are to blame, and a repro file.
+        """Make the error for a wrong rewrite, with the match site or calls to blame, and a repro file.
 
         Args:
             rewrite: the pass and its graphs.
@@ -198,7 +200,7 @@ class ValueCheck(RewriteCheck):
         return error
 
     def _partners(self, rewrite: Rewrite, inputs: list[Any]) -> tuple[Pass, ...]:
-        """The earlier passes that have a part in what is wrong with this one."""
+        """Return the earlier passes that contribute to the fault of this one."""
         assert rewrite.item is not None
         mine = self._rewrites[rewrite.kind]
         number = next((i for i, other in enumerate(mine) if other is rewrite), 0)
@@ -207,7 +209,7 @@ class ValueCheck(RewriteCheck):
         return partners(rewrite.item, earlier, start, rewrite.before, rewrite.kind, inputs, rewrite.bitwise)
 
     def explain(self, error: PassError) -> None:
-        """Add a repro file to the error of a pass that raised, or left a graph that is not well formed."""
+        """Add a repro file to the error of a pass that raised or left a malformed graph."""
         if self._latest is None or self._latest.item is None or self._latest.item.name != error.pass_name:
             return
         fault = "structure" if isinstance(error, StructureError) else "error"
@@ -227,7 +229,7 @@ class ValueCheck(RewriteCheck):
         Args:
             error: the error.
             gm: Dynamo's graph.
-            inputs: what it was called with.
+            inputs: its inputs.
         """
         file, calls, why = stage_repro(gm, inputs, "partition", self._directory)
         if file:
@@ -291,7 +293,7 @@ class ValueCheck(RewriteCheck):
 
 
 def _changed_subgraph(rewrite: Rewrite, location: Location) -> str:
-    """The changed subgraph that holds the node to blame, for a pass that claims no sites."""
+    """Describe the changed subgraph with the node to blame, for a pass that claims no sites."""
     before, after = rewrite.before, rewrite.after
     found = changes(before, after, changed_nodes(before, after))
     for number, change in enumerate(found):

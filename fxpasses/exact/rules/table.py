@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 Rule = Callable[..., Any]
-"""Takes the arithmetic, the overload and the call's arguments; returns ``NotImplemented`` if it does not
-apply."""
+"""Takes the arithmetic, the overload and the arguments; returns ``NotImplemented`` if it does not apply."""
 
 RULES: dict[Any, Rule] = {}
 """The rules by operator.
