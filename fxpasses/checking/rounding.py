@@ -1,9 +1,10 @@
-"""Rounding: how far a result is from float64, in multiples of what rounding does to it at no fault; and whether a rewrite is farther than it may be.
+"""Rounding: how far a result is from float64, and whether a rewrite is farther than rounding explains.
 
-No tolerance is written down but one: how many times as far off a result may be. The yardstick is the largest of three: what results that
-are right are off by, correct rounding, and what half a unit in the last place of the *inputs* does to the result, which no way to compute
-it can be blamed for. What is right by luck is allowed what it loses on inputs nearby, or where each of its calls rounds in a direction by chance. Both sides of a window run on the same inputs in their own types, and the graph before in float64, so that a loss is
-measured where it happens.
+The only tolerance is how many times as far off a result may be. The yardstick is the largest of three: the
+error of correct results, correct rounding, and what half a unit in the last place of the *inputs* does to the
+result, which no computation can avoid. A result that is right by luck is allowed what it loses on nearby
+inputs, or if each of its calls rounds in a random direction. Both sides of a window run on the same inputs in
+their own dtypes, and the graph before in float64, so that a loss is measured where it happens.
 """
 
 from __future__ import annotations
@@ -35,29 +36,32 @@ from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import outputs_of, value_of
 
 LIMIT = 8.0
-"""How many times as far off a rewrite may be, as a root mean square over a tensor. Right ones were at most 5 times as far: a matmul in bfloat16
-whose inner dimension is split into 64 parts, say. A sum of 256 that is accumulated in bfloat16 is 8 to 14 times as far, of 1,024 up to 180 times."""
+"""How many times as far off a rewrite may be, as a root mean square over a tensor.
+
+Correct ones were at most 5 times as far: for example, a matmul in bfloat16 whose inner dimension is split
+into 64 parts. A sum of 256 that is accumulated in bfloat16 is 8 to 14 times as far, of 1,024 up to 180 times.
+"""
 PROGRAM_LIMIT = 16.0
-"""The same for a whole program, or what Inductor makes of one: of 1,080 small models with GELU, that is at most 6 times as far."""
+"""The same for a whole program, or for Inductor: at most 6 times as far in 1,080 small models with GELU."""
 EXACT = 2.0**53
-"""So many times as far off: what is right is an exact zero, and its rounding no measure."""
+"""A result this many times as far off should be an exact zero, whose rounding is no yardstick."""
 
 
 _SEED = 20
 _MOVES = 2
 _NEARBY = 4
 _FEW_CALLS, _DRAWS = 64, 16
-"""What few calls compute is moved so many times: by luck, all elements may be moved by next to nothing, or a near tie in front of a softmax be as it was."""
+"""How often small computations are perturbed: one draw may move hardly anything, or keep a near tie."""
 _TURNED_BY = 32.0
-"""Twice the units in the last place of inputs by which what is compared may be moved."""
+"""Twice the units in the last place of inputs by which compared values may be moved."""
 _OF_LIBRARIES = 8.0
-"""Twice the units in the last place by which a library's exponential or error function may be off: what it computes in few digits it rounds once."""
+"""Twice the error in ulps of a library's exponential or error function. Low-precision ones round once."""
 _POWERS = 8
-"""Elements within so many powers of two of each other are judged together."""
+"""Elements within this many powers of two of each other are judged together."""
 _SMALLEST = 32
-"""Powers of two below the largest element; what is smaller may be what float64 leaves of a sum that cancels."""
+"""Powers of two below the largest element. Smaller ones may be what float64 leaves of a sum that cancels."""
 _SMALLEST_ALONE = 96
-"""The same where each element is computed alone."""
+"""The same if each element is computed on its own."""
 _FEWEST = 4
 
 
@@ -66,13 +70,14 @@ class Distance:
     """The distance of a result from float64.
 
     Attributes:
-        times: as far off as it may be at no fault; infinite for an integer, or what is not finite any more.
-        before: root mean square of the distances from float64, of what is right.
-        after: the same, of the result.
+        times: as a multiple of what is unavoidable; infinite for an integer, or a value that is no longer
+            finite.
+        before: root mean square distance of the correct result from float64.
+        after: the same for the result.
         ulps: ``after`` in units in the last place of the largest value.
         element: where the result is farthest off.
-        values: there, what is right, and the result.
-        where: the call at which digits are lost, and the user's line, where that is known.
+        values: the correct value there, and the result.
+        where: the call that loses precision, and the user's line, if known.
     """
 
     times: float
@@ -101,14 +106,14 @@ def distance(
     """Measure how far a result is from float64.
 
     Args:
-        usual: what is right but for rounding.
-        result: what stands for it, of the same shape and type.
-        wide: what is right in float64, then the same for inputs that differ by up to half a unit. Where there is no float64, ``usual``
-            and the same for inputs that differ by a unit.
-        among: the elements of floats whose rounding is looked at; all, if it is None.
+        usual: the correct result, except for rounding.
+        result: the result to judge, with the same shape and dtype.
+        wide: the correct result in float64, then for inputs that differ by up to half a unit. If there is no
+            float64, ``usual`` and the same for inputs that differ by a unit.
+        among: the elements of floats whose rounding to measure; all if None.
 
     Returns:
-        ``None`` where the result has the bits of the usual one, or is right where anything is.
+        ``None`` if the result has the bits of the usual one, or is as right as any can be.
     """
     if not usual.numel() or same_bits(usual, result):
         return None
@@ -118,7 +123,7 @@ def distance(
         return distance(real[0], real[1], real[2:])
     if not usual.is_floating_point():
         wrong = usual != result
-        for other in wide:  # an index of a largest element, say, that rounding alone turns over
+        for other in wide:  # for example an argmax that rounding alone changes
             wrong &= other == usual
         return of_element(usual, result, wrong)
     center, got = (wide[0] if wide else usual).double(), result.double()
@@ -148,7 +153,7 @@ def distance(
 
 
 def largest_error(exact: Tensor, value: Tensor) -> float:
-    """The largest distance from the exact values; 0 for integers and flags."""
+    """Return the largest distance from the exact values; 0 for integers and flags."""
     if not value.numel() or not (value.is_floating_point() or value.is_complex()):
         return 0.0
     if value.is_complex():
@@ -159,7 +164,7 @@ def largest_error(exact: Tensor, value: Tensor) -> float:
 
 
 def of_element(usual: Tensor, result: Tensor, wrong: Tensor) -> Distance | None:
-    """The first of the elements that are wrong, as infinitely far off. Args: what is right, the result, and where it is wrong."""
+    """Report the first wrong element, as infinitely far off. Args: what is right, the result, where wrong."""
     if not wrong.any():
         return None
     at = _index(wrong.double())
@@ -171,7 +176,7 @@ def _index(value: Tensor) -> tuple[int, ...]:
 
 
 def _class(value: Tensor) -> Tensor:
-    """0 for finite elements, else which kind of not finite."""
+    """0 for finite elements, else the kind of non-finite value."""
     return torch.nan_to_num(value.double(), nan=9.0, posinf=1.0, neginf=-1.0) * ~value.isfinite()
 
 
@@ -181,7 +186,7 @@ def same_bits(a: Tensor, b: Tensor, signs: bool = False) -> bool:
     Args:
         a: a tensor.
         b: one of the same shape and dtype.
-        signs: whether zeros have to have the same sign, too.
+        signs: whether zeros must have the same sign, too.
     """
     if signs and bool(other_sign(a, b).any()):
         return False
@@ -190,7 +195,7 @@ def same_bits(a: Tensor, b: Tensor, signs: bool = False) -> bool:
 
 
 def other_sign(a: Tensor, b: Tensor) -> Tensor:
-    """Where one of two equal numbers is zero and the other one minus zero."""
+    """Where one of two equal numbers is 0.0 and the other is -0.0."""
     a, b = computable(a), computable(b)
     if a.is_complex():
         return other_sign(*(torch.view_as_real(value.resolve_conj()) for value in (a, b))).any(-1)
@@ -200,7 +205,7 @@ def other_sign(a: Tensor, b: Tensor) -> Tensor:
 
 
 def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance from each (float64) value to the next one of ``dtype``: one unit in the last place.
+    """Return the distance from each (float64) value to the next one of ``dtype``: one unit in the last place.
 
     >>> spacing(torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64), torch.bfloat16)[:2]
     tensor([0.0078, 0.0156], dtype=torch.float64)
@@ -212,7 +217,7 @@ def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def next_to(inputs: Sequence[Any], seed: int, units: float = 2.0) -> list[Any]:
-    """The inputs in their own types, with each element moved by up to a unit in the last place. Args: those of :func:`moved`."""
+    """Move each element by up to a unit in the last place, in its own dtype. Args: those of :func:`moved`."""
     wide = moved(inputs, seed, units=units)
     return [m.to(v.dtype) if isinstance(v, Tensor) else m for m, v in zip(wide, inputs, strict=True)]
 
@@ -220,13 +225,13 @@ def next_to(inputs: Sequence[Any], seed: int, units: float = 2.0) -> list[Any]:
 def moved(
     inputs: Sequence[Any], seed: int, dtype: torch.dtype | None = None, units: float = 1.0
 ) -> list[Any]:
-    """The inputs, in float64, with each element moved by up to half a unit in the last place; by a whole one of float64.
+    """Move each element of float64 inputs by up to half a unit in the last place, or by one of float64.
 
     Args:
-        inputs: of a graph; what is no floating tensor stays.
+        inputs: of a graph. Anything but floating tensors is kept.
         seed: of the amounts.
-        dtype: of which the units are; each input's own, if it is None.
-        units: by up to half of so many units instead.
+        dtype: the dtype of the units; each input's own if None.
+        units: by up to half of this many units instead.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -238,7 +243,7 @@ def moved(
         wide = value.detach().double()
         amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device) - 0.5
         unit = spacing(wide.nan_to_num(), dtype or value.dtype)
-        if (dtype or value.dtype) is torch.float64:  # less than a unit is none
+        if (dtype or value.dtype) is torch.float64:  # less than a unit has no effect
             amount = amount.sign()
         return torch.where(wide.isfinite() & (wide != 0), wide + amount * units * unit, wide)
 
@@ -252,15 +257,16 @@ def less_precise(
     limit: float = LIMIT,
     chosen: bool = False,
 ) -> dict[int, Distance]:
-    """The results that the graph after rounds worse than it may, by position; infinitely so where they are not finite any more.
+    """Return the results that lose too much precision, by position; infinitely so if no longer finite.
 
     Args:
-        before: the graph before, or what a window holds of it.
+        before: the graph before, or its side of a window.
         after: the same function.
         inputs: of both.
         limit: how many times as far off they may be.
-        chosen: whether the inputs were chosen for what they lose: then a third of a result's digits has to be lost. Right programs lose a few
-            on some inputs, such as attention whose scores are hundreds, and hardly differ.
+        chosen: whether the inputs were chosen for what they lose. Then a third of a result's digits must be
+            lost: correct programs that hardly differ lose a few on some inputs, such as attention with scores
+            in the hundreds.
     """
     usual, got = _run(before, inputs), _run(after, inputs)
     exact = ExactRun(before).results(inputs)
@@ -280,7 +286,7 @@ def less_precise(
             continue
         kind = held_dtype(returned[position], mine.dtype)
         mine, theirs = mine.to(kind), theirs.to(kind)
-        # What only moves values is held to its inputs: they were rounded to their types before, and may be once more.
+        # If values are only moved, their rounding is that of the inputs, and may happen once more.
         is_rounded = not torch.equal(mine.double(), center.double())
         dtype = finest(kind) if is_rounded else computing_dtype(before)
         several = [runs.moved(seed, dtype) for seed in range(_MOVES)]
@@ -303,7 +309,7 @@ def less_precise(
 
 
 def _is_little(how: Distance, dtype: torch.dtype) -> bool:
-    """Whether less than a third of the digits is lost."""
+    """Whether less than a third of the digits are lost."""
     return how.ulps < torch.finfo(dtype).eps ** (-1 / 3)
 
 
@@ -318,7 +324,7 @@ def _is_turned_over(mine: Any, theirs: Any) -> bool:
 def _turned_over(
     before: fx.GraphModule, inputs: Sequence[Any], position: int, values: Sequence[Tensor]
 ) -> Distance | None:
-    """The elements of integers and flags that were as in float64 and are not any more, where no rounding of the inputs explains it."""
+    """Integers and flags that no longer are as in float64, unless rounding of the inputs explains it."""
     mine, theirs, center = values
     wrong = (mine == center) & (theirs != center)
     kinds = [v.dtype for v in map(value_of, before.graph.nodes) if isinstance(v, Tensor)]
@@ -335,10 +341,10 @@ def _is_float(dtype: torch.dtype) -> bool:
 
 
 def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtype | None) -> Location:
-    """The call of a graph whose result is off by the most, next to what it was given."""
+    """Locate the call whose result is off by the most, compared with its inputs."""
     own, wide = Run(gm, keep=True), ExactRun(gm, keep=True)
     own(cloned(inputs), _SEED)
-    wide.results(inputs)  # up to where it can be run
+    wide.results(inputs)  # as far as it runs
     off: dict[fx.Node, float] = {}
     worst, most = Location(), 0.0
     for node in gm.graph.nodes:
@@ -356,9 +362,9 @@ def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtyp
 
 
 def _by_magnitude(center: Tensor, dtype: torch.dtype, is_alone: bool) -> Iterator[Tensor]:
-    """All elements of a result, then those of each magnitude: a few large ones hide that the others have no digit left.
+    """All elements of a result, then those of each magnitude: a few large ones hide what others lose.
 
-    Not where each call rounds to few digits: there, small elements have few whatever is done.
+    Low-precision results are not split: their small elements have few digits in any case.
     """
     yield torch.ones_like(center, dtype=torch.bool)
     if torch.finfo(dtype).bits < 32:
@@ -373,12 +379,14 @@ def _by_magnitude(center: Tensor, dtype: torch.dtype, is_alone: bool) -> Iterato
 
 
 class RoundedAtRandom(ExactRun):
-    """A run in float64 in which each call's result is off by up to half a unit in the last place, in a direction by chance; by a whole one of float64.
+    """A run in float64 that rounds each call in a random direction.
+
+    By up to half a unit in the last place of the dtype, or by a whole one of float64.
 
     Args:
         gm: the graph.
         seed: of the directions.
-        dtype: of which the units are; each value's own in the graph, if it is None.
+        dtype: the dtype of the units; that of each value in the graph if None.
     """
 
     def __init__(self, gm: fx.GraphModule, seed: int, dtype: torch.dtype | None = None) -> None:
@@ -395,7 +403,7 @@ class RoundedAtRandom(ExactRun):
                 lambda step: self._moved(step, held[0].dtype),
             )
         if not rounds(n.target) or not (_is_judged(result) and _is_judged(held)):
-            return result  # their sizes are not compared: those of the graph may be symbolic
+            return result  # sizes are not compared: those of the graph may be symbolic
         is_rough = is_transcendental(n.target) and self._dtype is None and held.dtype is torch.float32
         return self._moved(result, held.dtype, _OF_LIBRARIES if is_rough else 1.0)
 
@@ -406,11 +414,11 @@ class RoundedAtRandom(ExactRun):
 
 
 class _Runs:
-    """What a graph gives on inputs nearby, in both precisions, and rounded at random: each run once, for all its results.
+    """Results of a graph on nearby inputs in both precisions, and randomly rounded. Each run is cached.
 
     Args:
         gm: the graph.
-        inputs: what the others are near to.
+        inputs: the inputs that the others are near.
     """
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -422,8 +430,10 @@ class _Runs:
         self._at_random = functools.cache(lambda seed: RoundedAtRandom(gm, seed).results(inputs))
 
     def errors(self, position: int, center: Tensor, part: Tensor) -> Iterator[float]:
-        """How far off a part of a result is for inputs that are a few units away, where on one element it may be right by luck, and where each call
-        rounds in a direction by chance, since what cancels in a graph may do so by luck.
+        """Yield how far off a part of a result is.
+
+        On inputs a few units away, since on one element it may be right by luck. And if each call rounds in a
+        random direction, since terms may cancel by luck.
 
         Args:
             position: of the result.

@@ -1,7 +1,8 @@
-"""Is a rewritten graph the same function: asked in exact arithmetic first, window by window, and in float64 where that has no answer.
+"""Decide whether a rewritten graph is the same function, window by window in exact arithmetic, or in float64.
 
-A window that is another function is suspected only: later calls may cancel what it does (the bias in front of a batch norm), or its inputs
-may depend on each other. Then what lies between the suspects is judged with them, and then the whole graph.
+A window that is another function is only suspected: later calls may cancel what it does (a bias before a
+batch norm), or its inputs may depend on each other. Then what lies between the suspects is judged with them,
+and finally the whole graph. Float64 decides where exact arithmetic cannot.
 """
 
 from __future__ import annotations
@@ -41,29 +42,35 @@ from fxpasses.graphs.numbers import became, computable
 log = logging.getLogger(__name__)
 
 _MOST_ELEMENTS = 20_000_000
-"""Values of a graph that are evaluated exactly: each takes 32 bytes and some twenty times the time that it takes in floats."""
+"""Values of a graph to evaluate exactly: each takes 32 bytes, and some twenty times as long as in floats."""
 _CLEAR = 1e-3
-"""Results that differ so much in float64, relative to the largest of their tensor, are another function: nothing exact is asked."""
+"""Results that differ this much in float64, relative to the largest of their tensor, are another function."""
 JUMP = 1e-5
-"""The smallest difference of another branch, relative to the largest of a tensor: an activation is off by less where it goes over to another formula."""
+"""The smallest difference of another branch, relative to the largest of a tensor.
+
+An activation that switches to another formula is off by less.
+"""
 _MOVES = 2
 _MOST_WIDER = 3
-"""So many times what changed is looked at with more of the graph, before all of it is."""
+"""How often to judge the changes with more of the graph around them, before judging all of it."""
 _NOISE, _SMALL = 64.0, 1e-6
-"""Results that cancel may differ by so many times what a unit in the last place of inputs and calls does to them, and by so much of the largest number that is computed."""
+"""Results that cancel may differ by this multiple of what an ulp of inputs and calls does to them.
+
+And by this part of the largest number that is computed.
+"""
 _OWN_PRECISION = 8.0
-"""Units in the last place by which an operator that does not run in float64 may be off."""
+"""Error, in ulps, that an operator that does not run in float64 may have."""
 Relation = Literal["same", "unproved", "other"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What shows that a graph is another function.
+    """Evidence that a graph is another function.
 
     Attributes:
-        position: of the result, -1 where that is not known.
+        position: of the result, -1 if unknown.
         problem: in words: element, both values, on which inputs.
-        calls: names of the calls that make the difference, where that is known.
+        calls: names of the calls that make the difference, if known.
     """
 
     position: int
@@ -78,11 +85,11 @@ class Rewriting:
         before: the graph before.
         after: the graph after.
         changed: names of the changed nodes of each.
-        inputs: what to look at them on.
-        samples: how many random samples of the inputs are looked at as well.
-        signed_zeros: whether 0.0 and -0.0 are two values.
-        known: what was found out about windows of this graph on these inputs; added to.
-        values: gives the values of the graph before, by name.
+        inputs: the inputs to compare them on.
+        samples: how many random samples of the inputs to compare as well.
+        signed_zeros: whether 0.0 and -0.0 are different values.
+        known: what is known of windows of this graph on these inputs; updated.
+        values: returns the values of the graph before, by name.
         chosen: whether the inputs were chosen for what they lose.
     """
 
@@ -105,7 +112,7 @@ class Rewriting:
 
     @functools.cached_property
     def windows(self) -> list[Window] | None:
-        """What changed, cut out; ``None`` where it cannot be."""
+        """The changes, cut out as windows; ``None`` if they cannot be."""
         if not can_be_cut(self.before, self.after, self.changed):
             return None
         taken = taken_pairs(self.before, self.after, self.changed)
@@ -116,7 +123,7 @@ class Rewriting:
         return None if None in windows else windows  # type: ignore[return-value]
 
     def on(self, inputs: Sequence[Any]) -> Rewriting:
-        """The same graphs with other inputs; what is known of their windows is of these."""
+        """The same graphs on other inputs. What is known of windows remains that of the current ones."""
         other = copy.copy(self)
         other.inputs = inputs
         return other
@@ -131,12 +138,12 @@ class Rewriting:
 
     @functools.cached_property
     def suspects(self) -> list[Window]:
-        """The windows that are not the same function of their inputs."""
+        """The windows whose sides are different functions of their inputs."""
         return [window for window in self.windows or () if self.relation(window) == "other"]
 
     @functools.cached_property
     def joined(self) -> Window | None:
-        """The suspects with all that lies between them, or between them and what takes their results, where that is the same function."""
+        """The suspects with all calls between them, or their users too, if that is the same function."""
         several = [window.change for window in self.suspects]
         for _ in range(_MOST_WIDER if several else 0):
             change = join_changes(self.before, self.after, several)
@@ -147,7 +154,7 @@ class Rewriting:
         return None
 
     def relation(self, window: Window) -> Relation:
-        """How the two sides of a window are related as functions of its inputs."""
+        """Relate the two sides of a window as functions of its inputs."""
         if window.key is None:
             return self._related(window)
         key = window.key, self._signed_zeros
@@ -159,11 +166,11 @@ class Rewriting:
         return self._known[key]
 
     def less_precise(self, part: Window | Rewriting) -> dict[int, Distance]:
-        """The results of a window, or of all of it, that are rounded worse: see :func:`fxpasses.checking.rounding.less_precise`."""
+        """Results that lose precision in a part: see :func:`fxpasses.checking.rounding.less_precise`."""
         return less_precise(part.before, part.after, part.inputs, chosen=self._chosen)
 
     def equal_values(self, window: Window) -> dict[str, str]:
-        """For the nodes of the second side of a window whose values are those of a node of the first one: its name; nothing where that cannot be asked."""
+        """Map nodes of a window's second side to nodes of the first with equal values; {} if undecidable."""
         if not self._is_asked(window.before, window.after, window.inputs):
             return {}
         given = [v.cpu() if isinstance(v, Tensor) else v for v in window.inputs]
@@ -173,7 +180,7 @@ class Rewriting:
             return {}
 
     def _related(self, window: Window) -> Relation:
-        # Random samples are what proves; the inputs themselves may hold what these do not: numbers that are compared, and are equal.
+        # Random samples prove. The inputs may hold what these do not: numbers that are compared and equal.
         is_off = bool(differences_in_float64(window.before, window.after, window.inputs, JUMP))
         verdict = self._exact(window.before, window.after, window.inputs, example=is_off)
         if verdict is not None and verdict.kind != "UNPROVED":
@@ -197,7 +204,7 @@ class Rewriting:
     def _exact(
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], example: bool = True
     ) -> Verdict | None:
-        """The exact verdict; ``None`` where there can be none."""
+        """The exact verdict; ``None`` if there is none."""
         if not self._is_asked(before, after, inputs):
             return None
         try:
@@ -210,14 +217,14 @@ class Rewriting:
             return None
         if verdict.kind == "EQUAL" and allocates(after):
             return (
-                None  # zeros stand for what is not written yet: float64 has to say whether somebody reads it
+                None  # zeros stand for uninitialized memory: float64 has to decide whether something reads it
             )
-        # Of made-up values: random samples have shown that it is the same function elsewhere.
+        # For made-up values: random samples have shown that it is the same function elsewhere.
         is_another_formula = verdict.kind == "APPROXIMATE" and (verdict.distance or 0.0) <= JUMP
         return Verdict() if is_another_formula and not self._samples else verdict
 
     def _is_asked(self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-        """Whether exact arithmetic is asked about two graphs at all."""
+        """Whether to compare two graphs in exact arithmetic at all."""
         is_quantized = any(isinstance(value, Tensor) and value.is_quantized for value in inputs)
         return not (_allocates_otherwise(before, after) or is_quantized or self._is_large(before, inputs))
 
@@ -226,7 +233,7 @@ class Rewriting:
         return sum(v.numel() for v in (*held, *inputs) if isinstance(v, Tensor)) > _MOST_ELEMENTS
 
     def differences(self) -> list[Difference] | None:
-        """What shows that the graph after is another function; ``None`` where neither can be run in float64."""
+        """Evidence that the graph after is another function; ``None`` if a graph does not run in float64."""
         if not any(self.changed):
             return []
         hidden = self._in_branches_not_taken()
@@ -240,7 +247,7 @@ class Rewriting:
         return [] if self.joined is not None else self._on_the_whole()
 
     def _in_branches_not_taken(self) -> list[Difference]:
-        """Nested graphs that these inputs do not reach, and that are other functions of what they are given."""
+        """Differences in nested graphs that these inputs do not reach."""
         found = []
         for inner in inner_rewrites(self.before, self.after, self.inputs):
             if inner.called:
@@ -258,7 +265,7 @@ class Rewriting:
         return found
 
     def _first_wrong(self) -> frozenset[str]:
-        """The calls of the first window that is clearly another function, or else that is one."""
+        """The calls of the first window that clearly differs, or else of the first that differs."""
         for least in (_CLEAR, JUMP):
             for window in self.suspects:
                 if differences_in_float64(window.before, window.after, window.inputs, least):
@@ -268,7 +275,8 @@ class Rewriting:
     def is_explained_by_constants(
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
     ) -> bool:
-        """Whether two graphs differ by what the constants of the second one were rounded by. Args: two graphs, and their inputs."""
+        """Whether rounded constants of the second graph explain a difference. Args: two graphs, and
+        inputs."""
 
         def is_same(first: fx.GraphModule, second: fx.GraphModule) -> bool:
             verdict = self._exact(first, second, inputs)
@@ -286,7 +294,7 @@ class Rewriting:
             return found if found is None else [_with_calls(d, calls) for d in found]
         finding = verdict.finding
         assert finding is not None
-        if finding.comparison.reason == SIGN and found == []:  # nor a sign: what cancels in float64
+        if finding.comparison.reason == SIGN and found == []:  # not even a sign: it cancels in float64
             return []
         position = _position(self.before, finding.output)
         if position in open_results(self.before, self.inputs, self.after):
@@ -300,14 +308,14 @@ class Rewriting:
             return []
         problem = (
             str(finding).partition(", ")[2].replace(", on example inputs", "")
-        )  # which these are is said of all
+        )  # all differences name the inputs
         if verdict.kind == "APPROXIMATE":
             problem += f"; an approximation, at most {verdict.distance:.2g} of the largest value away"
         return [Difference(position, problem, calls)]
 
 
 def _allocates_otherwise(before: fx.GraphModule, after: fx.GraphModule) -> bool:
-    """Whether what changed makes uninitialised memory."""
+    """Whether a changed call makes uninitialized memory."""
     pairs = zip((before, after), changed_nodes(before, after), strict=True)
     return any(allocates(gm, names) for gm, names in pairs)
 
@@ -317,7 +325,7 @@ def _with_calls(difference: Difference, calls: frozenset[str]) -> Difference:
 
 
 def _position(gm: fx.GraphModule, output: str) -> int:
-    """The position of a result, outputs first and then inputs."""
+    """The position of a result: outputs first, then inputs."""
     kind, _, rest = output.partition(" ")
     if kind == "output":
         return int(rest)
@@ -335,14 +343,14 @@ def differences_in_float64(
     least: float = DRIFT,
     numbers_only: bool = False,
 ) -> list[Difference] | None:
-    """The results that differ in float64 by more than it rounds; ``None`` where the graphs do not run in it.
+    """Return the results that differ in float64 by more than its rounding; ``None`` if a graph cannot run.
 
     Args:
         before: a graph.
         after: what a pass made of it.
         inputs: of both.
         least: the smallest relative difference that counts.
-        numbers_only: whether a number that is none any more does not count.
+        numbers_only: whether to ignore numbers that become non-finite.
     """
     run = ExactRun(before)
     mine = run.results(inputs)
@@ -393,7 +401,7 @@ def differences_in_float64(
 
 
 class _SizedRun(RoundedAtRandom):
-    """A run that tells the largest number that it computes on its way."""
+    """A run that records the largest number that it computes."""
 
     largest = 0.0
 
@@ -406,7 +414,7 @@ class _SizedRun(RoundedAtRandom):
 def _nearby(
     gm: fx.GraphModule, inputs: Sequence[Any], results: Sequence[Any]
 ) -> tuple[list[list[Any]], float]:
-    """The results of a graph, with those of tuples, where inputs and calls are off by a unit in the last place of float64; and the largest number in it."""
+    """Results with inputs and calls perturbed by one float64 ulp, tuples included, and the largest number."""
     runs = [_SizedRun(gm, seed, torch.float64) for seed in range(_MOVES)]
     found = [run.results(moved(inputs, seed, torch.float64)) for seed, run in enumerate(runs)]
     leaves = [[b for _, _, b in _leaves(results, run)] for run in found if run is not None]
@@ -414,9 +422,10 @@ def _nearby(
 
 
 def _noise(value: Tensor, nearby: Sequence[Sequence[Any]], leaf: int) -> float:
-    """How far a unit in the last place of inputs and calls takes a result.
+    """How much one ulp of inputs and calls changes a result.
 
-    As a tensor, not each element, as differences are measured: an element may be zero by chance, or by a softmax that is saturated.
+    For the whole tensor, as differences are measured: an element may be zero by chance, or by a saturated
+    softmax.
     """
     if value.is_complex() or not value.is_floating_point():
         return 0.0
@@ -432,7 +441,7 @@ def _noise(value: Tensor, nearby: Sequence[Sequence[Any]], leaf: int) -> float:
 
 
 def _is_noise(a: Tensor, b: Tensor, noise: float, size: float) -> Tensor:
-    """Where results are what float64 leaves of terms that cancel, in the one graph or the other: as far apart as a unit in the last place of inputs and calls takes either.
+    """Where the difference is what float64 leaves of terms that cancel: what one ulp does to either graph.
 
     A fused kernel may round what cancels where the graph before has exact zeros, and the other way round.
     """
@@ -443,7 +452,7 @@ def _is_noise(a: Tensor, b: Tensor, noise: float, size: float) -> Tensor:
 
 
 def _leaves(mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[tuple[int, Any, Any]]:
-    """Pairs of results, with their positions; of operators that have several results, each of these."""
+    """Yield pairs of results with their positions; each result of operators with several."""
     for position, pair in enumerate(zip(mine, theirs, strict=True)):
         several = [value if isinstance(value, (list, tuple)) else [value] for value in pair]
         if len(several[0]) == len(several[1]):
@@ -453,7 +462,7 @@ def _leaves(mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[tuple[int, A
 
 
 def _is_plain(gm: fx.GraphModule) -> bool:
-    """Whether all operators are torch's own, which do not round to less than float64."""
+    """Whether all operators are PyTorch's own, which do not round to less than float64."""
     return all(
         getattr(node.target, "namespace", "aten") in ("aten", "prims", "_c10d_functional")
         for node in gm.graph.nodes
@@ -482,5 +491,5 @@ def _wrong_elements(a: Tensor, b: Tensor, drift: float, scale: float) -> Tensor:
     is_mask = (a.abs() >= MASK) & (a == b)
     size = max(_largest(torch.where(both & ~is_mask, a, 0.0)), scale)
     wrong = both & ((a - b).abs() > drift * size)
-    # What was not finite may become finite, and what was infinite NaN: a pass that keeps bits is held to them in its own types.
+    # Non-finite values may become finite, and infinity NaN. Bitwise passes are checked in their own dtypes.
     return wrong | (a.isfinite() & ~b.isfinite())

@@ -1,8 +1,8 @@
-"""Changes of a rewrite, cut out of both graphs as windows, so that each can be judged alone.
+"""Windows: the changes of a rewrite, cut out of both graphs, so that each can be judged alone.
 
-A change is made of the calls that a pass changed and those between them. Its window has the values of the graph before as inputs. Where each window
-is the same function of its inputs, so are the graphs; and what a window rounds is measured where it is rounded, before the rest of the
-graph hides it.
+A change consists of the calls that a pass changed and those between them. Its window takes values of the
+graph before as inputs. If each window is the same function of its inputs, so are the graphs. And the rounding
+of a window is measured where it happens, before the rest of the graph hides it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Change:
     """A changed subgraph: changed calls that depend on each other directly.
 
     Attributes:
-        before: names of the calls that the graph after has not, or has otherwise.
+        before: names of the calls that the graph after lacks or has otherwise.
         after: those of the graph after.
         given: the values that the rest of the graph takes from them: pairs of names, before and after.
     """
@@ -47,9 +47,9 @@ class Change:
 
 
 def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
-    """Names of the nodes of each graph that the other has not, or has with another target or other arguments.
+    """Return the names of nodes that the other graph lacks, or has with another target or arguments.
 
-    What nothing depends on is in neither: a pass that leaves a call behind which it has replaced has changed it.
+    Dead nodes are in neither: a pass that leaves a replaced call behind has changed it.
     """
     old, new = _needed(before, _texts(before, after)), _needed(after, _texts(after, before))
     return (
@@ -59,10 +59,10 @@ def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[st
 
 
 def changed_values(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
-    """The changed nodes whose values may be others: equal calls of equal values have one value, wherever they stand and however often (value numbering).
+    """Return the changed nodes whose values may differ: equal calls count once (value numbering).
 
-    Names stand for values: a node of the graph after that is not among them has the value of the node of its name. Where a graph writes to memory, all
-    changed nodes are named.
+    A node of the graph after that is not listed has the value of the node with its name. If a graph writes to
+    memory, all changed nodes are listed.
     """
     if any(is_mutating(node) for gm in (before, after) for node in gm.graph.nodes):
         return changed_nodes(before, after)
@@ -76,12 +76,13 @@ def changed_values(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[s
 def _texts(
     gm: fx.GraphModule, other: fx.GraphModule, first: dict[str, fx.Node] | None = None
 ) -> dict[str, str]:
-    """What each node of a graph is, by name: equal for nodes that do the same.
+    """Describe each node of a graph, by name: equally for nodes that do the same.
 
     Args:
         gm: the graph.
-        other: a graph whose constants may be others under the same names.
-        first: the first call of each kind, of this graph and others; added to. Then equal calls stand for each other.
+        other: a graph whose constants may differ under the same names.
+        first: the first call of each kind, in all graphs; updated. If given, equal calls stand for each
+            other.
     """
     inside, constants = subgraphs(other), constants_of(other)
     told = {
@@ -108,7 +109,7 @@ def _texts(
 
 
 def _is_alone(node: fx.Node) -> bool:
-    """Whether a second call of the same values may give something else: it draws, acts, gives memory as it finds it, or runs a graph or function that may."""
+    """Whether repeating a call may change its value: random, impure, uninitialized, or code that may be."""
     if node.op == "get_attr":
         return False
     known = isinstance(node.target, OpOverload) or getattr(node.target, "__module__", None) == "_operator"
@@ -116,7 +117,7 @@ def _is_alone(node: fx.Node) -> bool:
 
 
 def _needed(gm: fx.GraphModule, texts: dict[str, str]) -> dict[str, str]:
-    """Those of the nodes on which a result depends, or something that is written or drawn."""
+    """The nodes that a result, a write or a random draw depends on."""
     live: set[fx.Node] = set()
     for node in reversed(gm.graph.nodes):
         if node.op in ("placeholder", "output") or node.is_impure() or not live.isdisjoint(node.users):
@@ -133,7 +134,7 @@ def changes(
     Args:
         before: the graph before.
         after: the graph after.
-        changed: names of the changed nodes of each, as :func:`changed_nodes` finds them.
+        changed: names of the changed nodes of each, from :func:`changed_nodes`.
     """
     old, new = (
         _with_items(gm, set(names) - {"output"}) for gm, names in zip((before, after), changed, strict=True)
@@ -153,7 +154,7 @@ def changes(
     for group in groups.sets():
         mine, theirs = group & old, group & new
         inside, others = _between(before, mine), _between(after, theirs)
-        # Calls between them on one side only round on that side only, unless they run along.
+        # Calls between them on one side only would round on that side only, unless both sides run them.
         change = frozenset(mine | (inside - others)), frozenset(theirs | (others - inside))
         found.append(Change(*change, _given(before, after, *change)))
     order = {n.name: i for gm in (after, before) for i, n in enumerate(gm.graph.nodes)}
@@ -161,7 +162,7 @@ def changes(
 
 
 def _with_items(gm: fx.GraphModule, names: set[str]) -> set[str]:
-    """``names``, and what takes the results of these calls apart."""
+    """Add the ``getitem`` nodes of these calls to ``names``."""
     for node in gm.graph.nodes:
         if (
             node.target is operator.getitem
@@ -173,7 +174,7 @@ def _with_items(gm: fx.GraphModule, names: set[str]) -> set[str]:
 
 
 class _Groups:
-    """Disjoint sets of names that grow together."""
+    """Disjoint sets of names that can be merged."""
 
     def __init__(self) -> None:
         self.of: dict[str, set[str]] = {}
@@ -190,7 +191,7 @@ class _Groups:
 
 
 def _taken_elsewhere(gm: fx.GraphModule, names: Collection[str]) -> list[str]:
-    """Those of ``names`` that other nodes use (what the graph returns is not counted)."""
+    """Those of ``names`` that other nodes use (returning them does not count)."""
     return [
         n.name
         for n in gm.graph.nodes
@@ -207,7 +208,7 @@ def merge_changes(several: Sequence[Change]) -> Change:
 
 
 def join_changes(before: fx.GraphModule, after: fx.GraphModule, several: Sequence[Change]) -> Change:
-    """Join several changes, with all calls that lie between them, to one.
+    """Join several changes, with all calls between them.
 
     Args:
         before: the graph before.
@@ -221,7 +222,7 @@ def join_changes(before: fx.GraphModule, after: fx.GraphModule, several: Sequenc
 
 
 def with_users(before: fx.GraphModule, after: fx.GraphModule, change: Change) -> Change:
-    """A change with the calls that take its results, which may cancel what it does.
+    """Extend a change by the users of its results, which may cancel what it does.
 
     Args:
         before: the graph before.
@@ -231,7 +232,9 @@ def with_users(before: fx.GraphModule, after: fx.GraphModule, change: Change) ->
     nodes = {node.name: node for node in before.graph.nodes}
     others = {node.name for node in after.graph.nodes}
     takers = (user for old, _ in change.given for user in nodes[old].users if user.op == "call_function")
-    # What is written stays a result: a write is none, and a window without results would be the same function whatever it does.
+    # What is written remains a result: a write has none, and a window without results would always be the
+    # same
+    # function.
     users = {user.name for user in takers if not is_mutating(user)} & others
     return Change(change.before | users, change.after | users, ())
 
@@ -265,7 +268,7 @@ def _given(
 def taken_pairs(
     before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
 ) -> list[tuple[str, str]] | None:
-    """The values on which it depends whether two graphs return the same: pairs of names, before and after.
+    """Return the values that decide whether two graphs return the same: pairs of names, before and after.
 
     Args:
         before: the graph before.
@@ -273,7 +276,7 @@ def taken_pairs(
         changed: names of the changed nodes of each.
 
     Returns:
-        The pairs; ``None`` where the graphs return other numbers of values, or other ones that are no nodes.
+        The pairs; ``None`` if the graphs return different counts of values, or non-node values that differ.
     """
     results = list(zip(outputs_of(before.graph), outputs_of(after.graph), strict=False))
     if len(outputs_of(before.graph)) != len(outputs_of(after.graph)):
@@ -297,19 +300,19 @@ def _returned_pairs(before: fx.GraphModule, after: fx.GraphModule) -> list[tuple
 
 
 _STEPS = 8
-"""How many calls back the two sides are followed to common inputs."""
+"""How many calls to follow both sides back to common inputs."""
 _MOST_FIXED = 50
 
 
 @dataclass(frozen=True)
 class Window:
-    """A change as two graphs of the same inputs.
+    """A change as two graphs with the same inputs.
 
     Attributes:
         change: the calls.
-        before: the calls of the graph before; returns what the rest of the graph takes from them.
+        before: the calls of the graph before. Returns what the rest of the graph takes from them.
         after: those of the graph after.
-        inputs: the values that the inputs have in the graph before.
+        inputs: the values of the inputs in the graph before.
     """
 
     change: Change
@@ -319,13 +322,13 @@ class Window:
 
     @functools.cached_property
     def key(self) -> Hashable | None:
-        """Equal for windows of one graph that make the same calls of the same values; ``None`` where they hold tensors."""
+        """Equal for windows of one graph that make the same calls of the same values; None with tensors."""
         names = tuple(n.name for n in self.before.graph.find_nodes(op="placeholder"))
         return None if None in self._told else (names, *self._told)
 
     @functools.cached_property
     def kind(self) -> Hashable | None:
-        """Equal for windows that make the same calls of values of the same kinds, as those of repeated layers; ``None`` where they hold tensors."""
+        """Equal for windows with the same calls of similar values (a layer); None if they hold tensors."""
         return None if None in self._told else (*self._told, *map(_facts, self.inputs))
 
     @functools.cached_property
@@ -362,7 +365,7 @@ def _told(gm: fx.GraphModule) -> Hashable | None:
 def can_be_cut(
     before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
 ) -> bool:
-    """Whether what changed is pure: nothing there calls the RNG, writes, or makes uninitialised memory, and the order of the others that do is the same.
+    """Whether the changes are pure: no RNG, writes or uninitialized memory. Others must keep their order.
 
     Args:
         before: the graph before.
@@ -390,7 +393,7 @@ def cut(
         values: the values of the graph before, by name.
 
     Returns:
-        The window; ``None`` where it would take values that are no tensors or numbers.
+        The window; ``None`` if it would take values that are not tensors or numbers.
     """
     names = [set(change.before), set(change.after)]
     wanted = [[pair[side] for pair in change.given] for side in (0, 1)]
@@ -398,7 +401,7 @@ def cut(
     for step in itertools.count():
         parts = [_live(*side) for side in zip(graphs, names, wanted, strict=True)]
         taken = [part[1] for part in parts]
-        # What only one side takes may be computed from what the other one takes; and no window takes several values in one.
+        # An input of only one side may be computed from inputs of the other. And inputs may not be tuples.
         odd = {
             name
             for mine, others in (taken, taken[::-1])
@@ -426,7 +429,8 @@ def cut(
 
 
 def _sources(nodes: Sequence[fx.Node]) -> set[str]:
-    """The names of those that another one is computed from: where that is followed back, it may be to them."""
+    """The names of those nodes that another of them is computed from: following that one back may reach
+    them."""
     seen: set[fx.Node] = set()
     queue = [value for node in nodes for value in node.all_input_nodes]
     while queue:
@@ -438,13 +442,13 @@ def _sources(nodes: Sequence[fx.Node]) -> set[str]:
 
 
 def _stays(node: fx.Node) -> bool:
-    """Whether a call is no part of a window: it calls the RNG or writes, or takes a result of such a call apart."""
+    """Whether a call must stay outside windows: it calls the RNG or writes, or unpacks such a call."""
     source = node.args[0] if node.target is operator.getitem else node
     return isinstance(source, fx.Node) and (uses_rng(source) or is_mutating(source))
 
 
 def _is_fixed(node: fx.Node) -> bool:
-    """Whether a call depends on no input, by few calls: both sides know its value, however far it is to be followed."""
+    """Whether a call depends on no input, through few calls: both sides know its value."""
     seen, queue = {node}, [node]
     while queue:
         for value in queue.pop().all_input_nodes:
@@ -459,7 +463,7 @@ def _is_fixed(node: fx.Node) -> bool:
 def _live(
     nodes: Mapping[str, fx.Node], names: Collection[str], outputs: Collection[str]
 ) -> tuple[set[str], dict[str, fx.Node]]:
-    """What a part of a graph computes its outputs with: the names of its own nodes, and the others that it takes."""
+    """What a part of a graph computes its outputs with: names of its own nodes, and the others it takes."""
     inside: set[str] = set()
     taken: dict[str, fx.Node] = {}
     queue = [nodes[name] for name in reversed(list(outputs))]
