@@ -1,4 +1,4 @@
-"""Private names of Dynamo that the checks rely on: its caches of compiled code, and what it remembers of sizes."""
+"""Private names of Dynamo that the checks rely on: its caches of compiled code, and the sizes it recorded."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def compile_apart(
     dynamic: bool | None = None,
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """``torch.compile`` with entries of its own in Dynamo's caches.
+    """Call ``torch.compile`` with its own entries in Dynamo's caches.
 
-    A graph break compiles the user's own functions, whose cache all compilations share: after eight backends Dynamo gives up on
-    such a function and runs it in eager, without a word to its caller.
+    A graph break compiles the user's own functions, whose cache is shared by all compilations. After eight
+    backends Dynamo silently falls back to eager for such a function.
 
     Args:
         function: what to compile.
@@ -43,7 +43,10 @@ def compile_apart(
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Forget at the end what Dynamo compiled inside, and the sizes that it met; what it knew before stays, and what other threads compile meanwhile."""
+    """On exit, forget what this thread compiled inside with Dynamo, and the sizes that it recorded.
+
+    What Dynamo knew before stays, and what other threads compile meanwhile.
+    """
     known = {id(code) for code in codes_seen() if _debug_get_cache_entry_list(code)}
     own, compiled = threading.get_ident(), list[CodeType]()
 

@@ -1,7 +1,7 @@
-"""Is the graph that AOTAutograd made of Dynamo's, decomposed and with gradients, the function of eager's own operators: in exact arithmetic.
+"""Prove in exact arithmetic that AOTAutograd's graph is the function of eager's own operators.
 
-Eager is the program of Dynamo's graph, run once with autograd and recorded operator by operator. Nothing is decomposed in it, so that
-every decomposition is judged by the rules for the operator that it stands for.
+Eager is the program of Dynamo's graph, run once with autograd and recorded operator by operator. Nothing is
+decomposed in it, so that every decomposition is checked by the rules for the operator that it replaces.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 aten = torch.ops.aten
 
 _MOST_ELEMENTS = 2_000_000
-"""Elements of inputs: what is made of them is evaluated exactly, at some twenty times the cost of the model."""
+"""Elements of inputs: what is computed from them is evaluated exactly, at twenty times the model's cost."""
 
 
 class CaptureCheck(Observer):
-    """Judges the captured graphs of a compilation, each on the inputs of its first call.
+    """Checks the captured graphs of a compilation, each on the inputs of its first call.
 
     Attributes:
-        verdicts_found: one for each graph of which there can be one.
+        verdicts_found: one for each graph that can be judged.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class CaptureCheck(Observer):
         self._dynamo = None
 
     def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """``compiled``, with the graph that it was made of judged when it is first called."""
+        """Wrap ``compiled`` so that its graph is checked on the first call."""
         if not self._waiting:
             return compiled
         waiting = [self._waiting.pop()]
@@ -80,14 +80,14 @@ class CaptureCheck(Observer):
                 values = _inputs(captured, args)
                 recorded = _recorded(eager, args, values)
                 for mine, theirs in zip(placeholders(recorded), placeholders(captured), strict=True):
-                    mine.name = theirs.name  # by which values that are written to inputs are told
+                    mine.name = theirs.name  # values written to inputs are named by them
                 self.verdicts_found.append(equivalent(recorded, captured, values))
         except (Unsupported, *CANNOT_RUN) as reason:
             log.info("a captured graph is not judged in exact arithmetic: %s", reason)
 
 
 def _inputs(captured: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
-    """Inputs of the captured graph, with random gradients of outputs."""
+    """Make inputs of the captured graph, with random gradients of outputs."""
     nodes = placeholders(captured)
     gradients = [node for node in nodes if is_tangent(node)]
     if len(nodes) - len(gradients) != len(args) or nodes[len(args) :] != gradients:
@@ -105,10 +105,10 @@ def _inputs(captured: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
 
 
 def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any]) -> fx.GraphModule:
-    """The operators that a graph of torch functions calls in eager, backward pass included, with the interface of a joint graph.
+    """Record the ATen operators of Dynamo's graph in eager, including the backward pass, as a joint graph.
 
     Raises:
-        Unsupported: where eager has other outputs that want gradients, or draws random numbers in place.
+        Unsupported: eager has other outputs that require gradients, or draws random numbers in place.
     """
     wants = [isinstance(v, Tensor) and v.requires_grad for v in args]
     tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
@@ -131,13 +131,13 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
 
     recorded = trace_calls(step, [values[i] for i in tensors], {}, guards=False)
     _with_declared_writes(recorded)
-    if any(map(is_mutating, recorded.graph.nodes)):  # then at the end, as the captured graph does
+    if any(map(is_mutating, recorded.graph.nodes)):  # then write at the end, as the captured graph does
         if any(map(uses_rng, recorded.graph.nodes)):
             raise Unsupported("eager draws random numbers in place")
         functional = torch.func.functionalize(recorded, remove="mutations")
         recorded = trace_calls(functional, cloned([values[i] for i in tensors]), {}, guards=False)
     taken, first = placeholders(recorded), next(iter(recorded.graph.nodes))
-    for i in reversed(range(len(values))):  # sizes are numbers in what was recorded
+    for i in reversed(range(len(values))):  # the recorded graph has numbers for sizes
         if i in tensors:
             first = taken.pop()
         else:
@@ -147,7 +147,10 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
 
 
 def _with_declared_writes(recorded: fx.GraphModule) -> None:
-    """Let batch norms in training, which write to their statistics though their schema does not say so, return these and have them copied."""
+    """Make the writes of training batch norms explicit: return the statistics, and copy them.
+
+    The schema does not declare these writes.
+    """
     for node in recorded.graph.find_nodes(op="call_function", target=aten.native_batch_norm.default):
         statistics, training = node.args[3:5], node.args[5]
         if not training or not all(isinstance(value, fx.Node) for value in statistics):

@@ -1,6 +1,7 @@
-"""Values of nodes on one set of inputs, carried from the graph before one pass to the graph before the next one.
+"""Values of nodes on fixed inputs, carried from the graph before one pass to the graph before the next.
 
-Only what a pass changed is run: where all that the rest of the graph takes from it has the same bits, so have the results.
+Only what a pass changed runs: if everything that the rest of the graph takes from it has the same bits, so do
+the results.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _SEED = 20
 
 
 class Step:
-    """What a rewrite changed; found once, for all inputs.
+    """What a rewrite changed; computed once for all inputs.
 
     Args:
         before: the graph before.
         after: the graph after.
-        bitwise: whether 0.0 and -0.0 are two values.
-        last: the rewrite before this one, of a graph of the same kind.
+        bitwise: whether 0.0 and -0.0 are different values.
+        last: the previous rewrite of a graph of the same kind.
     """
 
     def __init__(
@@ -54,15 +55,16 @@ class Carried:
         self._inputs = inputs
         self._are_broken = is_broken(inputs)
         self.before: dict[str, Any] | None = None
-        """The values of the graph before the latest step, by name; ``None`` where they are not known."""
+        """The values of the graph before the latest step, by name; ``None`` if unknown."""
         self._values: dict[str, Any] | None = None
-        """Those of the graph after it, as far as the rest of the graph takes them: up to what the step rounds otherwise."""
+        """Those of the graph after it that the rest of the graph takes: up to what the step rounds
+        differently."""
 
     def agrees(self, step: Step) -> bool:
-        """Whether a rewritten graph is known to give the same bits; the steps are asked about in their order.
+        """Whether a rewritten graph is known to give the same bits. Call this for the steps in order.
 
         Raises:
-            Unsupported: the graph before cannot be run on the inputs.
+            Unsupported: the graph before cannot run on the inputs.
         """
         if self._values is None or not step.follows:
             self._values = _kept(step.before, self._inputs)
@@ -77,7 +79,8 @@ class Carried:
             return False
         new = {**self.before, **made}
         agree = all(self._agree(self.before[a], new[b], step.bitwise) for a, b in step.taken)
-        # Later steps are judged on the values of the graph before: whoever examines this one finds whether it may differ.
+        # Later steps use the values of the graph before. The check of this step decides whether it may
+        # differ.
         self._values = new | {b: self.before[a] for a, b in step.taken}
         return agree
 

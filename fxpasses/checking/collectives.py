@@ -1,13 +1,15 @@
-"""Simulated collectives: a graph is checked by one process alone.
+"""Simulated collectives: a graph is checked by a single process.
 
-The others may look at other graphs, or at none, so that a real collective would wait for them. And in a group of one process a reduction
-that is left out, or a mean for a sum, cannot be seen. So a graph with collectives runs as several processes at once, call by call: this one,
-the first, and others with inputs of their own. What each collective then answers follows from what all of them hold, and from the sizes and
-ranks of its group (:class:`Group`): a sum over two processes that is divided by two is their mean.
+Other ranks may check other graphs, or none, so a real collective would wait for them. And in a group of one
+rank, a missing reduction, or a mean in place of a sum, would go unnoticed. So a graph with collectives runs
+as several processes at once, call by call: this one, the first, and others with their own inputs. The result
+of each collective follows from the values of all of them, and from the sizes and ranks of its group
+(:class:`Group`): a sum over two processes that is divided by two is their mean.
 
-Which operators these are is read from their schemas (:func:`fake.dispatch.communication.communicates`), so that those of other libraries count, too. A
-graph with one that :data:`_MODELS` does not know is not run at all (:func:`refuse_unknown`). Each model gets the arguments by name: the
-older namespace has the same collectives with other arguments.
+Collectives are recognized by their schemas (:func:`fake.dispatch.communication.communicates`), so that those
+of other libraries count, too. A graph with one that :data:`_MODELS` does not know does not run at all
+(:func:`refuse_unknown`). Each model gets the arguments by name: the older namespace has the same collectives
+with other arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from fxpasses.graphs.rewriting import subgraphs
 
 _SAME = "is_same_in_all_processes"
 _FEWEST, _MOST = 3, 4
-"""Processes that are run where nothing is known of the groups: as many as the largest has, within these bounds."""
+"""Processes to run if nothing is known of the groups: as many as the largest has, within these bounds."""
 _MOST_TRIED = 8
 
 _Named = Mapping[str, Any]
@@ -37,16 +39,16 @@ _Named = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Group:
-    """Who stands for the members of a process group among the processes that are run, of which this one is the first.
+    """The simulated processes, this one first, that stand for the members of a process group.
 
-    All of them, if there are at most four in the job. Of larger groups each stands for several, which hold the same. Groups are those of a regular
-    mesh, or any where nothing is known of them.
+    All of them, if there are at most four in the job. In larger groups each stands for several, with the same
+    values. Groups are those of a regular mesh, or any if nothing is known of them.
 
     Attributes:
-        count: processes that are run.
-        size: of the group; ``None`` where it is not known.
+        count: the number of simulated processes.
+        size: of the group; ``None`` if unknown.
         rank: of this process in the group.
-        stride: between members, among the processes that are run, where the group is smaller than these.
+        stride: between members among the simulated processes, if the group is smaller than these.
     """
 
     count: int
@@ -55,11 +57,11 @@ class Group:
     stride: int = 1
 
     def place(self, process: int, size: int) -> int:
-        """The rank in the group of one of the processes that are run.
+        """Return the rank in the group of one of the simulated processes.
 
         Args:
             process: which one.
-            size: of the group, as the collective tells it.
+            size: of the group, from the collective.
 
         Returns:
             The rank; this process, the first, has its own.
@@ -71,14 +73,14 @@ class Group:
         return (process // self.stride + self.rank) % self.size
 
     def members(self, process: int, size: int | None = None) -> list[int]:
-        """Which processes stand for the members of the group that a process belongs to.
+        """Return the processes that stand for the members of the group of a process.
 
         Args:
             process: which one.
-            size: of the group, as the collective tells it, if it does.
+            size: of the group, from the collective, if given.
 
         Returns:
-            One for each member, in order of their ranks.
+            One per member, in order of their ranks.
         """
         if self.size is None:
             return [rank % self.count for rank in range(size or self.count)]
@@ -89,11 +91,11 @@ class Group:
 
 
 _Model = Callable[[Sequence[Any], Sequence[_Named], Group], list[Any]]
-"""What each process is answered, from what each sends, its other arguments, and who is in its group."""
+"""Computes the result of each process from the values that they send, their other arguments, the group."""
 
 
 class UnknownCollective(Unsupported):
-    """An operator that speaks with other processes, and of which nothing here knows what they would answer."""
+    """An operator that communicates with other processes, and whose results cannot be simulated."""
 
     def __init__(self, target: Any) -> None:
         super().__init__(
@@ -104,21 +106,21 @@ class UnknownCollective(Unsupported):
 
 
 def answers(target: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Any]:
-    """What a collective answers to each of several processes.
+    """Compute the result of a collective in each of several processes.
 
     Args:
         target: the operator.
         calls: the arguments and keyword arguments of each process.
 
     Raises:
-        UnknownCollective: when that cannot be made up.
+        UnknownCollective: it cannot be simulated.
     """
     model = _model(target)
     if model is None:
         raise UnknownCollective(target)
     names = [a.name for a in target._schema.arguments]
     named = [{**dict(zip(names, args, strict=False)), **kwargs} for args, kwargs in calls]
-    for one in named:  # several namespaces, several names for the kind of reduction
+    for one in named:  # namespaces name the kind of reduction differently
         one["kind"] = one.get("reduce_op", one.get("reduceOp"))
     values = [next(one[key] for key in _VALUES if key in one) for one in named]
     results = model(values, named, group_of(named[0], len(calls)))
@@ -130,11 +132,11 @@ def answers(target: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]
 
 
 def group_of(named: _Named, count: int) -> Group:
-    """Who is in the group of a collective.
+    """Return the group of a collective.
 
     Args:
         named: its arguments.
-        count: processes that are run.
+        count: the number of simulated processes.
     """
     ranks = _ranks(named)
     if ranks is None or len(ranks) == 1 == dist.get_world_size() or dist.get_rank() not in ranks:
@@ -145,12 +147,12 @@ def group_of(named: _Named, count: int) -> Group:
 
 
 def _ranks(named: _Named) -> Sequence[int] | None:
-    """The ranks of the group of a collective; ``None`` where this process knows none of the kind."""
+    """The ranks of the group of a collective; ``None`` if this process does not know the group."""
     return group_ranks(named["group_name"]) if "group_name" in named else None
 
 
 def processes(gm: fx.GraphModule) -> int:
-    """The number of processes that a graph is run as: one, if none of its own calls speaks with others."""
+    """Return how many processes to simulate for a graph: one if none of its own calls communicates."""
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and communicates(n.target)]
     if not calls:
         return 1
@@ -167,7 +169,7 @@ def processes(gm: fx.GraphModule) -> int:
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call of an operator, by name."""
+    """Return the arguments of an operator call, by name."""
     if not isinstance(node.target, OpOverload):
         return {}
     names = [a.name for a in node.target._schema.arguments]
@@ -175,14 +177,17 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def mark_parameters(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Remember which inputs of a graph are parameters: all processes hold the same, unless the graph gathers something. They are shards then."""
+    """Record which inputs of a graph are parameters, which are the same in all processes.
+
+    Unless the graph gathers something: then they are shards.
+    """
     is_gathered = any("all_gather" in str(node.target) for node in gm.graph.nodes)
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=False):
         node.meta[_SAME] = isinstance(value, torch.nn.Parameter) and not is_gathered
 
 
 def differs_by_process(node: fx.Node) -> bool:
-    """Whether an input of a graph is another one in each process."""
+    """Whether an input of a graph differs between processes."""
     return not node.meta.get(_SAME, False)
 
 
@@ -190,15 +195,15 @@ def _model(target: Any) -> _Model | None:
     if not isinstance(target, OpOverload) or target.namespace not in NAMESPACES - {
         "c10d",
         "symm_mem",
-    }:  # those hand over handles, and memory of others
+    }:  # those pass handles, and memory of others
         return None
     return _MODELS.get(target._schema.name.split("::")[1].removesuffix("_").removesuffix("_out"))
 
 
 def collectives(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Any]]:
-    """The operators that speak with other processes, with the calls of ``gm`` that run them.
+    """Yield the operators that communicate, with the calls of ``gm`` that run them.
 
-    Those of graphs inside count, and operators that a higher-order one is given (``with_effects``).
+    This includes those of subgraphs, and operators passed to a higher-order one (``with_effects``).
     """
     inside = subgraphs(gm)
     for node in gm.graph.nodes:
@@ -213,14 +218,15 @@ def collectives(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Any]]:
 
 
 def refuse_unknown(gm: fx.GraphModule, interpreted: Collection[str] = ()) -> None:
-    """Refuse a graph that would really speak with other processes when it is run for a comparison.
+    """Reject a graph that would really communicate with other processes if it ran for a comparison.
 
     Args:
         gm: the graph.
-        interpreted: names of higher-order operators whose graphs are run call by call, too, so that their collectives are made up.
+        interpreted: names of higher-order operators whose graphs also run call by call, so that their
+            collectives are simulated.
 
     Raises:
-        UnknownCollective: for a collective that cannot be made up, or that another higher-order operator runs.
+        UnknownCollective: a collective cannot be simulated, or another higher-order operator runs it.
     """
     for node, target in collectives(gm):
         hidden = isinstance(node.target, HigherOrderOperator) and str(node.target) not in interpreted
@@ -274,12 +280,13 @@ def _reduce_scatter(values: Sequence[Tensor], named: Sequence[_Named], group: Gr
 
 
 def _broadcast(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
-    # Never of the first one, whose results are compared: for it, a broadcast that is left out makes no difference.
+    # Never from the first process, whose results are compared: for it, a missing broadcast makes no
+    # difference.
     return [values[-1].clone() for _ in values]
 
 
 def _all_to_all(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
-    """Each process sends its part for each other one. Rows are repeated, or left out, where the sizes do not say the same."""
+    """Each process sends a part to each other one. Rows are repeated or dropped if sizes disagree."""
     return [_received_parts(values, named, group, number) for number in range(len(values))]
 
 
@@ -299,11 +306,11 @@ def _received_parts(values: Sequence[Tensor], named: Sequence[_Named], group: Gr
 
 
 def _sent(value: Tensor, named: _Named) -> Tensor:
-    return value.new_empty(0)  # as torch's: there is nothing to know about a message that is on its way
+    return value.new_empty(0)  # as in PyTorch: nothing is known about a message in flight
 
 
 def _received(value: Tensor, named: _Named) -> Tensor:
-    """A message: it depends on who sends which one, and not on what was in the buffer."""
+    """A message. It depends on the sender and the tag, not on what was in the buffer."""
     generator = torch.Generator().manual_seed(1 + 1000 * (named["src"] % 1000) + named["tag"] % 1000)
     return (torch.randn(value.shape, generator=generator, dtype=torch.float64) * 4).to(value)
 
@@ -331,7 +338,7 @@ def _several(one: _Model) -> _Model:
 
 
 _VALUES = ("input", "inputs", "self", "shard", "tensor", "tensors")
-"""The names of the collectives' input argument."""
+"""The names of a collective's input argument."""
 
 _MODELS: dict[str, _Model] = {
     "all_reduce": _all_reduce,

@@ -21,17 +21,20 @@ from fxpasses.graphs.rewriting import value_of
 aten, prims = torch.ops.aten, torch.ops.prims
 
 MOST, _MOST_NUMBERS = 1e6, 64
-"""The largest number that a mask is not, and how many are tried."""
+"""The largest number that is not a mask, and how many numbers to try."""
 MOST_TURNS = 8
-"""Each element of an input takes so many numbers, one after the other, of an input of few elements."""
+"""How many numbers each element of an input takes in sequence, if it has few elements."""
 _MEETING, _SIDES, _LARGEST_SEARCH = 3, 8, 400
-"""From so many comparisons on it is searched where they meet, among so many draws of each input, in graphs so small (calls times inputs)."""
+"""From how many comparisons on to search where they meet, among how many draws of each input.
+
+The last one bounds the size of the graph (calls times inputs).
+"""
 _WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
 _WRITTEN_WITHOUT = {
     **dict.fromkeys((aten.hardswish, aten.hardsigmoid), (3.0,)),
     **dict.fromkeys(_WHOLE, (0.5, 1.0, 1.5, 2.5)),
 }
-"""Numbers that operators have in themselves."""
+"""Numbers that are built into operators."""
 _CHOOSING = {
     *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin),
     *(aten.sort, aten.topk, aten.median, aten.kthvalue, aten.mode, aten.cummax, aten.cummin),
@@ -44,12 +47,12 @@ _CHOOSING = {
 
 
 def window_calls(window: Window) -> list[fx.Node]:
-    """The calls of a window in both graphs."""
+    """Return the calls of a window in both graphs."""
     return [n for gm in (window.before, window.after) for n in gm.graph.nodes if n.op == "call_function"]
 
 
 def chooses(node: fx.Node) -> bool:
-    """Whether a call is no analytic function: what it gives jumps, or bends."""
+    """Whether a call is not an analytic function: it has jumps or kinks."""
     if node.op != "call_function":
         return False
     result, *given = (value for n in (node, *node.all_input_nodes) for value in tree_leaves(value_of(n)))
@@ -65,7 +68,7 @@ def chooses(node: fx.Node) -> bool:
 
 
 def written_numbers(window: Window) -> list[float]:
-    """The numbers that a window is written with, of either sign, and then their quotients, sums and products."""
+    """Return the numbers in a window's calls, with either sign, then their quotients, sums and products."""
     held: dict[float, None] = {0.0: None}
     inside: dict[float, None] = {}
     for node in window_calls(window):
@@ -73,13 +76,13 @@ def written_numbers(window: Window) -> list[float]:
             written: list[Any] = [*node.args, *node.kwargs.values()]
             held |= {float(n): None for n in written if type(n) in (int, float) and abs(n) < MOST}
             inside |= dict.fromkeys(_WRITTEN_WITHOUT.get(packet(node), ()))
-    # A rounding has its ties at halves of what is rounded: of an input, at halves times a scale.
+    # Rounding has ties at halves of its argument, so at halves times a scale of an input.
     scaled = [(a, b) for a, b in itertools.product(inside, held) if b]
     pairs = [(a, b) for a, b in itertools.product((*held, *inside), repeat=2) if a and b]
     made = [*held, *inside, *(a * b for a, b in scaled), *(a / b for a, b in scaled)]
     made += [*(a / b for a, b in pairs), *(a + b for a, b in pairs), *(a - b for a, b in pairs)]
     made += [a * b for a, b in pairs]
-    short = (float(f"{sign * n:.13g}") for n in made for sign in (1, -1))  # not 2.9999999999999996
+    short = (float(f"{sign * n:.13g}") for n in made for sign in (1, -1))  # 3, not 2.9999999999999996
     return list(dict.fromkeys(short))[:_MOST_NUMBERS]
 
 
@@ -90,12 +93,12 @@ def broadcasts(constant: Tensor, value: Tensor) -> bool:
 
 
 def in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
-    """The elements of several tensors in turn, with those of the value itself between.
+    """Cycle through the elements of several tensors, interleaved with those of the value itself.
 
     Args:
         value: a tensor of any shape.
         candidates: tensors of that shape, stacked: ``[n, *shape]``.
-        start: which one the first element is taken from; a multiple of the number of elements gives other ones.
+        start: where the cycle starts; a multiple of the number of elements gives other ones.
 
     Returns: a tensor of the shape of ``value``.
     """
@@ -110,10 +113,10 @@ def in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
 
 
 def where_comparisons_meet(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Inputs at which each of several comparisons that meet matters somewhere; none where a graph compares with less than two numbers.
+    """Yield inputs at which each of several comparisons that meet matters; none for fewer than two numbers.
 
-    Those at which as many comparisons hold at one place as are found to, and as few as are; then draws of each element on one or the other side of a
-    number that the graph compares.
+    First those at which as many comparisons hold at one place as a search finds, and as few; then draws of
+    each element on either side of a number that the graph compares with.
 
     Args:
         gm: the graph.
@@ -137,7 +140,7 @@ def where_comparisons_meet(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterato
 
 
 def on_either_side(gm: fx.GraphModule, inputs: Sequence[Any], seed: int) -> list[Any] | None:
-    """Inputs of which each element is on one or the other side of a number that the graph compares.
+    """Draw inputs whose elements are on either side of a number that the graph compares with.
 
     Args:
         gm: the graph.
@@ -145,18 +148,20 @@ def on_either_side(gm: fx.GraphModule, inputs: Sequence[Any], seed: int) -> list
         seed: of random numbers.
 
     Returns:
-        The inputs; ``None`` where the graph compares with less than two numbers.
+        The inputs; ``None`` if the graph compares with fewer than two numbers.
     """
     sides = _EitherSide(gm, inputs)
     return sides.drawn(seed) if sides.meet else None
 
 
 class _EitherSide:
-    """Draws of inputs on either side of the numbers that a graph compares: those of an input itself, or else those of all that is computed, as far as the graph takes them.
+    """Draws of inputs on either side of the numbers that a graph compares with, as far as it accepts them.
+
+    The numbers are those that the input itself is compared with, or else those of all computed values.
 
     Args:
         gm: the graph.
-        inputs: of it; integers stay in the range that they have where others are refused.
+        inputs: of it. Integers stay in their range if the graph rejects others.
 
     Attributes:
         meet: whether there are several numbers.
@@ -166,7 +171,7 @@ class _EitherSide:
         compared: dict[Any, list[float]] = {
             True: [],
             False: [],
-        }  # of what is computed, by whether it is float
+        }  # numbers compared with computed values, by whether these are floats
         for node in gm.graph.nodes:
             given = [n for n in node.all_input_nodes if isinstance(value_of(n), Tensor)]
             held = value_of(node)
@@ -186,7 +191,7 @@ class _EitherSide:
                 self._numbers[at] = [n for n in known if is_float or _is_taken(gm, inputs, at, n)]
 
     def drawn(self, seed: int) -> list[Any]:
-        """One draw of all inputs."""
+        """Draw all inputs once."""
         generator = torch.Generator().manual_seed(seed)
         return [
             _beside_numbers(value, torch.tensor(known, dtype=torch.float64), generator) if known else value
@@ -203,7 +208,7 @@ def _is_taken(gm: fx.GraphModule, inputs: Sequence[Any], at: int, number: float)
 
 
 def _beside_numbers(value: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
-    """Elements near numbers, floats on either side of them; half of the integers are these."""
+    """Draw floats on either side of numbers, or integers of which half are such numbers."""
     at = torch.randint(len(known), value.shape, generator=generator)
     part = torch.rand(value.shape, generator=generator, dtype=torch.float64)
     chosen = known[at]
@@ -214,7 +219,7 @@ def _beside_numbers(value: Tensor, known: Tensor, generator: torch.Generator) ->
 
 
 def _compares(node: fx.Node) -> bool:
-    """Whether a call makes flags of what is none."""
+    """Whether a call computes flags from something other than flags."""
     given = [value_of(n) for n in node.all_input_nodes]
     held = value_of(node)
     is_flag = node.op == "call_function" and isinstance(held, Tensor) and held.dtype is torch.bool
@@ -224,13 +229,13 @@ def _compares(node: fx.Node) -> bool:
 def _alike(
     gm: fx.GraphModule, inputs: Sequence[Any], compared: Sequence[str], wanted: bool
 ) -> tuple[float, float]:
-    """How many comparisons are as wanted: at the place where most are, and in the mean."""
+    """How many comparisons are as wanted: at the best place, and on average."""
     run = ExactRun(gm, keep=True)
     if run.results(inputs) is None:
         return -1.0, -1.0
     flags = [(run.values[name] == wanted).double() for name in compared]
     try:
         count = torch.stack(torch.broadcast_tensors(*flags)).sum(0)
-    except RuntimeError:  # of several shapes
+    except RuntimeError:  # they do not broadcast
         return 0.0, sum(float(flag.mean()) for flag in flags)
     return float(count.max()), float(count.mean())

@@ -1,7 +1,8 @@
-"""Constants that a pass computed: a tensor of few digits stands for the number that it was rounded from.
+"""Constants that a pass computed: a low-precision tensor stands for the number that it was rounded from.
 
-Such a rewrite is another function by a little. What it may be off by is what half a unit in the last place of those constants does to each
-result, not more: their elements are moved by just that much, up or down at random, as often as it takes to see the whole range.
+Such a rewrite is a slightly different function. It may be off by what half a unit in the last place of those
+constants does to each result, not more: their elements are moved by just that much, randomly up or down,
+often enough to see the whole range.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from fxpasses.graphs.rewriting import constants_of, copy_graph, same_constant
 _SEED = 20
 _RUNS = 32
 _FEW = 4
-"""Results that take no more values than this depend on one or two elements: their range is known to the last digit."""
+"""Results that take at most this many values depend on one or two elements, and their range is exact."""
 _MANY = 4.0
-"""Else the sum of independent amounts is bounded by so many root mean squares: 7 standard deviations of what rounding does."""
+"""Bound on other sums of independent amounts, in root mean squares: 7 standard deviations of rounding."""
 _LOOKED_AT = 4096
 _SINGLY = 32
-"""Constants of no more elements are moved one by one: then what each has to be moved by, for the graphs to agree, is known."""
+"""Constants with at most this many elements are moved one by one, to find what makes the graphs agree."""
 _SCALES = tuple(2.0**power for power in range(0, 41, 4))
-"""Where the inputs at hand show nothing, larger ones do: a bound, or what an activation is far beyond the end of."""
+"""If the given inputs show nothing, larger ones do: a bound, or the saturated part of an activation."""
 _SAMPLES = 4
 _SLACK = 0.05
-"""What the graph's curvature over half a unit may add, and a computation of the constant in double precision."""
+"""What curvature over half a unit may add, and computing the constant in double precision."""
 
 
 def explained_by_constants(
@@ -43,9 +44,9 @@ def explained_by_constants(
     inputs: Sequence[Any],
     is_same: Callable[[fx.GraphModule, fx.GraphModule], bool],
 ) -> bool:
-    """Whether two graphs, which are other functions, differ by no more than the rounding of the constants that only the second one holds.
+    """Whether two functions differ by no more than the rounding of constants that only the second one holds.
 
-    What both compute from no input, with the same bits, is one constant, however often it was rounded on the way.
+    What both compute from no input, with the same bits, counts as one constant, however often it was rounded.
 
     Args:
         before: a graph.
@@ -80,7 +81,7 @@ def explained_by_constants(
 
 
 def _gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | None:
-    """The differences of float results, ``None`` for each that is the same; ``None`` where something else differs."""
+    """The differences of float results, ``None`` for equal ones; ``None`` if something else differs."""
     gaps: list[Tensor | None] = []
     for a, b in zip(mine, theirs, strict=True):
         tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
@@ -88,7 +89,7 @@ def _gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | N
             gap = (a - b).nan_to_num(0.0, 0.0, 0.0)
             largest = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
             gap[gap.abs() <= DRIFT * largest] = (
-                0.0  # of float64: what the constants do to it may be less still
+                0.0  # float64 rounding: what the constants do may be even less
             )
             gaps.append(gap if gap.any() else None)
         elif torch.equal(a, b) if tensors else type(a) is type(b) and a == b:
@@ -101,7 +102,10 @@ def _gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | N
 def _with_equal_constants(
     before: fx.GraphModule, after: fx.GraphModule
 ) -> tuple[fx.GraphModule, fx.GraphModule, set[str]]:
-    """Copies of both graphs that hold what they compute from no input as tensors, where it has the same bits in both; names of all that is computed so."""
+    """Copy both graphs, with equal values that they compute from no input as shared constants.
+
+    Also return the names of everything computed from no input.
+    """
     sides = [(copy_graph(gm, constants=True), fixed_values(gm)) for gm in (before, after)]
     known = list(sides[1][1].values())
     shared: list[Tensor] = []
@@ -126,7 +130,7 @@ def _with_equal_constants(
 
 
 def fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
-    """The float values of what depends on no input, by name."""
+    """Return the float values that depend on no input, by name."""
     free: set[fx.Node] = set()
     for node in gm.graph.nodes:
         pure = node.op == "call_function" and not (
@@ -155,7 +159,7 @@ def _is_in_reach(
     results: Sequence[Any],
     gaps: Sequence[Tensor | None],
 ) -> bool:
-    """Whether each gap is one that the rounding of some constants explains."""
+    """Whether the rounding of the constants explains each gap."""
 
     def moved(seed: int) -> list[Any] | None:
         return ExactRun(_with_moved(gm, names, seed)).results(inputs)
@@ -189,7 +193,7 @@ def _is_in_reach(
 def _is_a_rounding(
     before: fx.GraphModule, after: fx.GraphModule, names: Sequence[str], inputs: Sequence[Any]
 ) -> bool:
-    """Whether moving each element of the constants by up to half a unit makes the graphs agree, where there are few elements."""
+    """Whether moving elements of constants by up to half a unit makes the graphs agree, if they are few."""
     held = constants_of(after)
     steps = [(name, at, up) for name in names for at in range(held[name].numel()) for up in (False, True)]
     if len(steps) > 2 * _SINGLY:
@@ -209,7 +213,7 @@ def _is_a_rounding(
         wanted.append(mine - theirs)
     if not rows:
         return True
-    # An amount from 0 to 1 of a step up, or of one down: found with both as one unknown, since nearly all steps are as long both ways.
+    # Solve for a part from 0 to 1 of a step up or down. Both are one unknown, since most are of equal length.
     reach, gap = torch.cat(rows), torch.cat(wanted)
     known = reach.isfinite().all(1) & gap.isfinite()
     ups, downs = reach[known][:, 1::2], reach[known][:, 0::2]
@@ -219,7 +223,7 @@ def _is_a_rounding(
         return True
     ups, downs = ups[:, seen], downs[:, seen]
     amount = torch.linalg.lstsq(ups, gap.unsqueeze(1), driver="gelsd").solution[:, 0]
-    short = downs.norm(dim=0) / ups.norm(dim=0)  # a power of two: half as long towards zero
+    short = downs.norm(dim=0) / ups.norm(dim=0)  # at a power of two, the step towards zero is half as long
     return bool(((amount <= 1 + _SLACK) & (amount >= -short - _SLACK)).all())
 
 
@@ -230,7 +234,7 @@ def _sampled(value: Any, generator: torch.Generator, scale: float = 1.0) -> Any:
 
 
 def _flat(results: Sequence[Any] | None) -> Tensor | None:
-    """The float results as one vector."""
+    """Concatenate the float results into one vector."""
     if results is None:
         return None
     floats = [v.double().flatten() for v in results if isinstance(v, Tensor) and v.is_floating_point()]
@@ -238,7 +242,7 @@ def _flat(results: Sequence[Any] | None) -> Tensor | None:
 
 
 def _moved_at(gm: fx.GraphModule, name: str, at: int, up: bool) -> fx.GraphModule:
-    """The graph with one element of a constant half way to its neighbour."""
+    """The graph with one element of a constant halfway to its neighbor."""
     value = constants_of(gm)[name].detach().cpu()
     amounts = torch.zeros(value.numel(), dtype=torch.float64)
     amounts[at] = _half_way(value.double().flatten()[at], value.dtype, torch.tensor(up))
@@ -246,7 +250,7 @@ def _moved_at(gm: fx.GraphModule, name: str, at: int, up: bool) -> fx.GraphModul
 
 
 def _is_in_range(seen: Tensor, gap: Tensor) -> bool:
-    """Whether gaps lie in the range of what was seen, where that takes few values."""
+    """Whether gaps lie in the range of the observed values, where these are few."""
     ordered = seen.sort(0).values
     size = seen.abs().max(0).values
     few = (ordered.diff(dim=0) > 1e-6 * size).sum(0) < _FEW
@@ -256,7 +260,7 @@ def _is_in_range(seen: Tensor, gap: Tensor) -> bool:
 
 
 def _with_moved(gm: fx.GraphModule, names: Sequence[str], seed: int) -> fx.GraphModule:
-    """The graph with each element of some constants half way to one of its neighbours."""
+    """The graph with each element of some constants halfway to one of its neighbors."""
     generator = torch.Generator().manual_seed(seed)
     copy = copy_graph(gm, constants=True)
     for name in names:
@@ -267,12 +271,12 @@ def _with_moved(gm: fx.GraphModule, names: Sequence[str], seed: int) -> fx.Graph
 
 
 def _half_way(value: Tensor, dtype: torch.dtype, up: Tensor) -> Tensor:
-    """The way to the middle between each value and the next one of a type, up or down."""
+    """The distance to the midpoint between each value and the next one of a dtype, up or down."""
     half = spacing(value.nan_to_num(), dtype) / 2
     mantissa, _ = torch.frexp(value.abs())
     half = torch.where(
         (mantissa == 0.5) & (up != (value > 0)), half / 2, half
-    )  # the unit of what is next towards zero
+    )  # the unit below a power of two
     return torch.where(up, half, -half)
 
 

@@ -1,4 +1,4 @@
-"""In which types a graph computes: which of its calls do arithmetic, with how many digits, and which hand on elements that they were given."""
+"""The dtypes that a graph computes in: which calls do arithmetic, and which pass elements on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxpasses.exact.rules.table import named
 from fxpasses.graphs.rewriting import value_of
 
 _SAME_ELEMENTS = {getattr(torch.ops.aten, name) for name in ("alias", "detach", "_to_copy")}
-"""What a joint graph keeps for the backward pass is an alias."""
+"""What a joint graph saves for the backward pass is an alias."""
 _SUMS = {
     getattr(torch.ops.aten, name)
     for name in [
@@ -51,7 +51,7 @@ _COPIES = {
         ]
     ),
 }
-"""Elementwise operators whose results are elements that they were given, or whose rounding is a cast's."""
+"""Elementwise operators that pass on given elements, or round only as a cast does."""
 _INTEGERS = {getattr(torch.ops.aten, name) for name in ("floor", "ceil", "round", "trunc", "sign")}
 _SOFTMAX = {
     getattr(torch.ops.aten, f"{name}softmax{end}")
@@ -69,12 +69,12 @@ _TRANSCENDENTAL = set(
 
 
 def is_transcendental(target: Any) -> bool:
-    """Whether no kernel rounds an operator correctly: libraries promise a few units in the last place."""
+    """Whether no kernel rounds an operator correctly: libraries guarantee a few ulps."""
     return isinstance(target, OpOverload) and target.overloadpacket in _TRANSCENDENTAL
 
 
 def is_elementwise(gm: fx.GraphModule) -> bool:
-    """Whether no element of what a graph returns is made of several elements of one value."""
+    """Whether no element that a graph returns is computed from several elements of one value."""
     return all(
         isinstance(n.target, OpOverload)
         and (
@@ -88,20 +88,20 @@ def is_elementwise(gm: fx.GraphModule) -> bool:
 
 
 def rounds(target: Any) -> bool:
-    """Whether an operator does arithmetic, element by element or in sums: others hand on elements that they were given."""
+    """Whether an operator does arithmetic, elementwise or in sums, rather than pass elements on."""
     if not isinstance(target, OpOverload) or target.overloadpacket in _COPIES | _INTEGERS:
         return False
     return torch.Tag.pointwise in target.tags or target.overloadpacket in _SUMS | _SOFTMAX
 
 
 def finest_dtype(gm: fx.GraphModule, dtype: torch.dtype) -> torch.dtype:
-    """The type with the most digits that the graph computes in."""
+    """Return the most precise dtype that the graph computes in."""
     kinds = [held_dtype(n, v.dtype) for n in gm.graph.nodes if _is_float(v := value_of(n))]
     return min([dtype, *kinds], key=_unit)
 
 
 def computing_dtype(gm: fx.GraphModule) -> torch.dtype | None:
-    """The type with the most digits in which the graph does arithmetic; ``None`` where it does none."""
+    """Return the most precise dtype in which the graph does arithmetic; ``None`` if it does none."""
     kinds = [
         value.dtype
         for node in gm.graph.nodes
@@ -113,11 +113,11 @@ def computing_dtype(gm: fx.GraphModule) -> torch.dtype | None:
 
 
 def held_dtype(node: fx.Node, dtype: torch.dtype) -> torch.dtype:
-    """The type of whose digits a value holds no more: of one that is computed in bfloat16 and handed on in float32, bfloat16.
+    """Return the dtype that limits a value's digits: bfloat16 if computed in it and passed on in float32.
 
     Args:
         node: the value.
-        dtype: its own type.
+        dtype: its own dtype.
     """
     hands_on = isinstance(node.target, OpOverload) and (
         node.target.is_view or node.target.overloadpacket in _COPIES

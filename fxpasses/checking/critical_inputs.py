@@ -1,4 +1,4 @@
-"""Inputs that are made for one rewrite: integers, indices and sizes at which what it changed shows."""
+"""Inputs made for one rewrite: integers, indices and sizes that expose what it changed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _BEYOND = {
     torch.bfloat16: 2**9 + 44,
     torch.float16: 2**12 + 300,
 }
-"""Sizes at which not all positions, nor counts of about the half of them, are numbers of a type any more."""
+"""Sizes at which a dtype can no longer represent all positions, nor counts of about half of them."""
 _INEXACT = {
     kind: (2**digits + 1, 2**digits - 1, 2**digits + 3, (math.isqrt(2**digits) // 2 * 2 + 2) ** 2 - 1)
     for kind, digits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 24), (torch.float64, 53))
 }
-"""Integers at which a type of floats ends to hold all; the last one is rounded to a square."""
+"""Integers at which a float dtype stops representing all of them. The last one is rounded to a square."""
 aten, prims = torch.ops.aten, torch.ops.prims
 _POSITIONS = {aten.arange, prims.iota}
 _CASTS = {aten._to_copy, prims.convert_element_type}
@@ -40,7 +40,9 @@ _SIZES, _MOST_SIZES = (16, 2048), 3
 
 
 def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
-    """Inputs of which integers, one tensor of them after the other, are numbers that changed calls on integers are written with, sums of these and so on.
+    """Yield inputs with integers, in one tensor at a time, that changed calls on integers hold.
+
+    Sums, products and quotients of these count, too.
 
     Args:
         rewriting: the graphs, and inputs.
@@ -53,7 +55,7 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
         if any(isinstance(v, Tensor) and v.dtype in INTEGERS for v in values):
             held = written_numbers(up_to_free_inputs(rewriting, window))
             numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
-    # As a whole these matter at places where all are: positions are compared with some.
+    # Together they matter where all occur: positions are compared with some.
     inexact = [n for kind in _counted_in(rewriting) for n in _INEXACT[kind]] if taken else []
     for at in taken if numbers or inexact else ():
         shape = rewriting.inputs[at].shape
@@ -76,14 +78,14 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether it is a tensor of integers, and no truth values, nor offsets: those begin at zero."""
+    """Whether a tensor holds integers other than truth values or offsets, which begin at zero."""
     if not isinstance(value, Tensor) or value.dtype not in INTEGERS or not value.numel():
         return False
     return not is_mask(value) and not (is_ordered(value) and bool(value[0] == 0))
 
 
 def _counted_in(rewriting: Rewriting) -> list[torch.dtype]:
-    """The types of floats in which the graph after holds integers, or positions, by calls that the graph before has not."""
+    """The float dtypes in which new calls of the graph after hold integers or positions."""
     found: dict[torch.dtype, None] = {}
     for node in rewriting.after.graph.nodes:
         kind, *given = _with_first_input(node)
@@ -94,7 +96,7 @@ def _counted_in(rewriting: Rewriting) -> list[torch.dtype]:
 
 
 def _holds_integers(node: fx.Node) -> bool:
-    """Whether a tensor is one of integers, or made of these by casts alone."""
+    """Whether a tensor is integers, or cast from integers."""
     while packet(node) in _CASTS:
         node = node.all_input_nodes[0]
     value = value_of(node)
@@ -102,7 +104,7 @@ def _holds_integers(node: fx.Node) -> bool:
 
 
 def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
-    """Inputs whose indices are those of rows that a pass changed.
+    """Yield inputs whose indices select rows that a pass changed.
 
     Args:
         rewriting: the graphs, and inputs.
@@ -122,7 +124,10 @@ def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[
 
 
 def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
-    """What calls that take integers, too, are given before and after, where it is changed, or made of changed constants alone."""
+    """Yield the float arguments, before and after, of calls that take integers, too, if a pass changed them.
+
+    Or if they are computed from changed constants alone.
+    """
     theirs = {node.name: node for node in rewriting.before.graph.nodes}
     values: list[dict[str, Any]] = []
     for user in rewriting.after.graph.nodes:
@@ -153,7 +158,10 @@ def _all_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
-    """Sizes just beyond a number that a changed call holds, or beyond the integers of a type to which a pass casts, or in which it counts."""
+    """Return sizes just beyond a number in a changed call, or beyond the integers of a dtype.
+
+    That is a dtype to which a pass casts, or in which it counts.
+    """
     found: dict[int, None] = {}
     for gm, names in zip((before, after), changed_nodes(before, after), strict=True):
         for node in gm.graph.nodes:
@@ -168,6 +176,6 @@ def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
 
 
 def _with_first_input(node: fx.Node) -> list[Any]:
-    """The value of a call, and that of the first tensor that it takes: none where it is made of sizes alone."""
+    """The value of a call, and that of its first tensor argument; none if it is computed from sizes alone."""
     given = [v for v in map(value_of, node.all_input_nodes) if isinstance(v, Tensor)]
     return [value_of(node), *given[:1]]

@@ -1,9 +1,10 @@
-"""Values that show what few inputs of a graph do, wherever in the graph a pass changed something.
+"""Values that expose what few inputs of a graph do, wherever in the graph a pass changed something.
 
-What changed is looked at in its windows. Their inputs are given the numbers that calls there are written with, those of constants, what these add up
-to and multiply to, and numbers between two of them: there ``<`` takes the other side of ``<=``. Whether a window is another function then is decided in
-exact arithmetic, where ``3 * 0.1`` is ``0.3``. Where it rounds otherwise, numbers of which it may lose the digits are tried. What is found has to show in the whole
-graph: an input of a window that the graph computes becomes an input of both graphs, if it may be any number.
+Changes are examined in their windows. Window inputs get the numbers in its calls and constants, their sums
+and products, and numbers between two of them: there ``<`` takes the other side of ``<=``. Exact arithmetic,
+where ``3 * 0.1`` is ``0.3``, then decides whether a window is another function. If it rounds otherwise,
+numbers of which it may lose digits are tried. The finding must show in the whole graph: a computed input of a
+window becomes an input of both graphs, if it may be any number.
 """
 
 from __future__ import annotations
@@ -48,14 +49,13 @@ from fxpasses.graphs.numbers import computable
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _MOST_ELEMENTS, _FEWEST_NUMBERS = 1 << 22, 8
-"""So many elements they hold for one input, or so many numbers are tried all the same."""
+"""Total elements to try for one input, but at least this many numbers."""
 _MOST_CALLED, _FEWEST_TRIES = 20_000, 64
-"""So many calls of a window are made in all, or so many values are tried all the same."""
-"""So many draws of the other inputs, where other comparisons may hide what one does."""
+"""Total calls of a window to make, but at least this many values."""
 _MOST_CALLS = 12
 """Calls between an input of a window and one that may be any number."""
 _ROUNDINGS = 64
-"""Units in the last place by which computing a constant otherwise may move it."""
+"""Units in the last place by which computing a constant in another way may move it."""
 INTEGERS = (torch.int32, torch.int64)
 
 _BY_ELEMENT = {torch.Tag.pointwise, torch.Tag.reduction}
@@ -67,11 +67,11 @@ _MOVING = {
     aten.cat,
     prims.rev,
 }
-"""Operators that take elements to other places: interpolation and windows are made of them."""
+"""Operators that move elements: interpolation and windows consist of them."""
 
 
 def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lambda: True) -> Iterator[Found]:
-    """The differences of two graphs where what a changed call compares is equal, and inputs on which the rewrite may lose digits.
+    """Yield differences where changed calls compare equal values, and inputs that may lose precision.
 
     Args:
         rewriting: the graphs, and inputs on which they are the same.
@@ -84,7 +84,7 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
     if rewriting.joined is not None:
         suspects = set(map(id, rewriting.suspects))
         windows = [*(window for window in windows if id(window) not in suspects), rewriting.joined]
-    elif not windows or rewriting.suspects:  # what the graph does is told by all of it alone
+    elif not windows or rewriting.suspects:  # only the whole graph can tell
         windows.append(whole)
     for narrow in itertools.takewhile(lambda _: has_time(), windows):
         if narrow.kind is not None and narrow.kind in seen:
@@ -105,7 +105,7 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         given = {
             name: as_float64(value) for name, value in zip(input_names(window), window.inputs, strict=True)
         }
-        # Right, if it is, for values only that are related, where the window alone is another function.
+        # If the window alone is another function, the rewrite may rest on how its inputs are related.
         is_other = narrow is not whole and rewriting.relation(narrow) == "other"
         only_given = is_other and rewriting.relation(window) == "other"
         free = free_inputs(rewriting, given, only_given)
@@ -141,7 +141,7 @@ def _beside(
     values: Mapping[str, Any],
     meeting: Sequence[Sequence[Any]],
 ) -> Iterator[dict[str, Any]]:
-    """The values with those of other inputs of a window at which several comparisons meet in it."""
+    """Combine the values with those of other window inputs at which several comparisons meet."""
     inputs = {node.name for node in rewriting.before.graph.find_nodes(op="placeholder")}
     others = (given.keys() & {*free, *inputs}) - values.keys()
     for sides in meeting if others else ():
@@ -161,7 +161,10 @@ def _shown(
 
 
 def _lost(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Iterator[Found]:
-    """Both graphs where inputs of a window have values of which it loses digits, and is the same function, though nothing relates them any more."""
+    """Yield both graphs with window inputs on which the window loses precision and is the same function.
+
+    Nothing relates these inputs any more.
+    """
     taken = zip(input_names(window), window.inputs, strict=True)
     inputs = [as_recorded_dtype(values.get(name, as_float64(held)), held) for name, held in taken]
     how = less_precise(window.before, window.after, inputs, chosen=True).values()
@@ -172,7 +175,7 @@ def _lost(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], wh
 
 
 def _followed_values(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[dict[str, Tensor]]:
-    """Values of inputs of a window that follow a free one: it, and all inputs that depend on it, where one is what the window compares."""
+    """Yield window inputs that follow a free one, with it, where one equals what the window compares with."""
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
     names = input_names(window)
@@ -196,7 +199,7 @@ def _followed_values(rewriting: Rewriting, window: Window, only_given: bool) -> 
 
 
 def _compared_inside(window: Window, numbers: Sequence[float]) -> dict[str, list[float]]:
-    """What a window computes of many elements and compares with numbers, a norm with one: those next to them, the nearest first."""
+    """Window values computed from many elements and compared with numbers (a norm), with nearby numbers."""
     found: dict[str, list[float]] = {}
     several: set[fx.Node] = set()
     for node in window.before.graph.nodes:
@@ -213,7 +216,7 @@ def _compared_inside(window: Window, numbers: Sequence[float]) -> dict[str, list
 
 
 def _one_a_row(value: Tensor, numbers: Sequence[float]) -> Iterator[Tensor]:
-    """What elements of a value are to be: one number in each row, another one in the next, and NaN for all others, whatever they are then."""
+    """Yield goals for the elements of a value: one number in each row, and NaN for all others."""
     columns = value.shape[-1] if value.dim() else 1
     rows = value.numel() // columns
     for turn in range(min(MOST_TURNS, -(-2 * len(numbers) // rows))):
@@ -233,11 +236,11 @@ def _is_another_function(window: Window, inputs: list[Any]) -> bool:
     try:
         return Original(window.before, on_cpu).at_these(window.after) is not None
     except (ValueError, UnsupportedCall):
-        return True  # the whole graph is asked next
+        return True  # the whole graph decides
 
 
 def _is_near(a: Any, b: Any) -> bool:
-    """Whether no element differs, relative to itself, by more than an activation where it goes over to another formula."""
+    """Whether no element differs, relative to itself, by more than an activation that switches formulas."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return bool(a is b or (not isinstance(a, Tensor) and a == b))
     a, b = computable(a), computable(b)
@@ -250,16 +253,18 @@ def _is_near(a: Any, b: Any) -> bool:
 
 
 def _chosen_otherwise(rewriting: Rewriting, window: Window) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The choices that one side of a window makes and the other does not: it may be another function where what they compare is equal, though it is none on random values.
+    """The choices that only one side of a window makes.
 
-    It is none where both sides make the same choices of the same values: what is computed before the first choice is analytic, and the same function
-    everywhere if it is so on random values; so is the first choice then, and what is computed before the second one, and so on.
+    At ties of what they compare, the window may be another function, even if it is none on random values. If
+    both sides make the same choices of the same values, it is none: what is computed before the first choice
+    is analytic, and the same everywhere if it is so on random values. So is the first choice then, and what
+    is computed before the second one, and so on.
     """
     mine, theirs = (list(filter(chooses, gm.graph.nodes)) for gm in (window.before, window.after))
     equal = rewriting.equal_values(window) if mine or theirs else {}
 
     def name(node: fx.Node) -> str:
-        """How the first side calls the value of a node of the second one; "" where it has none."""
+        """The first side's name of a value of the second; "" if it has none."""
         return node.name if node.op == "placeholder" else equal.get(node.name, "")
 
     old = {(node.name, _told(node, lambda n: n.name)): node for node in mine}
@@ -268,19 +273,19 @@ def _chosen_otherwise(rewriting: Rewriting, window: Window) -> tuple[list[fx.Nod
 
 
 def _told(node: fx.Node, name: Callable[[fx.Node], str]) -> str:
-    """What a node calls with what."""
+    """Describe the target and the arguments of a node."""
     return f"{node.target}{fx.map_arg((node.args, node.kwargs), name)}"
 
 
 def _takes_counts(rewriting: Rewriting, window: Window) -> bool:
-    """Whether it takes integers that the graph computes: how many elements are the largest, say."""
+    """Whether a window takes computed integers, such as how many elements are the largest."""
     computed = {node.name for node in rewriting.before.graph.nodes if node.op == "call_function"}
     taken = zip(input_names(window), window.inputs, strict=True)
     return any(n in computed and isinstance(v, Tensor) and v.dtype in INTEGERS for n, v in taken)
 
 
 def _constants(window: Window) -> tuple[list[Tensor], bool]:
-    """The constants that only one side of a window holds, and whether one is more than another rounding of one of the other side's."""
+    """Constants that only one side holds, and whether no pair across the sides differs by rounding alone."""
     sides = [list(fixed_values(gm).values()) for gm in (window.before, window.after)]
     new: list[Tensor] = []
     for mine, theirs in (sides, sides[::-1]):
@@ -297,13 +302,13 @@ def _are_same(value: Tensor, other: Tensor) -> bool:
 
 
 def differs(old: Tensor, new: Tensor) -> Tensor:
-    """Where two values of one shape are others, by more than computing a constant otherwise explains."""
+    """Where two values of one shape differ by more than computing a constant in another way explains."""
     unit = spacing(old.double().nan_to_num(), old.dtype)
     return old.isfinite() & new.isfinite() & ((old.double() - new.double()).abs() > _ROUNDINGS * unit)
 
 
 def _rounds_otherwise(window: Window) -> bool:
-    """Whether both sides round otherwise."""
+    """Whether the two sides round differently."""
     try:
         mine, theirs = (Run(gm)(cloned(window.inputs), 0) for gm in (window.before, window.after))
     except (Unsupported, *CANNOT_RUN):
@@ -315,7 +320,7 @@ def _rounds_otherwise(window: Window) -> bool:
 def _compared_values(
     window: Window, given: Mapping[str, Any], free: Sequence[str], constants: Sequence[Tensor]
 ) -> Iterator[dict[str, Tensor]]:
-    """Values of free inputs of a window, by name, at which what it compares may be equal."""
+    """Yield values of free window inputs, by name, at which what it compares may be equal."""
     numbers = written_numbers(window)
     several = (_values_of(name, window, given, constants, numbers) for name in free)
     in_turn = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*several)))
@@ -356,7 +361,7 @@ def _reduces(window: Window) -> bool:
 
 
 def _with_users(rewriting: Rewriting, window: Window) -> Window:
-    """A window of constants alone with the calls that take these, as far as all others take inputs."""
+    """Extend a window of constants alone by the calls that take these, until one takes inputs."""
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     change = window.change
     while True:
@@ -371,7 +376,7 @@ def _with_users(rewriting: Rewriting, window: Window) -> Window:
 
 
 def up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
-    """A window that begins at inputs that may be any number, whatever the others are, as far as these are near."""
+    """Extend a window to nearby inputs that may be any number, whatever the others are."""
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
     for _ in range(_MOST_CALLS):
@@ -393,7 +398,7 @@ def up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
 
 
 def _is_followed(node: fx.Node) -> bool:
-    """Whether a window is widened by a call: one by element, a reduction, one that moves elements, or what such a call's value is seen as."""
+    """Whether to extend a window by a call: pointwise, a reduction, moving elements, or a view of such."""
     if packet(node) in _MOVING or not _BY_ELEMENT.isdisjoint(getattr(node.target, "tags", ())):
         return True
     (given, *others) = node.all_input_nodes or [node]
@@ -407,14 +412,14 @@ def _on_the_whole(
     where: str,
     after: Mapping[str, str] | None = None,
 ) -> Found:
-    """What both graphs give where inputs of a window have these values.
+    """Compare both graphs with window inputs set to these values.
 
     Args:
         rewriting: the graphs.
         window: what changed.
         values: the values, by name.
         where: what they are, in words.
-        after: what the graph after calls a value, where that is another name.
+        after: the graph after's name of a value, if it differs.
     """
     found = with_given(rewriting, values, where, after)
     names = [
@@ -435,7 +440,10 @@ def _on_the_whole(
 def _is_at_a_pole(
     rewriting: Rewriting, window: Window, before: fx.GraphModule, inputs: Sequence[Any]
 ) -> bool:
-    """Whether what a pass took or changed is infinite in float64 before, and nothing of it keeps that from spreading: 1 / 0 may be multiplied by zero then."""
+    """Whether a changed value is infinite in float64 before, and nothing keeps that from spreading.
+
+    For example 1 / 0 may be multiplied by zero then.
+    """
     run = ExactRun(before, keep=True)
     if run.results(inputs) is None or had_guards(rewriting.before, rewriting.after, window.change.before):
         return False

@@ -1,7 +1,8 @@
-"""What a graph computes and compares with a number, at that number: a norm that is the radius, an overlap that is the threshold.
+"""Inputs at which a computed value equals the number that it is compared with: a norm that is the radius.
 
-Where it lies below on some inputs and above on others, it is equal on inputs between: these are found by bisection (no further than rounding lets it
-come, and nowhere where it jumps over the number). Both graphs then get the number itself in its place, since both compare the same value there.
+If the value is below on some inputs and above on others, it is equal on inputs between. Bisection finds these
+(as far as rounding allows, and not where it jumps over the number). Both graphs then get the number itself in
+its place, since both compare the same value there.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ _STEPS = 48
 _CLOSE = 1e-9
 _SCALES = (1.0, 2.0**3, 2.0**-3, 1.0)
 _MOST_TRIED, _POLE = 4, 4.0
-"""So many elements are tried between two sets of inputs; one that is so many times as far off between them has a pole there."""
+"""How many elements to try between two inputs. One that is this many times as far off has a pole."""
 
 
 def crossed_values(
     rewriting: Rewriting, window: Window, mine: Sequence[fx.Node], theirs: Sequence[fx.Node]
 ) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
-    """Values at which one that both sides of a window compare is what it is compared with.
+    """Yield values at which a value that both sides of a window compare is what it is compared with.
 
     Args:
         rewriting: the graphs.
         window: what changed.
-        mine: the calls of its first side that compare, and that its second side does not make.
+        mine: the comparing calls of its first side that its second side does not make.
         theirs: likewise, of the second one.
 
     Returns:
@@ -57,7 +58,7 @@ def crossed_values(
 
 
 def _is_comparison(node: fx.Node) -> bool:
-    """Whether it jumps: what bends, as a clamp does, takes the same value from both sides."""
+    """Whether a call jumps. A kink, as of a clamp, takes the same value from both sides."""
     value = value_of(node)
     return isinstance(value, Tensor) and value.dtype is torch.bool
 
@@ -68,12 +69,12 @@ def _compared(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_moved(value: Any) -> bool:
-    """Whether an input may be any between two: floats, and no mask."""
+    """Whether an input may take any value between two: floats that are not a mask."""
     return isinstance(value, Tensor) and value.dtype is torch.float64 and bool((value.abs() < MASK).all())
 
 
 def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] | None:
-    """Inputs on which an element of a value is a number, with that value; ``None`` where none are found."""
+    """Inputs on which an element of a value is a number, with that value; ``None`` if none are found."""
     names = [node.name for node in rewriting.before.graph.find_nodes(op="placeholder")]
     start = [as_float64(value) for value in rewriting.inputs]
     moved = [i for i, value in enumerate(start) if _is_moved(value)]
@@ -109,18 +110,18 @@ def _between(
     from_low: float,
     from_high: float,
 ) -> Iterator[tuple[list[Any], Tensor]]:
-    """Inputs, with the value on them, on which an element of it is as good as a number.
+    """Yield inputs, with the value on them, on which an element of it nearly equals a number.
 
     Args:
-        at: gives both for a part of the way from one set of inputs to another.
+        at: returns both for a part of the way from one set of inputs to another.
         place: of the element.
-        number: what it is to be.
+        number: the wanted number.
         from_low: how far it is off at the beginning.
         from_high: how far it is off at the end, on the other side.
     """
     low, high, farthest = 0.0, 1.0, _POLE * max(abs(from_low), abs(from_high))
     for step in range(_STEPS):
-        # As if it were a line, and in halves.
+        # Alternate between linear interpolation and halving.
         share = from_low / (from_low - from_high) if step % 2 else 0.5
         part = low + share * (high - low)
         inputs, value = at(part)
@@ -128,7 +129,7 @@ def _between(
         if value is not None and abs(apart) <= _CLOSE * max(1.0, abs(number)):
             yield inputs, value
             return
-        if not abs(apart) <= farthest:  # it changes sides where it is infinite, or none
+        if not abs(apart) <= farthest:  # it changes sides at infinity, or has no value
             return
         if (apart < 0) is (from_low < 0):
             low, from_low = part, apart

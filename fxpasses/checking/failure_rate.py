@@ -1,7 +1,8 @@
-"""Flaky scripts: how often a script has to run to tell whether it fails, and the statistics of the counts.
+"""Flaky scripts: how often to run a script to tell whether it fails, and the statistics of the counts.
 
-A compilation either has the fault, and then the script fails as often as it does as it is, or it has not, and then the script fails as often as in eager.
-Which of both it is, the ratio of the likelihoods of its runs tells (A. Wald, "Sequential Tests of Statistical Hypotheses", 1945).
+A compilation either has the fault, and the script fails as often as it does normally, or it has not, and the
+script fails as often as in eager. The likelihood ratio of its runs decides between the two (A. Wald,
+"Sequential Tests of Statistical Hypotheses", 1945).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 _CERTAIN = 0.99
 _BOUND = math.log(_CERTAIN / (1 - _CERTAIN))
-"""One run of a script that is not flaky says so much."""
+"""The evidence of one run of a script that is not flaky."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Answer:
     Attributes:
         runs: how many there were.
         failed: how many of them failed.
-        record: what the last one met, or the last that met any passes.
-        output: the end of what the last one that failed printed, or of the last one.
+        record: what the last run reached, or the last one that reached any passes.
+        output: the end of the output of the last failed run, or of the last run.
     """
 
     runs: int = 0
@@ -37,7 +38,7 @@ class Answer:
         return 0 < self.failed < self.runs
 
     def plus(self, other: Answer) -> Answer:
-        """These runs, and then others."""
+        """Add other, later runs to these."""
         record = other.record if "passes" in other.record or not self.record else self.record
         output = other.output if other.failed or not self.failed else self.output
         return Answer(self.runs + other.runs, self.failed + other.failed, record, output)
@@ -52,8 +53,8 @@ class Odds:
 
     Attributes:
         guilty: the probability of a failure with a compilation that has the fault.
-        innocent: with one that has not.
-        flaky: whether these are estimates of a script that fails now and then.
+        innocent: the same for one that has not.
+        flaky: whether these are estimates for a script that fails only sometimes.
 
     >>> Odds().verdict(Answer(1, 1))
     True
@@ -68,9 +69,10 @@ class Odds:
 
     @classmethod
     def of(cls, guilty: Answer, innocent: Answer) -> Odds:
-        """Estimated from runs with all of the compilation, and without.
+        """Estimate from runs with the full compilation, and without.
 
-        One standard deviation nearer to each other than they were seen: what was seen to fail often by luck would be asked too few times.
+        The estimates are moved one standard deviation towards each other: a fault that failed often by luck
+        would get too few runs.
         """
         (high, off), (low, more) = (_rate(answer) for answer in (guilty, innocent))
         middle = (high + low) / 2
@@ -81,11 +83,11 @@ class Odds:
         )
 
     def verdict(self, answer: Answer, sure: float = 1.0) -> bool | None:
-        """Whether the fault is in a compilation; ``None`` while its runs do not say.
+        """Whether a compilation has the fault; ``None`` while its runs do not decide.
 
         Args:
             answer: the runs.
-            sure: how clear it has to be, as a multiple of what one run of a script says that is not flaky.
+            sure: the required confidence, as a multiple of that of one run of a script that is not flaky.
         """
         works = answer.runs - answer.failed
         likelihood = answer.failed * math.log(self.guilty / self.innocent)
@@ -96,13 +98,15 @@ class Odds:
 
 
 def _rate(answer: Answer) -> tuple[float, float]:
-    """The failure rate, and the standard deviation of that estimate."""
+    """The failure rate, and the standard deviation of the estimate."""
     rate = (answer.failed + 0.5) / (answer.runs + 1)
     return rate, math.sqrt(rate * (1 - rate) / (answer.runs + 1))
 
 
 def by_chance(a: Answer, b: Answer) -> float:
-    """The probability that ``a`` fails so much more often than ``b``, if both fail equally often: Fisher's exact test, one-sided.
+    """Return the probability that ``a`` fails this much more often than ``b``, if both fail equally often.
+
+    Fisher's exact test, one-sided.
 
     >>> round(by_chance(Answer(10, 5), Answer(10, 0)), 3)
     0.016

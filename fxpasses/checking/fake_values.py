@@ -1,4 +1,4 @@
-"""Fake values for a graph that was cut down or read from a file: from real inputs, with or without symbolic sizes."""
+"""Fake values, from real inputs, for a graph that was shrunk or read from a file, with or without symbols."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) ->
     Args:
         gm: the graph.
         inputs: its inputs.
-        dynamic: whether each size is a symbol, equal sizes being one symbol; otherwise sizes are numbers.
+        dynamic: whether sizes are symbols, one for equal sizes; otherwise they are numbers.
     """
     env = ShapeEnv() if dynamic else None
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
@@ -33,12 +33,12 @@ def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) ->
             return faked(torch.empty(value)).shape[0]  # the symbol of that size
         return value
 
-    fakes = [faked(value) for value in inputs]  # outside of the mode: inside, torch.empty makes a fake tensor
+    fakes = [faked(value) for value in inputs]  # outside of the mode: inside, torch.empty is fake
 
     class Propagate(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             value = super().run_node(n)
-            if isinstance(value, fx.GraphModule):  # given to an operator, which calls it
+            if isinstance(value, fx.GraphModule):  # passed to a higher-order operator
                 inner = Propagate(value)
                 return lambda *args: inner.run(*args, enable_io_processing=False)
             n.meta["val"] = value

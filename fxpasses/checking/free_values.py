@@ -1,4 +1,7 @@
-"""Values inside of a graph that may be any number, whatever others are; and what the others follow: a softplus, a norm, a difference of two log-softmaxes."""
+"""Values inside a graph that may be any number independently of others, and values that follow these.
+
+For example a softplus, a norm, or a difference of two log-softmaxes.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ KEEPING = {
     *(aten.as_strided, aten.expand, aten.split, operator.getitem),
     *(aten._to_copy, prims.convert_element_type, aten._unsafe_view),
 }
-"""Operators that give any numbers when their first argument is any, and the others are numbers."""
+"""Operators whose result may be any numbers if their first argument may be, and the others are numbers."""
 _FACTORS = [*(-(2.0**power) for power in range(8, -45, -4)), *(2.0**power for power in range(-44, 9, 4))]
-"""Those at which a value is looked at before one is solved for."""
+"""The factors at which to sample a value before solving for one."""
 _HALVINGS = 38
 _NEAR = 1e-9
-"""So near a value has to come to what it is to be, relative to it."""
+"""How close a value has to get to its goal, relative to it."""
 _MOST_SOURCES = 2
 
 
 def is_free(node: fx.Node, calls: int = 32) -> bool:
-    """Whether inputs of the graph can give this value any elements; by so many calls at most."""
+    """Whether inputs of the graph can give this value any elements, through at most ``calls`` calls."""
     called = packet(node)
     if node.op == "placeholder" or called in _PRODUCTS:
         value = value_of(node)
@@ -48,7 +51,7 @@ def is_free(node: fx.Node, calls: int = 32) -> bool:
     if others and called in (aten.add, aten.sub):
         pairs = itertools.permutations((given, *others))
         return any(is_free(one, calls - 1) and has_own(one, other) for one, other in pairs)
-    if others:  # a product with what is no zero, unless it is chosen
+    if others:  # the other factor is zero only if chosen to be
         is_product = called is aten.mul and has_own(given, others[0]) and has_own(others[0], given)
         return is_product and is_free(given, calls - 1) and is_free(others[0], calls - 1)
     handed_on = {*KEEPING, aten.add, aten.sub}
@@ -56,13 +59,13 @@ def is_free(node: fx.Node, calls: int = 32) -> bool:
 
 
 def has_own(node: fx.Node, other: fx.Node) -> bool:
-    """Whether inputs of the graph make a value that do not make another one."""
+    """Whether a value depends on inputs of the graph that another one does not depend on."""
     mine, theirs = ({value, *origin(value)} for value in (node, other))
     return any(value.op == "placeholder" for value in mine - theirs)
 
 
 def origin(node: fx.Node) -> set[fx.Node]:
-    """All values that a value is made of, not itself."""
+    """Return everything that a value is computed from."""
     found: set[fx.Node] = set()
     queue = list(node.all_input_nodes)
     while queue:
@@ -74,7 +77,7 @@ def origin(node: fx.Node) -> set[fx.Node]:
 
 
 def is_apart(node: fx.Node, other: fx.Node) -> bool:
-    """Whether a value can be any while another one stays as it is, unless that is computed from it."""
+    """Whether a value can vary while another one stays as it is, unless that is computed from it."""
     if node is other:
         return True
     mine, theirs = {node, *origin(node)}, origin(other)
@@ -87,7 +90,7 @@ def packet(node: fx.Node) -> Any:
 
 
 class Following:
-    """Values of a graph as functions of others, whose elements are multiplied by factors.
+    """Values of a graph as functions of given ones, whose elements are multiplied by factors.
 
     Args:
         gm: the graph.
@@ -96,8 +99,8 @@ class Following:
         values: of the graph, by name.
 
     Attributes:
-        start: the given ones, in float64, by name.
-        is_apart: whether the given ones may be any numbers while what else the values are made of stays as it is.
+        start: the given values, in float64, by name.
+        is_apart: whether the given ones may be any numbers while what else the values depend on stays fixed.
     """
 
     def __init__(
@@ -125,13 +128,13 @@ class Following:
         return start
 
     def at(self, factors: Tensor | float) -> dict[str, Tensor]:
-        """All values, the given ones too, where the elements of these are multiplied by factors that broadcast to them."""
+        """Return all values, and the given ones, with elements of these multiplied by broadcast factors."""
         given = {name: value * factors for name, value in self.start.items()}
         found = self._run.part(self._calls, {**self._values, **given})
         return {**given, **{name: value for name, value in found.items() if name in self._names}}
 
     def drawn(self, seed: int, positive: bool) -> Following:
-        """The same values, where the given ones are random numbers as large as they are."""
+        """The same values, with random given ones of the same magnitude."""
         generator = torch.Generator().manual_seed(seed)
         other = copy.copy(self)
         other.start = {}
@@ -141,14 +144,14 @@ class Following:
         return other
 
     def _table(self, name: str, chosen: Tensor) -> Tensor:
-        """The elements of a value where some of them are moved by each factor."""
+        """The elements of a value with some of them moved by each factor."""
         factors = chosen.new_tensor(_FACTORS, dtype=self._start.dtype)
         return torch.stack(
             [self.at(torch.where(chosen, factor, 1.0))[name].reshape(chosen.shape) for factor in factors]
         )
 
     def ends(self, name: str) -> tuple[float, float] | None:
-        """The least and the largest element that factors give a value; ``None`` where its elements follow none of the source's."""
+        """The smallest and largest element that factors give a value; ``None`` if it follows none of them."""
         shape = aligned(self._values[name].shape, self._start.shape)
         if shape is None:
             return None
@@ -159,11 +162,11 @@ class Following:
         return table.min().item(), table.max().item()
 
     def reach(self, name: str, wanted: Tensor) -> dict[str, Tensor] | None:
-        """All values where elements of one are what is wanted, exactly, as far as factors of the only given one make them so.
+        """Return all values, with elements of one exactly as wanted, as far as factors achieve that.
 
         Args:
             name: of a value that has ends.
-            wanted: what its elements are to be; NaN for any.
+            wanted: the wanted elements; NaN for any.
         """
         shape = aligned(wanted.shape, self._start.shape)
         assert shape is not None
@@ -193,7 +196,7 @@ class Following:
 
 
 def aligned(shape: Sequence[Any], whole: Sequence[Any]) -> list[Any] | None:
-    """The sizes of a value at their places among those of what it is made of, ones at the others; ``None`` where they have none.
+    """Return the sizes of a value at their places in the shape of its source, ones elsewhere, or ``None``.
 
     >>> aligned([4, 1], [4, 6]), aligned([6], [4, 6]), aligned([5], [4, 6]), aligned([4, 1], [4, 4])
     ([4, 1], [1, 6], None, [4, 1])
@@ -208,16 +211,16 @@ def aligned(shape: Sequence[Any], whole: Sequence[Any]) -> list[Any] | None:
 
 
 def _sizes(fake: Tensor) -> list[Any]:
-    """Sizes as expressions, of which asking whether they are equal adds no guard and needs no value: some depend on data."""
+    """Sizes as expressions: comparing them adds no guard and needs no value, as some depend on data."""
     return [size.node.expr if isinstance(size, torch.SymInt) else size for size in fake.shape]
 
 
 def sources(node: fx.Node, only_given: bool) -> Iterator[fx.Node]:
-    """The nearest free values whose elements those of a value may follow.
+    """Yield the nearest free values whose elements those of a value may follow.
 
     Args:
         node: the value.
-        only_given: whether inputs of the graph alone count.
+        only_given: whether only inputs of the graph count.
     """
     value, queue, seen = value_of(node), [node], {node}
     found = 0

@@ -1,7 +1,8 @@
 """What fused attention kernels stand for: their definition, which they round in their own way.
 
-A kernel takes its gradients from what it saved: ``exp(scores - logsumexp)``, and a difference of two sums of products, of results that were rounded. With scores
-of thousands no digit may be left of that, and infinities may come of it, where the definition has numbers. That is torch's matter, and not that of a pass.
+A kernel computes gradients from saved values: ``exp(scores - logsumexp)``, and a difference of two sums of
+products of rounded results. With scores in the thousands that may lose all digits, or give infinities where
+the definition is finite. That is PyTorch's responsibility, not that of a pass.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from fxpasses.exact.rules.table import named
 _FORWARD = {op.default for op in named("_scaled_dot_product_flash_attention_for_cpu")}
 _BACKWARD = {op.default for op in named("_scaled_dot_product_flash_attention_for_cpu_backward")}
 _UNITS = 64.0
-"""Of float32, or of the result's own type: what a kernel saved for its gradients is what the definition gives, but for so many."""
+"""Tolerance in ulps of float32, or of the result's own dtype, for saved values to match the definition."""
 _GROUPED = {op.default for op in named("_grouped_mm")}
 Rounding = Callable[[Tensor], Tensor]
 
 
 def has_kernels(gm: fx.GraphModule) -> bool:
-    """Whether a graph calls a fused kernel whose definition is known."""
+    """Whether a graph calls a fused kernel with a known definition."""
     return any(node.target in _FORWARD | _BACKWARD for node in gm.graph.nodes)
 
 
 def in_float64(target: Any, args: Sequence[Any]) -> Tensor | None:
-    """The result of a call that has kernels for few types alone, of float64; ``None`` for any other."""
+    """Compute a call in float64 whose kernels exist for few dtypes only; ``None`` for any other call."""
     if target not in _GROUPED or any(isinstance(value, Tensor) for value in args[3:]):
         return None
     return grouped_matmul(args[0], args[1], args[2] if len(args) > 2 else None)
@@ -43,14 +44,14 @@ def as_defined(
     result: Any,
     rounded: Rounding = lambda step: step,
 ) -> Any:
-    """The result of a call, in its own memory; that of a fused kernel is what its definition gives in float64, rounded to its type.
+    """Return the result of a call; for a fused kernel, overwrite it with its definition in float64, rounded.
 
     Args:
-        target: what was called.
-        args: with which arguments.
-        kwargs: and keyword arguments.
-        result: what it gave, which is written to.
-        rounded: is shown each step of the definition, and gives what goes on.
+        target: the callee.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        result: its result, which is written to.
+        rounded: maps each step of the definition to the value to continue with.
     """
     if target in _FORWARD:
         found: tuple[Tensor, ...] | None = _attention(*args, **kwargs, rounded=rounded)
@@ -61,12 +62,12 @@ def as_defined(
     for place, value in zip(result, found if found is not None else (), strict=False):
         place.copy_(
             torch.where(value.isfinite(), value, place)
-        )  # masked keys are skipped, whatever they hold
+        )  # kernels skip masked keys, whatever they hold
     return result
 
 
 def _wide(value: Tensor, like: Tensor) -> Tensor:
-    """A tensor in float64, keys and values once for each head of the queries: heads may share them in groups."""
+    """A tensor in float64, with keys and values repeated per query head: groups of heads may share them."""
     groups = like.shape[1] // value.shape[1]
     return value.double().repeat_interleave(groups, 1)
 
@@ -83,7 +84,7 @@ def _scores(
 
 
 def _weights(scores: Tensor, rounded: Rounding) -> tuple[Tensor, Tensor]:
-    """The softmax, and the logarithm of what it divides by. A row that is masked as a whole has weights zero."""
+    """The softmax, and its log-sum-exp. A fully masked row has weights zero."""
     masked = (scores == -math.inf).all(-1, keepdim=True)
     total = scores.logsumexp(-1).masked_fill(masked.squeeze(-1), 0.0)
     return rounded(scores.softmax(-1).masked_fill(masked, 0.0)), total
@@ -127,7 +128,7 @@ def _gradients(
     weights, total = _weights(scores, rounded)
     values, wide = _wide(value, query), grad.double()
     of_weights = rounded(wide @ values.mT)
-    # What was saved is what the definition gives, but for rounding; else it is what it is, and another function.
+    # If a saved value is not the definition's, except for rounding, it is used as it is: another function.
     is_near = (total - logsumexp).abs() <= _error(scores, torch.float32).amax(-1)
     saved = (scores - logsumexp.double()[..., None]).exp()
     weights = torch.where(is_near[..., None], weights, saved)
@@ -148,6 +149,6 @@ def _gradients(
 
 
 def _error(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a few units in the last place of a value are."""
+    """The tolerance of a few units in the last place of a value."""
     eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     return _UNITS * eps * value.abs().nan_to_num(0.0, 0.0, 0.0).clamp(min=1e-30)

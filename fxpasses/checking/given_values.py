@@ -1,4 +1,4 @@
-"""Two graphs with values inside of them given: what a window is given becomes an input of both."""
+"""Turn values inside two graphs, such as a window's inputs, into inputs of both."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Found:
     """Two graphs, and inputs on which they differ.
 
     Attributes:
-        before: the graph before, perhaps with other inputs, the last ones.
+        before: the graph before, perhaps with further inputs at the end.
         after: the graph after, likewise.
         inputs: of both.
-        differences: other values that show there; none where digits are lost, or results are not finite any more.
+        differences: values that differ there; none if only precision is lost, or results become non-finite.
         where: what the inputs are, in words.
     """
 
@@ -36,22 +36,22 @@ class Found:
 
 
 def input_names(window: Window) -> list[str]:
-    """The names of the values that a window is given."""
+    """Return the names of a window's inputs."""
     return [node.name for node in window.before.graph.find_nodes(op="placeholder")]
 
 
 def is_any_float(value: Any) -> bool:
-    """Whether it is a tensor of floats, of a type that torch computes in."""
+    """Whether it is a non-empty float64 tensor."""
     return isinstance(value, Tensor) and value.dtype is torch.float64 and value.numel() > 0
 
 
 def free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool) -> list[str]:
-    """The inputs of a window that may be any floats, whatever the others are.
+    """Return the inputs of a window that may be any floats, whatever the others are.
 
     Args:
         rewriting: the graphs.
-        given: what the inputs are, in float64, by name.
-        only_given: whether inputs of the graph alone may be.
+        given: the inputs in float64, by name.
+        only_given: whether only inputs of the graph may be.
     """
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
@@ -75,13 +75,13 @@ def free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool
 def with_given(
     rewriting: Rewriting, values: Mapping[str, Tensor], where: str, after: Mapping[str, str] | None = None
 ) -> Found:
-    """Both graphs, where values of the graph before, in float64, are given.
+    """Return both graphs, with float64 values of the graph before as inputs.
 
     Args:
         rewriting: the graphs.
         values: the values, by name.
         where: what the values are, in words.
-        after: what the graph after calls a value, where that is another name.
+        after: the graph after's name of a value, if it differs.
     """
     nodes = rewriting.before.graph.find_nodes(op="placeholder")
     inputs = [values.get(n.name, value) for n, value in zip(nodes, rewriting.inputs, strict=True)]
@@ -96,7 +96,7 @@ def with_given(
 
 
 def _from(gm: fx.GraphModule, names: Collection[str]) -> fx.GraphModule:
-    """The graph with some of its values taken as further inputs."""
+    """Copy the graph with some of its values as further inputs."""
     if not names:
         return gm
     copy = copy_graph(gm)

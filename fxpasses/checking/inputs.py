@@ -1,4 +1,4 @@
-"""Inputs to run a graph on: copies of real ones, gradients of outputs, and others of other sizes."""
+"""Inputs to run a graph on: copies of real ones, gradients of outputs, and made-up ones of other sizes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ V = TypeVar("V")
 
 
 class Unsupported(Exception):
-    """An input that cannot be copied or made up, such as a tensor subclass: its graph is not checked by value."""
+    """An input cannot be copied or made up (a tensor subclass, say), so its graph is not checked by value."""
 
 
 def placeholders(gm: fx.GraphModule) -> list[fx.Node]:
-    """The graph's inputs, in order."""
+    """Return the graph's inputs, in order."""
     return list(gm.graph.find_nodes(op="placeholder"))
 
 
 def cloned(values: Sequence[Any]) -> list[Any]:
-    """Copies with the same strides, that share memory where the originals do.
+    """Copy values with the same strides, preserving shared memory.
 
     Raises:
-        Unsupported: for a tensor that is not plain strided memory.
+        Unsupported: a tensor is not plain strided memory.
     """
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -50,8 +50,8 @@ def cloned(values: Sequence[Any]) -> list[Any]:
             or value.layout is not torch.strided
         ):
             raise Unsupported(f"an input of type {type(value).__name__}, layout {value.layout}")
-        value = value.detach().as_subclass(Tensor)  # to operators, a parameter's own class is a name
-        if value.is_conj():  # the memory holds something else than the value
+        value = value.detach().as_subclass(Tensor)  # operators do not care about a parameter's own class
+        if value.is_conj():  # the memory holds the conjugate
             return one(value.conj()).conj()
         storage = value.untyped_storage()
         copy = storages.setdefault(storage._cdata, storage.clone())
@@ -63,11 +63,11 @@ def cloned(values: Sequence[Any]) -> list[Any]:
 
 
 def deep_copy(name: str, value: V, done: str) -> V:
-    """A copy of a model, or of what it is called with, that may be changed.
+    """Copy a model, or what it is called with, so that the copy may be changed.
 
     Args:
-        name: the argument that it was given as.
-        value: what is copied.
+        name: the name of the argument.
+        value: what to copy.
         done: what is done with the copy, in words: "tuned".
 
     Raises:
@@ -84,10 +84,10 @@ def deep_copy(name: str, value: V, done: str) -> V:
 
 
 def symbol_bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sympy.Symbol, int]:
-    """The value of each symbol that is an input, or a size of one.
+    """Return the value of each symbol that is an input, or a size of one.
 
     Raises:
-        Unsupported: for the size of a dimension of a nested tensor, which is no number.
+        Unsupported: the size of a nested tensor's ragged dimension is not a number.
     """
     found: dict[sympy.Symbol, int] = {}
     for node, value in zip(inputs, values, strict=False):
@@ -107,16 +107,16 @@ def symbol_bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sy
 
 
 def tangents(nodes: Sequence[fx.Node], bound: Bindings, kind: str, generator: torch.Generator) -> list[Any]:
-    """Values for the inputs of a joint or backward graph that are gradients of outputs.
+    """Make values for the tangents of a joint or backward graph.
 
     Args:
         nodes: the inputs.
         bound: the value of each symbol.
-        kind: ``"random"``, ``"ones"`` (as a sum gives them) or ``"zero"``.
+        kind: ``"random"``, ``"ones"`` (the gradient of a sum) or ``"zero"``.
         generator: of the random ones.
 
     Raises:
-        Unsupported: when one is not a tensor of floating point numbers.
+        Unsupported: one is not a floating tensor.
     """
 
     def one(node: fx.Node) -> Any:
@@ -135,10 +135,10 @@ def tangents(nodes: Sequence[fx.Node], bound: Bindings, kind: str, generator: to
 
 
 def inputs_from_hints(inputs: Sequence[fx.Node]) -> list[Any]:
-    """Made-up inputs of the sizes that were seen while compiling: random numbers, and zeros for integers and flags.
+    """Make up inputs of the sizes seen at compile time: random numbers, zeros for integers and flags.
 
     Raises:
-        Unsupported: for an input that is neither a tensor nor a number.
+        Unsupported: an input is neither a tensor nor a number.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -162,7 +162,7 @@ def inputs_from_hints(inputs: Sequence[fx.Node]) -> list[Any]:
 def made_up(
     values: Sequence[Any], family: Family, generator: torch.Generator, scale: float = 1.0
 ) -> list[Any]:
-    """Copies of inputs with other values: of their sizes, strides and types.
+    """Copy inputs with other values, and the same sizes, strides and dtypes.
 
     Args:
         values: real inputs.
@@ -171,7 +171,7 @@ def made_up(
         scale: a factor for floating values.
 
     Raises:
-        Unsupported: for an input that cannot be copied.
+        Unsupported: an input cannot be copied.
     """
     copies = cloned(values)
     with torch.no_grad():
@@ -184,7 +184,7 @@ def made_up(
 
 
 def scaled(values: Sequence[Any], factor: float) -> list[Any]:
-    """Copies of inputs with all floats multiplied by a power of two."""
+    """Copy inputs with all floats multiplied by a power of two."""
     copies = cloned(values)
     with torch.no_grad():
         for copy in copies:
@@ -201,14 +201,14 @@ def _overlaps_itself(value: Tensor) -> bool:
 def other_sizes(
     inputs: Sequence[fx.Node], real: Bindings, first: Sequence[int] = ()
 ) -> Iterator[dict[sympy.Symbol, int]]:
-    """Other values for the symbols, within the ranges and guards that were recorded while tracing.
+    """Yield other values for the symbols, within the ranges and guards recorded during tracing.
 
     Each symbol alone takes a series of sizes, smallest first, then all of them together. No guard is added.
 
     Args:
         inputs: the placeholders of the graph.
         real: the values of a call.
-        first: sizes that are tried before the others.
+        first: sizes to try before the others.
     """
     env = shape_env_of([value_of(node) for node in inputs])
     if env is None or not real:
@@ -240,7 +240,7 @@ def _allowed(env: Any, values: Bindings) -> bool:
 
 
 def _number(expression: sympy.Expr, values: Bindings) -> sympy.Expr | None:
-    """The value of an expression (of sizes, or of the floats that Dynamo makes symbols of), if the symbols decide it."""
+    """Evaluate an expression (of sizes, or of Dynamo's symbolic floats), if the symbols decide it."""
     result = _replaced(expression, values)
     return result if result.is_number else None
 
@@ -254,8 +254,8 @@ def resized_inputs(
 ) -> list[Any]:
     """Make inputs for other sizes, with values like the real ones.
 
-    Integers and flags are sampled from the real values (they may be indices), floating ones have the mean and the
-    standard deviation of the real ones. An input without symbolic size stays as it is.
+    Integers and flags are sampled from the real values (they may be indices), floating ones have the mean and
+    standard deviation of the real ones. An input without symbolic sizes is kept.
 
     Args:
         inputs: the placeholders of the graph.
@@ -264,7 +264,7 @@ def resized_inputs(
         generator: of random numbers.
 
     Raises:
-        Unsupported: for inputs of more than a few million elements, or of other types.
+        Unsupported: an input has more than a few million elements, or another type.
     """
 
     def one(node: fx.Node, value: Any) -> Any:

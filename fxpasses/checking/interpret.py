@@ -1,7 +1,7 @@
-"""Running a graph for comparison: uninitialised memory poisoned, RNG calls repeatable, in two precisions.
+"""Run a graph for comparison: uninitialized memory poisoned, RNG calls reproducible, in two precisions.
 
 * :class:`Run`: as it is.
-* :class:`DefinedRun`: as it is, but for what fused kernels lose.
+* :class:`DefinedRun`: as it is, but without the precision loss of fused kernels.
 * :class:`ExactRun`: every floating value in float64, whatever the graph casts to.
 """
 
@@ -30,7 +30,7 @@ from fxpasses.graphs.rewriting import subgraphs
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Poison = Literal["nan", "huge"]
-"""The contents of uninitialised memory: NaN (for integers the largest value), or huge numbers (the smallest)."""
+"""The contents of uninitialized memory: NaN (the maximum for integers), or huge numbers (the minimum)."""
 
 UNINITIALISED = {
     aten.empty.memory_format,
@@ -42,7 +42,7 @@ UNINITIALISED = {
     prims.empty_strided.default,
     prims.empty_permuted.default,
 }
-"""Operators that give memory as they find it."""
+"""Operators that return uninitialized memory."""
 _WIDE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -53,7 +53,7 @@ _WIDE = {
 
 
 def allocates(gm: fx.GraphModule, names: Collection[str] | None = None) -> bool:
-    """Whether the graph (or those of its calls that have these names) makes uninitialised memory."""
+    """Whether the graph, or its calls with these names, makes uninitialized memory."""
     return any(
         node.target in UNINITIALISED and (names is None or node.name in names)
         for graph in (gm, *subgraphs(gm).values())
@@ -64,12 +64,12 @@ def allocates(gm: fx.GraphModule, names: Collection[str] | None = None) -> bool:
 CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 _SEED = 20
 _RUN_GRAPHS = {"cond", "while_loop", "map_impl", "scan", "invoke_subgraph"}
-"""Operators that call a graph that they are given, so that we may run it our way."""
+"""Operators that call a graph that they get, so that we can run it our way."""
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Surroundings of a run: this seed for all devices, no gradients, no autocast; all as before afterwards."""
+    """Context of a run: this seed for all devices, no gradients, no autocast. Restores all on exit."""
     with (
         seeded_generators(seed),
         torch.no_grad(),
@@ -81,17 +81,17 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Run(fx.Interpreter):
-    """Runs a graph with its uninitialised memory poisoned; one with collectives as several processes at once.
+    """Runs a graph with uninitialized memory poisoned; one with collectives as several processes at once.
 
     Args:
         gm: the graph.
-        poison: what uninitialised memory holds.
-        keep: whether to keep each node's value in ``values``, by name, as it is when it is computed.
-        others: whether to make up the other processes that the graph speaks with.
+        poison: the contents of uninitialized memory.
+        keep: whether to keep each node's value in ``values``, by name, as it was when computed.
+        others: whether to simulate the other processes that the graph communicates with.
 
     Attributes:
-        values: the values of the nodes, when they are kept.
-        current: the node that is being run: the one at fault when the run raises.
+        values: the values of the nodes, if they are kept.
+        current: the node that is running: the one at fault if the run raises.
     """
 
     def __init__(
@@ -108,14 +108,15 @@ class Run(fx.Interpreter):
         self._positions = {node: at for at, node in enumerate(placeholders(gm))} if self._others else {}
 
     def _another(self) -> Run:
-        """A process that runs along."""
+        """Return a runner for another process."""
         return Run(self.module, self._poison, others=False)  # type: ignore[arg-type]
 
     def __call__(self, inputs: Sequence[Any], seed: int = 0) -> list[Any]:
-        """Run on ``inputs``, which the graph may change; returns the outputs as a list.
+        """Run on ``inputs``, which the graph may mutate. Return the outputs as a list.
 
         Raises:
-            Unsupported: when the graph would wait for other processes, has results of effects, or tensors without strides.
+            Unsupported: the graph would wait for other processes, has results of effects, or non-strided
+                tensors.
         """
         self._refuse_unknown()
         with seeded(seed):
@@ -133,13 +134,13 @@ class Run(fx.Interpreter):
             run.env = {}
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Read an attribute, as the graph found it at the start of the run. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
+        """Read an attribute as of the start of the run. Args: of :meth:`torch.fx.Interpreter.get_attr`."""
         value = super().get_attr(target, args, kwargs)
         if isinstance(value, fx.GraphModule):
             return self._runnable(value)
         if self._writes and isinstance(
             value, Tensor
-        ):  # to a constant, perhaps: the next run starts as this one
+        ):  # maybe to a constant: the next run must start with the same value
             return self._constants.setdefault(str(target), value.detach().clone())
         return value
 
@@ -150,11 +151,11 @@ class Run(fx.Interpreter):
         self._is_known = True
 
     def part(self, names: Collection[str], values: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
-        """Run some calls only.
+        """Run only some calls.
 
         Args:
             names: of the calls.
-            values: what the other nodes hold, by name.
+            values: the values of the other nodes, by name.
             seed: see :meth:`__call__`.
 
         Returns:
@@ -178,7 +179,7 @@ class Run(fx.Interpreter):
         return found
 
     def inner(self, gm: fx.GraphModule) -> Run:
-        """The runner of a graph that an operator of this graph calls."""
+        """Return the runner of a graph that an operator of this graph calls."""
         return Run(gm, self._poison)
 
     def _runnable(self, gm: fx.GraphModule) -> Callable[..., Any]:
@@ -193,7 +194,7 @@ class Run(fx.Interpreter):
         if n.op == "call_function" and communicates(n.target):
             result, *theirs = self._answers(n)
         else:
-            # What has been said is not said again: a call without results is left out, one with results was refused.
+            # Effects are not repeated: a call without results is skipped, one with results was rejected.
             result = self._evaluated(n) if effect_of(n) is None else (self.env[n.args[0]], None)  # type: ignore[index]
             theirs = self._made_up(n, result) if self._others and n.op != "output" else []
         for other, value in zip(self._others, theirs, strict=False):
@@ -205,7 +206,7 @@ class Run(fx.Interpreter):
         return result
 
     def _evaluated(self, n: fx.Node) -> Any:
-        # As the base class does it, which also says which node is being traced: half of the time of a deep graph.
+        # As in the base class, without its record of the traced node: half of the time of a deep graph.
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         result = getattr(self, n.op)(n.target, args, kwargs)
         if n.target in UNINITIALISED:
@@ -213,7 +214,7 @@ class Run(fx.Interpreter):
         return result
 
     def _made_up(self, n: fx.Node, mine: Any) -> list[Any]:
-        """What the other processes hold for a node that is no collective."""
+        """The values of a non-collective node in the other processes."""
         if n.op != "placeholder":
             with torch.random.fork_rng([]) if uses_rng(n) else nullcontext():
                 return [other.run_node(n) for other in self._others]
@@ -221,7 +222,7 @@ class Run(fx.Interpreter):
             return [cloned([mine])[0] for _ in self._others]
         seeds = [len(self._others) * self._positions[n] + number for number in range(len(self._others))]
         values = [made_up([mine], "random", torch.Generator().manual_seed(seed))[0] for seed in seeds]
-        # In float64 what they are in the types of the graph.
+        # Float64 values are rounded to the dtypes of the graph.
         return [as_recorded_dtype(as_recorded_dtype(v, n.meta.get("val")), mine) for v in values]
 
     def _answers(self, n: fx.Node) -> list[Any]:
@@ -245,7 +246,10 @@ def _refuse_effects_and_layouts(gm: fx.GraphModule) -> None:
 
 
 class DefinedRun(Run):
-    """Runs a graph in its own types, in which fused kernels give what their definition does, rounded once: what they lose themselves is no fault of a pass."""
+    """Runs a graph in its own dtypes, with fused kernels computing their definition, rounded once.
+
+    What kernels themselves lose is not the fault of a pass.
+    """
 
     def _another(self) -> Run:
         return DefinedRun(self.module, self._poison, others=False)  # type: ignore[arg-type]
@@ -259,13 +263,13 @@ class DefinedRun(Run):
 
 
 class ExactRun(Run):
-    """Runs a graph in float64, as far as operators go: the yardstick for the errors of the other runs.
+    """Runs a graph in float64, as far as operators allow: the yardstick for the errors of other runs.
 
-    Floating inputs, constants and every cast are widened. Random operators run in their own precision, so that
-    they give the samples that they give otherwise; and so do those that do not know float64.
+    Floating inputs, constants and every cast are widened. Random operators run in their own precision, so
+    that they draw the same samples, and so do those without float64 support.
 
     Attributes:
-        inputs: the widened inputs, in which the graph's writes to its inputs are seen.
+        inputs: the widened inputs, which show the graph's writes to its inputs.
         coarsest: the largest relative error that an operator in its own precision may have made.
     """
 
@@ -280,7 +284,7 @@ class ExactRun(Run):
         return ExactRun(self.module, self._poison, others=False)  # type: ignore[arg-type]
 
     def results(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """The outputs on copies of some inputs, then these inputs after the run; ``None`` where an operator cannot be run."""
+        """Return outputs on copies of inputs, then these after the run; None if an operator cannot run."""
         try:
             return [*self(cloned(inputs), _SEED), *self.inputs]
         except CANNOT_RUN:
@@ -315,7 +319,7 @@ class ExactRun(Run):
         return result
 
     def _in_own_precision(self, n: fx.Node) -> Any:
-        """The result of a call in the types that the graph has, in float64."""
+        """Run a call in the dtypes of the graph, and convert its result to float64."""
         narrow = map_arg((n.args, n.kwargs), lambda a: as_recorded_dtype(self.env[a], a.meta.get("val")))
         target: Any = n.target
         result = target(*narrow[0], **narrow[1])
@@ -335,7 +339,7 @@ def _precision(node: fx.Node) -> float:
 
 
 class _Facts(NamedTuple):
-    """What has to be known about an operator to call it in float64."""
+    """What is needed to call an operator in float64."""
 
     takes_dtypes: bool = False
     half_to_float: int | None = None
@@ -347,7 +351,7 @@ _PLAIN = _Facts()
 
 @functools.cache
 def _facts(target: OpOverload) -> _Facts:
-    if target is aten.view.dtype:  # bits in another type
+    if target is aten.view.dtype:  # reinterprets bits
         return _PLAIN
     names = [a.name for a in target._schema.arguments]
     position = names.index("half_to_float") if "half_to_float" in names else None
@@ -376,7 +380,7 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
     is_narrow = isinstance(result, Tensor) and result.dtype is torch.float32
     if not is_narrow or not facts.is_of_torch:
         return result
-    # Of integers alone torch makes numbers of its default type: a quotient, an exponential.
+    # From integers alone PyTorch computes numbers of the default dtype: a quotient, an exponential.
     args, kwargs = map_aggregate((args, kwargs), _integers_as_float64)
     with suppress(RuntimeError, IndexError):  # an index, or a condition
         return target(*args, **kwargs)
@@ -400,21 +404,21 @@ def _constant_in_float64(value: Any) -> Any:
 
 
 def as_float64(value: Any) -> Any:
-    """A floating tensor in float64; anything else as it is."""
+    """Convert a floating tensor to float64; return anything else as it is."""
     if isinstance(value, Tensor) and value.dtype in _WIDE:
         return value.to(_WIDE[value.dtype])
     return value
 
 
 def as_recorded_dtype(value: Any, example: Any) -> Any:
-    """A tensor in the type of another one; anything else as it is."""
+    """Cast a tensor to the dtype of another one; return anything else as it is."""
     if isinstance(value, Tensor) and isinstance(example, Tensor):
         return value.to(example.dtype)
     return value
 
 
 def copied(value: Any) -> Any:
-    """A tensor of its own memory; anything else as it is."""
+    """Copy a tensor to its own memory; return anything else as it is."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 

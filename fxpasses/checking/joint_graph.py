@@ -1,4 +1,4 @@
-"""A forward and a backward graph as one graph with the interface of the joint graph that they were cut from."""
+"""A forward and a backward graph as one graph with the interface of the joint graph they were cut from."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fxpasses.graphs.rewriting import attributes_of, outputs_of, value_of
 def joined_graph(
     joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule
 ) -> fx.GraphModule | None:
-    """Join a forward and a backward graph to one with the interface of their joint graph.
+    """Join a forward and a backward graph into one with the interface of their joint graph.
 
-    Saved values are handed over as AOTAutograd does it: in the forward graph's outputs, symbols last; in the backward graph's
-    inputs, symbols first.
+    Saved values are passed on as in AOTAutograd: in the forward graph's outputs, symbols last; in the
+    backward graph's inputs, symbols first.
 
     Args:
         joint: the graph that they were cut from.
@@ -37,7 +37,7 @@ def joined_graph(
     rest = [n for n in handed if n not in symbols]
     saved = outputs_of(forward.graph)[count:]
     if inputs or len(saved) != len(handed):
-        return None  # random states handed to both, for instance
+        return None  # for example random states passed to both
     graph = fx.Graph()
     inner: dict[fx.Node, fx.Node] = {}
     by_name = {}
@@ -57,9 +57,9 @@ def joined_graph(
 
 
 def _copied(source: fx.Graph, graph: fx.Graph, inner: dict[fx.Node, fx.Node]) -> list[Any]:
-    """Copy the calls of a graph into another one under their names; returns copies of its outputs.
+    """Copy the calls of a graph into another one, keeping their names. Return copies of its outputs.
 
-    A call that is there already, of the same values, is not copied: what is recomputed has the bits that it had.
+    A call of the same values that is already there is not copied: what is recomputed has the same bits.
     """
     there = {node.name: node for node in graph.nodes}
     writes = any(map(is_mutating, source.nodes))

@@ -1,4 +1,5 @@
-"""Values on which a window may lose digits: large ones, numbers near one, and what another type rounds over a number that is compared."""
+"""Values on which a window may lose precision: large ones, ones near one, and ones that rounding moves across
+a number that is compared."""
 
 from __future__ import annotations
 
@@ -20,19 +21,23 @@ from fxpasses.checking.windows import Window
 from fxpasses.graphs.rewriting import value_of
 
 _LARGE, _CLOSE = 16.0, 1 / 3
-"""What activations are far from their middle on; the part of a type's digits at which numbers differ of whose squares a difference loses two thirds."""
+"""Magnitude far from the middle of activations. Part of a dtype's digits that numbers differ by.
+
+A difference of the squares of such numbers loses two thirds of the digits.
+"""
 _VANISHING = (2, 3)
-"""Powers of that: of a number so small two thirds of the digits are lost beside one, or all."""
+"""Powers of that: next to one, so small a number loses two thirds of its digits, or all."""
 _INSIDE = (1 / 32, -1 / 32, 1 / 4, -1 / 4)
-"""Parts of a unit: a number that is compared is hardly ever nearer than the smaller one to where a coarser type rounds to its other side."""
+"""Parts of a unit: a compared number is hardly ever closer than the smaller one to where a coarser dtype
+rounds across it."""
 _MOST_HELD = 16
-"""Numbers of another input that are tried."""
+"""How many numbers of another input to try."""
 
 
 def losing_values(
     window: Window, given: Mapping[str, Any], free: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], str]]:
-    """Values of the free inputs, all in another way, and what they are.
+    """Yield values of all free inputs at once, each time of a different kind, and a description.
 
     Args:
         window: what changed.
@@ -46,7 +51,7 @@ def losing_values(
     usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}
     usual = {name: value / value.square().mean().sqrt().clamp(min=1e-30) for name, value in usual.items()}
     kinds = [torch.finfo(dtype) for dtype in _types(window)]
-    if all(kind.bits >= 32 for kind in kinds):  # few digits are few there whatever is done
+    if all(kind.bits >= 32 for kind in kinds):  # few digits stay few whatever is done
         yield (
             {name: _LARGE * value for name, value in usual.items()},
             f"with a root mean square of {_LARGE:g}",
@@ -60,7 +65,9 @@ def losing_values(
 
 
 def followed_values(rewriting: Rewriting, window: Window) -> Iterator[tuple[dict[str, Tensor], str]]:
-    """Values near zero of inputs of a window that follow a free one, an exponential: of the window's few digits none may be left there.
+    """Yield values near zero of window inputs that follow a free one, such as an exponential.
+
+    A window of low precision may have no digits left there.
 
     Args:
         rewriting: the graphs.
@@ -85,7 +92,7 @@ def followed_values(rewriting: Rewriting, window: Window) -> Iterator[tuple[dict
             )
             found = None if ends is None else following.reach(name, small)
             if found is not None:
-                yield {**found, name: small}, "near zero"  # what one element can be, others can
+                yield {**found, name: small}, "near zero"  # what one element can be, others can be
                 break
 
 
@@ -94,7 +101,7 @@ def _close(digits: float) -> float:
 
 
 def _types(window: Window) -> set[torch.dtype]:
-    """The types of floats in a window."""
+    """The float dtypes in a window."""
     values = (*window.inputs, *map(value_of, window_calls(window)))
     return {v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()}
 
@@ -102,7 +109,10 @@ def _types(window: Window) -> set[torch.dtype]:
 def narrowed_values(
     window: Window, given: Mapping[str, Any], free: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], str]]:
-    """Values of the free inputs, one after the other, that differ from what a window compares, and from each other, by less than its coarser types tell.
+    """Yield values of the free inputs, one at a time, that differ from compared ones by less than a coarse
+    dtype resolves.
+
+    Or from each other.
 
     Args:
         window: of calls that choose.
@@ -125,7 +135,8 @@ def narrowed_values(
 
 
 def _compared_with(name: str, window: Window, given: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Numbers that an input may be compared with: of other inputs, and those that the window is written with."""
+    """Yield numbers that an input may be compared with: those of other inputs, and those in the window's
+    calls."""
     value = given[name]
     for other, held in given.items():
         if other == name or not isinstance(held, Tensor) or not held.is_floating_point():
@@ -138,7 +149,8 @@ def _compared_with(name: str, window: Window, given: Mapping[str, Any]) -> Itera
 
 
 def _nearly_tied(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
-    """Pairs of neighbours in the order of a row that a coarser type takes for equal, of which the later one is larger, or smaller."""
+    """Pairs of neighbors in the order of a row that a coarser dtype cannot tell apart, the later one larger
+    or smaller."""
     count = value.shape[-1] // 2 * 2 if value.dim() else 0
     if not count:
         return value

@@ -1,8 +1,8 @@
-"""A graph that Inductor compiles to something wrong, cut down to the few calls that it takes.
+"""Shrink a graph that Inductor compiles to something wrong to the few calls that it takes.
 
-Each graph that is handed to Inductor is kept, and run operator by operator next to the compiled program on the
-inputs of its first call. Where they differ by more than rounding explains, or where Inductor raises, parts of the graph are
-compiled alone until the smallest is found that still fails, and written to a file.
+Each graph that is passed to Inductor is kept, and run operator by operator next to the compiled program on
+the inputs of its first call. Where they differ by more than rounding explains, or Inductor raises, parts of
+the graph are compiled alone until the smallest that still fails is found and written to a file.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from fxpasses.pass_manager.limits import progress
 log = logging.getLogger(__name__)
 
 _FEW_ELEMENTS = 4096
-"""Inputs of so many elements are not made smaller: each attempt costs a compilation."""
+"""Inputs with at most this many elements are not shrunk: each attempt costs a compilation."""
 _SECONDS = 240.0
-"""Seconds for which parts of a graph are compiled in the search for a small one."""
+"""Time limit, in seconds, of the search for a small graph, which compiles parts."""
 
 
 def replay_compiled(graph: Callable[..., Any], inputs: Sequence[Any]) -> int:
-    """Compile a function of operator calls with Inductor and compare; what a repro file calls.
+    """Compile a function of operator calls with Inductor and compare. Repro files call this.
 
     Returns:
-        1 when the compiled function raises or computes something else, 0 otherwise: an exit status.
+        1 if the compiled function raises or computes something else, 0 otherwise: an exit status.
     """
     found = differences(recorded_calls(graph), list(inputs))
     print(f"Inductor is wrong: {found}" if found else "Inductor is right on these inputs")
@@ -50,10 +50,12 @@ def replay_compiled(graph: Callable[..., Any], inputs: Sequence[Any]) -> int:
 
 
 def differences(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """The difference between the graph compiled by Inductor and run operator by operator; "" when there is none.
+    """Return how the graph compiled by Inductor differs from running it operator by operator; "" if it does
+    not.
 
     Raises:
-        Unsupported: when the graph itself cannot be run, or speaks with other processes, which would not answer.
+        Unsupported: the graph itself cannot run, or communicates with other processes, which would not
+            answer.
     """
     _refuse_collectives(gm)
     reference = Reference(gm, inputs)
@@ -62,7 +64,7 @@ def differences(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     try:
         with inductor_config.patch(force_disable_caches=True), torch.no_grad():
             values = list(cloned(inputs))
-            # A function of its own each time: Dynamo keeps what it has compiled with the code.
+            # A new function each time: Dynamo caches compiled code per code object.
             compiled = torch.compile(lambda *args: module(*args), backend="inductor", dynamic=False)
             got = [*_listed(compiled(*values)), *values]
     except Exception as error:  # noqa: BLE001  (whatever a wrong lowering raises is the finding)
@@ -95,11 +97,12 @@ def _listed(value: Any) -> list[Any]:
 
 
 class LoweringCheck:
-    """Compares what Inductor made of each graph with the graph, once, and writes a repro file for the first that is wrong.
+    """Compares what Inductor made of each graph with the graph, once, and writes a repro file for the first
+    fault.
 
     Args:
-        directory: where the file goes.
-        suspect: name of a node that is to blame, if that is known.
+        directory: where to write the file.
+        suspect: name of a node to blame, if known.
 
     Attributes:
         repro: the file, or "".
@@ -112,7 +115,7 @@ class LoweringCheck:
         self.repro, self.calls, self.found = "", 0, ""
 
     def watch(self, gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """``compiled``, compared with ``gm`` when it is first called (with one list of inputs)."""
+        """Wrap ``compiled`` to compare it with ``gm`` on its first call (with one list of inputs)."""
         seen = False
 
         def run(inputs: list[Any]) -> Any:
@@ -131,7 +134,7 @@ class LoweringCheck:
         return run
 
     def failed(self, gm: fx.GraphModule, error: BaseException) -> None:
-        """Inductor raised on ``gm``: look for a smaller graph on which it does."""
+        """Look for a smaller graph on which Inductor raises, after it raised on ``gm``."""
         try:
             with outside_tracing():
                 self._reduce(gm, inputs_from_hints(placeholders(gm)), f"it raises {type(error).__name__}")
@@ -139,7 +142,7 @@ class LoweringCheck:
             log.info("there is no repro file: %s", reason)
 
     def look_alone(self, gm: fx.GraphModule) -> None:
-        """Compile a graph by itself, and compare it on made-up inputs, unless something wrong was found before."""
+        """Compile a graph by itself and compare it on made-up inputs, unless a fault was found before."""
         if self.found or _calls_rng(gm):
             return
         try:
@@ -228,12 +231,12 @@ def _can_be_cloned(inputs: Sequence[Any]) -> bool:
 
 
 def _with_numbers(gm: fx.GraphModule, inputs: list[Any]) -> Case:
-    """The graph with the sizes of this call as numbers: what its calls get of them becomes part of the graph."""
+    """The graph with the sizes of this call as numbers, which become part of the graph."""
     return Case(copy_graph(gm), inputs)
 
 
 def _first_wrong(case: Case) -> set[str]:
-    """The first call whose value is wrong when all values are returned; empty when none is then."""
+    """The first call whose value is wrong if all values are returned; empty if none is then."""
     names = [
         n
         for n in case.gm.graph.nodes

@@ -1,6 +1,7 @@
-"""Scores that are masked: minus infinity in some places of a row, and everywhere in one, for inputs that a softmax or an exponential takes.
+"""Masked scores: minus infinity in some places of a row, and everywhere in one, for inputs of a softmax or
+exponential.
 
-A model masks in front of what a pass was written for, so that the graph in which it is checked need not show it.
+A model masks before what a pass was written for, so the graph in which it is checked may not show it.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ _PASS_ON = {
 def with_masked_rows(
     gm: fx.GraphModule, inputs: Sequence[Any], generator: torch.Generator
 ) -> list[Any] | None:
-    """Inputs with masked scores, a whole row of them if nothing in the graph is NaN then; ``None`` where it takes no scores, or stands none that are masked.
+    """Return inputs with masked scores, a whole row if nothing in the graph becomes NaN then.
 
     Args:
         gm: the graph.
         inputs: of it; they are copied.
         generator: of random numbers.
+
+    Returns:
+        ``None`` if the graph takes no scores, or cannot handle masked ones.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     scores = [
@@ -57,7 +61,7 @@ def with_masked_rows(
 
 
 def _stands(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether no call gives NaN."""
+    """Whether no call returns NaN."""
     run = ExactRun(gm, keep=True)
     if run.results(inputs) is None:
         return False

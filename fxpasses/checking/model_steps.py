@@ -1,4 +1,4 @@
-"""One step of a model, run in different ways: in eager, in float64, next to its inputs, compiled."""
+"""One step of a model, run in different ways: in eager, in float64, on nearby inputs, compiled."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fxpasses.checking.rounding import moved, next_to, same_bits
 from fxpasses.errors import OptionsError
 
 Results = dict[str, Tensor]
-"""Outputs, inputs after the run, gradients and buffers, by name, in the order in which they are computed."""
+"""Outputs, inputs after the run, gradients and buffers, by name, in the order of computation."""
 
 _MOVES = 2
 
 
 class Steps:
-    """The same step of a model, run in different ways: copies run, the model itself is left alone.
+    """The same step of a model, run in different ways. Copies run; the model itself is not touched.
 
     Args:
         model: a module, or a function of tensors.
@@ -48,19 +48,20 @@ class Steps:
         self._model, self._args, self._kwargs, self._backward = model, args, kwargs, backward
 
     def eager(self, seed: int = 0) -> Results:
-        """The step as it is."""
+        """Run the step as it is."""
         return self._run(lambda f: f, seed=seed)
 
     def compiled(self, compile: Callable[[Any], Any]) -> Results:
-        """The step compiled by ``compile``."""
+        """Run the step compiled by ``compile``."""
         return self._run(compile)
 
     def yardsticks(self) -> tuple[list[Results], str]:
-        """What the rounding of a step is measured with.
+        """Run what the rounding of a step is measured with.
 
         Returns:
-            The step in float64, and the same with parameters and inputs moved by up to half a unit in the last place of their own types; in
-            these types, and moved by up to a unit, where the model does not know float64. Then why not, or "".
+            The step in float64, and the same with parameters and inputs moved by up to half a unit in the
+            last place of their own dtypes. If the model does not support float64: in these dtypes, and moved
+            by up to a unit. Then why not, or "".
         """
 
         def runs(wide: bool) -> list[Results]:
@@ -72,7 +73,7 @@ class Steps:
             return runs(wide=False), first_line(error)
 
     def variation(self, eager: Results) -> str:
-        """Why eager cannot be compared with: what changes from run to run; "" when nothing does."""
+        """Why eager is no reference: what changes from run to run; "" if nothing does."""
         if not _same(eager, self.eager()):
             return "the model gives other results each time that it runs, in eager, too"
         if not _same(eager, self.eager(seed=1)):
@@ -92,10 +93,10 @@ class Steps:
                     parameter.data.copy_(value)
         args, kwargs = tree_map(lambda v: _fresh(v, wide, move), (self._args, self._kwargs))
 
-        # A call of the module would print the error of a graph that does not know float64.
+        # Calling the module would print the error of a graph without float64 support.
         call = model.forward if isinstance(model, fx.GraphModule) else model
 
-        # A function of its own: what the user has compiled is left alone.
+        # A separate function, so that what the user has compiled is not touched.
         @_torch.with_own_code
         def step(*args: Any, **kwargs: Any) -> Any:
             return call(*args, **kwargs)
@@ -128,7 +129,10 @@ _FACTORIES = _RANDOM | {
 
 
 class _MadeInFloat64(TorchFunctionMode):
-    """Tensors that a model makes without naming a type are as wide as its parameters. (The default type would change for all threads.)"""
+    """Makes tensors without an explicit dtype as wide as the model's parameters.
+
+    Changing the default dtype would affect all threads.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -138,7 +142,7 @@ class _MadeInFloat64(TorchFunctionMode):
         names_none = func in _FACTORIES and given.get("dtype") is None and given.get("out") is None
         if not names_none or made.dtype is not torch.get_default_dtype():
             return made
-        # A random one has the numbers that it has in eager.
+        # Random tensors have the same numbers as in eager.
         return made.double() if func in _RANDOM else func(*args, **{**given, "dtype": torch.float64})
 
 
@@ -150,7 +154,7 @@ def _same(a: Results, b: Results) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The tensors in a result, in dataclasses such as transformers' outputs, too."""
+    """Yield the tensors in a result, including those in dataclasses such as transformers' outputs."""
     for leaf in tree_leaves(value):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             yield from tree_leaves([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
@@ -161,13 +165,13 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _wide(model: nn.Module) -> nn.Module:
     model = model.double()
     for held in (*model.parameters(), *model.buffers()):
-        held.data = as_float64(held.data)  # complex numbers stay what they are with `double`
+        held.data = as_float64(held.data)  # `double` does not convert complex numbers
     return model
 
 
 def _fresh(value: Any, wide: bool, move: int | None) -> Any:
     if not isinstance(value, Tensor):
-        return deep_copy("inputs", value, "checked")  # a cache that the model fills, say
+        return deep_copy("inputs", value, "checked")  # for example a cache that the model fills
     copied = value.detach().clone()
     if move is not None and copied.layout is torch.strided:
         (copied,) = moved([copied], move) if wide else next_to([copied], move)
@@ -177,14 +181,14 @@ def _fresh(value: Any, wide: bool, move: int | None) -> Any:
 
 
 def _with_strides(value: Tensor) -> Tensor:
-    """The numbers of a sparse or jagged tensor as one that all operators take; any other as it is."""
+    """Convert a sparse or jagged tensor to one that all operators take; return any other as it is."""
     if value.is_nested:
         return value.values()
     return value if value.layout is torch.strided else value.to_dense()
 
 
 def _loss(value: Tensor) -> Tensor:
-    """A weighted sum: a plain one would not see values that are exchanged for each other."""
+    """A weighted sum: a plain one would miss swapped values."""
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
     weights = torch.linspace(-1.0, 1.3, value.numel(), dtype=torch.float64, device=value.device)

@@ -1,4 +1,4 @@
-"""Calls that may keep NaN and infinities from a result: where a pass takes one, these may be meant to be kept."""
+"""Calls that may keep NaN and infinity out of a result. If a pass removes one, that may matter."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ _COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge}
 
 
 def has_masks(gm: fx.GraphModule) -> bool:
-    """Whether a graph has a call that hides some elements of a tensor by others: what is hidden is a matter of chance where that is drawn."""
+    """Whether a call hides some elements of a tensor by others. With random masks it is chance what is
+    hidden."""
     return any(getattr(node.target, "overloadpacket", None) in _MASKS for node in gm.graph.nodes)
 
 
 def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[str]) -> bool:
-    """Whether a pass took or changed a call that may keep NaN and infinities from its result: one that chooses, compares, or makes integers.
+    """Whether a pass removed or changed a call that may block NaN and infinity: a choice, comparison or
+    integer.
 
     Args:
         before: the graph before.
         after: what a pass made of it.
-        names: of the calls that it took or changed.
+        names: of the calls that it removed or changed.
     """
 
     def told(node: fx.Node) -> str:
         return f"{node.target} {fx.node.map_arg((node.args, node.kwargs), lambda _: None)}"
 
     kept = {node.name: told(node) for node in after.graph.nodes}
-    of_floats: set[fx.Node] = set()  # what may be NaN: no count, and no position
+    of_floats: set[fx.Node] = set()  # what may be NaN: neither counts nor positions
     for node in before.graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
         held = [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
@@ -58,13 +60,17 @@ def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[
 
 
 def answers(before: fx.GraphModule, names: Collection[str], infinite: bool = False) -> list[int]:
-    """The positions of results (outputs, then inputs that are written) that follow a call that asks whether numbers are finite: they are meant where numbers are not.
+    """Return the positions of results that follow a call that tests whether numbers are finite.
+
+    Such results are meaningful for non-finite inputs. Outputs count first, then inputs that are written.
 
     Args:
         before: the graph before.
-        names: of the calls that a pass took or changed: none of them, or of those that they take, asks where it is nothing to the pass.
-        infinite: whether only results are wanted that are meant where they are infinite themselves: of the user's questions, and of those of an
-            operator (``logsumexp``) that a pass took alone. What else it is made part of may be NaN there.
+        names: of the calls that a pass removed or changed. If neither they nor their arguments involve a
+            test, the pass is not concerned.
+        infinite: whether to return only results that are meaningful where they are infinite themselves: of
+            the user's tests, and of those of an operator (``logsumexp``) that a pass removed alone. What else
+            it is part of may be NaN there.
     """
     following: set[fx.Node] = set()
     for node in before.graph.nodes:
@@ -81,19 +87,20 @@ def answers(before: fx.GraphModule, names: Collection[str], infinite: bool = Fal
 
 
 def asks(gm: fx.GraphModule) -> bool:
-    """Whether a graph asks whether numbers are finite."""
+    """Whether a graph tests whether numbers are finite."""
     return any(map(_asks, gm.graph.nodes))
 
 
 def _operator_of(node: fx.Node) -> Any:
-    """The operator that a call is a part of, or one that asks in itself; ``None`` for another one of the user's."""
+    """The operator that a call is part of, or one with a test inside; ``None`` for the user's own calls."""
     own = getattr(node.target, "overloadpacket", None)
     packet = getattr(node.meta.get("original_aten"), "overloadpacket", own)
     return packet if packet is not own or packet in _ASKING_INSIDE else None
 
 
 def _asks(node: fx.Node) -> bool:
-    """Whether a call asks whether numbers are finite: by its name, by a comparison with infinity, or with what it compares itself."""
+    """Whether a call tests for finite numbers: by name, or by comparison with infinity or of a value with
+    itself."""
     packet = getattr(node.target, "overloadpacket", None)
     compared = node.args[1:2] if packet in _COMPARISONS else ()
     return packet in (_ASKING | _ASKING_INSIDE) or any(

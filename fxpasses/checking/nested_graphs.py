@@ -1,4 +1,4 @@
-"""Rewrites inside of nested graphs, which operators such as ``torch.cond`` call."""
+"""Rewrites inside nested graphs, which operators such as ``torch.cond`` call."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class InnerRewrite:
         name: of the attribute that holds it.
         before: the nested graph before.
         after: the nested graph after.
-        inputs: what it is called with first; for a branch that is not taken, what it would be called with.
+        inputs: those of its first call, or for a branch that is not taken, those that it would get.
         called: whether it is called.
-        caller: name of the call that is given it.
+        caller: name of the call that gets it.
     """
 
     name: str
@@ -41,7 +41,7 @@ class InnerRewrite:
 def inner_rewrites(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
 ) -> list[InnerRewrite]:
-    """Find the nested graphs that a pass changed, and what they are given on some inputs.
+    """Find the nested graphs that a pass changed, and their inputs for some inputs of the outer graph.
 
     Args:
         before: the graph before.
@@ -67,7 +67,7 @@ def inner_rewrites(
 
 
 class _RecordingRun(Run):
-    """Remembers what each graph inside is called with first, and a branch of ``cond`` would be."""
+    """Records the first inputs of each graph inside, and those that a branch of ``cond`` would get."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)

@@ -1,9 +1,11 @@
-"""Results that torch leaves open: which of several equal elements ``topk`` takes, a sort that is not stable puts first, or ``mode`` finds.
+"""Results that PyTorch leaves open: which of several equal elements ``topk``, an unstable sort or ``mode``
+picks.
 
-https://docs.pytorch.org/docs/stable/generated/torch.sort.html says that the order of equal elements is not preserved, and likewise those of
-``kthvalue``, ``median`` and ``mode`` that the index is any of them. (``max``, ``argmax`` and their like give the first one.) A rewrite that takes
-another one of them is right. Probabilities that underflow are equal, too: their order is lost in the graph before, and not by what a pass did. So are
-those that are NaN: a router whose scores are infinite may send them to any expert.
+https://docs.pytorch.org/docs/stable/generated/torch.sort.html says that the order of equal elements is not
+preserved; for ``kthvalue``, ``median`` and ``mode`` the index is likewise that of any of them. (``max``,
+``argmax`` and the like return the first.) A rewrite that picks another one is right. Probabilities that
+underflow are equal, too: the graph before lost their order, not the pass. So are NaNs: a router with infinite
+scores may route to any expert.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ _ANY_OF_EQUAL = {
 
 
 def open_results(gm: fx.GraphModule, inputs: Sequence[Any], after: fx.GraphModule | None = None) -> set[int]:
-    """Positions of outputs that hang on which one of several equal elements an operator takes, on these inputs.
+    """Return the positions of outputs that depend on which of several equal elements an operator picks.
 
     Args:
         gm: the graph before a rewrite.
-        inputs: its inputs, which it does not change.
-        after: the graph after it: a call that is given there the very values that it is given before takes the same ones.
+        inputs: its inputs; not mutated.
+        after: the graph after it. A call that gets the very same values there picks the same elements.
     """
     nodes = [n for n in gm.graph.nodes if n.target in _ANY_OF_EQUAL and not n.kwargs.get("stable")]
     if not nodes:
@@ -61,19 +63,19 @@ def open_results(gm: fx.GraphModule, inputs: Sequence[Any], after: fx.GraphModul
 
 
 def _is_kept(node: fx.Node, run: ExactRun, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a graph after makes the same call of the very same values."""
+    """Whether the graph after makes the same call with the very same values."""
     told = {n.name: (n.target, str(n.args), str(n.kwargs)) for n in after.graph.nodes}
     if told.get(node.name) != (node.target, str(node.args), str(node.kwargs)) or not _is_taken(node, after):
         return False
     other = ExactRun(after, keep=True)
-    other.results(inputs)  # up to where it can be run
+    other.results(inputs)  # as far as it runs
     source = node.all_input_nodes[0]
     value, theirs = run.values[source.name], other.values.get(source.name)
     return theirs is not None and value.shape == theirs.shape and torch.equal(value, theirs)
 
 
 def _is_taken(node: fx.Node, after: fx.GraphModule) -> bool:
-    """Whether what takes the results of a call takes them in a graph after, too, where it may stand and have no use any more."""
+    """Whether the users of a call's results also use them in the graph after, where the call may be dead."""
     needed: dict[str, fx.Node] = {}
     for other in reversed(after.graph.nodes):
         if other.op == "output" or other.is_impure() or any(user.name in needed for user in other.users):
@@ -86,7 +88,7 @@ def _is_taken(node: fx.Node, after: fx.GraphModule) -> bool:
 
 
 def _has_equals(value: Tensor, taken: Tensor, dim: int) -> bool:
-    """Whether an element that is taken of a row is there more than once."""
+    """Whether an element that is picked from a row occurs there more than once."""
     if not value.dim() or not value.numel():
         return False
     if taken.dim() < value.dim():
@@ -95,5 +97,5 @@ def _has_equals(value: Tensor, taken: Tensor, dim: int) -> bool:
     count, is_nan = rows.isnan().sum(-1, keepdim=True), taken.isnan()
     rows, taken = (v.nan_to_num(math.inf, math.inf, -math.inf) for v in (rows.sort().values, taken))
     first, end = (torch.searchsorted(rows, taken, right=right) for right in (False, True))
-    several = torch.minimum(end, rows.shape[-1] - count) - first > 1  # NaN is behind all numbers
+    several = torch.minimum(end, rows.shape[-1] - count) - first > 1  # NaN sorts after all numbers
     return bool(torch.where(is_nan, count > 1, several).any())

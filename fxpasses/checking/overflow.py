@@ -1,4 +1,4 @@
-"""Values so large that a graph only just stands them, wherever in it a pass changed something."""
+"""Values so large that a graph only just stays finite, wherever in it a pass changed something."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ from fxpasses.graphs.rewriting import value_of
 aten = torch.ops.aten
 
 WITHIN = 3 / 5
-"""So far on the way to the first overflow, in powers of two: a right rewrite has products and sums on its way that are larger than its result."""
+"""Part of the way to the first overflow, in powers of two: a correct rewrite may have intermediate values
+larger than its result."""
 _MODERATE = 8
-"""A power of two by which most of a graph may be multiplied: where it stands less than a window does."""
+"""Power of two by which most of a graph can be scaled, if it overflows before a window does."""
 _MOST_DOUBLINGS = 48
 _NARROW = 2.0**16
-"""A type whose largest number is smaller is used up to it."""
+"""Dtypes with a smaller maximum are tested up to it."""
 _SLACK = 2.0
-"""A right rewrite adds up in another order: what it has on its way may be so many times as large as what the graph before has."""
+"""A correct rewrite adds in another order, so its intermediate values may be this many times as large."""
 _ROOM = 16.0
-"""What a program holds is still a number when it is so many times as large: nearer to a type's end, a sum of few terms overflows in one order, or before it is scaled, and not in another."""
+"""Headroom that values of a program have below a dtype's maximum.
+
+Closer to it, a sum of few terms may overflow in one order, or before scaling, and not in another.
+"""
 _DRAWS = 3
-"""So many draws have to overflow, all of them: in one, terms may cancel that another order does not add up first."""
+"""All of this many draws must overflow: in one, terms may cancel that another order does not add up first."""
 _SEED = 20
 _SUMS_OF_TWO = {aten.add, aten.sub}
 _SUMS_AND_PRODUCTS = {
@@ -45,7 +49,7 @@ _SUMS_AND_PRODUCTS = {
 
 
 def largest_power(is_finite: Callable[[int], bool]) -> int:
-    """The largest power of two, from 0 on, by which values can be multiplied until something is not finite.
+    """Find the largest power of two, from 0 on, by which values can be scaled before something overflows.
 
     >>> largest_power(lambda power: 2.0**power < 1000)
     9
@@ -58,13 +62,14 @@ def largest_power(is_finite: Callable[[int], bool]) -> int:
 
 
 def stays_finite(gm: fx.GraphModule, inputs: Sequence[Any], inside: bool = False) -> bool:
-    """Whether a graph can be run on some inputs, and all of its results, and what it writes to finite inputs, are finite.
+    """Whether a graph runs, and its results, and what it writes to finite inputs, are finite.
 
     Args:
         gm: the graph.
         inputs: of it.
-        inside: whether sums and products inside of it have to be finite, too, of finite numbers: ``tanh`` hides that one is not, and
-            a right rewrite may add it up from infinities of both signs. An exponential that is infinite stands for its limit.
+        inside: whether sums and products of finite numbers inside must be finite, too: ``tanh`` hides that
+            one is not, and a correct rewrite may add it up from infinities of both signs. An infinite
+            exponential stands for its limit.
     """
     copies, run = cloned(inputs), Run(gm, keep=inside)
     try:
@@ -76,7 +81,7 @@ def stays_finite(gm: fx.GraphModule, inputs: Sequence[Any], inside: bool = False
 
 
 def _overflowing(gm: fx.GraphModule, run: Run) -> Iterator[fx.Node]:
-    """The sums and products of a graph that are not finite though all that they are made of is."""
+    """Yield the sums and products of a graph that are not finite though all their arguments are."""
     for node in gm.graph.nodes:
         is_one = packet(node) in _SUMS_AND_PRODUCTS and not _is_finite(run.values.get(node.name))
         if is_one and all(_is_finite(run.values.get(given.name)) for given in node.all_input_nodes):
@@ -84,14 +89,17 @@ def _overflowing(gm: fx.GraphModule, run: Run) -> Iterator[fx.Node]:
 
 
 def _is_finite(value: Any, times: float = 1.0) -> bool:
-    """Whether it holds no infinity and no NaN, nor would so many times as large: what is no tensor of floats holds none."""
+    """Whether a value has no infinity or NaN, even if scaled by ``times``. Only float tensors can have
+    some."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return True
     return bool((computable(value).abs() <= torch.finfo(value.dtype).max / times).all())
 
 
 def overflows(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[Found]:
-    """Values of what the inputs of a window follow that the graph before stands, and the graph after does not.
+    """Yield values on which the graph before stays finite and the graph after does not.
+
+    They are values of what the inputs of a window follow.
 
     Args:
         rewriting: the graphs, and inputs.
@@ -112,7 +120,7 @@ def overflows(rewriting: Rewriting, window: Window, only_given: bool) -> Iterato
         for chosen in _parts(following.start.values()) if following.is_apart else ():
             taken = functools.partial(_larger, window, held, following, chosen)
             if _stands(window.after, taken, int(WITHIN * _MOST_DOUBLINGS)):
-                continue  # and all that is smaller
+                continue  # so do all smaller powers
             largest = int(
                 WITHIN * largest_power(functools.partial(_stands, window.before, taken, inside=True))
             )
@@ -132,7 +140,7 @@ def _is_shown(found: Found) -> bool:
 
 
 def is_narrow(window: Window) -> bool:
-    """Whether a window computes in a type of few powers of two, as float16."""
+    """Whether a window computes in a dtype of small range such as float16."""
     nodes = [*window.before.graph.nodes, *window.after.graph.nodes]
     kinds = {v.dtype for v in map(value_of, nodes) if isinstance(v, Tensor) and v.is_floating_point()}
     return any(torch.finfo(kind).max < _NARROW for kind in kinds)
@@ -141,7 +149,7 @@ def is_narrow(window: Window) -> bool:
 def _at_the_end(
     rewriting: Rewriting, window: Window, held: Mapping[str, Any], following: Following
 ) -> Iterator[Found]:
-    """Values of which a product is half as large as a window stands it before, where that is too much afterwards, whatever they are."""
+    """Values at half the limit of a window before, if they overflow after it, whatever they are."""
     for positive in (False, True):
         shown = (
             _near_the_end(rewriting, window, held, following.drawn(seed, positive)) for seed in range(_DRAWS)
@@ -180,7 +188,8 @@ def _near_the_end(
 
 
 def _overflows_by_far(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a graph does not stand its inputs, by more than a sum of two numbers: of these, one is at least half as large as the largest number."""
+    """Whether a graph overflows other than in a sum of two numbers, one of which is at least half the
+    maximum."""
     run = Run(gm, keep=True)
     try:
         results = run(cloned(inputs), _SEED)
@@ -211,7 +220,8 @@ def _larger(
 
 
 def _parts(start: Collection[Tensor]) -> Iterator[Callable[[float], Any]]:
-    """Factors by powers of two: of all elements, and, of a single value, of some elements alone, which are positive then."""
+    """Yield factors by powers of two: for all elements, and, for a single value, for some alone, made
+    positive."""
     yield lambda power: 2.0**power
     for value in start if len(start) == 1 else ():
         flat, count = torch.arange(value.numel(), device=value.device).view(value.shape), value.numel()

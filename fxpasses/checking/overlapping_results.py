@@ -1,4 +1,4 @@
-"""Which values of a graph share memory: exactly, element by element."""
+"""Find which values of a graph share memory: exactly, element by element."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def overlapping(values: Sequence[Any], outputs: int) -> frozenset[tuple[int, int]]:
-    """Pairs of an output and a later value (an output or an input) whose memory overlaps.
+    """Return pairs of an output and a later value (an output or an input) whose memory overlaps.
 
     Args:
         values: outputs, then inputs.
@@ -31,7 +31,7 @@ def overlapping(values: Sequence[Any], outputs: int) -> frozenset[tuple[int, int
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common (exactly, not just their ranges)."""
+    """Whether two tensors of one storage share an element (exactly, not just their ranges)."""
     if a.dtype.itemsize != b.dtype.itemsize:
         return True
     ranges = [(t.storage_offset(), t.storage_offset() + _extent(t)) for t in (a, b)]

@@ -1,4 +1,4 @@
-"""Saying on standard error what a check is at: a line that changes in a terminal, else one line a stage."""
+"""Report the progress of a check on standard error: a live line in a terminal, else one line per stage."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.status import Status
 
 
 class ProgressLine:
-    """Tells what is being done; a context manager.
+    """Reports the current step; a context manager.
 
     Args:
-        shown: whether anything is printed.
-        console: where; standard error by default.
-        name: begins each line that stays.
+        shown: whether to print anything.
+        console: where to print; standard error by default.
+        name: starts each line that stays.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ProgressLine:
             self._status = None
 
     def __call__(self, what: str, detail: str = "") -> None:
-        """Say what is done now; the detail is left out where each line stays."""
+        """Report the current step. The detail is omitted where each line stays."""
         if not self._shown:
             return
         after = f"{time.monotonic() - self._since:6.1f} s"

@@ -1,4 +1,4 @@
-"""Cutting a graph on which a pass is wrong down to the few nodes that it takes."""
+"""Shrink a graph on which a pass is wrong to the few nodes that it takes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Case:
 
     Attributes:
         gm: the graph.
-        inputs: what it is run on.
-        traced: inputs of the sizes that it was traced with, where they are other ones: sizes are then symbolic.
+        inputs: what to run it on.
+        traced: inputs with the sizes that it was traced with, if those differ: sizes are then symbolic.
     """
 
     gm: fx.GraphModule
@@ -37,7 +37,7 @@ class Case:
 
     @property
     def size(self) -> int:
-        """Number of operator calls."""
+        """The number of operator calls."""
         return sum(node.op == "call_function" for node in self.gm.graph.nodes)
 
 
@@ -45,7 +45,8 @@ Fails = Callable[[Case], bool]
 
 
 def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[str], fails: Fails) -> Case:
-    """The smallest part of the graph that still fails, or the case itself. Args: those of :func:`failing_part`."""
+    """Find the smallest part of the graph that still fails, or the case. Args: those of
+    :func:`failing_part`."""
     part = failing_part(case, after, suspects, fails)
     return part or failing_part(case, after, suspects, fails, whole=True) or case
 
@@ -53,18 +54,18 @@ def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[
 def failing_part(
     case: Case, after: fx.GraphModule | None, suspects: Collection[str], fails: Fails, whole: bool = False
 ) -> Case | None:
-    """The smallest part of the graph that still fails; ``None`` where none is found.
+    """Find the smallest part of the graph that still fails; ``None`` if none is found.
 
-    A part is a set of calls. Values from outside of it become inputs, with the value that they had in a run of the
-    whole graph; values that are used outside of it become outputs. First the surroundings of the suspects are tried,
-    one step wider at a time, then those of all that the pass changed; then single calls are left out.
+    A part is a set of calls. Values from outside become inputs, with their value in a run of the whole graph;
+    values used outside become outputs. First the surroundings of the suspects are tried, one step wider at a
+    time, then those of everything that the pass changed; then single calls are removed.
 
     Args:
         case: what fails.
-        after: the graph after the pass, which tells where to start; ``None`` when the pass raises.
-        suspects: names of nodes that are to blame.
+        after: the graph after the pass, which tells where to start; ``None`` if the pass raises.
+        suspects: names of nodes to blame.
         fails: whether a part still fails.
-        whole: whether to start with all calls, and not with the surroundings of what is suspected.
+        whole: whether to start with all calls instead of the surroundings of the suspects.
     """
     values = _recorded(case.gm, case.inputs)
     traced = _recorded(case.gm, case.traced) if case.traced is not None else None
@@ -79,7 +80,7 @@ def failing_part(
         smaller = part(chosen)
         return smaller is not None and fails(smaller)
 
-    # First with the graph's constants as inputs, then with those that it holds: a pass may look for them.
+    # First turn the graph's constants into inputs, then keep them: a pass may look for them.
     for keep in (False, True) if constants_of(case.gm) else (False,):
         constants = keep
         near = [set(calls)] if whole else _surroundings(case.gm, after, suspects)
@@ -89,13 +90,13 @@ def failing_part(
         )
         if start is not None:
             return part(minimise(start, still))
-    return None  # it fails only with the graph's own inputs and outputs
+    return None  # fails only with the graph's own inputs and outputs
 
 
 def _surroundings(
     gm: fx.GraphModule, after: fx.GraphModule | None, suspects: Collection[str]
 ) -> Iterator[set[fx.Node]]:
-    """Wider and wider sets of nodes around the suspects, then around all that changed."""
+    """Yield wider and wider sets of nodes around the suspects, then around everything that changed."""
     names = set(suspects)
     changed: set[str] = set()
     if after is not None:
@@ -124,15 +125,15 @@ def extract_calls(
 ) -> Case | None:
     """Make a graph of some calls alone, with recorded values as inputs.
 
-    A call that returns several values goes together with those that take them apart.
+    A call that returns several values is kept together with its ``getitem`` calls.
 
     Args:
         gm: the graph.
         chosen: the calls.
         values: the value of each node, by name.
-        traced: fake values of the nodes, by name, if they are to be kept.
+        traced: fake values of the nodes, by name, to keep.
         returned: the nodes to return; by default those that are used elsewhere, in the order of the graph.
-        constants: whether tensors that the graph holds stay so; they become inputs else.
+        constants: whether tensors that the graph holds stay constants; else they become inputs.
 
     Returns:
         The graph and its inputs; ``None`` if nothing is left.
@@ -160,7 +161,7 @@ def extract_calls(
             made[node] = graph.node_copy(node, made.__getitem__)
             made[node].meta = dict(node.meta)
             writes = writes or is_mutating(node)
-            # A write is seen in what it writes to: a pass may take it away only where nobody uses its result.
+            # A write shows in what it writes to: a pass may remove it only if its result is unused.
             outside = any(user not in chosen for user in node.users) or not (node.users or is_mutating(node))
             if (node in returned if returned else outside) and not _many(node) and value_of(node) is not None:
                 outputs.append(made[node])
@@ -176,14 +177,14 @@ def _many(node: fx.Node) -> bool:
 
 
 def smaller_sizes(case: Case, rebuild: Callable[[Case], Case | None], fails: Fails) -> Case:
-    """The case with each size made as small as it goes while it still fails.
+    """Shrink each size of a case as far as it still fails.
 
-    A size is a number that occurs as a dimension of an input. Its multiples among the graph's arguments shrink along, so
-    that a view of ``[batch * time, width]`` stays one.
+    A size is a number that occurs as a dimension of an input. Its multiples among the graph's arguments
+    shrink along, so that a view of ``[batch * time, width]`` remains one.
 
     Args:
         case: what fails; its graph has numbers for sizes.
-        rebuild: computes the metadata of a changed graph anew, or ``None`` where its sizes do not fit together.
+        rebuild: recomputes the metadata of a changed graph; ``None`` if its sizes do not fit together.
         fails: whether a case still fails.
     """
     sizes = sorted({n for v in case.inputs if isinstance(v, Tensor) for n in v.shape if n > 1}, reverse=True)

@@ -1,4 +1,4 @@
-"""Compares a graph that calls compiled regions with the graph that they were cut from."""
+"""Compare a graph that calls compiled regions with the graph that they were cut from."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fxpasses.pipeline.compile_graph import new_compiler
 
 
 class NoRegions(Exception):
-    """A graph calls no regions: there is nothing to compare."""
+    """A graph calls no regions, so there is nothing to compare."""
 
 
 class RegionGraphs(Observer):
-    """Keeps the graphs that regions hand to the compiler.
+    """Keeps the graphs that regions pass to the compiler.
 
     Attributes:
         found: the graphs, each as its passes left it.
@@ -77,7 +77,7 @@ class RegionCalls(Observer):
         return new_compiler(options, gm, example_inputs)
 
     def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """A callable that runs ``compiled``, and keeps the inputs of its first call if the graph calls regions."""
+        """Wrap ``compiled`` to record the inputs of its first call, if the graph calls regions."""
         if not self._waiting:
             return compiled
         inputs = self._waiting.pop()
@@ -91,7 +91,8 @@ class RegionCalls(Observer):
         return run
 
     def first_wrong_module(self) -> str:
-        """The module of the first node whose value differs; that of the first region when none that both graphs have does."""
+        """Return the module of the first node whose value differs; if no common node's does, of the first
+        region."""
         for before, after, inputs in self.found:
             if inputs and (module := first_difference(before, after, inputs).module):
                 return module

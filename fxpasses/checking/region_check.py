@@ -1,7 +1,7 @@
-"""The value check of a region: its graphs are compared once, on the inputs of the first calls of any of its copies.
+"""The value check of a region: its graphs are compared once, on the first inputs of any of its copies.
 
-The graph around knows a region as one operator. When that graph is checked, its operators run in float64, too: a region
-then runs its graph, not what that was compiled to.
+The graph around sees a region as one operator. When that graph is checked, its operators also run in float64:
+a region then runs its graph, not the compiled code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RegionValueCheck(ValueCheck, RegionCheck):
     """Compares the graphs before and after each pass on a region.
 
     Args:
-        options: of the compilation around; ``on_failure`` decides what becomes of a wrong backward graph.
+        options: of the surrounding compilation; ``on_failure`` decides how to handle a wrong backward graph.
     """
 
     def __init__(self, options: Options) -> None:
@@ -40,11 +40,11 @@ class RegionValueCheck(ValueCheck, RegionCheck):
     def watch_backward(
         self, compiled: Callable[..., Any], gradients: Sequence[Source | None]
     ) -> Callable[..., Any]:
-        """A compiled backward graph with its first calls checked.
+        """Wrap a compiled backward graph so that its first calls are checked.
 
         Args:
             compiled: takes a list of sizes, saved tensors, gradients.
-            gradients: how gradients are made of what it returns: its replacement returns the same.
+            gradients: how gradients are made from its outputs. A replacement must return the same.
         """
 
         def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ class RegionValueCheck(ValueCheck, RegionCheck):
         return self.watch("backward", compiled, graph_before)
 
     def exact_run(self, gm: fx.GraphModule) -> Exact:
-        """A callable that runs a copy of a graph of the region in float64."""
+        """Return a callable that runs a copy of a graph of the region in float64."""
         graph = copy_graph(gm)
         values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
         return Exact(

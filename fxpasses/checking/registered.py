@@ -1,4 +1,4 @@
-"""What others than torch have registered for operators, written into repro files: in another process it would not be there."""
+"""Write third-party operator registrations into repro files, since another process would lack them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def add_lowerings(gm: fx.GraphModule, source: PassSource) -> None:
-    """Add lines that register the lowerings with Inductor of a graph's operators.
+    """Add lines that register the third-party Inductor lowerings of a graph's operators.
 
     Raises:
         CannotEmbed: one cannot be written.
@@ -33,7 +33,7 @@ def add_lowerings(gm: fx.GraphModule, source: PassSource) -> None:
 
 
 def add_decompositions(source: PassSource) -> None:
-    """Add lines that register decompositions, as far as they can be written: which of them a capture meets is not known before."""
+    """Add lines that register decompositions, as far as they can be written. Any of them may be needed."""
     for target, function in decompositions().items():
         if isinstance(function, types.FunctionType) and _is_foreign(function):
             try:

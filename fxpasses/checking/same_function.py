@@ -275,8 +275,7 @@ class Rewriting:
     def is_explained_by_constants(
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
     ) -> bool:
-        """Whether rounded constants of the second graph explain a difference. Args: two graphs, and
-        inputs."""
+        """Whether rounded constants of the second graph explain a difference. Args: both graphs, inputs."""
 
         def is_same(first: fx.GraphModule, second: fx.GraphModule) -> bool:
             verdict = self._exact(first, second, inputs)

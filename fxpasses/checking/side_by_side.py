@@ -1,8 +1,9 @@
-"""Several processes as one graph: exact arithmetic evaluates calls, and waits for nobody.
+"""Several processes as one graph: exact arithmetic evaluates calls, and waits for no other process.
 
-:class:`~fxpasses.checking.interpret.Run` runs a graph with collectives as several processes, in floats. Here the same processes stand side
-by side in one graph: each call once for each process, and for a collective what :mod:`~fxpasses.checking.collectives` says that it answers,
-as calls of ATen operators. What the first process returns is what the graph returns.
+:class:`~fxpasses.checking.interpret.Run` runs a graph with collectives as several processes, in floats. Here
+the same processes are side by side in one graph: each call once per process, and for a collective what
+:mod:`~fxpasses.checking.collectives` computes, as calls of ATen operators. The graph returns what the first
+process returns.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from fxpasses.graphs.rewriting import copy_graph, outputs_of, value_of
 
 
 class SideBySide:
-    """A graph that others are compared with exactly, collectives or not: :class:`fxpasses.exact.Original`.
+    """A graph to compare others with exactly, even with collectives: see :class:`fxpasses.exact.Original`.
 
     Args:
-        gm: a graph of ATen operators with fake tensors as ``meta["val"]``; it is not changed.
+        gm: a graph of ATen operators with fake tensors as ``meta["val"]``; not mutated.
         inputs: example inputs: tensors with data, and sizes.
 
     Raises:
-        ValueError: the graph takes another number of inputs.
+        ValueError: the graph takes a different number of inputs.
     """
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -62,12 +63,12 @@ class SideBySide:
         self._original: Original | None = None
 
     def equivalent(self, after: fx.GraphModule, **options: Any) -> Verdict:
-        """The verdict on a graph that is to stand in the place of this one: ``UNPROVED`` if what a collective answers cannot be made up.
+        """Return the verdict on a replacement: ``UNPROVED`` if a collective cannot be simulated.
 
         Args: those of :meth:`fxpasses.exact.Original.equivalent`.
 
         Raises:
-            ValueError: the graph takes another number of inputs.
+            ValueError: the graph takes a different number of inputs.
         """
         try:
             if self._original is None:
@@ -135,7 +136,7 @@ def _copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any], name: st
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What a tensor looks like."""
+    """The metadata of a tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -144,7 +145,7 @@ class _Sizes:
 
 
 def _answered(graph: fx.Graph, node: fx.Node, envs: Sequence[Mapping[fx.Node, Any]]) -> list[Any]:
-    """What a collective answers in each process: a node of the graph, or a list of them."""
+    """The result of a collective in each process: a node of the graph, or a list of them."""
     calls = [fx.map_arg((node.args, node.kwargs), env.__getitem__) for env in envs]
     flat, spec = tree_flatten(calls[0])
     group = group_of(named_arguments(node), len(envs))
@@ -160,7 +161,7 @@ def _answered(graph: fx.Graph, node: fx.Node, envs: Sequence[Mapping[fx.Node, An
 
 
 def _told(argument: Any) -> Any:
-    """An argument of a collective: what a tensor looks like, and any other value."""
+    """An argument of a collective: the metadata of a tensor, or any other value."""
     value = value_of(argument) if isinstance(argument, fx.Node) else argument
     if isinstance(value, Tensor):
         return _Sizes(tuple(value.shape), value.stride(), value.dtype, value.device)
@@ -169,10 +170,10 @@ def _told(argument: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _model(target: Any, told: tuple[Any, ...], spec: TreeSpec, group: Group) -> fx.GraphModule:
-    """What a collective answers in several processes, as a graph of what these send."""
+    """The results of a collective in several processes, as a graph of what they send."""
     tensors = [x for _ in range(group.count) for x in told if isinstance(x, _Sizes)]
     with FakeTensorMode():
-        # Values of their own: the same one twice would be one input.
+        # Separate values: the same one twice would be one input.
         sent = [torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=x.device) for x in tensors]
 
     def answer(*values: Any) -> tuple[Any, ...]:

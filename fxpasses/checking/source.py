@@ -1,4 +1,4 @@
-"""A pass as text that makes it again in another process: imported by its module's path, or with its source embedded."""
+"""A pass as source code that recreates it in another process: by import, or with its source embedded."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fxpasses.patterns.pattern_tracing import ExampleTensor
 
 
 class CannotEmbed(Exception):
-    """Something that the pass uses can be neither imported nor written as text."""
+    """Something that the pass uses can be neither imported nor written as source code."""
 
 
 class PassSource:
     """Collects the lines that a file needs before it can name the pass.
 
     Attributes:
-        paths: directories that have to be on ``sys.path``.
+        paths: directories that must be on ``sys.path``.
         imports: import lines.
         definitions: assignments, functions and classes, in order.
     """
@@ -46,15 +46,15 @@ class PassSource:
         self._bound: dict[str, Any] = {}
 
     def bind(self, name: str, value: Any, line: str = "") -> None:
-        """Give a value a name in the file.
+        """Bind a value to a name in the file.
 
         Args:
             name: the global name.
             value: the object.
-            line: an import that binds it, where one is known.
+            line: an import that binds it, if known.
 
         Raises:
-            CannotEmbed: when there is no way to write it.
+            CannotEmbed: there is no way to write it.
         """
         if name in self._bound:
             if self._bound[name] is not value:
@@ -90,10 +90,10 @@ class PassSource:
                 raise CannotEmbed(f"{name!r} is {reason}") from reason
 
     def make(self, item: Pass) -> str:
-        """An expression for the pass.
+        """Return an expression for the pass.
 
         Raises:
-            CannotEmbed: when it cannot be written.
+            CannotEmbed: it cannot be written.
         """
         if isinstance(item, (FunctionPass, PatternPass)):
             self.bind("fxpasses", sys.modules["fxpasses"])
@@ -120,10 +120,10 @@ class PassSource:
         return f"{self.written(type(item))}({', '.join(options)})"
 
     def written(self, value: Any) -> str:
-        """An expression for a value, with what it needs defined.
+        """Return an expression for a value, and define what it needs.
 
         Raises:
-            CannotEmbed: when there is none.
+            CannotEmbed: there is none.
         """
         if (text := _literal(value)) is not None:
             return text
@@ -155,7 +155,8 @@ class PassSource:
         raise CannotEmbed(f"a {type(value).__name__}")
 
     def _name_of(self, value: Any) -> str:
-        """A name in the file for something that has one of its own: another one where that is taken, or none that Python takes."""
+        """Choose a name in the file for a named object: a different one if its own is taken or not an
+        identifier."""
         own = value.__name__.rpartition(".")[2]
         own = own if own.isidentifier() else "function"
         names = itertools.chain([own], (f"{own}_{number}" for number in itertools.count(2)))
@@ -173,7 +174,7 @@ class PassSource:
         return module, name
 
     def _importable(self, module: str, file: str | None) -> bool:
-        """Whether a new process finds the module; remembers the directory that it needs for that."""
+        """Whether a new process finds the module. Records the directory that it needs for that."""
         try:
             spec = importlib.util.find_spec(module)
         except (ImportError, ValueError):
@@ -188,14 +189,14 @@ class PassSource:
         return True
 
     def _embed(self, definition: Any, name: str) -> None:
-        try:  # of the code: what a function wraps, or is called, may have been set by hand
+        try:  # of the code: a function's wrapped one, or its name, may have been set by hand
             text = textwrap.dedent(inspect.getsource(getattr(definition, "__code__", definition)))
         except (OSError, TypeError) as error:
             raise CannotEmbed(f"the source of {definition.__qualname__} cannot be read") from error
         tree = ast.parse(text)
         body = tree.body[0]
         if isinstance(body, ast.FunctionDef):
-            # Its decorators made a pass of it; the pass is made anew.
+            # Its decorators made it a pass, which is recreated.
             text = "\n".join(text.splitlines()[body.lineno - 1 :])
             body.decorator_list = []
         own = getattr(body, "name", definition.__name__)
@@ -206,7 +207,8 @@ class PassSource:
         self.definitions += ["", text, *given, ""]
 
     def _bind_names_in(self, body: ast.AST, definition: Any, own: str = "") -> None:
-        """Bind what the code of a definition takes from around it; ``own`` is its name, where that is the same in the file."""
+        """Bind the names that a definition takes from its surroundings; ``own`` is its name, if kept in the
+        file."""
         local = {n.arg for n in ast.walk(body) if isinstance(n, ast.arg)}
         local |= {n.name for n in ast.walk(body) if isinstance(n, _NAMING) and n.name is not None}
         local |= {
@@ -230,11 +232,11 @@ class PassSource:
 _NAMING = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar
 )  # fmt: skip
-"""What binds a name that is no node of its own."""
+"""Nodes that bind a name that is not a node itself."""
 
 
 def _lambda_of(function: types.FunctionType) -> ast.Lambda:
-    """The expression that made a lambda: that of its line in the file whose code is the same."""
+    """Find the expression of a lambda: the one on its line with the same code."""
     try:
         lines, _ = inspect.findsource(function)
         tree = ast.parse("".join(lines))
@@ -249,13 +251,13 @@ def _lambda_of(function: types.FunctionType) -> ast.Lambda:
 
 
 def _described(code: types.CodeType) -> tuple[Any, ...]:
-    """What tells lambdas of one line apart; compiled alone, what they take from the function around is a global."""
+    """What distinguishes lambdas on one line. Compiled alone, their free variables are globals."""
     constants = [repr(c) for c in code.co_consts if not inspect.iscode(c)]
     return code.co_varnames, {*code.co_names, *code.co_freevars}, constants
 
 
 def _names_around(definition: Any) -> Mapping[str, Any]:
-    """The globals and the closures that the definition's code sees."""
+    """Return the globals and closures that the definition's code sees."""
     functions = [definition] if inspect.isfunction(definition) else list(vars(definition).values())
     known = dict(vars(sys.modules[definition.__module__])) if definition.__module__ in sys.modules else {}
     for function in functions:
@@ -269,8 +271,8 @@ def _names_around(definition: Any) -> Mapping[str, Any]:
 
 
 def _import_line(name: str, value: Any, definition: Any) -> str:
-    """The import of an installed module by which ``name`` came to where ``definition`` is, or ""."""
-    # The file, not the module: a script that was run by its path has none.
+    """The import from an installed module that bound ``name`` where ``definition`` is, or ""."""
+    # Read the file, not the module, which a script run by path lacks.
     try:
         tree = ast.parse(Path(inspect.getsourcefile(definition) or "").read_text())
     except (OSError, TypeError, SyntaxError, UnicodeDecodeError):
@@ -329,10 +331,10 @@ _BRACKETS: dict[type, Callable[[list[str]], str]] = {
 
 
 def pass_sources(items: Sequence[Pass]) -> tuple[PassSource, list[str]]:
-    """The lines that a file needs to make these passes, and for each the expression that makes it.
+    """Return the lines that a file needs to make these passes, and the expression that makes each.
 
     Raises:
-        CannotEmbed: when that cannot be written down.
+        CannotEmbed: one cannot be written.
     """
     source = PassSource()
     return source, [_expression(item, source) for item in items]

@@ -1,8 +1,9 @@
-"""A program that capture or partition gets wrong, cut down to the few calls of the user's that it takes.
+"""Shrink a program that capture or partition gets wrong to the few calls of the user's that it takes.
 
-These stages are no rewrites of one graph: what goes in is the graph of torch functions that Dynamo recorded, and what comes
-out are graphs of ATen operators. So parts of Dynamo's graph are compiled up to that stage, without any pass, and compared with
-the same part in eager, gradients included, until the smallest is left that still fails.
+These stages are not rewrites of one graph: the input is the graph of torch functions that Dynamo recorded,
+and the outputs are graphs of ATen operators. So parts of Dynamo's graph are compiled up to that stage,
+without any pass, and compared with the same part in eager, gradients included, until the smallest that still
+fails is left.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ log = logging.getLogger(__name__)
 Stage = Literal["capture", "partition"]
 _MOVES = 2
 _SECONDS = 240.0
-"""Seconds for which parts of a graph are compiled in the search for a small one."""
+"""Time limit, in seconds, of the search for a small graph, which compiles parts."""
 _SEED = 20
 
 
 def replay_stage(
     graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str] = ()
 ) -> int:
-    """Compile a function up to a stage and compare it with eager; what a repro file calls.
+    """Compile a function up to a stage and compare it with eager. Repro files call this.
 
     Args:
         graph: the function, of positional arguments.
-        inputs: what it runs on; gradients are compared for those that require them.
-        stage: the last stage that runs.
+        inputs: what to run it on; gradients are compared for those that require them.
+        stage: the last stage to run.
         passes: names of passes that run before it.
 
     Returns:
-        1 when the stage is wrong, 0 otherwise: an exit status.
+        1 if the stage is wrong, 0 otherwise: an exit status.
 
     >>> replay_stage(lambda x: (torch.sin(x),), [torch.ones(2, requires_grad=True)], "partition")
     the partition is right on these inputs
@@ -68,16 +69,16 @@ def replay_stage(
 def stage_differences(
     graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str] = ()
 ) -> str:
-    """The difference between a function's results and gradients after a stage and in eager; "" when there is none.
+    """Return how a function's results and gradients after a stage differ from eager; "" if they do not.
 
     Args:
         graph: the function, of positional arguments.
-        inputs: what it runs on; gradients are compared for those that require them.
-        stage: the last stage that runs.
+        inputs: what to run it on; gradients are compared for those that require them.
+        stage: the last stage to run.
         passes: names of passes that run before it.
 
     Raises:
-        Unsupported: when the function does not run in eager, or an input cannot be copied.
+        Unsupported: the function does not run in eager, or an input cannot be copied.
     """
     for sign in (1, -1):
         found = _differences(graph, inputs, stage, passes, sign)
@@ -89,7 +90,7 @@ def stage_differences(
 def _differences(
     graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str], sign: int
 ) -> str:
-    """The same for one choice of the outputs' gradients."""
+    """The same for one choice of the output gradients."""
     try:
         native = _step(graph, inputs, sign)
     except Exception as error:
@@ -97,7 +98,7 @@ def _differences(
     try:
         nearby = [[as_float64(v) for v in inputs], *(moved(inputs, seed) for seed in range(_MOVES))]
         wide = [_step(graph, given, sign, like=inputs) for given in nearby]
-    except CANNOT_RUN:  # a type in the code that does not fit
+    except CANNOT_RUN:  # a dtype in the code does not fit
         nearby = [list(inputs), *(next_to(inputs, seed) for seed in range(_MOVES))]
         wide = [_step(graph, given, sign, like=inputs) for given in nearby]
     try:
@@ -119,13 +120,13 @@ def _differences(
 
 @contextmanager
 def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]]:
-    """Compile functions up to a stage, each alone and without caches."""
+    """Compile functions up to a stage, each on its own and without caches."""
     options: Any = {"check": "off", "report": None, "compiler": "eager", "passes": list(passes)}
     limits = Limits(stage="passes" if passes else stage).to_json()
     functions: list[Any] = []
 
     def compiled(function: Callable[..., Any]) -> Any:
-        def alone(*args: Any) -> Any:  # Dynamo keeps what it compiled with the code
+        def alone(*args: Any) -> Any:  # Dynamo caches compiled code per code object
             return function(*args)
 
         functions.append(alone)
@@ -133,7 +134,7 @@ def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]
 
     uncached = functorch_config.patch(
         enable_autograd_cache=False
-    )  # what comes from a cache ran through no stage
+    )  # cached results do not run through the stages
     with mock.patch.dict(os.environ, {VARIABLE: limits}), uncached:
         try:
             yield compiled
@@ -145,16 +146,16 @@ def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]
 def _step(
     function: Callable[..., Any], inputs: Sequence[Any], sign: int, like: Sequence[Any] | None = None
 ) -> dict[str, Tensor]:
-    """Results, inputs afterwards and gradients of one step, by name.
+    """Return results, inputs afterwards and gradients of one step, by name.
 
     Args:
         function: of the inputs.
-        inputs: what it runs on.
-        sign: of the outputs' gradients.
-        like: tensors that say which of the inputs want gradients; the inputs themselves if it is None.
+        inputs: what to run it on.
+        sign: of the output gradients.
+        like: tensors that tell which inputs require gradients; the inputs themselves if None.
     """
     leaves = _wanting_gradients_as(inputs if like is None else like, cloned(inputs))
-    # What is written to has to be no leaf.
+    # In-place writes must not be to leaves.
     given = [v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v for v in leaves]
     with seeded(_SEED), torch.enable_grad():
         results = [v for v in tree_leaves(function(*given)) if isinstance(v, Tensor)]
@@ -177,13 +178,13 @@ def _step(
 def stage_repro(
     gm: fx.GraphModule, inputs: Sequence[Any], stage: Stage, directory: Path
 ) -> tuple[str, int, str]:
-    """Cut Dynamo's graph down to what a stage gets wrong, and write it to a file.
+    """Shrink Dynamo's graph to what a stage gets wrong, and write it to a file.
 
     Args:
         gm: Dynamo's graph.
-        inputs: what it is called with.
+        inputs: its inputs.
         stage: the stage.
-        directory: where the file goes.
+        directory: where to write the file.
 
     Returns:
         The file ("" if there is none), how many calls its graph has, and why there is none.
@@ -197,7 +198,7 @@ def stage_repro(
     until = time.perf_counter() + _SECONDS
     passes: list[str] = []
     fixed: set[str] = set()
-    """Inputs of the whole graph that want no gradient."""
+    """Inputs of the whole graph that require no gradient."""
 
     def fails(case: Case) -> bool:
         if time.perf_counter() > until:
@@ -231,13 +232,13 @@ def stage_repro(
 def in_eager_with_repro(
     gm: fx.GraphModule, stage: Stage, directory: Path, tell: Callable[[str, int, str], None]
 ) -> Callable[..., Any]:
-    """Dynamo's graph as it is, with a search for what a stage does wrong on the inputs of its first call.
+    """Run Dynamo's graph in eager, and look for a fault of a stage on the inputs of its first call.
 
     Args:
         gm: the graph.
         stage: the stage.
-        directory: where the repro file goes.
-        tell: is told what :func:`stage_repro` returns.
+        directory: where to write the repro file.
+        tell: called with what :func:`stage_repro` returns.
     """
     looked_at = False
 
@@ -253,7 +254,7 @@ def in_eager_with_repro(
 
 
 def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
-    """The graph as one of plain calls: parameters that it holds become inputs, methods become functions."""
+    """Convert the graph to plain calls: its parameters become inputs, methods become functions."""
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     values: list[Any] = []
@@ -283,7 +284,7 @@ def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
 
 
 class _DrawingRun(Run):
-    """Notes which calls use the RNG: those after which the generators are in another state."""
+    """Records which calls use the RNG: those that change the state of the generators."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm, keep=True)
@@ -299,7 +300,7 @@ class _DrawingRun(Run):
 
 
 def _wanting_gradients_as(these: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """The values, of which floats want gradients where those in their places do."""
+    """Make floats require gradients if those in their places do."""
     return [
         v.requires_grad_(t.requires_grad) if isinstance(v, Tensor) and v.is_floating_point() else v
         for t, v in zip(these, values, strict=True)
@@ -312,7 +313,7 @@ def _generators() -> list[Tensor]:
 
 
 def _without_rng(case: Case) -> Case:
-    """The case with what its calls draw at random as inputs: compiled graphs draw in another way than eager."""
+    """Turn random draws into inputs: compiled graphs draw differently from eager."""
     run = _DrawingRun(case.gm)
     try:
         run(cloned(case.inputs), _SEED)

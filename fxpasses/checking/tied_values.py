@@ -1,8 +1,10 @@
-"""Ties of what is rounded or compared after it was scaled: ``(x / s).round()`` is tried where ``x`` is ``s`` times one and a half.
+"""Ties of values that are rounded or compared after scaling: for ``(x / s).round()``, ``x`` at ``s`` times
+1.5.
 
-A call that one side of a rewrite makes and the other does not is followed back through sums, products and quotients to one free input of the window. That is
-solved for, with the other free inputs on its way at powers of two, and matrices that it is multiplied with at the identity, so that nothing rounds. Of what is
-scaled by its own largest elements, these stay.
+A call that only one side of a rewrite makes is followed back through sums, products and quotients to one free
+input of the window. That input is solved for, with the other free inputs on its way at powers of two, and
+matrices that it is multiplied with at the identity, so that nothing rounds. If a value is scaled by its own
+largest elements, these stay.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _SAME = {aten.clone, aten.alias, aten.detach, aten._to_copy, prims.convert_eleme
 _BY_TWO = {aten.add, aten.sub, aten.mul, aten.div}
 _SEEN = {aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze}
 _MATMULS = {aten.mm: (), aten.bmm: (), aten.addmm: (0,)}
-"""Those that multiply two matrices, the last arguments, and where what they add is among these."""
+"""Operators that multiply two matrices, their last arguments, and the positions of addends among the
+arguments."""
 _TURNED = {aten.permute, aten.t, aten.transpose, aten.expand, *_SEEN, *_SAME}
 _MOST_CALLS = 8
 
@@ -37,7 +40,8 @@ _MOST_CALLS = 8
 def tied_values(
     window: Window, given: Mapping[str, Any], free: Collection[str], chosen: Sequence[Sequence[fx.Node]]
 ) -> Iterator[dict[str, Tensor]]:
-    """Values of free inputs of a window at which what a call rounds lies between two integers, or what it compares is what that is compared with.
+    """Yield values of free window inputs at which a rounded value is halfway between integers, or a
+    comparison ties.
 
     Args:
         window: what changed.
@@ -61,7 +65,7 @@ def tied_values(
 
 
 def _numbers(node: Any) -> Sequence[float]:
-    """Those of its first argument at which what a call gives jumps."""
+    """The numbers at which the result of a call jumps, as values of its first argument."""
     if packet(node) in _COMPARISONS:
         return [float(n) for n in node.args[1:] if type(n) in (int, float)]
     value, taken = value_of(node), value_of(node.args[0]) if isinstance(node.args[0], fx.Node) else None
@@ -72,7 +76,8 @@ def _numbers(node: Any) -> Sequence[float]:
 
 
 def _way(node: Any, values: Mapping[str, Any]) -> list[fx.Node]:
-    """A value and what it is made of, one of the other, by sums and products with something else, as far back as that goes."""
+    """A value, what it is computed from, and so on, through sums and products with something else, to an
+    input."""
     way = [node]
     while (
         isinstance(way[-1], fx.Node)
@@ -84,7 +89,10 @@ def _way(node: Any, values: Mapping[str, Any]) -> list[fx.Node]:
 
 
 def _followed(node: Any, values: Mapping[str, Any]) -> fx.Node | None:
-    """The argument that a call moves and scales, of the size of its result, or multiplies with a matrix; the nearest to an input where there are two."""
+    """The argument to follow back through a call: of the size of its result, or multiplied with a matrix.
+
+    If there are two, it is the one nearest to an input.
+    """
     if packet(node) in _SEEN or (packet(node) in _MATMULS and not node.kwargs):
         return node.args[-2] if packet(node) in _MATMULS else node.args[0]
     if packet(node) not in (*_SAME, *_BY_TWO, aten.neg, aten.expand) or (
@@ -106,9 +114,10 @@ def _solved(
     way: Sequence[fx.Node],
     numbers: Sequence[float],
 ) -> Iterator[dict[str, Tensor]]:
-    """Values of the last node of a way that make elements of the first one numbers, and of free inputs that are met on it.
+    """Yield values of the last node of a way that make elements of the first one certain numbers.
 
-    It may be met itself: what is scaled by its own largest element. That stays as it is.
+    With values of free inputs that are met on it. It may be met itself, if scaled by its own largest element,
+    which stays as it is.
     """
     matrices = {_turned(node.args[-1]) for node in way if packet(node) in _MATMULS}
     others = {name: _power_of_two(given[name]) for name in met if name != way[-1].name}
@@ -129,7 +138,7 @@ def _solved(
 
 
 def _before(node: Any, taken: fx.Node, goal: Tensor, values: Mapping[str, Any]) -> Tensor:
-    """What one argument of a call has to be that gives what is wanted."""
+    """Compute the argument for which a call returns the goal."""
     if packet(node) is aten.neg:
         return -goal
     if packet(node) in _SAME or packet(node) is aten.expand:
@@ -153,20 +162,20 @@ def _before(node: Any, taken: fx.Node, goal: Tensor, values: Mapping[str, Any]) 
 
 
 def _power_of_two(value: Tensor) -> Tensor:
-    """The elements as the powers of two that are nearest to them."""
+    """Round elements to the nearest powers of two."""
     nearest = value.sign() * value.abs().log2().round().exp2()
     return torch.where(nearest.isfinite() & (nearest != 0), nearest, value)
 
 
 def _turned(node: Any) -> fx.Node:
-    """What a matrix is a view of."""
+    """The source of a matrix that is a view."""
     while packet(node) in _TURNED:
         node = node.args[0]
     return node
 
 
 def _identity(value: Tensor) -> Tensor:
-    """Ones on the diagonal of a matrix, or of each of a batch, and zeros beside it."""
+    """The identity in place of a matrix, or of each in a batch."""
     if value.dim() < 2:
         return value
     return torch.eye(*value.shape[-2:], dtype=value.dtype, device=value.device).expand(value.shape).clone()

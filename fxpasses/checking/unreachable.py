@@ -1,4 +1,5 @@
-"""What a window would do on values that its inputs cannot have: a rewrite may rest on it, and the verdict says why it may."""
+"""Differences of a window on values that its inputs cannot have. A rewrite may rest on that; the verdict says
+why."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ _LARGE = 2.0**10
 def unreachable(
     rewriting: Rewriting, families: Sequence[Family] = ("random", "signs", "zeros", "ties")
 ) -> list[str]:
-    """The differences that no input of the graph shows, each with the reason: of windows that are other functions of their inputs.
+    """Describe differences of windows, as functions of their inputs, that no input of the graph shows, and
+    why.
 
     Args:
         rewriting: of a graph to one that is the same function.
-        families: of values that are tried.
+        families: of values to try.
     """
     found: dict[str, None] = {}
     known: dict[str, Range] = {}

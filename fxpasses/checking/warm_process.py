@@ -1,11 +1,11 @@
-"""Running a script again and again without importing torch each time: each run is a fork of one warm process.
+"""Run a script repeatedly without importing torch each time: each run is a fork of one warm process.
 
-The warm process has imported what a compilation needs, and nothing else has happened in it: no thread was started, no
-device was touched, no graph was compiled. So a fork of it is as good as a process of its own, and starts in no time. Where
-processes cannot be forked, each run is a process of its own.
+The warm process has imported what a compilation needs, and nothing else has happened in it: it started no
+threads, touched no device, and compiled no graph. So a fork of it is equivalent to a separate process, and
+starts instantly. If processes cannot be forked, each run is a separate process.
 
-The process that asks and the warm one talk in lines of JSON. When the first one ends, in whatever way, so do the warm
-one and the run that it has started.
+The parent and the warm process exchange lines of JSON. When the parent ends, in whatever way, so do the warm
+process and the run that it has started.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Runner:
 
     Args:
         command: the script and its arguments.
-        environment: of all runs, as long as a run does not say otherwise.
+        environment: of all runs, unless a run overrides it.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -68,13 +68,13 @@ class Runner:
         """Run the script once.
 
         Args:
-            environment: what is set besides.
+            environment: additional variables.
             output: a file for what the script prints.
             timeout: seconds after which it is killed.
             command: another script to run, and its arguments.
 
         Returns:
-            The exit status, ``None`` when it was killed after ``timeout`` seconds; and what it printed.
+            The exit status, ``None`` if it was killed after ``timeout`` seconds; and what it printed.
         """
         command = list(command or self._command)
         if not hasattr(os, "fork"):
@@ -86,7 +86,7 @@ class Runner:
                 stdout=subprocess.PIPE,
                 text=True,
                 env={**os.environ, **self._environment},
-                start_new_session=True,  # Ctrl-C is for the process that asks, which closes the pipe
+                start_new_session=True,  # Ctrl-C is for the parent, which closes the pipe
             )
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -121,7 +121,8 @@ class Runner:
 
 
 def last_exception(output: str) -> str:
-    """The first line of the last exception that a script printed, in at most 200 characters; "" when it printed none.
+    """The first line of the last exception that a script printed, up to 200 characters; "" if it printed
+    none.
 
     >>> last_exception("Traceback (most recent call last):\\n  ...\\nValueError: no such row\\nmore about it\\n")
     'ValueError: no such row'
@@ -131,12 +132,12 @@ def last_exception(output: str) -> str:
 
 
 def serve() -> None:
-    """Run the warm process: answer requests on the standard input until it is closed."""
+    """Run the warm process: answer requests on standard input until it is closed."""
     for name in _IMPORTS:
         __import__(name)
-    if threading.active_count() > 1:  # a fork would lose these threads, and what they hold
+    if threading.active_count() > 1:  # a fork would lose these threads, and the locks that they hold
         raise RuntimeError("importing torch has started a thread: scripts cannot be run in forks")
-    # What scripts (and their workers) print must not be taken for an answer.
+    # Output of scripts (and their workers) must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in iter(sys.stdin.readline, ""):
@@ -165,7 +166,7 @@ def _run_in_fork(request: dict[str, Any]) -> int | None:
 
 
 def _asker_is_gone() -> bool:
-    """Whether the standard input was closed: nothing is written to it while a script runs."""
+    """Whether standard input was closed: nothing is written to it while a script runs."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(readable)
 
@@ -176,7 +177,7 @@ def _kill(child: int) -> None:
 
 
 def _run_script(request: dict[str, Any]) -> None:
-    """In the fork: become the script, and end as it does."""
+    """In the fork: become the script, and exit as it does."""
     os.setpgid(0, 0)
     script, *arguments = request["command"]
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -232,9 +232,8 @@ def with_users(before: fx.GraphModule, after: fx.GraphModule, change: Change) ->
     nodes = {node.name: node for node in before.graph.nodes}
     others = {node.name for node in after.graph.nodes}
     takers = (user for old, _ in change.given for user in nodes[old].users if user.op == "call_function")
-    # What is written remains a result: a write has none, and a window without results would always be the
-    # same
-    # function.
+    # What is written remains a result: a write has none, and a window without results would be the same
+    # function whatever it does.
     users = {user.name for user in takers if not is_mutating(user)} & others
     return Change(change.before | users, change.after | users, ())
 
@@ -429,8 +428,7 @@ def cut(
 
 
 def _sources(nodes: Sequence[fx.Node]) -> set[str]:
-    """The names of those nodes that another of them is computed from: following that one back may reach
-    them."""
+    """The names of those nodes that another of them is computed from: following that one may reach them."""
     seen: set[fx.Node] = set()
     queue = [value for node in nodes for value in node.all_input_nodes]
     while queue:
