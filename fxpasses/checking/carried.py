@@ -57,8 +57,7 @@ class Carried:
         self.before: dict[str, Any] | None = None
         """The values of the graph before the latest step, by name; ``None`` if unknown."""
         self._values: dict[str, Any] | None = None
-        """Those of the graph after it that the rest of the graph takes: up to what the step rounds
-        differently."""
+        """Those of the graph after it, with what the rest of the graph takes as before the step."""
 
     def agrees(self, step: Step) -> bool:
         """Whether a rewritten graph is known to give the same bits. Call this for the steps in order.

@@ -1,5 +1,4 @@
-"""Values on which a window may lose precision: large ones, ones near one, and ones that rounding moves across
-a number that is compared."""
+"""Values on which a window may lose precision: large, near one, or rounded across a compared number."""
 
 from __future__ import annotations
 
@@ -21,15 +20,14 @@ from fxpasses.checking.windows import Window
 from fxpasses.graphs.rewriting import value_of
 
 _LARGE, _CLOSE = 16.0, 1 / 3
-"""Magnitude far from the middle of activations. Part of a dtype's digits that numbers differ by.
+"""Magnitude far from the middle of activations, and part of a dtype's digits by which numbers differ.
 
-A difference of the squares of such numbers loses two thirds of the digits.
+The difference of the squares of such numbers loses two thirds of the digits.
 """
 _VANISHING = (2, 3)
 """Powers of that: next to one, so small a number loses two thirds of its digits, or all."""
 _INSIDE = (1 / 32, -1 / 32, 1 / 4, -1 / 4)
-"""Parts of a unit: a compared number is hardly ever closer than the smaller one to where a coarser dtype
-rounds across it."""
+"""Parts of a unit: compared numbers are hardly closer to where a coarser dtype rounds across them."""
 _MOST_HELD = 16
 """How many numbers of another input to try."""
 
@@ -109,10 +107,9 @@ def _types(window: Window) -> set[torch.dtype]:
 def narrowed_values(
     window: Window, given: Mapping[str, Any], free: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], str]]:
-    """Yield values of the free inputs, one at a time, that differ from compared ones by less than a coarse
-    dtype resolves.
+    """Yield values of the free inputs, one at a time, that coarser dtypes of a window cannot tell apart.
 
-    Or from each other.
+    From what the window compares, and from each other.
 
     Args:
         window: of calls that choose.
@@ -135,8 +132,7 @@ def narrowed_values(
 
 
 def _compared_with(name: str, window: Window, given: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield numbers that an input may be compared with: those of other inputs, and those in the window's
-    calls."""
+    """Yield numbers that an input may be compared with: those of other inputs, and those in calls."""
     value = given[name]
     for other, held in given.items():
         if other == name or not isinstance(held, Tensor) or not held.is_floating_point():
@@ -149,8 +145,7 @@ def _compared_with(name: str, window: Window, given: Mapping[str, Any]) -> Itera
 
 
 def _nearly_tied(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
-    """Pairs of neighbors in the order of a row that a coarser dtype cannot tell apart, the later one larger
-    or smaller."""
+    """Neighbors in the order of a row that a coarser dtype cannot tell apart, the later one larger or not."""
     count = value.shape[-1] // 2 * 2 if value.dim() else 0
     if not count:
         return value

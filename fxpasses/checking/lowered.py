@@ -50,8 +50,7 @@ def replay_compiled(graph: Callable[..., Any], inputs: Sequence[Any]) -> int:
 
 
 def differences(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Return how the graph compiled by Inductor differs from running it operator by operator; "" if it does
-    not.
+    """Return how the graph compiled by Inductor differs from running its operators; "" if it does not.
 
     Raises:
         Unsupported: the graph itself cannot run, or communicates with other processes, which would not
@@ -97,8 +96,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 class LoweringCheck:
-    """Compares what Inductor made of each graph with the graph, once, and writes a repro file for the first
-    fault.
+    """Compares each graph with what Inductor made of it, once. Writes a repro file for the first fault.
 
     Args:
         directory: where to write the file.

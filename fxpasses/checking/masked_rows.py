@@ -1,5 +1,4 @@
-"""Masked scores: minus infinity in some places of a row, and everywhere in one, for inputs of a softmax or
-exponential.
+"""Masked scores for inputs of a softmax or exponential: minus infinity in parts of rows, and in a whole row.
 
 A model masks before what a pass was written for, so the graph in which it is checked may not show it.
 """

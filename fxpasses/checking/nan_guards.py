@@ -26,14 +26,14 @@ _COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge}
 
 
 def has_masks(gm: fx.GraphModule) -> bool:
-    """Whether a call hides some elements of a tensor by others. With random masks it is chance what is
-    hidden."""
+    """Whether a call hides some elements of a tensor by others: with random masks, it is chance which."""
     return any(getattr(node.target, "overloadpacket", None) in _MASKS for node in gm.graph.nodes)
 
 
 def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[str]) -> bool:
-    """Whether a pass removed or changed a call that may block NaN and infinity: a choice, comparison or
-    integer.
+    """Whether a pass removed or changed a call that may block NaN and infinity.
+
+    Such a call chooses, compares, or computes integers.
 
     Args:
         before: the graph before.
@@ -62,15 +62,15 @@ def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[
 def answers(before: fx.GraphModule, names: Collection[str], infinite: bool = False) -> list[int]:
     """Return the positions of results that follow a call that tests whether numbers are finite.
 
-    Such results are meaningful for non-finite inputs. Outputs count first, then inputs that are written.
+    Such results matter for non-finite numbers. Outputs count first, then inputs that are written.
 
     Args:
         before: the graph before.
         names: of the calls that a pass removed or changed. If neither they nor their arguments involve a
-            test, the pass is not concerned.
-        infinite: whether to return only results that are meaningful where they are infinite themselves: of
-            the user's tests, and of those of an operator (``logsumexp``) that a pass removed alone. What else
-            it is part of may be NaN there.
+            test, there are no such results.
+        infinite: whether to return only results that matter where they are infinite themselves: of the user's
+            tests, and of those of an operator (``logsumexp``) that a pass removed alone. What else it is part
+            of may be NaN there.
     """
     following: set[fx.Node] = set()
     for node in before.graph.nodes:
@@ -99,8 +99,7 @@ def _operator_of(node: fx.Node) -> Any:
 
 
 def _asks(node: fx.Node) -> bool:
-    """Whether a call tests for finite numbers: by name, or by comparison with infinity or of a value with
-    itself."""
+    """Whether a call tests for finite numbers: by name, or by comparing with infinity or with itself."""
     packet = getattr(node.target, "overloadpacket", None)
     compared = node.args[1:2] if packet in _COMPARISONS else ()
     return packet in (_ASKING | _ASKING_INSIDE) or any(

@@ -1,5 +1,4 @@
-"""Results that PyTorch leaves open: which of several equal elements ``topk``, an unstable sort or ``mode``
-picks.
+"""Results that PyTorch leaves open: which of several equal elements ``topk``, a sort or ``mode`` picks.
 
 https://docs.pytorch.org/docs/stable/generated/torch.sort.html says that the order of equal elements is not
 preserved; for ``kthvalue``, ``median`` and ``mode`` the index is likewise that of any of them. (``max``,

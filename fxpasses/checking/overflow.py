@@ -23,22 +23,21 @@ from fxpasses.graphs.rewriting import value_of
 aten = torch.ops.aten
 
 WITHIN = 3 / 5
-"""Part of the way to the first overflow, in powers of two: a correct rewrite may have intermediate values
-larger than its result."""
+"""Part of the way to the first overflow: right rewrites have larger intermediate values than results."""
 _MODERATE = 8
 """Power of two by which most of a graph can be scaled, if it overflows before a window does."""
 _MOST_DOUBLINGS = 48
 _NARROW = 2.0**16
 """Dtypes with a smaller maximum are tested up to it."""
 _SLACK = 2.0
-"""A correct rewrite adds in another order, so its intermediate values may be this many times as large."""
+"""A correct rewrite adds in another order: its intermediate values may be this many times as large."""
 _ROOM = 16.0
 """Headroom that values of a program have below a dtype's maximum.
 
 Closer to it, a sum of few terms may overflow in one order, or before scaling, and not in another.
 """
 _DRAWS = 3
-"""All of this many draws must overflow: in one, terms may cancel that another order does not add up first."""
+"""All of this many draws must overflow: in one, terms may cancel that another order adds up later."""
 _SEED = 20
 _SUMS_OF_TWO = {aten.add, aten.sub}
 _SUMS_AND_PRODUCTS = {
@@ -89,8 +88,7 @@ def _overflowing(gm: fx.GraphModule, run: Run) -> Iterator[fx.Node]:
 
 
 def _is_finite(value: Any, times: float = 1.0) -> bool:
-    """Whether a value has no infinity or NaN, even if scaled by ``times``. Only float tensors can have
-    some."""
+    """Whether a value has no infinity or NaN, even if scaled by ``times``. Only float tensors may."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return True
     return bool((computable(value).abs() <= torch.finfo(value.dtype).max / times).all())
@@ -149,7 +147,7 @@ def is_narrow(window: Window) -> bool:
 def _at_the_end(
     rewriting: Rewriting, window: Window, held: Mapping[str, Any], following: Following
 ) -> Iterator[Found]:
-    """Values at half the limit of a window before, if they overflow after it, whatever they are."""
+    """Values whose product is half of what a window withstands before, if that overflows afterwards."""
     for positive in (False, True):
         shown = (
             _near_the_end(rewriting, window, held, following.drawn(seed, positive)) for seed in range(_DRAWS)
@@ -188,8 +186,7 @@ def _near_the_end(
 
 
 def _overflows_by_far(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a graph overflows other than in a sum of two numbers, one of which is at least half the
-    maximum."""
+    """Whether a graph overflows, and not only in a sum of two numbers, of which one is half the maximum."""
     run = Run(gm, keep=True)
     try:
         results = run(cloned(inputs), _SEED)
@@ -220,8 +217,7 @@ def _larger(
 
 
 def _parts(start: Collection[Tensor]) -> Iterator[Callable[[float], Any]]:
-    """Yield factors by powers of two: for all elements, and, for a single value, for some alone, made
-    positive."""
+    """Yield factors by powers of two: for all elements, and for some of a single value, made positive."""
     yield lambda power: 2.0**power
     for value in start if len(start) == 1 else ():
         flat, count = torch.arange(value.numel(), device=value.device).view(value.shape), value.numel()

@@ -45,8 +45,7 @@ Fails = Callable[[Case], bool]
 
 
 def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[str], fails: Fails) -> Case:
-    """Find the smallest part of the graph that still fails, or the case. Args: those of
-    :func:`failing_part`."""
+    """Find the smallest part of the graph that fails, or the case. Args: those of :func:`failing_part`."""
     part = failing_part(case, after, suspects, fails)
     return part or failing_part(case, after, suspects, fails, whole=True) or case
 

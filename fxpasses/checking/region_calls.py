@@ -91,8 +91,7 @@ class RegionCalls(Observer):
         return run
 
     def first_wrong_module(self) -> str:
-        """Return the module of the first node whose value differs; if no common node's does, of the first
-        region."""
+        """The module of the first node whose value differs; of the first region, if no common node's does."""
         for before, after, inputs in self.found:
             if inputs and (module := first_difference(before, after, inputs).module):
                 return module

@@ -155,8 +155,7 @@ class PassSource:
         raise CannotEmbed(f"a {type(value).__name__}")
 
     def _name_of(self, value: Any) -> str:
-        """Choose a name in the file for a named object: a different one if its own is taken or not an
-        identifier."""
+        """Choose a name in the file for a named object: its own, unless that is taken or no identifier."""
         own = value.__name__.rpartition(".")[2]
         own = own if own.isidentifier() else "function"
         names = itertools.chain([own], (f"{own}_{number}" for number in itertools.count(2)))
@@ -207,8 +206,7 @@ class PassSource:
         self.definitions += ["", text, *given, ""]
 
     def _bind_names_in(self, body: ast.AST, definition: Any, own: str = "") -> None:
-        """Bind the names that a definition takes from its surroundings; ``own`` is its name, if kept in the
-        file."""
+        """Bind names that a definition takes from around it; ``own`` is its name, if the file keeps it."""
         local = {n.arg for n in ast.walk(body) if isinstance(n, ast.arg)}
         local |= {n.name for n in ast.walk(body) if isinstance(n, _NAMING) and n.name is not None}
         local |= {

@@ -1,5 +1,4 @@
-"""Ties of values that are rounded or compared after scaling: for ``(x / s).round()``, ``x`` at ``s`` times
-1.5.
+"""Ties of what is rounded or compared after scaling: ``(x / s).round()`` at ``x`` equal to ``1.5 * s``.
 
 A call that only one side of a rewrite makes is followed back through sums, products and quotients to one free
 input of the window. That input is solved for, with the other free inputs on its way at powers of two, and
@@ -31,8 +30,7 @@ _SAME = {aten.clone, aten.alias, aten.detach, aten._to_copy, prims.convert_eleme
 _BY_TWO = {aten.add, aten.sub, aten.mul, aten.div}
 _SEEN = {aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze}
 _MATMULS = {aten.mm: (), aten.bmm: (), aten.addmm: (0,)}
-"""Operators that multiply two matrices, their last arguments, and the positions of addends among the
-arguments."""
+"""Operators that multiply their last two arguments, and the positions of what they add."""
 _TURNED = {aten.permute, aten.t, aten.transpose, aten.expand, *_SEEN, *_SAME}
 _MOST_CALLS = 8
 
@@ -40,8 +38,9 @@ _MOST_CALLS = 8
 def tied_values(
     window: Window, given: Mapping[str, Any], free: Collection[str], chosen: Sequence[Sequence[fx.Node]]
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield values of free window inputs at which a rounded value is halfway between integers, or a
-    comparison ties.
+    """Yield values of free window inputs at which what a call rounds or compares is a tie.
+
+    That is halfway between two integers, or equal to what it is compared with.
 
     Args:
         window: what changed.
@@ -65,7 +64,7 @@ def tied_values(
 
 
 def _numbers(node: Any) -> Sequence[float]:
-    """The numbers at which the result of a call jumps, as values of its first argument."""
+    """Values of its first argument at which a call's result jumps."""
     if packet(node) in _COMPARISONS:
         return [float(n) for n in node.args[1:] if type(n) in (int, float)]
     value, taken = value_of(node), value_of(node.args[0]) if isinstance(node.args[0], fx.Node) else None
@@ -76,8 +75,7 @@ def _numbers(node: Any) -> Sequence[float]:
 
 
 def _way(node: Any, values: Mapping[str, Any]) -> list[fx.Node]:
-    """A value, what it is computed from, and so on, through sums and products with something else, to an
-    input."""
+    """A value and its sources, one after the other, through sums and products with others, up to an input."""
     way = [node]
     while (
         isinstance(way[-1], fx.Node)
@@ -116,8 +114,8 @@ def _solved(
 ) -> Iterator[dict[str, Tensor]]:
     """Yield values of the last node of a way that make elements of the first one certain numbers.
 
-    With values of free inputs that are met on it. It may be met itself, if scaled by its own largest element,
-    which stays as it is.
+    Free inputs that are met on it get values, too. The last node may be met itself (what is scaled by its own
+    largest element): that element stays.
     """
     matrices = {_turned(node.args[-1]) for node in way if packet(node) in _MATMULS}
     others = {name: _power_of_two(given[name]) for name in met if name != way[-1].name}

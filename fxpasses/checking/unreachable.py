@@ -1,5 +1,4 @@
-"""Differences of a window on values that its inputs cannot have. A rewrite may rest on that; the verdict says
-why."""
+"""Differences of windows on values that their inputs cannot have: a rewrite may rest on that."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ _LARGE = 2.0**10
 def unreachable(
     rewriting: Rewriting, families: Sequence[Family] = ("random", "signs", "zeros", "ties")
 ) -> list[str]:
-    """Describe differences of windows, as functions of their inputs, that no input of the graph shows, and
-    why.
+    """Describe differences of windows that no input of the graph shows, each with the reason.
 
     Args:
         rewriting: of a graph to one that is the same function.

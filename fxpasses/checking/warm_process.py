@@ -121,8 +121,7 @@ class Runner:
 
 
 def last_exception(output: str) -> str:
-    """The first line of the last exception that a script printed, up to 200 characters; "" if it printed
-    none.
+    """The first line of the last exception that a script printed (200 characters at most), or "".
 
     >>> last_exception("Traceback (most recent call last):\\n  ...\\nValueError: no such row\\nmore about it\\n")
     'ValueError: no such row'
@@ -135,7 +134,7 @@ def serve() -> None:
     """Run the warm process: answer requests on standard input until it is closed."""
     for name in _IMPORTS:
         __import__(name)
-    if threading.active_count() > 1:  # a fork would lose these threads, and the locks that they hold
+    if threading.active_count() > 1:  # a fork would lose these threads, and what they hold
         raise RuntimeError("importing torch has started a thread: scripts cannot be run in forks")
     # Output of scripts (and their workers) must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")

@@ -280,7 +280,7 @@ def _is_evaluated(node: fx.Node) -> bool:
 
 
 def _with_compared(gm: fx.GraphModule, uses: _Uses, made: Tensor, generator: torch.Generator) -> Tensor:
-    """Mix in the numbers that the graph compares integers with (a label to ignore), if it accepts them.
+    """Mix in the numbers that the graph compares integers with (a label to ignore), if it takes them.
 
     About half of the elements change. The first ones hold each pair of the numbers side by side, since two
     may matter only together; the others hold any.
