@@ -124,9 +124,9 @@ def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[
 
 
 def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the float arguments, before and after, of calls that take integers, too, if a pass changed them.
+    """Yield float arguments, before and after, of calls that also take integers.
 
-    Or if they are computed from changed constants alone.
+    They are changed, or computed from changed constants alone.
     """
     theirs = {node.name: node for node in rewriting.before.graph.nodes}
     values: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
 """Flaky scripts: how often to run a script to tell whether it fails, and the statistics of the counts.
 
-A compilation either has the fault, and the script fails as often as it does normally, or it has not, and the
-script fails as often as in eager. The likelihood ratio of its runs decides between the two (A. Wald,
-"Sequential Tests of Statistical Hypotheses", 1945).
+If a compilation has the fault, the script fails as often as it normally does; if not, as often as in eager.
+The likelihood ratio of its runs decides between the two (A. Wald, "Sequential Tests of Statistical
+Hypotheses", 1945).
 """
 
 from __future__ import annotations

@@ -107,9 +107,9 @@ def _types(window: Window) -> set[torch.dtype]:
 def narrowed_values(
     window: Window, given: Mapping[str, Any], free: Sequence[str]
 ) -> Iterator[tuple[dict[str, Tensor], str]]:
-    """Yield values of the free inputs, one at a time, that coarser dtypes of a window cannot tell apart.
+    """Yield values of the free inputs, one at a time, that coarser dtypes confuse with compared ones.
 
-    From what the window compares, and from each other.
+    Or with each other.
 
     Args:
         window: of calls that choose.

@@ -42,7 +42,7 @@ class StageCheck:
     """One row of the table.
 
     Attributes:
-        stage: ``"eager"``, ``"capture"``, ``"pass NAME (joint)"``, ``"partition"``, ``"regions"``, or compiler.
+        stage: ``"eager"``, ``"capture"``, ``"pass NAME (joint)"``, ``"partition"``, ``"regions"``, compiler.
         max_error: the largest distance of any result from float64.
         times: how many times as far from float64 as rounding takes what it is compared with (eager, or the
             graph before a pass), as the root mean square over the worst result. 0 if all bits match.

@@ -95,9 +95,7 @@ def _is_finite(value: Any, times: float = 1.0) -> bool:
 
 
 def overflows(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[Found]:
-    """Yield values on which the graph before stays finite and the graph after does not.
-
-    They are values of what the inputs of a window follow.
+    """Yield values of what window inputs follow on which only the graph after overflows.
 
     Args:
         rewriting: the graphs, and inputs.

@@ -172,7 +172,7 @@ def _may_show(item: Pass, gm: fx.GraphModule, fault: str) -> bool:
         return True  # perhaps of the metadata
     try:
         after, _ = apply_pass(item, gm)
-    except Exception:  # noqa: BLE001  (another kind of fault)
+    except Exception:  # noqa: BLE001  (a fault of its own)
         return fault == "error"
     return any(changed_nodes(gm, after))
 

@@ -112,10 +112,9 @@ def _solved(
     way: Sequence[fx.Node],
     numbers: Sequence[float],
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield values of the last node of a way that make elements of the first one certain numbers.
+    """Yield values of the last node of a way, and of free inputs met on it, that make the first one numbers.
 
-    Free inputs that are met on it get values, too. The last node may be met itself (what is scaled by its own
-    largest element): that element stays.
+    The last node may be met itself (what is scaled by its own largest element): that element stays.
     """
     matrices = {_turned(node.args[-1]) for node in way if packet(node) in _MATMULS}
     others = {name: _power_of_two(given[name]) for name in met if name != way[-1].name}

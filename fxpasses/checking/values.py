@@ -423,7 +423,7 @@ def _told(a: Tensor, b: Tensor, wrong: Tensor) -> str:
 def _newly_infinite(
     reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
 ) -> list[Mismatch]:
-    """Results that are NaN or infinite where the reference is finite, unless kernel fusion explains it."""
+    """Results that are NaN or infinite where the reference is finite, unless fused kernels explain it."""
     found = []
     values, kernels = got.values, has_kernels(candidate)
     if kernels and any(isinstance(v, Tensor) and not computable(v).isfinite().all() for v in values):

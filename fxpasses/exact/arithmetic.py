@@ -221,7 +221,10 @@ class Arithmetic:
         return result
 
     def root(self, a: Operand) -> Dual:
-        """``sqrt(a)``. Its square is ``a`` up to a sign that the witness has; ``a`` with ``squares_roots``."""
+        """Compute ``sqrt(a)``.
+
+        Its square is ``a`` up to the sign, which the witness knows, or ``a`` if ``squares_roots``.
+        """
         a = self.dual(a)
         result = self.finished(a.witness.sqrt(), [self.field.root(k, r) for k, r in enumerate(a.residues)], a)
         result.square = (lambda: a) if self.squares_roots else None

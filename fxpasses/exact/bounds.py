@@ -67,7 +67,7 @@ _COUNT_FROM_ZERO = {"aten.index_add.default", "aten.index_copy.default", "aten.i
 _FAR = (4099, 2**20 + 3, 2**40 + 5)
 """An integer that the graph accepts this far out is not an index: it may be any.
 
-If floats are computed from it, only the first is used, which no 16-bit type represents: further out, nothing
+If floats are computed from it, only the first is used, which no 16-bit float represents: further out, nothing
 is left of them.
 """
 _PARTS = 1 << 40
