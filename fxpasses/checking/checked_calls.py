@@ -93,7 +93,7 @@ class Rewrite:
 
     @property
     def name(self) -> str:
-        """The name of its author."""
+        """The pass's name, or ``partition``."""
         return self.item.name if self.item is not None else "partition"
 
 

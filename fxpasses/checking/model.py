@@ -155,7 +155,7 @@ def check(
         seconds: time after which passes get only the model's own inputs and output gradients. A note says so.
 
     Raises:
-        OptionsError: wrong options or ``seconds``, lazy parameters, or what cannot be called or copied.
+        OptionsError: wrong option, ``seconds`` below zero, unset lazy parameter, or not callable or copyable.
         StageError: a stage fails.
 
     >>> import torch, fxpasses

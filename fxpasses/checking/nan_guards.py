@@ -26,7 +26,7 @@ _COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge}
 
 
 def has_masks(gm: fx.GraphModule) -> bool:
-    """Whether a call hides some elements of a tensor by others: with random masks, it is chance which."""
+    """Whether a graph has a call that hides elements by others: with random masks, it is chance which."""
     return any(getattr(node.target, "overloadpacket", None) in _MASKS for node in gm.graph.nodes)
 
 

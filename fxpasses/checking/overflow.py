@@ -23,7 +23,7 @@ from fxpasses.graphs.rewriting import value_of
 aten = torch.ops.aten
 
 WITHIN = 3 / 5
-"""Part of the way to the first overflow: right rewrites have larger intermediate values than results."""
+"""Part of the way to the first overflow, in powers of two: intermediate values may exceed results."""
 _MODERATE = 8
 """Power of two by which most of a graph can be scaled, if it overflows before a window does."""
 _MOST_DOUBLINGS = 48
@@ -32,7 +32,7 @@ _NARROW = 2.0**16
 _SLACK = 2.0
 """A correct rewrite adds in another order: its intermediate values may be this many times as large."""
 _ROOM = 16.0
-"""Headroom that values of a program have below a dtype's maximum.
+"""Factor by which a program's values stay below a dtype's maximum.
 
 Closer to it, a sum of few terms may overflow in one order, or before scaling, and not in another.
 """
@@ -184,7 +184,7 @@ def _near_the_end(
 
 
 def _overflows_by_far(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether a graph overflows, and not only in a sum of two numbers, of which one is half the maximum."""
+    """Whether a graph overflows, except in a sum of two numbers: one is at least half the maximum there."""
     run = Run(gm, keep=True)
     try:
         results = run(cloned(inputs), _SEED)

@@ -225,7 +225,9 @@ def next_to(inputs: Sequence[Any], seed: int, units: float = 2.0) -> list[Any]:
 def moved(
     inputs: Sequence[Any], seed: int, dtype: torch.dtype | None = None, units: float = 1.0
 ) -> list[Any]:
-    """Move each element of float64 inputs by up to half a unit in the last place, or by one of float64.
+    """Return inputs in float64, each element moved by up to half a unit in the last place.
+
+    In units of float64, it is moved by a whole one.
 
     Args:
         inputs: of a graph. Anything but floating tensors is kept.

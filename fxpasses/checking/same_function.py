@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _MOST_ELEMENTS = 20_000_000
 """Values of a graph to evaluate exactly: each takes 32 bytes, and some twenty times as long as in floats."""
 _CLEAR = 1e-3
-"""Results that differ this much in float64, relative to the largest of their tensor, are another function."""
+"""Results this far apart in float64, relative to the largest of their tensor, need no exact check."""
 JUMP = 1e-5
 """The smallest difference of another branch, relative to the largest of a tensor.
 
