@@ -167,7 +167,10 @@ def _mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismat
 
 
 def _may_show(item: Pass, gm: fx.GraphModule, fault: str) -> bool:
-    """Whether the pass changes this part of a graph in a way that may show the fault: needs no values."""
+    """Whether the pass changes a part of a graph as the fault requires.
+
+    That needs no values to find out, and holds for few parts if the pass is a pattern.
+    """
     if fault == "structure":
         return True  # perhaps of the metadata
     try:
@@ -178,7 +181,7 @@ def _may_show(item: Pass, gm: fx.GraphModule, fault: str) -> bool:
 
 
 def _with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) -> Case:
-    """Reset metadata to fake values computed from the inputs, and marks on the backward pass's calls.
+    """Reset metadata to fake values computed from the inputs, plus marks on the backward pass's calls.
 
     Raises:
         Exception: an operator rejects its inputs.
