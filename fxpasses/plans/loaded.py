@@ -155,7 +155,7 @@ def _made(
 ) -> Plan:
     watch_names(walk, content["functions"])
     plan = Plan(content, names, walk, armed.given, armed.in_others, file)
-    if content["kind"] == FORWARD_ALONE:
+    if content.get("kind") == FORWARD_ALONE:  # one for this process alone has none
         plan.alone = ForwardAlone(plan, content, names["forward"], armed)
     if "frame" in content:
         stubs = stubs_named(content.get("between", ())) or []
