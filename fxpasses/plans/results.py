@@ -199,7 +199,8 @@ def _container(base: Any, name: Any, items: Any, state: Any, model: Sequence[tor
     new = kind if hasattr(kind, "n_sequence_fields") else lambda *given: base.__new__(kind, *given)
 
     def make(outputs: Sequence[Any], arguments: Sequence[torch.Tensor], made: list[Any]) -> Any:
-        """Return the container, and append it to ``made``, which has what was made so far."""
+        """Return the container. Args: the outputs of the graph, the arguments of the call, and what was made so
+        far, to which it is added."""
         place = len(made)
         made.append(None)
         if base is tuple:
