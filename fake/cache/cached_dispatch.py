@@ -12,16 +12,24 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from fake.cache.calls import PURE, compare, handle_directly, is_mutable, renew, tensors_of, uncacheable_reason
+from fake.cache.calls import (
+    PURE_OPS,
+    compare,
+    drop_stale_metadata,
+    handle_directly,
+    is_mutable,
+    tensors_of,
+    uncacheable_reason,
+)
 from fake.cache.disk import DiskCache, symbolic_name
-from fake.cache.key import HANDLER, IN_A_FORMULA, compile_key, made_by, plain_key
-from fake.cache.links import Unlinked, refined, with_links
+from fake.cache.key import FORMULA_BYPASS, HANDLER, compile_key, compile_make, plain_key
+from fake.cache.links import AmbiguousNode, merge_links, with_links
 from fake.cache.recipe import Apart, Unbuilt, build, mark_of
 from fake.cache.record_recipe import describe, verify
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.store import Bypass, Store
 from fake.cache.subgraphs import forget_with, may_be_cached, subgraph_key
-from fake.cache.symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key, table_key
+from fake.cache.symbolic import current_metadata, is_symbolic_key, metadata_of, symbols_of_key, table_key
 from fake.cache.symbolic_recipe import Stale, symbols_of_recipe
 from fake.cache.symbolic_tables import SymbolicCall, SymbolicTables
 from fake.errors import CacheCrossCheckError
@@ -43,7 +51,7 @@ from fake.tensors.tensor import Unkeyable, forget
 Handler = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 Dispatch = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 
-_NOTHING = object()
+_NO_ENTRY = object()
 """Sentinel: no entry serves a call."""
 
 
@@ -72,7 +80,7 @@ class Engine:
         self._disk: DiskCache | None = None
         self._disk_name = ""
         self.symbolic = SymbolicTables(tensor_class)
-        REPLACEMENTS.watch_for(self)
+        REPLACEMENTS.subscribe(self)
 
     def handler(self, func: Any) -> Handler:
         """Return the handler of an operator, generated at its first use."""
@@ -107,40 +115,40 @@ class Engine:
         self._fill_from_disk(func)
         before = ""
         if self.is_own and func in WATCHED:
-            before = IN_A_FORMULA
+            before = FORMULA_BYPASS
             names |= {"FORMULAS": FORMULAS, "autograd_node": current_autograd_node}
         code = HANDLER.format(names=", ".join(names), before=before, key=source)
-        make = made_by(code, f"<fake handler of {func}>")
-        unseen = self._unseen(table_key(func, self.tensor_class))
-        handler: Handler = make(func, table.get, self.store.hit, self.miss, unseen, **names)
+        make = compile_make(code, f"<fake handler of {func}>")
+        symbolic_lookup = self._make_symbolic_lookup(table_key(func, self.tensor_class))
+        handler: Handler = make(func, table.get, self.store.hit, self.miss, symbolic_lookup, **names)
         skip_code(handler.__code__)
         return handler
 
-    def _unseen(self, of_operator: tuple[int, int]) -> Callable[..., Any]:
+    def _make_symbolic_lookup(self, operator_key: tuple[int, int]) -> Callable[..., Any]:
         """Return the function for keys that are not in the operator's table:
         the environment may have an entry."""
-        miss, hit, nothing = self.miss, self.store.hit, {}  # type: ignore[var-annotated]
+        miss, hit, no_entries = self.miss, self.store.hit, {}  # type: ignore[var-annotated]
 
-        def unseen(mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any) -> Any:
+        def symbolic_lookup(mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any) -> Any:
             """Return the fake outputs of a call. Args: those of :meth:`uncached`, and the key of the call."""
             env = mode.shape_env
             state = None if env is None else env.__dict__.get("_fake_dispatch")
             if state is None:
                 return miss(mode, func, types, args, kwargs, key)
-            kept = state.tables.get(of_operator, nothing).get(key)
-            if kept is None or kept.facts is not None or env._fake_lean.log is not None:
+            entry = state.tables.get(operator_key, no_entries).get(key)
+            if entry is None or entry.facts is not None or env._fake_lean.log is not None:
                 return miss(mode, func, types, args, kwargs, key)
-            rebuild = kept.rebuild
+            rebuild = entry.rebuild
             try:
                 outputs = rebuild(mode, args, kwargs)
-            except (Stale, Unlinked):
+            except (Stale, AmbiguousNode):
                 return miss(mode, func, types, args, kwargs, key)
             if rebuild.__class__ is not Bypass:
                 hit()
             return outputs
 
-        skip_code(unseen.__code__)
-        return unseen
+        skip_code(symbolic_lookup.__code__)
+        return symbolic_lookup
 
     def attach_disk(self, disk: DiskCache | None, name: str) -> None:
         """Serve entries from a disk cache, where this engine is stored under ``name``."""
@@ -157,8 +165,8 @@ class Engine:
         for key, recipe in self._disk.entries(self._disk_name, func.name()):
             if key not in table:
                 self.store.insert(func, table, key, Unbuilt(recipe, self.tensor_class, table, key), None)
-        for key, ways in self._disk.entries(symbolic_name(self._disk_name), func.name()):
-            for entry in ways:
+        for key, normalized_entries in self._disk.entries(symbolic_name(self._disk_name), func.name()):
+            for entry in normalized_entries:
                 self.symbolic.normalized.add(func, key, entry, is_new=False)
 
     def take_new_entries(self, name: str) -> dict[tuple[str, str], dict[Any, Any]]:
@@ -178,7 +186,7 @@ class Engine:
         def key_of(mode: Any, args: Any, kwargs: Any) -> Any:
             """Return the key of a call. Args: the mode, and the operator's arguments. Raises ``Unkeyable`` if
             the mode does not trust the kernel."""
-            if func not in PURE and not getattr(mode, "cache_custom_ops", False):
+            if func not in PURE_OPS and not getattr(mode, "cache_custom_ops", False):
                 raise Unkeyable("non-builtin")
             return (fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
 
@@ -250,11 +258,15 @@ class Engine:
         if key is None:
             self.store.count_bypass(reason or "unknown")
         elif mode.shape_env is not None:
-            outputs, key, call = self._for_symbols(mode, func, types, args, kwargs, key)
-            if outputs is not _NOTHING:
+            outputs, key, call = self._find_symbolic(mode, func, types, args, kwargs, key)
+            if outputs is not _NO_ENTRY:
                 return outputs
         watched = tensors_of(args, kwargs) if is_mutable(func) else ()
-        before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
+        before = [
+            (tensor, self._metadata_or_none(tensor))
+            for tensor in watched
+            if type(tensor) is self.tensor_class
+        ]
         REPLACEMENTS.watch()
         generation = REPLACEMENTS.generation
         self._checks.has_dispatched = True
@@ -266,33 +278,33 @@ class Engine:
             changed = self._metadata_changed(before)
         if key is not None and outputs is not NotImplemented and generation == REPLACEMENTS.generation:
             if changed:
-                self._remember_bypass(func, key, "metadata of an argument changes", call, evaluations)
+                self._record_bypass(func, key, "metadata of an argument changes", call, evaluations)
             else:
                 self._record(mode, func, args, kwargs, key, outputs, call, evaluations)
         return outputs
 
-    def _for_symbols(
+    def _find_symbolic(
         self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any
     ) -> tuple[Any, Any, SymbolicCall | None]:
-        """Look up symbolic entries. Returns the outputs (``_NOTHING`` if there is no entry), the key under
+        """Look up symbolic entries. Returns the outputs (``_NO_ENTRY`` if there is no entry), the key under
         which to record the dispatch, and the call on symbols."""
         rebuild, call = self.symbolic.find(mode.shape_env, func, key), None
         if rebuild is None and is_symbolic_key(key):
             call = self._symbolic_call(mode, func, key)
             if call is None:
-                return _NOTHING, None, None
-            if call.is_outdated and renew(args, kwargs):
+                return _NO_ENTRY, None, None
+            if call.is_outdated and drop_stale_metadata(args, kwargs):
                 return self.handler(func)(mode, func, types, args, kwargs), key, call
             rebuild = call.find_normalized(mark_of(mode))
         if rebuild is None:
-            return _NOTHING, key, call
+            return _NO_ENTRY, key, call
         try:
             outputs = rebuild(mode, args, kwargs)
         except Stale:
             self.symbolic.forget(mode.shape_env, func, key)
-            return self._for_symbols(mode, func, types, args, kwargs, key)
-        except Unlinked:  # dispatched, and recorded more precisely
-            return _NOTHING, key, call or self._symbolic_call(mode, func, key)
+            return self._find_symbolic(mode, func, types, args, kwargs, key)
+        except AmbiguousNode:  # dispatched, and recorded more precisely
+            return _NO_ENTRY, key, call or self._symbolic_call(mode, func, key)
         if type(rebuild) is not Bypass:
             self.store.hit()
         return outputs, key, call
@@ -305,7 +317,7 @@ class Engine:
             return None
 
     @staticmethod
-    def _peek(tensor: Any) -> Any:
+    def _metadata_or_none(tensor: Any) -> Any:
         try:
             return tensor._interned or metadata_of(tensor)
         except Unkeyable:
@@ -315,7 +327,7 @@ class Engine:
         changed = False
         for tensor, interned in before:
             tensor._interned = None
-            if interned is None or self._peek(tensor) is not as_known_now(interned):
+            if interned is None or self._metadata_or_none(tensor) is not current_metadata(interned):
                 forget(tensor)
                 changed = True
         return changed
@@ -340,10 +352,10 @@ class Engine:
             mark = mark_of(mode)
             verify(recipe, mark, mode, args, kwargs, outputs)
             if call is not None:
-                recipe = refined(call.known_recipe(), with_links(recipe, args, kwargs, outputs))
+                recipe = merge_links(call.known_recipe(), with_links(recipe, args, kwargs, outputs))
             rebuild = build(recipe, self.tensor_class, mark)
         except Unkeyable as refused:
-            self._remember_bypass(func, key, refused.reason, call, evaluations)
+            self._record_bypass(func, key, refused.reason, call, evaluations)
             return
         except Stale:
             return
@@ -354,11 +366,11 @@ class Engine:
                     recipe = Apart(recipe, pairs)
                     rebuild = build(recipe, self.tensor_class, mark)
             # The identity of a graph is only valid in this process.
-            lasting = recipe if isinstance(func, OpOverload) else None
-            self.store.insert(func, self.store.table(func), key, rebuild, lasting)
+            saved_recipe = recipe if isinstance(func, OpOverload) else None
+            self.store.insert(func, self.store.table(func), key, rebuild, saved_recipe)
         else:
             try:
-                call.remember(rebuild, recipe, evaluations)
+                call.record_outcome(rebuild, recipe, evaluations)
             except Unkeyable as refused:
                 self.store.count_bypass(refused.reason)
                 return
@@ -367,14 +379,14 @@ class Engine:
         else:
             self.store.count_miss()
 
-    def _remember_bypass(self, func: Any, key: Any, reason: str, call: Any, evaluations: Any) -> None:
+    def _record_bypass(self, func: Any, key: Any, reason: str, call: Any, evaluations: Any) -> None:
         self.store.count_bypass(reason)
-        negative = Bypass(reason, func, self._again)
+        negative = Bypass(reason, func, self._dispatch_bypass)
         if call is None:
             self.store.insert(func, self.store.table(func), key, negative, None)
             return
         try:
-            call.remember(negative, None, evaluations)
+            call.record_outcome(negative, None, evaluations)
         except Unkeyable:
             return  # the reason is counted; the next call will determine it again
 
@@ -388,7 +400,7 @@ class Engine:
         self.store.drop_entries()
         self.symbolic.clear()
 
-    def _again(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, reason: str) -> Any:
+    def _dispatch_bypass(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, reason: str) -> Any:
         return self.miss(mode, func, types, args, kwargs, None, reason)
 
     def uncached(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -438,10 +450,10 @@ class Engine:
         finally:
             self._checks.has_dispatched = outer
         if was_hit and not is_mutable(func):
-            compare(func, outputs, self._fresh(mode, func, args, kwargs))
+            compare(func, outputs, self._dispatch_fresh(mode, func, args, kwargs))
         return outputs
 
-    def _fresh(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def _dispatch_fresh(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         self._checks.is_running = True
         try:
             if mode.enter_stack or active_fake_mode() is not None:

@@ -12,11 +12,11 @@ from fake.seam.dispatch import OpOverload, library_utils
 from fake.seam.fake_tensor import assert_eq, assert_metadata_eq, in_kernel_invocation_manager
 from fake.seam.pytree import tree_leaves
 
-PURE: set[Any] = set()
+PURE_OPS: set[Any] = set()
 """Operators, other than torch's own, whose fake kernels depend on nothing but their arguments."""
 
 _aten = torch.ops.aten
-LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
+LIFT_OPS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 """Operators that turn a constant of a program into a new tensor."""
 
 
@@ -31,7 +31,7 @@ def uncacheable_reason(func: Any) -> str | None:
         return "dynamic output shape"
     if torch.Tag.inplace_view in tags:
         return "inplace view"
-    if func in LIFTS:
+    if func in LIFT_OPS:
         return "lift"
     if any("ScriptObject" in str(a.type) or "__torch__" in str(a.type) for a in func._schema.arguments):
         return "script object argument"
@@ -70,7 +70,7 @@ def cache_custom_op(op: Any) -> None:
     reason = uncacheable_reason(op)
     if reason is not None:
         raise ValueError(f"cache_custom_op: results of {name} can never be cached: {reason}")
-    PURE.add(op)
+    PURE_OPS.add(op)
 
 
 def is_mutable(func: Any) -> bool:
@@ -89,17 +89,17 @@ def tensors_of(args: Any, kwargs: Any) -> list[torch.Tensor]:
     return found
 
 
-def renew(args: Any, kwargs: Any) -> bool:
+def drop_stale_metadata(args: Any, kwargs: Any) -> bool:
     """Drop cached metadata of tensors whose symbols were replaced; returns whether there was any."""
-    renewed = False
+    dropped = False
     for tensor in tensors_of(args, kwargs):
         interned = getattr(tensor, "_interned", None)
         if type(interned) is SymbolicMetadata and not interned.symbols.isdisjoint(
             interned.shape_env.replacements
         ):
             tensor._interned = None  # type: ignore[attr-defined]
-            renewed = True
-    return renewed
+            dropped = True
+    return dropped
 
 
 def compare(func: Any, served: Any, expected: Any) -> None:

@@ -28,30 +28,30 @@ class Evaluations:
         expressions: ``(kind, expression, size_oblivious, answer)``; kinds are ``"evaluate"`` (guard on the
             answer) and ``"look"`` (the answer was used without recording a guard: guards were suppressed, or
             facts imply it).
-        hints_matter: False while a kernel reads hints only to find what it would find for any others.
-        refused: why the dispatch cannot be replayed by its evaluations alone, or None.
+        records_hint_reads: False while a kernel reads hints only to find what it would find for any others.
+        unreplayable_reason: why the dispatch cannot be replayed by its evaluations alone, or None.
     """
 
     def __init__(self) -> None:
         self.expressions: list[tuple[str, Any, bool, Any]] = []
-        self.hints_matter = True
-        self.refused: str | None = None
+        self.records_hint_reads = True
+        self.unreplayable_reason: str | None = None
         self.thread = threading.get_ident()
 
-    def remembered(self, expr: Any, answer: Any) -> None:
+    def add_memoized(self, expr: Any, answer: Any) -> None:
         """Note that a lean node answered from memory: its guard, if any, is a fact of the environment."""
         if getattr(expr, "free_symbols", None):
-            self.note("look", expr, False, answer)
+            self.add("look", expr, False, answer)
 
-    def hint_read(self, expr: Any, value: Any) -> None:
+    def add_hint_read(self, expr: Any, value: Any) -> None:
         """Note that a kernel read a hint: the result of the dispatch is known for this value only."""
-        if self.hints_matter and getattr(expr, "free_symbols", None):
+        if self.records_hint_reads and getattr(expr, "free_symbols", None):
             if value.__class__ in (int, bool):
-                self.note("look", expr, False, value)
+                self.add("look", expr, False, value)
             else:
-                self.refused = "a hint that is no integer"
+                self.unreplayable_reason = "a hint that is no integer"
 
-    def note(self, kind: str, expr: Any, size_oblivious: bool, answer: Any) -> None:
+    def add(self, kind: str, expr: Any, size_oblivious: bool, answer: Any) -> None:
         """Add an evaluation.
 
         Args:
@@ -61,15 +61,15 @@ class Evaluations:
             answer: its value, of sympy or of Python.
         """
         if threading.get_ident() != self.thread:
-            self.refused = "several threads in one shape environment"
+            self.unreplayable_reason = "several threads in one shape environment"
         self.expressions.append((kind, expr, size_oblivious, answer))
 
     def include(self, other: Evaluations) -> None:
         """Add the evaluations of a dispatch inside this one, or of a recipe that replaced it."""
         self.expressions.extend(other.expressions)
-        self.refused = self.refused or other.refused
+        self.unreplayable_reason = self.unreplayable_reason or other.unreplayable_reason
         if other.thread != self.thread:
-            self.refused = "several threads in one shape environment"
+            self.unreplayable_reason = "several threads in one shape environment"
 
 
 @contextmanager
@@ -78,11 +78,11 @@ def record_evaluations(shape_env: Any) -> Iterator[Evaluations]:
     state = lean_state(shape_env)
     outer: Evaluations | None = state.log
     evaluations = state.log = Evaluations()
-    installed = _install(shape_env, state) if outer is None else ()
+    installed = _install_listeners(shape_env, state) if outer is None else ()
     try:
         yield evaluations
     except BaseException:
-        evaluations.refused = evaluations.refused or "an error"
+        evaluations.unreplayable_reason = evaluations.unreplayable_reason or "an error"
         raise
     finally:
         state.log = outer
@@ -93,28 +93,28 @@ def record_evaluations(shape_env: Any) -> Iterator[Evaluations]:
 
 
 @contextmanager
-def hints_do_not_matter(shape_env: Any) -> Iterator[None]:
+def ignore_hint_reads(shape_env: Any) -> Iterator[None]:
     """Inside, reads of hints do not affect the outcome."""
     log = lean_state(shape_env).log
     if log is None:
         yield
         return
-    before, log.hints_matter = log.hints_matter, False
+    before, log.records_hint_reads = log.records_hint_reads, False
     try:
         yield
     finally:
-        log.hints_matter = before
+        log.records_hint_reads = before
 
 
-def refuse(shape_env: Any, reason: str) -> None:
+def mark_unreplayable(shape_env: Any, reason: str) -> None:
     """Declare that the running dispatch depends on more than its evaluations (a kernel
     that may read hints)."""
     log = lean_state(shape_env).log
     if log is not None:
-        log.refused = reason
+        log.unreplayable_reason = reason
 
 
-def _install(shape_env: Any, state: Any) -> list[str]:
+def _install_listeners(shape_env: Any, state: Any) -> list[str]:
     """Listen on the environment's methods; changes made by an evaluation are a part of it."""
     depth = 0
 
@@ -126,21 +126,21 @@ def _install(shape_env: Any, state: Any) -> list[str]:
         if depth:
             return methods["evaluate_expr"](expr, *args, **kwargs)
         depth += 1
-        before = _knowledge(shape_env)
+        before = _fact_counts(shape_env)
         try:
             answer = methods["evaluate_expr"](expr, *args, **kwargs)
         except BaseException:
-            log().refused = "an evaluation that failed"
+            log().unreplayable_reason = "an evaluation that failed"
             raise
         finally:
             depth -= 1
         size_oblivious = bool(args[2] if len(args) > 2 else kwargs.get("size_oblivious", False))
         if kwargs.get("forcing_spec"):
-            log().refused = "forced specialisation"
+            log().unreplayable_reason = "forced specialisation"
         if guards_are_suppressed():
-            log().note("look", expr, size_oblivious, answer)
-        elif _knowledge(shape_env) != before:  # else facts decide it, here and for symbols of equal facts
-            log().note("evaluate", expr, size_oblivious, answer)
+            log().add("look", expr, size_oblivious, answer)
+        elif _fact_counts(shape_env) != before:  # else facts decide it, here and for symbols of equal facts
+            log().add("evaluate", expr, size_oblivious, answer)
         return answer
 
     def guard_or_defer_runtime_assert(*args: Any, **kwargs: Any) -> Any:
@@ -149,13 +149,13 @@ def _install(shape_env: Any, state: Any) -> list[str]:
             *args, **kwargs
         )  # guards by way of ``evaluate_expr``
         if shape_env.num_deferred_runtime_asserts != deferred or guards_are_suppressed():
-            log().refused = "a runtime assertion"
+            log().unreplayable_reason = "a runtime assertion"
         return answer
 
-    def refusing(name: str) -> Callable:
+    def unreplayable_change(name: str) -> Callable:
         def change(*args: Any, **kwargs: Any) -> Any:
             if not depth:
-                log().refused = f"{name} of the shape environment"
+                log().unreplayable_reason = f"{name} of the shape environment"
             return methods[name](*args, **kwargs)
 
         return change
@@ -163,18 +163,18 @@ def _install(shape_env: Any, state: Any) -> list[str]:
     listeners = {
         "evaluate_expr": evaluate_expr,
         "guard_or_defer_runtime_assert": guard_or_defer_runtime_assert,
-        **{name: refusing(name) for name in shape_env_changes},
+        **{name: unreplayable_change(name) for name in shape_env_changes},
     }
     own = shape_env.__dict__
     methods = {name: getattr(shape_env, name) for name in listeners if name not in own}
     if len(methods) < len(listeners):  # other code listens, too
-        log().refused = "a shape environment with methods of its own"
+        log().unreplayable_reason = "a shape environment with methods of its own"
         return []
     own.update(listeners)
     return list(listeners)
 
 
-def _knowledge(shape_env: Any) -> tuple[int, ...]:
+def _fact_counts(shape_env: Any) -> tuple[int, ...]:
     """Return a value that changes with every fact that an evaluation leaves behind."""
     return (
         len(shape_env.guards),

@@ -335,7 +335,7 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
 
 
 HANDLER = """
-def make(func, get, hit, miss, unseen, {names}):
+def make(func, get, hit, miss, symbolic_lookup, {names}):
     def handler(mode, func, types, args, kwargs):
 {before}      try:
 {key}        rebuild = get(key)
@@ -343,7 +343,7 @@ def make(func, get, hit, miss, unseen, {names}):
         return miss(mode, func, types, args, kwargs, None, reason.reason)
       except (TypeError, AttributeError):
         return miss(mode, func, types, args, kwargs, None, "unhashable argument")
-      if rebuild is None: return unseen(mode, func, types, args, kwargs, key)
+      if rebuild is None: return symbolic_lookup(mode, func, types, args, kwargs, key)
       if rebuild.__class__ is not Bypass: hit()
       return rebuild(mode, args, kwargs)
     return handler
@@ -352,14 +352,14 @@ def make(func, get, hit, miss, unseen, {names}):
 Compiling it takes longer than most operators' first dispatch, so code that a hit does not need is
 elsewhere."""
 
-IN_A_FORMULA = """\
+FORMULA_BYPASS = """\
       if type(autograd_node()) in FORMULAS:
         return miss(mode, func, types, args, kwargs, None, "formula of autograd")
 """
 """Runs before the key: which formula calls the operator decides the strides of its result."""
 
 
-def made_by(code: str, file: str) -> Callable[..., Any]:
+def compile_make(code: str, file: str) -> Callable[..., Any]:
     """Return the function ``make`` of generated code, whose frames are hidden from users."""
     HIDDEN_FILES.add(file)
     namespace: dict[str, Any] = {}

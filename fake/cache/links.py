@@ -7,8 +7,8 @@ cache equals that of a real dispatch only if each number of a result has the nod
 it: one of an argument, or a new one.
 
 :func:`with_links` records this for a dispatch. If arguments shared a node then, all origins are recorded: a
-call in which these hold different nodes is not served (:class:`Unlinked`), and its dispatch shows which of
-the origins it is (:func:`refined`).
+call in which these hold different nodes is not served (:class:`AmbiguousNode`), and its dispatch shows which
+of the origins it is (:func:`merge_links`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ import torch
 
 from fake.cache.recipe import BUILDERS, Fresh, Mark, Path, Rebuild, Sequence, View, build, follow
 from fake.cache.symbolic import SymbolicMetadata
-from fake.cache.symbolic_recipe import Lifetime, Stale, SymbolicConstant, empty_storage, inference_of
+from fake.cache.symbolic_recipe import (
+    Stale,
+    StalenessCheck,
+    SymbolicConstant,
+    empty_storage,
+    inference_context,
+)
 from fake.seam import proxy_tensor
 from fake.seam.dispatch import variable_functions
 from fake.seam.fake_tensor import FakeTensor as TorchFakeTensor
 from fake.tensors.tensor import Unkeyable, make_fake, plain_of
 
-SIZE, STRIDE, OFFSET, ITSELF = range(4)
+SIZE, STRIDE, OFFSET, NUMBER = range(4)
 Origin = tuple[Path, int, int]
 """Where a number of an argument is: the argument, one of the kinds above, and the index."""
 
@@ -36,7 +42,7 @@ Link = int | tuple[Origin, ...]
 node; empty if they differ between calls."""
 
 
-class Unlinked(Exception):
+class AmbiguousNode(Exception):
     """The arguments do not determine which of their nodes a result has."""
 
 
@@ -59,31 +65,31 @@ def with_links(recipe: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
         kwargs: its keyword arguments.
         outputs: what the dispatch returned.
     """
-    made = [getattr(number, "node", None) for number in _numbers(recipe, outputs)]
-    if not any(made):
+    nodes = [getattr(number, "node", None) for number in _numbers(recipe, outputs)]
+    if not any(nodes):
         return recipe
     origins: dict[int, list[Origin]] = {}
-    for origin, number in _given(args, kwargs):
+    for origin, number in _symints_of_arguments(args, kwargs):
         origins.setdefault(id(number.node), []).append(origin)
-    own: dict[int, int] = {}
+    new: dict[int, int] = {}
     links: list[Link | None] = []
-    for node in made:
+    for node in nodes:
         found = origins.get(id(node))
         links.append(
-            None if node is None else own.setdefault(id(node), len(own)) if found is None else tuple(found)
+            None if node is None else new.setdefault(id(node), len(new)) if found is None else tuple(found)
         )
     return Linked(recipe, tuple(links))
 
 
-def refined(old: Any, new: Any) -> Any:
+def merge_links(old: Any, new: Any) -> Any:
     """Combine the recipes of two dispatches of equal calls:
     the links keep the origins that both have seen."""
     if not isinstance(old, Linked) or not isinstance(new, Linked) or old.recipe != new.recipe:
         return new
-    return Linked(new.recipe, tuple(map(_common, old.links, new.links)))
+    return Linked(new.recipe, tuple(map(_common_origins, old.links, new.links)))
 
 
-def _common(old: Link | None, new: Link | None) -> Link | None:
+def _common_origins(old: Link | None, new: Link | None) -> Link | None:
     if not isinstance(old, tuple) or not isinstance(new, tuple):
         return new if old == new else ()
     return tuple([origin for origin in new if origin in old])
@@ -101,40 +107,40 @@ def _numbers(recipe: Any, output: Any) -> Iterator[Any]:
         yield from (*output.shape, *output.stride(), output.storage_offset())
 
 
-def _given(args: Any, kwargs: Any) -> Iterator[tuple[Origin, torch.SymInt]]:
+def _symints_of_arguments(args: Any, kwargs: Any) -> Iterator[tuple[Origin, torch.SymInt]]:
     """Yield the symbolic numbers of the arguments with their origins."""
 
-    def look(path: Path, value: Any) -> Iterator[tuple[Origin, torch.SymInt]]:
+    def visit(path: Path, value: Any) -> Iterator[tuple[Origin, torch.SymInt]]:
         if isinstance(value, torch.SymInt):
-            yield (path, ITSELF, 0), value
+            yield (path, NUMBER, 0), value
         elif isinstance(value, torch.Tensor):
             if value.layout is torch.strided:
                 for kind in (SIZE, STRIDE, OFFSET):
-                    for index, number in enumerate(_READ[kind](value)):
+                    for index, number in enumerate(_READERS[kind](value)):
                         if isinstance(number, torch.SymInt):
                             yield (path, kind, index), number
         elif isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
-                yield from look((*path, index), item)
+                yield from visit((*path, index), item)
 
     for index, value in enumerate(args):
-        yield from look((index,), value)
+        yield from visit((index,), value)
     for name, value in kwargs.items():
-        yield from look((name,), value)
+        yield from visit((name,), value)
 
 
-_READ: dict[int, Callable[[Any], Any]] = {
+_READERS: dict[int, Callable[[Any], Any]] = {
     SIZE: lambda tensor: tensor.shape,
     STRIDE: torch.Tensor.stride,
     OFFSET: lambda tensor: (tensor.storage_offset(),),
-    ITSELF: lambda number: (number,),
+    NUMBER: lambda number: (number,),
 }
 
 
 def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
     """Build from patterns, whose nodes outputs share;
     with the nodes of a dispatch if these may be observed."""
-    alike = build(recipe.recipe, tensor_class, mark)
+    without_links = build(recipe.recipe, tensor_class, mark)
     exact: Rebuild | None = None
     # What torch's own mode makes outside of a trace may be an input of a later one, in AOTAutograd.
     always, nodes_matter = tensor_class is TorchFakeTensor, proxy_tensor.nodes_matter
@@ -144,7 +150,7 @@ def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
         symbol was replaced."""
         nonlocal exact
         if not (always or nodes_matter()):
-            return alike(mode, args, kwargs)
+            return without_links(mode, args, kwargs)
         if exact is None:
             try:
                 exact = _build_exact(recipe, tensor_class, mark)
@@ -163,7 +169,7 @@ def _build_exact(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
             origins.append([(read.setdefault((path, kind), len(read)), index) for path, kind, index in link])
         else:
             origins.append(link)
-    reads = [(path, _READ[kind]) for path, kind in read]
+    reads = [(path, _READERS[kind]) for path, kind in read]
     make = _maker(recipe.recipe, iter(origins), tensor_class, mark)
 
     return lambda mode, args, kwargs: make(
@@ -172,30 +178,30 @@ def _build_exact(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
 
 
 def _maker(recipe: Any, origins: Iterator[Any], tensor_class: type, mark: Mark) -> Callable[..., Any]:
-    """Return ``make(mode, args, kwargs, given, own)`` for one output;
+    """Return ``make(mode, args, kwargs, read_numbers, new_numbers)`` for one output;
     consumes its origins from the iterator."""
     if isinstance(recipe, Sequence):
         parts = [_maker(item, origins, tensor_class, mark) for item in recipe.items]
         kind = recipe.type
-        return lambda mode, args, kwargs, given, own: kind(
-            [part(mode, args, kwargs, given, own) for part in parts]
+        return lambda mode, args, kwargs, read_numbers, new_numbers: kind(
+            [part(mode, args, kwargs, read_numbers, new_numbers) for part in parts]
         )
     if isinstance(recipe, (Fresh, View)):
         return _maker_of_tensor(recipe, origins, tensor_class, mark)
     if isinstance(recipe, SymbolicConstant):
         return _maker_of_number(recipe, origins)
     plain = build(recipe, tensor_class, mark)
-    return lambda mode, args, kwargs, given, own: plain(mode, args, kwargs)
+    return lambda mode, args, kwargs, read_numbers, new_numbers: plain(mode, args, kwargs)
 
 
 def _maker_of_number(recipe: SymbolicConstant, origins: Iterator[Any]) -> Callable[..., Any]:
-    life, number = Lifetime(recipe.value), _number(recipe.value, next(origins))
+    staleness, number = StalenessCheck(recipe.value), _number(recipe.value, next(origins))
 
-    def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
+    def make(mode: Any, args: Any, kwargs: Any, read_numbers: Any, new_numbers: Any) -> Any:
         """Return the number. Args: mode and arguments of a call, the numbers read from these,
         the nodes made so far."""
-        life.check()
-        return number(given, own)
+        staleness.check()
+        return number(read_numbers, new_numbers)
 
     return make
 
@@ -209,26 +215,26 @@ def _maker_of_tensor(
     offset = _number(metadata.offset, next(origins))
     if type(metadata) is not SymbolicMetadata:
         plain = build(recipe, tensor_class, mark)
-        return lambda mode, args, kwargs, given, own: plain(mode, args, kwargs)
-    life = Lifetime(metadata)
+        return lambda mode, args, kwargs, read_numbers, new_numbers: plain(mode, args, kwargs)
+    staleness = StalenessCheck(metadata)
     device, kept, path = metadata.device, metadata.to_keep(), getattr(recipe, "path", None)
     storage: Any = None
 
-    def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
+    def make(mode: Any, args: Any, kwargs: Any, read_numbers: Any, new_numbers: Any) -> Any:
         """Return the tensor. Args: mode and arguments of a call, the numbers read from these,
         the nodes made so far."""
         nonlocal storage
-        life.check()
-        sizes = [number(given, own) for number in shape]
-        strides = [number(given, own) for number in stride]
-        start = offset(given, own)
+        staleness.check()
+        sizes = [number(read_numbers, new_numbers) for number in shape]
+        strides = [number(read_numbers, new_numbers) for number in stride]
+        start = offset(read_numbers, new_numbers)
         if path is not None:
             element = plain_of(follow(path, args, kwargs)).as_strided(sizes, strides, start)
             return make_fake(element, device, mode, kept, mark, tensor_class)
         if storage is None:
             assert isinstance(recipe, Fresh)
             storage = empty_storage(recipe)
-        with inference_of(metadata):
+        with inference_context(metadata):
             element = variable_functions._lazy_clone(storage).as_strided(sizes, strides, start)
         return make_fake(element, device, mode, kept, mark, tensor_class)
 
@@ -239,25 +245,25 @@ def _number(token: Any, link: Any) -> Callable[[Any, Any], Any]:
     """Return a function that gives a number of an output,
     from the numbers read from arguments and the call's new ones."""
     if type(token) is int:
-        return lambda given, own: token
+        return lambda read_numbers, new_numbers: token
     if isinstance(link, int):
 
-        def new(given: Any, own: Any) -> Any:
-            number = own.get(link)
+        def new(read_numbers: Any, new_numbers: Any) -> Any:
+            number = new_numbers.get(link)
             if number is None:
-                number = own[link] = token.symbol()
+                number = new_numbers[link] = token.symbol()
             return number
 
         return new
 
-    def same(given: Any, own: Any) -> Any:
+    def same(read_numbers: Any, new_numbers: Any) -> Any:
         if not link:
-            raise Unlinked
+            raise AmbiguousNode
         (row, index), *others = link
-        number = given[row][index]
+        number = read_numbers[row][index]
         for other_row, other_index in others:
-            if getattr(given[other_row][other_index], "node", None) is not number.node:
-                raise Unlinked
+            if getattr(read_numbers[other_row][other_index], "node", None) is not number.node:
+                raise AmbiguousNode
         return number
 
     return same

@@ -149,24 +149,24 @@ class NormalizedCall:
         self.values: list[int] = []
         self._numbers: dict[Any, int] = {}
         self._tokens: dict[Encoded, Any] = {}
-        self._about: list[Any] = []
-        self._growing = True
+        self._symbol_facts: list[Any] = []
+        self._accepts_new_symbols = True
         normalized = self._normalized(key)
         known = _facts(self)
-        self.key = (normalized, tuple(self._about), known)
-        self._growing = False
+        self.key = (normalized, tuple(self._symbol_facts), known)
+        self._accepts_new_symbols = False
 
     def number_of(self, symbol: Any) -> int:
         """Return the number of a symbol; a new symbol gets the next one."""
         number = self._numbers.get(symbol)
         if number is None:
-            if not self._growing:
+            if not self._accepts_new_symbols:
                 raise Unkeyable("unrepresented symbol")
-            about, value = _about(self.shape_env, self.state, symbol)
+            symbol_facts, value = _symbol_facts(self.shape_env, self.state, symbol)
             number = self._numbers[symbol] = len(self.symbols)
             self.symbols.append(symbol)
             self.values.append(value)
-            self._about.append(about)
+            self._symbol_facts.append(symbol_facts)
         return number
 
     def encode(self, value: Any) -> Encoded:
@@ -205,25 +205,25 @@ class NormalizedCall:
         Raises:
             Unkeyable: the dispatch cannot be replayed on other symbols.
         """
-        if evaluations.refused is not None:
-            raise Unkeyable(evaluations.refused)
-        kept: dict[Any, None] = {}
+        if evaluations.unreplayable_reason is not None:
+            raise Unkeyable(evaluations.unreplayable_reason)
+        encoded_evaluations: dict[Any, None] = {}
         for kind, expr, size_oblivious, answer in evaluations.expressions:
-            encoded = self._faithful(expr)
-            kept[(kind, encoded, size_oblivious, _plain(answer))] = None
+            encoded = self._encode_exactly(expr)
+            encoded_evaluations[(kind, encoded, size_oblivious, _as_python_number(answer))] = None
         normalized = _map_recipe(
-            recipe, self.normalized_metadata, self.encode, lambda value: self._faithful(value.expr)
+            recipe, self.normalized_metadata, self.encode, lambda value: self._encode_exactly(value.expr)
         )
-        return Entry(normalized, tuple(kept))
+        return Entry(normalized, tuple(encoded_evaluations))
 
-    def _faithful(self, expr: Any) -> Encoded:
+    def _encode_exactly(self, expr: Any) -> Encoded:
         """Return an encoding that decodes to the identical expression."""
         encoded = self.encode(expr)
         if self.decode(encoded) != expr:
             raise Unkeyable("expression in a special form")
         return encoded
 
-    def fits(self, entry: Entry) -> bool:
+    def matches(self, entry: Entry) -> bool:
         """Return whether a recorded dispatch's expressions have the same values at this call's sizes."""
         try:
             return all(
@@ -234,24 +234,24 @@ class NormalizedCall:
 
     def evaluate_again(self, entry: Entry) -> bool:
         """Evaluate a recorded dispatch's expressions in the environment; False as soon as a value differs."""
-        settled = self.state.settled
+        evaluated = self.state.evaluated
         for kind, encoded, size_oblivious, answer in entry.evaluations:
             if kind == "look":
                 continue
             expr = self.decode(encoded)
             evaluation = (expr, size_oblivious)
-            if evaluation in settled:
+            if evaluation in evaluated:
                 continue
             if self.shape_env.evaluate_expr(expr, size_oblivious=size_oblivious) != answer:
                 return False
-            settled.add(evaluation)
+            evaluated.add(evaluation)
         return True
 
     def evaluations(self, entry: Entry) -> Evaluations:
         """Return an entry's evaluations on this call's symbols."""
         made = Evaluations()
         for kind, encoded, size_oblivious, answer in entry.evaluations:
-            made.note(kind, self.decode(encoded), size_oblivious, answer)
+            made.add(kind, self.decode(encoded), size_oblivious, answer)
         return made
 
     def recipe(self, entry: Entry) -> Recipe:
@@ -259,9 +259,9 @@ class NormalizedCall:
         which may replace some."""
         self._tokens.clear()
         self._replaced = not self.shape_env.replacements.keys().isdisjoint(self.symbols)
-        return _map_recipe(entry.recipe, self._restore_metadata, self._token, self._known_later)
+        return _map_recipe(entry.recipe, self._restore_metadata, self._token, self._symbolic_token)
 
-    def _known_later(self, encoded: Encoded) -> Any:
+    def _symbolic_token(self, encoded: Encoded) -> Any:
         token = self._token(encoded)
         if token.__class__ is int:
             raise Unkeyable("a size that is known now")
@@ -317,7 +317,7 @@ def _map_recipe(recipe: Any, metadata: _Change, size: _Change, constant: _Change
 _Change = Callable[[Any], Any]
 
 
-def _plain(answer: Any) -> Any:
+def _as_python_number(answer: Any) -> Any:
     """Return an answer as a Python number."""
     if answer.__class__ in (bool, int):
         return answer
@@ -328,28 +328,28 @@ def _plain(answer: Any) -> Any:
     raise Unkeyable("an answer that is no integer")
 
 
-def _about(shape_env: Any, state: Any, symbol: Any) -> tuple[Any, int]:
+def _symbol_facts(shape_env: Any, state: Any, symbol: Any) -> tuple[Any, int]:
     """Return what the environment knows about a symbol by itself, and its hint.
 
     Raises:
         Unkeyable: the symbol is unbacked or has been replaced.
     """
     bounds = shape_env.var_to_range.get(symbol)
-    remembered = state.about.get(symbol)
+    remembered = state.symbol_facts.get(symbol)
     if remembered is None or remembered[0] is not bounds:
         hint = shape_env.backed_var_to_val.get(symbol)
         if hint is None or not hint.is_Integer:
             raise Unkeyable("unbacked symbol")
-        limits = [encode(limit, _no_symbol) for limit in (bounds.lower, bounds.upper)]
-        about = (*limits, symbol.is_integer, symbol.is_positive, symbol.is_nonnegative)
-        remembered = state.about[symbol] = (bounds, about, int(hint))
+        limits = [encode(limit, _refuse_symbol) for limit in (bounds.lower, bounds.upper)]
+        symbol_facts = (*limits, symbol.is_integer, symbol.is_positive, symbol.is_nonnegative)
+        remembered = state.symbol_facts[symbol] = (bounds, symbol_facts, int(hint))
     if symbol in shape_env.replacements:
         raise Unkeyable("replaced symbol")
-    _, about, value = remembered
-    return (about, symbol in shape_env.size_like) if shape_env.size_like else about, value
+    _, symbol_facts, value = remembered
+    return (symbol_facts, symbol in shape_env.size_like) if shape_env.size_like else symbol_facts, value
 
 
-def _no_symbol(symbol: Any) -> int:
+def _refuse_symbol(symbol: Any) -> int:
     raise Unkeyable("a range between symbols")
 
 
@@ -361,10 +361,10 @@ def _facts(call: NormalizedCall) -> frozenset:
     if not facts:
         return frozenset()
     of_key = tuple(call.symbols)
-    remembered = state.facts_about.get(of_key)
+    remembered = state.facts_of_symbols.get(of_key)
     if remembered is None:
         known = _facts_about(call, facts)
-        state.facts_about[of_key] = (tuple(call.symbols[len(of_key) :]), known)
+        state.facts_of_symbols[of_key] = (tuple(call.symbols[len(of_key) :]), known)
     else:
         others, known = remembered
         for symbol in others:
@@ -391,9 +391,11 @@ def _all_facts(shape_env: Any, state: Any) -> list[tuple[str, Any, Any, frozense
             for asserts in shape_env.deferred_runtime_asserts.values()
             for asserted in asserts
         ]
-        about = [(kind, expr, value, expr.free_symbols) for kind, expr, value in facts if not expr.is_Atom]
-        state.facts = [fact for fact in about if fact[3]]
-        state.facts_about.clear()
+        with_symbols = [
+            (kind, expr, value, expr.free_symbols) for kind, expr, value in facts if not expr.is_Atom
+        ]
+        state.facts = [fact for fact in with_symbols if fact[3]]
+        state.facts_of_symbols.clear()
         state.facts_version = version
     return state.facts
 
@@ -416,7 +418,7 @@ class NormalizedTable:
 
     limit = 20_000
     """The number of keys at which the older half is dropped."""
-    WAYS = 8
+    MAX_ENTRIES_PER_KEY = 8
     """How many dispatches with different answers are kept for one key."""
 
     def __init__(self) -> None:
@@ -428,7 +430,7 @@ class NormalizedTable:
     def find(self, func: Any, call: NormalizedCall) -> Entry | None:
         """Return an entry whose dispatch would take the same path for this call, or None."""
         for entry in self.tables.get(func, {}).get(call.key, ()):
-            if call.fits(entry):
+            if call.matches(entry):
                 return entry
         return None
 
@@ -443,12 +445,12 @@ class NormalizedTable:
                 self.size = drop_older_half(self.tables.values())
                 self.new.clear()
             table = self.tables.setdefault(func, {})
-            ways = table.get(key, ())
-            others = tuple([way for way in ways if not way.has_same_recipe(entry)])
-            if entry in ways or len(others) >= self.WAYS:
+            entries = table.get(key, ())
+            others = tuple([other for other in entries if not other.has_same_recipe(entry)])
+            if entry in entries or len(others) >= self.MAX_ENTRIES_PER_KEY:
                 return
             table[key] = (*others, entry)
-            self.size += len(others) == len(ways)
+            self.size += len(others) == len(entries)
             if is_new:
                 self.new.append((func, key, entry))
 

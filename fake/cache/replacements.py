@@ -47,17 +47,17 @@ class Replacements:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._from_the_start = builtin_fake_kernels_exist()
+        self._replaced_before_import = builtin_fake_kernels_exist()
         self._known_at_import = weakref.WeakKeyDictionary(
             {library: set(library._op_impls) for library in _libraries() if library.ns == "aten"}
         )
-        self._watches = False
+        self._is_watching = False
         self._lock = threading.RLock()
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
         self._names: weakref.WeakKeyDictionary[torch.library.Library, set[str]] = weakref.WeakKeyDictionary()
-        self._collected: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._finalizers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    def watch_for(self, cache: Cache) -> None:
+    def subscribe(self, cache: Cache) -> None:
         """Call ``cache.invalidate()`` whenever a kernel of a builtin operator is
         replaced (keeps no reference)."""
         with self._lock:
@@ -67,7 +67,7 @@ class Replacements:
     def any_builtin(self) -> bool:
         """Whether a kernel of one of torch's own operators is currently replaced."""
         with self._lock:
-            return self._from_the_start or any(library.ns in _BUILTIN for library in self._names)
+            return self._replaced_before_import or any(library.ns in _BUILTIN for library in self._names)
 
     def includes(self, func: Any) -> bool:
         """Return whether an operator uses a kernel that was registered over torch's."""
@@ -78,22 +78,22 @@ class Replacements:
 
     def watch(self) -> None:
         """Start watching, from the first answer that a cache may keep; no-op if already watching."""
-        if self._watches:
+        if self._is_watching:
             return
         with self._lock:
-            if not self._watches:
+            if not self._is_watching:
                 LEDGER.keep(*PATCHES)
-                self._catch_up()
-                self._watches = True
+                self._add_earlier_replacements()
+                self._is_watching = True
 
-    def _catch_up(self) -> None:
+    def _add_earlier_replacements(self) -> None:
         """Note kernels of torch's own operators registered between the import of this module and now."""
         for library in _libraries():
             if library.ns == "aten":
                 for registered in library._op_impls - self._known_at_import.get(library, set()):
                     namespace, name, key = registered.split("/")
-                    if self._decides_answers(namespace, name, key):
-                        self._note(library, name)
+                    if self._affects_fake_results(namespace, name, key):
+                        self._add_replacement(library, name)
 
     def _watched_impl(self, impl: Any) -> Any:
         @functools.wraps(impl)
@@ -101,11 +101,11 @@ class Replacements:
             """Call ``torch.library.Library.impl`` and note it. Args: the library, and those of the method."""
             key = dispatch_key or library.dispatch_key or "CompositeImplicitAutograd"
             name = op_name._name if isinstance(op_name, OpOverload) else op_name
-            replaces = isinstance(name, str) and self._decides_answers(library.ns, name, key)
+            replaces = isinstance(name, str) and self._affects_fake_results(library.ns, name, key)
             impl(library, op_name, fn, dispatch_key, **options)
             if replaces:
-                self._note(library, name.split("::")[-1])
-                self._changed(library.ns)
+                self._add_replacement(library, name.split("::")[-1])
+                self._invalidate_caches(library.ns)
 
         return watched_impl
 
@@ -113,16 +113,16 @@ class Replacements:
         @functools.wraps(destroy)
         def watched_destroy(library: Any) -> None:
             destroy(library)
-            self._withdrawn(library)
+            self._on_library_destroyed(library)
 
         return watched_destroy
 
-    def rules_changed(self) -> None:
+    def on_rule_registered(self) -> None:
         """Note that a rule of ``fake.kernels`` was registered on top of this package's."""
-        self._changed("aten")
+        self._invalidate_caches("aten")
 
     @staticmethod
-    def _decides_answers(namespace: str, name: str, key: str) -> bool:
+    def _affects_fake_results(namespace: str, name: str, key: str) -> bool:
         """Return whether a kernel changes what fake tensors report. torch defines prims, and operators of
         jagged tensors, lazily: their first kernel changes nothing."""
         if key != "Meta" and not key.startswith("Composite"):
@@ -133,24 +133,24 @@ class Replacements:
             return True
         return has_kernel(f"{namespace}::{name.split('::')[-1]}", key)
 
-    def _note(self, library: Any, name: str) -> None:
+    def _add_replacement(self, library: Any, name: str) -> None:
         with self._lock:
             if library not in self._names:
                 self._names[library] = set()
-                self._collected[library] = weakref.finalize(library, self._changed, library.ns)
-                self._collected[library].atexit = False
+                self._finalizers[library] = weakref.finalize(library, self._invalidate_caches, library.ns)
+                self._finalizers[library].atexit = False
             # In the dispatcher's names, a default overload has no suffix.
             self._names[library].add(f"{library.ns}::{name.removesuffix('.default')}")
 
-    def _withdrawn(self, library: Any) -> None:
+    def _on_library_destroyed(self, library: Any) -> None:
         with self._lock:
             names = self._names.pop(library, None)
             if names:
-                self._collected.pop(library).detach()
+                self._finalizers.pop(library).detach()
         if names:
-            self._changed(library.ns)
+            self._invalidate_caches(library.ns)
 
-    def _changed(self, namespace: str) -> None:
+    def _invalidate_caches(self, namespace: str) -> None:
         with self._lock:
             self.generation += 1
             caches = list(self._caches) if namespace in _BUILTIN else []
@@ -175,4 +175,4 @@ PATCHES = LEDGER.add(
         for name, make in (("impl", REPLACEMENTS._watched_impl), ("_destroy", REPLACEMENTS._watched_destroy))
     )
 )
-when_rules_change(REPLACEMENTS.rules_changed)
+when_rules_change(REPLACEMENTS.on_rule_registered)

@@ -65,10 +65,10 @@ class SymbolicState:
 
     Attributes:
         prototypes: patterns for outputs, each with an empty tensor on its storage, by sizes.
-        settled: expressions that the environment has evaluated, with a guard if one was needed.
-        facts, facts_version, facts_about: what it knew at a version, and the part about given symbols, for
+        evaluated: expressions that the environment has evaluated, with a guard if one was needed.
+        facts, facts_version, facts_of_symbols: what it knew at a version, and the part about given symbols, for
             ``fake.cache.normalized``.
-        about: what is known about each symbol by itself, likewise.
+        symbol_facts: what is known about each symbol by itself, likewise.
     """
 
     def __init__(self, shape_env: Any) -> None:
@@ -77,11 +77,11 @@ class SymbolicState:
         self.tables: dict[Any, dict[Any, Any]] = {}
         self.size = 0
         self.prototypes: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.settled: set[Any] = set()
+        self.evaluated: set[Any] = set()
         self.facts: list[Any] = []
         self.facts_version: Any = None
-        self.facts_about: dict[Any, Any] = {}
-        self.about: dict[Any, Any] = {}
+        self.facts_of_symbols: dict[Any, Any] = {}
+        self.symbol_facts: dict[Any, Any] = {}
 
     def __deepcopy__(self, memo: dict) -> SymbolicState:
         return SymbolicState(None)
@@ -259,7 +259,7 @@ def intern_symbolic(
     return found
 
 
-def as_known_now(metadata: TensorMetadata) -> TensorMetadata:
+def current_metadata(metadata: TensorMetadata) -> TensorMetadata:
     """Return the tensor's metadata after symbols in it were replaced; unchanged if none was."""
     if type(metadata) is not SymbolicMetadata or metadata.symbols.isdisjoint(metadata.shape_env.replacements):
         return metadata

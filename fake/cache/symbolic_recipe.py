@@ -64,7 +64,7 @@ def build_symbolic(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     return _build_view(recipe, tensor_class, mark)
 
 
-class Lifetime:
+class StalenessCheck:
     """Detects that a recipe is stale because one of its symbols has been replaced.
 
     Attributes:
@@ -90,12 +90,12 @@ class Lifetime:
 
 def _build_constant(recipe: Any) -> Rebuild:
     value = recipe.value
-    life = Lifetime(value)
+    staleness = StalenessCheck(value)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         """Return the number of a call. Args: the mode, and the operator's arguments. Raises ``Stale`` if a
         symbol was replaced."""
-        life.check()
+        staleness.check()
         return value.symbol()
 
     return rebuild
@@ -138,7 +138,7 @@ def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
 
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
-    life, shape_env = Lifetime(metadata), metadata.shape_env
+    staleness, shape_env = StalenessCheck(metadata), metadata.shape_env
     pattern: Any = None
     storage: Any = None
     is_new = False
@@ -149,17 +149,17 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
         """Return the tensor of a call. Args: the mode, and the operator's arguments. Raises ``Stale`` if a
         symbol was replaced."""
         nonlocal pattern, storage, is_new
-        if len(shape_env.replacements) != life.seen:
-            life.check()
+        if len(shape_env.replacements) != staleness.seen:
+            staleness.check()
         if pattern is None:
             pattern, storage = _prototype(recipe)
             is_new = True
         elif is_new:
             is_new = False
-            _ask_ahead(pattern, metadata)
+            _precompute_contiguity(pattern, metadata)
         if not copies_are_apart():
-            whole = lazy_clone(pattern)
-            return make_fake(whole, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
+            tensor = lazy_clone(pattern)
+            return make_fake(tensor, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
         plain = lazy_clone(storage)
         return make(mode, pattern, plain)
 
@@ -177,7 +177,7 @@ def empty_storage(recipe: Fresh) -> torch.Tensor:
     return storage
 
 
-def inference_of(metadata: Any) -> AbstractContextManager[Any]:
+def inference_context(metadata: Any) -> AbstractContextManager[Any]:
     """Return the context in which to make tensors with this metadata."""
     return inference_mode(bool(metadata.flags & IS_INFERENCE))
 
@@ -190,7 +190,7 @@ def _prototype(recipe: Fresh) -> tuple[torch.Tensor, torch.Tensor]:
     key = (metadata.shape, metadata.stride, metadata.offset, recipe.nbytes, metadata.dtype, metadata.flags)
     made = known.get(key)
     if made is None:
-        with inference_of(metadata):
+        with inference_context(metadata):
             storage = empty_storage(recipe)
             made = known[key] = storage.as_strided(*_geometry(metadata)), storage
     return made
@@ -205,11 +205,11 @@ def _pattern(metadata: Any, geometry: tuple[Any, ...]) -> Any:
     """
     if metadata.flags & ~IS_INFERENCE or metadata.dtype.is_complex or type(metadata.offset) is not int:
         return None
-    with inference_of(metadata):
+    with inference_context(metadata):
         return torch.empty((0,), dtype=metadata.dtype, device=META_DEVICE).as_strided(*geometry)
 
 
-def _ask_ahead(made: torch.Tensor, metadata: Any) -> None:
+def _precompute_contiguity(made: torch.Tensor, metadata: Any) -> None:
     """Make a pattern compute that it is contiguous, for all copies of it, if that needs no guard. This is
     done at its second use: many are used only once."""
     if _is_plainly_row_major(metadata):
@@ -237,7 +237,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     metadata: Any = recipe.metadata
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
-    life, shape_env = Lifetime(metadata), metadata.shape_env
+    staleness, shape_env = StalenessCheck(metadata), metadata.shape_env
     geometry: Any = None
     pattern: Any = None
     is_new = False
@@ -249,15 +249,15 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         """Return the view of a call. Args: the mode, and the operator's arguments. Raises ``Stale`` if a
         symbol was replaced."""
         nonlocal geometry, pattern, is_new
-        if len(shape_env.replacements) != life.seen:
-            life.check()
+        if len(shape_env.replacements) != staleness.seen:
+            staleness.check()
         if geometry is None:
             geometry = _geometry(metadata)
             pattern = _pattern(metadata, geometry)
             is_new = pattern is not None
         elif is_new:
             is_new = False
-            _ask_ahead(pattern, metadata)
+            _precompute_contiguity(pattern, metadata)
         base = follow(path, args, kwargs) if index is None else args[index]
         if pattern is None or not copies_are_apart():
             element = plain_of(base).as_strided(*geometry)

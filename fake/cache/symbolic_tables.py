@@ -31,11 +31,11 @@ from fake.seam.symbolic_shapes import (
 from fake.symbols.node import lean_state
 from fake.tensors.tensor import Unkeyable
 
-_MOST_OF_ONE_ENVIRONMENT = 50_000
+_MAX_ENTRIES_PER_ENVIRONMENT = 50_000
 """The number of entries at which the older half is dropped."""
 
 
-class Kept:
+class SymbolicEntry:
     """An entry of one environment.
 
     Attributes:
@@ -83,31 +83,31 @@ class SymbolicTables:
         state = shape_env.__dict__.get("_fake_dispatch")
         if state is None:
             return None
-        kept = state.table(func, self.tensor_class).get(key)
-        if kept is None:
+        entry = state.table(func, self.tensor_class).get(key)
+        if entry is None:
             return None
-        if kept.facts is not None and kept.facts != _knowledge_about(shape_env, kept.symbols):
+        if entry.facts is not None and entry.facts != _facts_version(shape_env, entry.symbols):
             return None
         log = lean_state(shape_env).log
         if log is not None:
-            log.include(kept.evaluations())
-        return kept.rebuild
+            log.include(entry.evaluations())
+        return entry.rebuild
 
-    def insert(self, state: SymbolicState, func: Any, key: Any, kept: Kept) -> None:
+    def insert(self, state: SymbolicState, func: Any, key: Any, entry: SymbolicEntry) -> None:
         """Add an entry to an environment, making room first if the limit is reached.
 
         Args:
             state: the cache's state on the environment.
             func: the operator.
             key: the key of the call, with the environment's own symbols.
-            kept: the entry.
+            entry: the entry.
         """
         self._states.add(state)
-        if state.size >= _MOST_OF_ONE_ENVIRONMENT:
+        if state.size >= _MAX_ENTRIES_PER_ENVIRONMENT:
             state.size = drop_older_half(state.tables.values())
         table = state.table(func, self.tensor_class)
         state.size += key not in table
-        table[key] = kept
+        table[key] = entry
 
     def forget(self, shape_env: Any, func: Any, key: Any) -> None:
         """Drop an entry of an environment.
@@ -152,7 +152,7 @@ class SymbolicCall:
                 sorted((s for s in symbols if s not in shape_env.backed_var_to_val), key=str)
             )
             if self.unbacked:
-                self.facts = _knowledge_about(shape_env, self.unbacked)
+                self.facts = _facts_version(shape_env, self.unbacked)
 
     def find_normalized(self, mark: Mark) -> Any:
         """Return a closure that rebuilds the outputs from an equal call up to symbol names, or None."""
@@ -171,19 +171,19 @@ class SymbolicCall:
         log = lean_state(self.shape_env).log
         if log is not None:
             log.include(evaluations())
-        self.tables.insert(self.state, self.func, self.key, Kept(rebuild, recipe, evaluations))
+        self.tables.insert(self.state, self.func, self.key, SymbolicEntry(rebuild, recipe, evaluations))
         return rebuild
 
     def known_recipe(self) -> Any:
         """Return the recipe of the environment's entry for this call, or None."""
-        kept = self.state.table(self.func, self.tables.tensor_class).get(self.key)
-        return None if kept is None else kept.recipe
+        entry = self.state.table(self.func, self.tables.tensor_class).get(self.key)
+        return None if entry is None else entry.recipe
 
     def record(self) -> AbstractContextManager[Evaluations]:
         """Record what the dispatch evaluates (nested dispatches record for both)."""
         return record_evaluations(self.shape_env)
 
-    def remember(self, rebuild: Any, recipe: Any, evaluations: Evaluations) -> None:
+    def record_outcome(self, rebuild: Any, recipe: Any, evaluations: Evaluations) -> None:
         """Record the outcome of the dispatch; ``recipe`` is None for a negative entry.
 
         Args:
@@ -196,8 +196,8 @@ class SymbolicCall:
         """
         if guards_are_suppressed() or self.shape_env.frozen:
             raise Unkeyable("suppressed guards")
-        kept = Kept(rebuild, recipe, lambda: evaluations, self.facts, self.unbacked)
-        self.tables.insert(self.state, self.func, self.key, kept)
+        symbolic_entry = SymbolicEntry(rebuild, recipe, lambda: evaluations, self.facts, self.unbacked)
+        self.tables.insert(self.state, self.func, self.key, symbolic_entry)
         if recipe is None or self.normalized is None or REPLACEMENTS.any_builtin:
             return
         if not library_utils.is_builtin(self.func):
@@ -209,7 +209,7 @@ class SymbolicCall:
         self.tables.normalized.add(self.func, self.normalized.key, entry)
 
 
-def _knowledge_about(shape_env: Any, symbols: tuple[Any, ...]) -> tuple[Any, ...]:
+def _facts_version(shape_env: Any, symbols: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a value that changes with everything that becomes known in an environment,
     and with the symbols' ranges."""
     return (

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fake.cache.calls import LIFTS
+from fake.cache.calls import LIFT_OPS
 from fake.seam.dispatch import OpOverload, get_default_device, no_dispatch
 from fake.seam.fake_tensor import get_schema_info, is_sparse_any, should_allow_numbers_as_tensors
 from fake.seam.fx import normalize_function
@@ -45,7 +45,7 @@ def lift(mode: Any, call: Any) -> Any:
     func = call.func
     if func is _aten.linspace.default:
         return _schedule(mode, call)
-    is_lift = func in LIFTS
+    is_lift = func in LIFT_OPS
     numbers_only = (
         not is_lift
         and isinstance(func, OpOverload)

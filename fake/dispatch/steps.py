@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fake import kernels
-from fake.cache.evaluations import hints_do_not_matter, refuse
+from fake.cache.evaluations import ignore_hint_reads, mark_unreplayable
 from fake.cache.replacements import REPLACEMENTS
 from fake.dispatch.constants import fold, forget_written, lift
 from fake.dispatch.refusals import (
@@ -209,7 +209,7 @@ def own_kernel(mode: Any, call: Call) -> Any:
     if any(t.layout is not torch.strided for t in call.fakes) and not kernels.takes_sparse(call.func):
         return NotImplemented
     aside = call.has_symbols and _hints_tell_nothing(rule, call)
-    ignoring = hints_do_not_matter(mode.shape_env) if aside and mode.shape_env is not None else nullcontext()
+    ignoring = ignore_hint_reads(mode.shape_env) if aside and mode.shape_env is not None else nullcontext()
     with ignoring, as_in_eager(call.func):
         return rule(mode, call.func, call.args, call.kwargs)
 
@@ -301,7 +301,7 @@ def prim_kernel(mode: Any, call: Call) -> Any:
 def _may_read_hints(mode: Any, call: Call) -> None:
     """Bar reuse of a user kernel's result for other symbols: with symbolic sizes it may read hints."""
     if call.has_symbols and mode.shape_env is not None and not library_utils.is_builtin(call.func):
-        refuse(mode.shape_env, "a kernel that may read hints")
+        mark_unreplayable(mode.shape_env, "a kernel that may read hints")
 
 
 def operator_profile(mode: Any, call: Call) -> Any:

@@ -252,7 +252,7 @@ def _remembered(name: str, slot: str, original: Callable) -> Callable:
         else:
             log = self.shape_env._fake_lean.log
             if log is not None:
-                log.remembered(self.expr, answer)
+                log.add_memoized(self.expr, answer)
         return answer
 
     lean.__name__ = name
@@ -372,7 +372,7 @@ def _hint(original: property) -> property:
         if state is None or state.log is None:
             return value
         if sys._getframe(1).f_code.co_filename not in _OWN_FILES:
-            state.log.hint_read(self.expr, value)
+            state.log.add_hint_read(self.expr, value)
         return value
 
     return property(hint)

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchMode
 
 import fake
-from fake.cache.calls import PURE
+from fake.cache.calls import PURE_OPS
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def operator() -> Iterator[tuple[object, list[int]]]:
     torch.library.register_fake("fake_pure_ops::grow", kernel, lib=library)
     op = torch.ops.fake_pure_ops.grow.default
     yield op, calls
-    PURE.discard(op)
+    PURE_OPS.discard(op)
     library._destroy()
 
 
@@ -84,10 +84,10 @@ def test_symbolic_sizes(operator: tuple[object, list[int]]) -> None:
     ],
 )
 def test_what_is_no_custom_operator_is_refused(op: object, error: type, words: str) -> None:
-    before = set(PURE)
+    before = set(PURE_OPS)
     with pytest.raises(error, match=words):
         fake.cache_custom_op(op)
-    assert before == PURE
+    assert before == PURE_OPS
 
 
 def test_results_that_depend_on_data_are_refused() -> None:
@@ -96,4 +96,4 @@ def test_results_that_depend_on_data_are_refused() -> None:
     op = torch.ops.fake_pure_ops.count.default
     with pytest.raises(ValueError, match=r"fake_pure_ops::count.*data dependent"):
         fake.cache_custom_op(op)
-    assert op not in PURE
+    assert op not in PURE_OPS
