@@ -33,8 +33,8 @@ from fake.cache.symbolic import current_metadata, is_symbolic_key, metadata_of, 
 from fake.cache.symbolic_recipe import Stale, symbols_of_recipe
 from fake.cache.symbolic_tables import SymbolicCall, SymbolicTables
 from fake.errors import CacheCrossCheckError
-from fake.kernels.gradients import FORMULAS, WATCHED
-from fake.kernels.overlaps import pairs_to_watch
+from fake.kernels.gradients import FORMULAS, STRIDE_DECIDING_OPS
+from fake.kernels.overlaps import pairs_without_overlap
 from fake.seam.aot_autograd import preferred_device_type
 from fake.seam.autograd_engine import current_autograd_node
 from fake.seam.dispatch import (
@@ -114,7 +114,7 @@ class Engine:
         table = self.store.table(func)
         self._fill_from_disk(func)
         before = ""
-        if self.is_own and func in WATCHED:
+        if self.is_own and func in STRIDE_DECIDING_OPS:
             before = FORMULA_BYPASS
             names |= {"FORMULAS": FORMULAS, "autograd_node": current_autograd_node}
         code = HANDLER.format(names=", ".join(names), before=before, key=source)
@@ -361,7 +361,7 @@ class Engine:
             return
         if call is None:
             if self.is_own and is_mutable(func):
-                pairs = pairs_to_watch(func, args, kwargs)
+                pairs = pairs_without_overlap(func, args, kwargs)
                 if pairs:
                     recipe = Apart(recipe, pairs)
                     rebuild = build(recipe, self.tensor_class, mark)

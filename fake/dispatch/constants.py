@@ -22,7 +22,7 @@ MAX_ELEMENTS = 1
 """Constants are scalars: with larger values, a trace would hold data."""
 
 _aten = torch.ops.aten
-SHORT = 64
+MAX_SCHEDULE_LENGTH = 64
 """A ``linspace`` up to this long is a constant, too: models read numbers from schedules while being built."""
 
 
@@ -36,7 +36,7 @@ def may_be_constant(mode: Any, tensor: torch.Tensor) -> bool:
     )
 
 
-def lift(mode: Any, call: Any) -> Any:
+def lift_constants(mode: Any, call: Any) -> Any:
     """Compute ``torch.tensor(value)`` and operators on numbers alone for real, and keep the value.
 
     Returns:
@@ -44,7 +44,7 @@ def lift(mode: Any, call: Any) -> Any:
     """
     func = call.func
     if func is _aten.linspace.default:
-        return _schedule(mode, call)
+        return _fold_linspace(mode, call)
     is_lift = func in LIFT_OPS
     numbers_only = (
         not is_lift
@@ -65,11 +65,11 @@ def lift(mode: Any, call: Any) -> Any:
     return NotImplemented
 
 
-def _schedule(mode: Any, call: Any) -> Any:
+def _fold_linspace(mode: Any, call: Any) -> Any:
     """Compute a short ``linspace`` between numbers on the CPU, outside of traces: its elements are known."""
     steps = call.args[2] if len(call.args) > 2 else call.kwargs["steps"]
     device = torch.device(call.kwargs.get("device") or get_default_device())
-    if call.has_symbols or steps > SHORT or device.type != "cpu" or is_tracing():
+    if call.has_symbols or steps > MAX_SCHEDULE_LENGTH or device.type != "cpu" or is_tracing():
         return NotImplemented
     value = call.func(*call.args, **call.kwargs)
     return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
@@ -94,7 +94,7 @@ def _skips_constants(mode: Any, call: Any) -> bool:
     return from_meta or _moves_to_missing_device(mode, call)
 
 
-def fold(mode: Any, call: Any) -> Any:
+def fold_constants(mode: Any, call: Any) -> Any:
     """Evaluate an operator whose tensor arguments are all constants.
 
     Returns:
@@ -128,7 +128,7 @@ def fold(mode: Any, call: Any) -> Any:
     return NotImplemented
 
 
-def forget_written(mode: Any, call: Any) -> None:
+def invalidate_written(mode: Any, call: Any) -> None:
     """Invalidate the constants that the operator writes to."""
     if not any(tensor.constant is not None for tensor in call.fakes):
         return

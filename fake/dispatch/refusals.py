@@ -43,12 +43,12 @@ def refuse_dtypes(mode: Any, call: Any) -> None:
         return
     error = refusal(call.func, call.args, call.kwargs)
     if error is None and call.func._schema.is_mutable:
-        error = _refusal_of_functional_form(call)
+        error = _functional_refusal(call)
     if error is not None:
         raise error
 
 
-def _refusal_of_functional_form(call: Any) -> Exception | None:
+def _functional_refusal(call: Any) -> Exception | None:
     """Return the functional form's refusal: in-place and ``out=`` operators compute what it computes."""
     functional = functional_of_in_place(call.func)
     if functional is not None:
@@ -77,7 +77,7 @@ def refuse_arguments(mode: Any, call: Any) -> None:
     if any(t.layout is not torch.strided or t.is_nested or t.is_quantized for t in call.fakes):
         return
     if not call.has_symbols or (has_checks(func) and not has_unbacked((call.args, call.kwargs))):
-        with as_in_eager(func):
+        with eager_errors(func):
             check_arguments(func, call.args, call.kwargs)
     if not call.has_symbols and func._schema.is_mutable:
         check_overlaps(func, call.args, call.kwargs)
@@ -96,7 +96,7 @@ def functional_of_in_place(func: Any) -> Any:
         func.namespace != "aten"
         or not name.endswith("_")
         or name.startswith("_")
-        or name in _NOT_BY_FUNCTIONAL
+        or name in _UNLIKE_FUNCTIONAL
     ):
         return None
     if torch.Tag.nondeterministic_seeded in func.tags or torch.Tag.inplace_view in func.tags:
@@ -113,7 +113,7 @@ def functional_of_in_place(func: Any) -> Any:
     return None
 
 
-_NOT_BY_FUNCTIONAL = frozenset(
+_UNLIKE_FUNCTIONAL = frozenset(
     ("copy_", "fill_", "zero_", "set_", "resize_", "resize_as_", "detach_", "addbmm_", "nan_to_num_")
 )
 """In-place operators that accept more than their functional forms, or have nothing to refuse."""
@@ -158,7 +158,7 @@ def refuse_in_place(mode: Any, call: Any, dispatch: Callable[..., Any]) -> None:
 
 
 @contextmanager
-def as_in_eager(func: Any) -> Iterator[None]:
+def eager_errors(func: Any) -> Iterator[None]:
     """Convert errors of Python kernels (asserts, missing keys, short tuples) to eager's ``RuntimeError``."""
     try:
         yield
@@ -173,7 +173,7 @@ def as_in_eager(func: Any) -> Iterator[None]:
             raise RuntimeError(f"{func}: {error}") from error
         raise
     except IndexError as error:
-        if str(error) in _OF_PYTHON:
+        if str(error) in _PYTHON_INDEX_ERRORS:
             raise RuntimeError(
                 f"{func}: an argument has fewer dimensions than the operator looks at ({error})"
             ) from error
@@ -181,7 +181,7 @@ def as_in_eager(func: Any) -> Iterator[None]:
 
 
 @contextmanager
-def saying_what_to_do(func: Any) -> Iterator[None]:
+def data_dependent_advice(func: Any) -> Iterator[None]:
     """Add advice to torch's errors about data-dependent results, which name only the operator."""
     try:
         yield
@@ -196,5 +196,9 @@ def saying_what_to_do(func: Any) -> Iterator[None]:
 
 aten = torch.ops.aten
 _NO_VALUE_ERRORS = frozenset((aten.view.default, aten._unsafe_view.default))
-_OF_PYTHON = ("tuple index out of range", "list index out of range", "list assignment index out of range")
+_PYTHON_INDEX_ERRORS = (
+    "tuple index out of range",
+    "list index out of range",
+    "list assignment index out of range",
+)
 """Messages of kernels in Python that ask for the size of a dimension that does not exist."""

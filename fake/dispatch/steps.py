@@ -18,13 +18,13 @@ import torch
 from fake import kernels
 from fake.cache.evaluations import ignore_hint_reads, mark_unreplayable
 from fake.cache.replacements import REPLACEMENTS
-from fake.dispatch.constants import fold, forget_written, lift
+from fake.dispatch.constants import fold_constants, invalidate_written, lift_constants
 from fake.dispatch.refusals import (
-    as_in_eager,
+    data_dependent_advice,
+    eager_errors,
     refuse_arguments,
     refuse_dtypes,
     refuse_in_place,
-    saying_what_to_do,
 )
 from fake.errors import (
     FallbackNotAllowedError,
@@ -33,9 +33,9 @@ from fake.errors import (
     UnsupportedOperatorException,
 )
 from fake.kernels import sparse, views
-from fake.kernels.checks.number_checks import real_numbers
-from fake.kernels.composites import in_inference_mode
-from fake.kernels.gradients import WATCHED, strides_in_eager
+from fake.kernels.checks.number_checks import convert_scalar_arguments
+from fake.kernels.composites import run_composite
+from fake.kernels.gradients import STRIDE_DECIDING_OPS, eager_strides
 from fake.kernels.structured import structured
 from fake.seam import fake_tensor
 from fake.seam.autograd_engine import current_autograd_node
@@ -152,10 +152,10 @@ def _convert(mode: Any, call: Call, value: torch.Tensor, allowed: bool) -> Any:
     return mode.fake_tensor_converter.from_real_tensor(mode, value)
 
 
-def make_numbers_real(mode: Any, call: Call) -> None:
+def convert_scalars(mode: Any, call: Call) -> None:
     """Convert numbers to a real dtype, or truncate them, as eager does: torch's Python code refuses them."""
     if any(type(value) in (complex, float) for value in call.flat) and isinstance(call.func, OpOverload):
-        call.args, call.kwargs = real_numbers(call.func, call.args, call.kwargs)
+        call.args, call.kwargs = convert_scalar_arguments(call.func, call.args, call.kwargs)
         call.flat, call.spec = tree_flatten((call.args, call.kwargs))
 
 
@@ -168,7 +168,7 @@ def higher_order(mode: Any, call: Call) -> Any:
             return registered_hop_fake_fns[func](*call.args, **call.kwargs)
     rule = getattr(func, "python_key_table", {}).get(fake_tensor.FakeTensorMode)
     if rule is not None:
-        with mode.making_torchs_tensors(call.fakes), _some_shape_env(mode, func):
+        with mode.making_torchs_tensors(call.fakes), _temporary_shape_env(mode, func):
             return rule(mode, *call.args, **call.kwargs)
     if isinstance(func, HigherOrderOperator):
         raise UnsupportedOperatorException(func)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def higher_order(mode: Any, call: Call) -> Any:
 
 
 @contextmanager
-def _some_shape_env(mode: Any, func: Any) -> Iterator[None]:
+def _temporary_shape_env(mode: Any, func: Any) -> Iterator[None]:
     """Lend a shape environment to a mode without one: torch's loop rule needs it, but makes no new sizes."""
     if mode.shape_env is not None or func.name() not in ("while_loop", "while_loop_stack_output"):
         yield
@@ -188,43 +188,45 @@ def _some_shape_env(mode: Any, func: Any) -> Iterator[None]:
         mode.shape_env = None
 
 
-def strides_of_gradient(mode: Any, call: Call) -> Any:
+def gradient_strides(mode: Any, call: Call) -> Any:
     """Restore eager's strides of a gradient whose formula takes another path for tensors without data."""
-    node = current_autograd_node() if call.func in WATCHED else None
+    node = current_autograd_node() if call.func in STRIDE_DECIDING_OPS else None
     if node is None or is_tracing_graph():
         return NotImplemented
     result = dispatch(mode, call.func, (), call.args, call.kwargs)
-    strides = strides_in_eager(mode, call.func, node, call.args, result)
+    strides = eager_strides(mode, call.func, node, call.args, result)
     if strides is None:
         return result
     with mode, torch.no_grad():
         return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
 
 
-def own_kernel(mode: Any, call: Call) -> Any:
+def kernel_rule(mode: Any, call: Call) -> Any:
     """Apply a rule of ``fake.kernels``, if other answers differ from eager. A user's kernel comes first."""
     rule = kernels.find(call.func)
     if rule is None or REPLACEMENTS.includes(call.func):
         return NotImplemented
     if any(t.layout is not torch.strided for t in call.fakes) and not kernels.takes_sparse(call.func):
         return NotImplemented
-    aside = call.has_symbols and _hints_tell_nothing(rule, call)
-    ignoring = ignore_hint_reads(mode.shape_env) if aside and mode.shape_env is not None else nullcontext()
-    with ignoring, as_in_eager(call.func):
+    independent = call.has_symbols and _is_independent_of_hints(rule, call)
+    hint_context = (
+        ignore_hint_reads(mode.shape_env) if independent and mode.shape_env is not None else nullcontext()
+    )
+    with hint_context, eager_errors(call.func):
         return rule(mode, call.func, call.args, call.kwargs)
 
 
-_KEEP_ROW_MAJOR = (structured, sparse.mm)
+_HINTS_FOR_ROW_MAJOR = (structured, sparse.mm)
 """Rules that read hints only to see whether their arguments are row-major, and then keep torch's answer."""
 
-_TELL_HINTS = (views.view,)
+_HINTS_FOR_ERRORS = (views.view,)
 """Rules that read hints only for the message of an error."""
 
 
-def _hints_tell_nothing(rule: Any, call: Call) -> bool:
+def _is_independent_of_hints(rule: Any, call: Call) -> bool:
     """Return whether a rule that reads hints would give the same answer at all other hints."""
-    return rule in _TELL_HINTS or (
-        rule in _KEEP_ROW_MAJOR and all(map(_is_row_major_at_all_sizes, call.fakes))
+    return rule in _HINTS_FOR_ERRORS or (
+        rule in _HINTS_FOR_ROW_MAJOR and all(map(_is_row_major_at_all_sizes, call.fakes))
     )
 
 
@@ -260,8 +262,8 @@ def composite_in_inference_mode(mode: Any, call: Call) -> Any:
         return NotImplemented
     if not isinstance(call.func, OpOverload) or call.func.namespace != "aten":
         return NotImplemented
-    with as_in_eager(call.func), mode.still_outermost(call.is_outermost):
-        return in_inference_mode(mode, call.func, call.args, call.kwargs)
+    with eager_errors(call.func), mode.still_outermost(call.is_outermost):
+        return run_composite(mode, call.func, call.args, call.kwargs)
 
 
 def decomposition(mode: Any, call: Call) -> Any:
@@ -283,9 +285,9 @@ def decomposition(mode: Any, call: Call) -> Any:
             )
         )
     ):
-        with mode, as_in_eager(func):
+        with mode, eager_errors(func):
             return table[func](*call.args, **call.kwargs)
-    with mode, as_in_eager(func), mode.still_outermost(call.is_outermost):
+    with mode, eager_errors(func), mode.still_outermost(call.is_outermost):
         return func.decompose(*call.args, **call.kwargs)
 
 
@@ -298,7 +300,7 @@ def prim_kernel(mode: Any, call: Call) -> Any:
         return func.prim_meta_impl(*call.args, **call.kwargs)
 
 
-def _may_read_hints(mode: Any, call: Call) -> None:
+def _mark_hint_reads(mode: Any, call: Call) -> None:
     """Bar reuse of a user kernel's result for other symbols: with symbolic sizes it may read hints."""
     if call.has_symbols and mode.shape_env is not None and not library_utils.is_builtin(call.func):
         mark_unreplayable(mode.shape_env, "a kernel that may read hints")
@@ -309,7 +311,7 @@ def operator_profile(mode: Any, call: Call) -> Any:
     profiles: Any = custom_ops_profiles()
     if profiles is None or call.func not in profiles.data:
         return NotImplemented
-    _may_read_hints(mode, call)
+    _mark_hint_reads(mode, call)
     return profiles.generic_fake_kernel(call.func, mode, *call.args, **call.kwargs)
 
 
@@ -318,7 +320,7 @@ def registered_fake_kernel(mode: Any, call: Call) -> Any:
     kernel: Any = kernel_of_register_fake(call.func)
     if kernel is None:
         return NotImplemented
-    _may_read_hints(mode, call)
+    _mark_hint_reads(mode, call)
     with running_fake_kernel(mode, call.func), mode:
         return kernel(*call.args, **call.kwargs)
 
@@ -327,7 +329,7 @@ def special_rule(mode: Any, call: Call) -> Any:
     """Apply torch's rules: constructors, device moves, data-dependent operators, indexing, copies."""
     for applies, rule in fake_tensor.fake_impls.op_implementations_checks:
         if applies(call.func):
-            with as_in_eager(call.func), saying_what_to_do(call.func):
+            with eager_errors(call.func), data_dependent_advice(call.func):
                 result = rule(mode, call.func, *call.args, **call.kwargs)
             if result is not NotImplemented:
                 return result
@@ -340,7 +342,7 @@ def meta_kernel(mode: Any, call: Call) -> Any:
     if not fake_tensor.fake_impls.has_meta(func):
         return _without_meta_kernel(mode, call, None)
     try:
-        with fake_tensor.in_kernel_invocation_manager(mode), as_in_eager(func):
+        with fake_tensor.in_kernel_invocation_manager(mode), eager_errors(func):
             result = func(*call.args, **call.kwargs)
     except NotImplementedError as missing:
         return _without_meta_kernel(mode, call, missing)
@@ -367,7 +369,7 @@ def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> A
     return fake_tensor.run_fallback_kernel(mode, func, call.flat, call.spec, error)
 
 
-def _before_others(change: Callable[[Any, Call], None]) -> Step:
+def _as_step(change: Callable[[Any, Call], None]) -> Step:
     """Make a step that returns no result: it modifies the call, or refuses it."""
 
     def step(mode: Any, call: Call) -> Any:
@@ -378,24 +380,24 @@ def _before_others(change: Callable[[Any, Call], None]) -> Step:
 
 
 _REFUSALS = (
-    _before_others(refuse_arguments),
+    _as_step(refuse_arguments),
     # After the argument checks, as this tries small tensors: some kernels write out of bounds for bad ones.
-    _before_others(refuse_dtypes),
-    _before_others(partial(refuse_in_place, dispatch=dispatch)),
+    _as_step(refuse_dtypes),
+    _as_step(partial(refuse_in_place, dispatch=dispatch)),
 )
 
 STEPS: tuple[Step, ...] = (
-    lift,
-    _before_others(convert_inputs),
-    _before_others(make_numbers_real),
-    fold,
+    lift_constants,
+    _as_step(convert_inputs),
+    _as_step(convert_scalars),
+    fold_constants,
     *_REFUSALS,
     higher_order,
-    _before_others(forget_written),
-    strides_of_gradient,
+    _as_step(invalidate_written),
+    gradient_strides,
     operator_profile,
     registered_fake_kernel,
-    own_kernel,
+    kernel_rule,
     symbolic_fast_rule,
     composite_in_inference_mode,
     decomposition,
@@ -405,5 +407,5 @@ STEPS: tuple[Step, ...] = (
 )
 """The steps, in the order in which they are tried."""
 
-INNER_STEPS = tuple(step for step in STEPS if step not in (*_REFUSALS, strides_of_gradient))
+INNER_STEPS = tuple(step for step in STEPS if step not in (*_REFUSALS, gradient_strides))
 """The steps for operators that another operator's kernel or decomposition calls."""

@@ -32,7 +32,7 @@ from fake.seam.proxy_tensor import is_tracing
 aten = torch.ops.aten
 
 #: Composites whose C++ code resizes ``out`` itself, which fails with symbolic sizes.
-_RESIZING = (
+_RESIZING_COMPOSITES = (
     "inner.out",
     "kron.out",
     "linalg_cond.out",
@@ -200,7 +200,7 @@ def ctc_loss(
     return result if batched else result.squeeze(0)
 
 
-def in_inference_mode(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> Any:
+def run_composite(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Run a composite's own C++ code, as eager does, when it reaches the mode because autograd is off.
 
     Views of tensors that were made outside of inference mode require gradients if those do. Returns
@@ -212,19 +212,21 @@ def in_inference_mode(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> An
         args: its positional arguments.
         kwargs: its keyword arguments.
     """
-    if func in _MADE_OF_VIEWS:
+    if func in _VIEW_OPS:
         with mode, views_are_noted():
-            return _MADE_OF_VIEWS[func](*args, **kwargs)
+            return _VIEW_OPS[func](*args, **kwargs)
     if not composite_kernel_exists(func):
         return NotImplemented
-    answer = next((answer for composite, answer in _ANSWERS.values() if composite is func), None)
+    function = next((function for composite, function in _OVERRIDES.values() if composite is func), None)
     with mode, views_are_noted():
-        return func._op_dk(COMPOSITE, *args, **kwargs) if answer is None else answer(func, *args, **kwargs)
+        return (
+            func._op_dk(COMPOSITE, *args, **kwargs) if function is None else function(func, *args, **kwargs)
+        )
 
 
 #: Operators that return new tensors according to autograd but views according to their kernels; without
 #: autograd, those are tracked as views.
-_MADE_OF_VIEWS = {
+_VIEW_OPS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
@@ -235,45 +237,45 @@ def _overload(name: str) -> OpOverload:
     return getattr(getattr(aten, packet), overload)
 
 
-#: The functions that answer for fake tensors, by name of the composite.
-_ANSWERS: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
+#: The functions that run for fake tensors, by name of the composite.
+_OVERRIDES: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
     "tensor_split.tensor_indices_or_sections": (aten.tensor_split.tensor_indices_or_sections, tensor_split),
     "cov": (aten.cov.default, cov),
     "ctc_loss.IntList": (aten.ctc_loss.IntList, ctc_loss),
     "one_hot": (aten.one_hot.default, one_hot),
-    **{name: (_overload(name), resizing_composite) for name in _RESIZING},
+    **{name: (_overload(name), resizing_composite) for name in _RESIZING_COMPOSITES},
 }
 
 
 #: Composites whose C++ code refuses arguments that it accepts for tensor subclasses.
-_CHECKED = {
+_CHECKED_COMPOSITES = {
     "max_pool1d": aten.max_pool1d.default,
     "scaled_dot_product_attention": aten.scaled_dot_product_attention.default,
 }
 
 
-def _put_in_front() -> Callable[[], None]:
-    """Register the answers and checks at a dispatch key above autograd that real tensors do not have.
+def _register_overrides() -> Callable[[], None]:
+    """Register the overrides and checks at a dispatch key above autograd that real tensors do not have.
 
     Only tensor subclasses and dispatch modes have that key."""
     library = torch.library.Library("aten", "IMPL")
-    for name, (func, answer) in _ANSWERS.items():
-        library.impl(name, _in_front_of(func, answer), PYTHON_SNAPSHOT, with_keyset=True)
-    for name, func in _CHECKED.items():
-        library.impl(name, _checked(func), PYTHON_SNAPSHOT, with_keyset=True)
+    for name, (func, function) in _OVERRIDES.items():
+        library.impl(name, _override(func, function), PYTHON_SNAPSHOT, with_keyset=True)
+    for name, func in _CHECKED_COMPOSITES.items():
+        library.impl(name, _checked_override(func), PYTHON_SNAPSHOT, with_keyset=True)
     return library._destroy
 
 
-def _in_front_of(func: OpOverload, answer: Callable[..., Any]) -> Callable[..., Any]:
+def _override(func: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
     def dispatch(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if any(map(_is_ours, args)) or any(map(_is_ours, kwargs.values())):
-            return answer(func, *args, **kwargs)
+            return function(func, *args, **kwargs)
         return func.redispatch(keyset & BELOW_PYTHON_SNAPSHOT, *args, **kwargs)
 
     return dispatch
 
 
-def _checked(func: OpOverload) -> Callable[..., Any]:
+def _checked_override(func: OpOverload) -> Callable[..., Any]:
     def dispatch(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_ours(args[0]):
             check_arguments(func, args, kwargs)
@@ -289,8 +291,8 @@ def _is_ours(value: Any) -> bool:
 
 PATCHES = LEDGER.add(
     Edit(
-        f"the dispatcher of aten, key {PYTHON_SNAPSHOT}: {', '.join(sorted({**_ANSWERS, **_CHECKED}))}",
-        _put_in_front,
+        f"the dispatcher of aten, key {PYTHON_SNAPSHOT}: {', '.join(sorted({**_OVERRIDES, **_CHECKED_COMPOSITES}))}",
+        _register_overrides,
         when=When.USE,
         versions=None,
         lost="these operators read the data of fake tensors, cannot resize out with symbolic sizes, or take what eager refuses",

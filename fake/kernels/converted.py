@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
-from fake.seam.fake_tensor import torchs_answer
+from fake.seam.fake_tensor import torch_result
 
 
 @rule("aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate")
@@ -16,7 +16,7 @@ def _masked_index(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kw
     self, mask, *others = args
     with mode:
         mask = mask.to(torch.bool)
-    return torchs_answer(mode, func, (self, mask, *others), kwargs)
+    return torch_result(mode, func, (self, mask, *others), kwargs)
 
 
 @rule("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
@@ -26,7 +26,7 @@ def _embedding_bag(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: K
     common = torch.promote_types(*(value.dtype for value in integers))
     with mode:
         integers = [value.to(common) for value in integers]
-    return torchs_answer(mode, func, (weight, *integers, *args[3:]), kwargs)
+    return torch_result(mode, func, (weight, *integers, *args[3:]), kwargs)
 
 
 @rule("aten::index.Tensor")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
-from fake.seam.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, torchs_answer
+from fake.seam.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, torch_result
 
 
 @rule(
@@ -75,4 +75,4 @@ def _unique_consecutive(mode: FakeTensorMode, func: OpOverload, args: Args, kwar
     options = {**dict(zip(("return_inverse", "return_counts", "dim"), rest, strict=False)), **kwargs}
     if options.get("dim") is not None and options["dim"] < 0:
         options["dim"] += max(self.dim(), 1)
-    return torchs_answer(mode, func, (self,), options)
+    return torch_result(mode, func, (self,), options)

@@ -23,7 +23,7 @@ from fake.seam.fake_tensor import FakeTensorMode
 
 _aten = torch.ops.aten
 
-WATCHED = frozenset(
+STRIDE_DECIDING_OPS = frozenset(
     (
         _aten.mul.Tensor,
         _aten.view.default,
@@ -35,15 +35,19 @@ WATCHED = frozenset(
 )
 """The operators that determine the strides of a formula's result."""
 
-Strides = Callable[[FakeTensorMode, OpOverload, Any, Any, torch.Tensor], Any]
+StrideRule = Callable[[FakeTensorMode, OpOverload, Any, Any, torch.Tensor], Any]
 
 
-def _of_extreme(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+def _extreme_strides(
+    mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor
+) -> Any:
     """``evenly_distribute_backward``: eager fills a row-major tensor; subclasses multiply by the mask."""
     return contiguous_strides(result.shape) if func is _aten.mul.Tensor else None
 
 
-def _of_product(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+def _product_strides(
+    mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor
+) -> Any:
     """``prod_backward`` of all elements: if none is zero, eager divides the product by the input."""
     self = saved_tensor(node, "self")
     if func is not _aten.view.default or self is None or self.shape != result.shape:
@@ -52,12 +56,14 @@ def _of_product(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, re
         return torch.div(self.new_empty(()), self).stride()
 
 
-def _of_products(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
-    """Like ``_of_product``, along a dimension. If its size is 1, subclasses return the incoming gradient."""
+def _product_strides_along_dim(
+    mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor
+) -> Any:
+    """Like ``_product_strides``, along a dimension. If its size is 1, subclasses return the incoming gradient."""
     self, product = saved_tensor(node, "self"), saved_tensor(node, "result")
     if self is None or product is None or self.shape != result.shape:
         return None
-    dim = _dim_of(node)
+    dim = _reduced_dim(node)
     if func is _aten.mul.Tensor:
         gradient = args[0]
     elif func is _aten.unsqueeze.default and self.shape[dim] == 1:
@@ -69,13 +75,15 @@ def _of_products(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, r
         return (gradient * (products / self)).stride()
 
 
-def _dim_of(node: Any) -> int:
+def _reduced_dim(node: Any) -> int:
     """Return the reduced dimension, which is saved as an unsigned integer."""
     dim: int = node._saved_dim
     return dim if dim < 1 << 63 else dim - (1 << 64)
 
 
-def _of_reflectors(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+def _reflector_strides(
+    mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor
+) -> Any:
     """``householder_product_backward``: eager writes into zeros like the inputs; subclasses use ``cat``."""
     if func not in (_aten.cat.default, _aten.tril.default):
         return None
@@ -87,32 +95,30 @@ def _of_reflectors(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any,
     return None
 
 
-def _of_clamp(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+def _clamp_strides(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
     """``clamp_backward`` of torch 2.15: eager fills ``where``'s result in place, subclasses out of place."""
     return args[0].stride() if func is _aten.masked_fill.Scalar and args[0].shape == result.shape else None
 
 
-FORMULAS: dict[type, Strides] = {
+FORMULAS: dict[type, StrideRule] = {
     kind: rule
     for name, rule in {
-        "MaxBackward1": _of_extreme,
-        "MinBackward1": _of_extreme,
-        "MedianBackward0": _of_extreme,
-        "NanmedianBackward0": _of_extreme,
-        "ProdBackward0": _of_product,
-        "ProdBackward1": _of_products,
-        "LinalgHouseholderProductBackward0": _of_reflectors,
-        "OrmqrBackward0": _of_reflectors,
-        "ClampBackward0": _of_clamp,
+        "MaxBackward1": _extreme_strides,
+        "MinBackward1": _extreme_strides,
+        "MedianBackward0": _extreme_strides,
+        "NanmedianBackward0": _extreme_strides,
+        "ProdBackward0": _product_strides,
+        "ProdBackward1": _product_strides_along_dim,
+        "LinalgHouseholderProductBackward0": _reflector_strides,
+        "OrmqrBackward0": _reflector_strides,
+        "ClampBackward0": _clamp_strides,
     }.items()
     if (kind := autograd_node_type(name)) is not None
 }
 """By node type: the strides that eager gives to an operator's result, or None to keep the operator's own."""
 
 
-def strides_in_eager(
-    mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor
-) -> Any:
+def eager_strides(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
     """Return the strides that ``result`` would have if ``node``'s formula had taken eager's path.
 
     Args:

@@ -11,7 +11,7 @@ from fake.kernels.outputs import all_dense, fresh, in_format_of, is_symbolic
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check, conv_backend, suggest_memory_format
-from fake.seam.fake_tensor import torchs_answer
+from fake.seam.fake_tensor import torch_result
 from fake.seam.symbolic_shapes import hint
 
 
@@ -22,15 +22,15 @@ def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
     torch's meta kernel refuses it. Both refuse negative sizes. torch's own CPU kernels, which eager uses for
     single images and for float64, also refuse an empty result.
     """
-    given = bind(func, args, kwargs)
-    if not given["transposed"] or not all_dense(args, kwargs):
+    bound = bind(func, args, kwargs)
+    if not bound["transposed"] or not all_dense(args, kwargs):
         return NotImplemented
-    source, weight = given["input"], given["weight"]
+    source, weight = bound["input"], bound["weight"]
     rank = weight.dim() - 2
     if source.dim() != weight.dim() or rank < 1:
         return NotImplemented
     steps = [
-        list(given[name]) * (rank if len(given[name]) == 1 else 1)
+        list(bound[name]) * (rank if len(bound[name]) == 1 else 1)
         for name in ("stride", "padding", "dilation", "output_padding")
     ]
     sizes = [
@@ -41,17 +41,17 @@ def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
     ]
     if any(size < 0 for size in sizes):
         return NotImplemented
-    nothing = [size == 0 for size in sizes]
-    if not any(nothing):
+    is_empty = [size == 0 for size in sizes]
+    if not any(is_empty):
         return NotImplemented
-    if "Slow" in str(conv_backend(source, weight, given)):
+    if "Slow" in str(conv_backend(source, weight, bound)):
         raise RuntimeError(
             f"{func}: Given input size per channel: {list(source.shape[2:])}. Calculated output size per channel: {sizes}. "
             "Output size is too small"
         )
-    if not all(nothing):
+    if not all(is_empty):
         return NotImplemented
-    shape = (source.shape[0], weight.shape[1] * given["groups"], *sizes)
+    shape = (source.shape[0], weight.shape[1] * bound["groups"], *sizes)
     return fresh(mode, shape, None, dtype=source.dtype, device=source.device)
 
 
@@ -100,10 +100,10 @@ _PADDED = ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replica
     *(f"aten::{name}" for name in ("max_unpool2d", "channel_shuffle", "native_channel_shuffle", *_PADDED)),
     *(f"aten::{name}_backward" for name in _PADDED),
 )
-def _keeps_format(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _keep_memory_format(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return torch's answer in the input's memory format on CPU; for gradients, the input is argument 1."""
-    answer, input = torchs_answer(mode, func, args, kwargs), args[func.name().endswith("_backward")]
-    return in_format_of(mode, answer, input) if input.device.type == "cpu" else answer
+    result, input = torch_result(mode, func, args, kwargs), args[func.name().endswith("_backward")]
+    return in_format_of(mode, result, input) if input.device.type == "cpu" else result
 
 
 @rule("aten::max_pool2d_with_indices")
@@ -111,7 +111,7 @@ def _max_pool(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
     """Use the structured rule, except for empty inputs, which its decomposition cannot reshape."""
     if is_symbolic(args, kwargs) or args[0].numel() != 0:
         return structured(mode, func, args, kwargs)
-    return torchs_answer(mode, func, args, kwargs)
+    return torch_result(mode, func, args, kwargs)
 
 
 @rule("aten::pixel_unshuffle")

@@ -71,7 +71,7 @@ def _new(
     return data
 
 
-def _in_front_of(torchs: Any, requires_grad_by_default: bool) -> Any:
+def _wrap_new(torchs: Any, requires_grad_by_default: bool) -> Any:
     @functools.wraps(torchs)
     def new(cls: type, requires_grad: bool = requires_grad_by_default, *args: Any, **kwargs: Any) -> Any:
         make = torchs if active_fake_mode() is None else _new
@@ -85,7 +85,7 @@ PATCHES = LEDGER.add(
         Patch(
             cls,
             "__new__",
-            lambda torchs, by_default=by_default: staticmethod(_in_front_of(torchs, by_default)),  # type: ignore[misc]
+            lambda torchs, by_default=by_default: staticmethod(_wrap_new(torchs, by_default)),  # type: ignore[misc]
             when=When.MODE,
             versions=None,
             lost="lazy modules cannot be made under a fake tensor mode",

@@ -10,7 +10,7 @@ from fake.kernels.outputs import all_dense, fresh, is_symbolic
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam import pytree
 from fake.seam.dispatch import is_dense
-from fake.seam.fake_tensor import torchs_answer
+from fake.seam.fake_tensor import torch_result
 
 
 @rule(
@@ -34,11 +34,11 @@ def _like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwar
     if func._schema.name == "aten::randn_like" and not dtype.is_floating_point and not dtype.is_complex:
         with mode:  # the input has no elements, or the call would have been refused
             return torch.empty_like(input, dtype=dtype, memory_format=kwargs.get("memory_format"))
-    answer = torchs_answer(mode, func, args, kwargs)
+    result = torch_result(mode, func, args, kwargs)
     preserves = kwargs.get("memory_format") in (None, torch.preserve_format)
     if not preserves or is_symbolic(args, kwargs) or not all_dense(args, kwargs) or not is_dense(input):
-        return answer
-    return pytree.tree_map(lambda leaf: _like(mode, leaf, input), answer)
+        return result
+    return pytree.tree_map(lambda leaf: _like(mode, leaf, input), result)
 
 
 def _like(mode: FakeTensorMode, leaf: torch.Tensor, input: torch.Tensor) -> torch.Tensor:

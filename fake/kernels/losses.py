@@ -12,7 +12,7 @@ import torch
 from fake.kernels.checks.check_registry import bind
 from fake.kernels.outputs import fresh
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
-from fake.seam.fake_tensor import torchs_answer
+from fake.seam.fake_tensor import torch_result
 
 _NO_REDUCTION = 0
 
@@ -44,9 +44,9 @@ def _nll_loss_forward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs
 @rule("aten::huber_loss", "aten::soft_margin_loss", "aten::binary_cross_entropy")
 def _computed_like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Use the input's dtype and, without a reduction, its strides, whatever the target's dtype and layout."""
-    answer, self = torchs_answer(mode, func, args, kwargs), args[0]
+    result, self = torch_result(mode, func, args, kwargs), args[0]
     reduction = bind(func, args, kwargs)["reduction"]
     with mode:
-        if reduction == _NO_REDUCTION and answer.dim() == self.dim():
+        if reduction == _NO_REDUCTION and result.dim() == self.dim():
             return torch.empty_like(self)
-        return answer.to(self.dtype)
+        return result.to(self.dtype)

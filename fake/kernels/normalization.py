@@ -10,7 +10,7 @@ import torch
 from fake.kernels.outputs import fresh, in_format_of, is_symbolic, row_major
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import suggest_memory_format
-from fake.seam.fake_tensor import torchs_answer
+from fake.seam.fake_tensor import torch_result
 
 aten = torch.ops.aten
 
@@ -24,10 +24,10 @@ aten = torch.ops.aten
 def _batch_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return a row-major or channels-last output, whichever suits the input; never just its strides."""
     input = args[0]
-    output, *statistics = _torchs_answer(mode, func, args, kwargs)
+    output, *statistics = _torch_batch_norm(mode, func, args, kwargs)
     if input.device.type == "cpu":
         format = None if is_symbolic(args, kwargs) else _contiguous_format(input, args[1:5])
-        output = _anew(mode, output, input, format)
+        output = _in_memory_format(mode, output, input, format)
     return (output, *_statistics(mode, statistics, input, args[1:5]))
 
 
@@ -49,17 +49,17 @@ def _statistics(
         return [*(t.to(parameter.dtype) for t in statistics[:2]), *statistics[2:]]
 
 
-def _anew(
-    mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor, format: torch.memory_format | None
+def _in_memory_format(
+    mode: FakeTensorMode, result: torch.Tensor, input: torch.Tensor, format: torch.memory_format | None
 ) -> torch.Tensor:
-    """Return ``answer`` in a memory format, by default the one that ``input`` suggests."""
+    """Return ``result`` in a memory format, by default the one that ``input`` suggests."""
     if format is None:
-        return in_format_of(mode, answer, input)
+        return in_format_of(mode, result, input)
     with mode:
-        return torch.empty_like(answer, memory_format=format)
+        return torch.empty_like(result, memory_format=format)
 
 
-def _torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _torch_batch_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return torch's answer, without arguments that its decomposition raises on and no result depends on.
 
     CPU kernels treat an empty weight or bias as missing. torch's choice of a backend needs both weight and
@@ -69,18 +69,18 @@ def _torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: K
     if args[0].device.type == "cpu" and not is_symbolic(args, kwargs):
         args = (args[0], *(None if a is not None and a.numel() == 0 else a for a in args[1:3]), *args[3:])
     if func.name() == "aten::_batch_norm_with_update":
-        given = next((a for a in args[1:5] if a is not None), None)
-        args = (args[0], *(given if a is None else a for a in args[1:3]), *args[3:])
+        parameter = next((a for a in args[1:5] if a is not None), None)
+        args = (args[0], *(parameter if a is None else a for a in args[1:3]), *args[3:])
     with_statistics = func.name() == "aten::_batch_norm_with_update" or (len(args) == 8 and args[5])
     if with_statistics and not is_symbolic(args, kwargs) and args[0].numel() == args[0].shape[1]:
         settings = args[5:] if len(args) == 8 else (True, *args[5:])
-        answer = torchs_answer(mode, aten._native_batch_norm_legit.no_stats, (*args[:3], *settings), {})
+        result = torch_result(mode, aten._native_batch_norm_legit.no_stats, (*args[:3], *settings), {})
         return (
-            answer
+            result
             if len(args) == 8
-            else (*answer, fresh(mode, (0,), None, dtype=torch.uint8, device=args[0].device))
+            else (*result, fresh(mode, (0,), None, dtype=torch.uint8, device=args[0].device))
         )
-    return torchs_answer(mode, func, args, kwargs)
+    return torch_result(mode, func, args, kwargs)
 
 
 def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.memory_format | None:
@@ -99,19 +99,19 @@ def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.me
 def _batch_norm_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Choose the format as in forward if the incoming gradient is contiguous and suggests the same one."""
     incoming, input = args[:2]
-    grad_input, *gradients = torchs_answer(mode, func, args, kwargs)
+    grad_input, *gradients = torch_result(mode, func, args, kwargs)
     if grad_input is not None and input.device.type == "cpu":
         dense = not is_symbolic(args, kwargs) and _contiguous_format(incoming, ()) is not None
         alike = dense and suggest_memory_format(input) == suggest_memory_format(incoming)
         format = _contiguous_format(input, ()) if alike else None
-        grad_input = _anew(mode, grad_input, input, format)
+        grad_input = _in_memory_format(mode, grad_input, input, format)
     return (grad_input, *gradients)
 
 
 @rule("aten::native_layer_norm")
 def _layer_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return row-major results: the kernel makes its inputs row-major first."""
-    output, *statistics = row_major(mode, torchs_answer(mode, func, args, kwargs))
+    output, *statistics = row_major(mode, torch_result(mode, func, args, kwargs))
     return (output, *_statistics(mode, statistics, args[0], args[2:4]))
 
 
@@ -122,7 +122,7 @@ def _group_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwar
     The arguments determine the shape of the statistics, whatever the input's sizes."""
     input, weight, bias, batch, _, _, groups, _ = args
     if input.device.type != "cpu":
-        return torchs_answer(mode, func, args, kwargs)
+        return torch_result(mode, func, args, kwargs)
     with mode:
         statistics = [input.new_empty((batch, groups)) for _ in range(2)]
     return (in_format_of(mode, input, input), *_statistics(mode, statistics, input, (weight, bias)))

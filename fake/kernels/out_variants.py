@@ -36,7 +36,7 @@ class Resized(enum.Enum):
 
 #: Unstructured out variants that torch's engine gets wrong or does not support, with the layout of each
 #: resized result.
-_LISTED: dict[str, tuple[Resized, ...]] = {
+_RESIZED_AS: dict[str, tuple[Resized, ...]] = {
     "aten::_native_batch_norm_legit.out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
     "aten::_native_batch_norm_legit.no_stats_out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
     "aten::_scaled_mm.out": (Resized.ROW_MAJOR,),
@@ -74,7 +74,7 @@ _LISTED: dict[str, tuple[Resized, ...]] = {
 _COMPLEX_TO_REAL = frozenset({"aten::abs.out", "aten::angle.out"})
 
 #: Exceptions to :func:`_casts`: operators that refuse an ``out`` of another dtype.
-_EXACT = frozenset(
+_NOT_CAST = frozenset(
     {
         "aten::_native_batch_norm_legit.no_stats_out",
         "aten::_native_batch_norm_legit.out",
@@ -115,7 +115,7 @@ _CASTS = frozenset({"aten::cat.out"})
 
 #: Operators that write to any dtype, and operators that also write booleans as ``uint8``.
 _ANY_DTYPE = frozenset({"aten::bernoulli.out"})
-_FLAGS = frozenset(
+_BOOL_AS_UINT8 = frozenset(
     {
         "aten::all.out",
         "aten::all.all_out",
@@ -127,7 +127,7 @@ _FLAGS = frozenset(
 )
 
 #: Arguments of factory functions that out variants lack, because the given tensor determines them.
-_OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
+_FACTORY_ARGUMENTS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 @functools.cache
@@ -158,7 +158,7 @@ def functional_of(func: OpOverload) -> OpOverload | None:
     for name in packet.overloads():
         candidate = getattr(packet, name)
         arguments = [
-            (a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in _OF_FACTORIES
+            (a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in _FACTORY_ARGUMENTS
         ]
         if arguments == wanted and not out_names(candidate):
             return candidate
@@ -166,11 +166,11 @@ def functional_of(func: OpOverload) -> OpOverload | None:
 
 
 @functools.cache
-def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | None:
+def _resized_outputs(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | None:
     """Return how each ``out`` is resized, or ``None`` where torch's engine already knows."""
     if hides_structured_meta(functional):
         return (Resized.LIKE_RESULT,) * len(out_names(func))
-    return _LISTED.get(func.name())
+    return _RESIZED_AS.get(func.name())
 
 
 @rule_when(lambda func: func.namespace == "aten" and functional_of(func) is not None)
@@ -185,14 +185,14 @@ def _out_variant(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
     outs = [kwargs[name] for name in names]
     if len(outs) == 1 and isinstance(outs[0], list | tuple):
         return NotImplemented  # torch's engine fills lists correctly
-    ways = _ways(func, functional)
+    ways = _resized_outputs(func, functional)
     if func.name() in _COMPLEX_TO_REAL and args[0].is_complex():
         ways = (Resized.ROW_MAJOR,)
     if (ways is None and not is_symbolic(args, kwargs)) or not all_dense(args, kwargs):
         return NotImplemented
     ways = ways or (Resized.ROW_MAJOR,) * len(outs)
     given = {k: v for k, v in kwargs.items() if k not in names}
-    if any(a.name == "dtype" for a in functional._schema.arguments if a.name in _OF_FACTORIES):
+    if any(a.name == "dtype" for a in functional._schema.arguments if a.name in _FACTORY_ARGUMENTS):
         given = {"dtype": outs[0].dtype, "device": outs[0].device, **given}
     with mode:
         result = functional(*args, **given)
@@ -254,7 +254,7 @@ def _casts(func: OpOverload, functional: OpOverload) -> bool:
 
     Structured operators cast if they are elementwise, or if ``out`` determines the compute dtype.
     """
-    if func.name() in _EXACT:
+    if func.name() in _NOT_CAST:
         return False
     decides = any(a.name == "dtype" for a in functional._schema.arguments)
     return (
@@ -278,7 +278,7 @@ def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tens
     Raises:
         RuntimeError: the dtype or device is wrong (eager's error).
     """
-    if func.name() in _FLAGS and out.dtype is torch.uint8:
+    if func.name() in _BOOL_AS_UINT8 and out.dtype is torch.uint8:
         wanted = wanted.to(torch.uint8)
     if not casts and out.dtype != wanted.dtype:
         raise RuntimeError(

@@ -120,42 +120,42 @@ def hinted(leaf: Any) -> Any:
     return hint(leaf)
 
 
-def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
-    """Return ``answer`` with the stride order of ``example`` if their strides differ at the hints.
+def with_layout(mode: FakeTensorMode, result: Any, example: Any) -> Any:
+    """Return ``result`` with the stride order of ``example`` if their strides differ at the hints.
 
     Args:
-        mode: the mode that ``answer`` belongs to.
-        answer: a fake tensor; anything else is returned as it is.
+        mode: the mode that ``result`` belongs to.
+        result: a fake tensor; anything else is returned as it is.
         example: a tensor with plain sizes and the same number of dimensions.
     """
-    if not isinstance(answer, torch.Tensor) or tuple(hint(s) for s in answer.stride()) == example.stride():
-        return answer
+    if not isinstance(result, torch.Tensor) or tuple(hint(s) for s in result.stride()) == example.stride():
+        return result
     strides = example.stride()
-    if tuple(answer.shape) == tuple(example.shape) and not has_symbols(answer):
-        return fresh(mode, answer.shape, strides, dtype=answer.dtype, device=answer.device)
+    if tuple(result.shape) == tuple(example.shape) and not has_symbols(result):
+        return fresh(mode, result.shape, strides, dtype=result.dtype, device=result.device)
     order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
-    layout = permuted_strides(answer.shape, order)
-    return fresh(mode, answer.shape, layout, dtype=answer.dtype, device=answer.device)
+    layout = permuted_strides(result.shape, order)
+    return fresh(mode, result.shape, layout, dtype=result.dtype, device=result.device)
 
 
-def in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """Return a tensor like ``answer``: channels-last if ``input`` suggests it, else row-major.
+def in_format_of(mode: FakeTensorMode, tensor: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like ``tensor``: channels-last if ``input`` suggests it, else row-major.
 
     Args:
-        mode: the mode that ``answer`` belongs to.
-        answer: the fake tensor whose shape, dtype and device the result has.
+        mode: the mode that ``tensor`` belongs to.
+        tensor: the fake tensor whose shape, dtype and device the result has.
         input: the tensor whose memory format it has.
     """
     with mode:
-        return torch.empty_like(answer, memory_format=suggest_memory_format(input))
+        return torch.empty_like(tensor, memory_format=suggest_memory_format(input))
 
 
-def row_major(mode: FakeTensorMode, answer: Any) -> Any:
-    """Return ``answer`` (a tensor or a structure of tensors) with row-major strides."""
+def row_major(mode: FakeTensorMode, tree: Any) -> Any:
+    """Return ``tree`` (a tensor or a structure of tensors) with row-major strides."""
 
-    def one(leaf: Any) -> Any:
+    def convert(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or tuple(leaf.stride()) == contiguous_strides(leaf.shape):
             return leaf
         return fresh(mode, leaf.shape, None, dtype=leaf.dtype, device=leaf.device)
 
-    return pytree.tree_map(one, answer)
+    return pytree.tree_map(convert, tree)

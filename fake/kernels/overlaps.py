@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake.kernels.checks import extent
-from fake.kernels.trials import SLACK, Kind, Trial, attempt, trial_of
+from fake.kernels.trials import SLACK, TensorSpec, Trial, attempt, trial_of
 from fake.seam.dispatch import OpOverload, storage_of
 
 Path = tuple[Any, ...]
@@ -32,7 +32,7 @@ _PROBLEMS = {
 }
 
 
-_known: dict[tuple[OpOverload, str, str, str], bool] = {}
+_refusals: dict[tuple[OpOverload, str, str, str], bool] = {}
 """Eager's answers by operator, kind of overlap, argument that is written, and argument that is read."""
 
 
@@ -47,37 +47,39 @@ def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
     Raises:
         RuntimeError: a written tensor overlaps with itself or with a tensor that is read.
     """
-    for kind, name, other in kinds_of(func, args, kwargs):
+    for kind, name, other in overlaps_in(func, args, kwargs):
         if _refuses(func, kind, name, other, args, kwargs):
-            raise RuntimeError(_problem(func, kind, name, other))
+            raise RuntimeError(_message(func, kind, name, other))
 
 
 def _refuses(func: OpOverload, kind: str, name: str, other: str, args: Any, kwargs: Any) -> bool:
     """Return whether eager refuses this kind of overlap; ``False`` if no trial is possible."""
     key = func, kind, name, other
-    known = _known.get(key)
+    known = _refusals.get(key)
     if known is None:
         trial = trial_of(func, args, kwargs)
-        made = trial and _overlapping(trial, kind, name, other)
-        if not trial or not made:
+        existing = trial and _make_overlapping(trial, kind, name, other)
+        if not trial or not existing:
             return False
-        error = attempt(trial, made=made)
+        error = attempt(trial, existing=existing)
         known = error is not None and "unsupported operation: " in str(error)
         if known or error is None:
-            _known[key] = known
+            _refusals[key] = known
     return known
 
 
-def _overlapping(trial: Trial, kind: str, name: str, other: str) -> dict[str, Any] | None:
+def _make_overlapping(trial: Trial, kind: str, name: str, other: str) -> dict[str, Any] | None:
     """Return two overlapping arguments for a trial, or ``None`` if they are too small to overlap."""
     written, read = trial.values[name], trial.values[other]
-    if not isinstance(written, Kind) or not isinstance(read, Kind):
+    if not isinstance(written, TensorSpec) or not isinstance(read, TensorSpec):
         return None
     if kind == INTERNAL:
-        long = [d for d, size in enumerate(written.shape) if size > 1]
-        if not long:
+        long_dims = [d for d, size in enumerate(written.shape) if size > 1]
+        if not long_dims:
             return None
-        row = Kind(written.dtype, tuple(1 if d == long[0] else n for d, n in enumerate(written.shape)))
+        row = TensorSpec(
+            written.dtype, tuple(1 if d == long_dims[0] else n for d, n in enumerate(written.shape))
+        )
         return {name: row.make(0).expand(written.shape)}
     storage = torch.zeros(
         SLACK * (2 + math.prod(written.shape) + math.prod(read.shape)), dtype=torch.uint8, device="cpu"
@@ -86,7 +88,7 @@ def _overlapping(trial: Trial, kind: str, name: str, other: str) -> dict[str, An
     return {name: written.make(0, storage), other: read.make(0, storage, step)}
 
 
-def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, str, str]]:
+def overlaps_in(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, str, str]]:
     """Yield every overlap in a call: its kind, the written argument, and the argument that is read.
 
     Args:
@@ -102,7 +104,7 @@ def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, st
             yield INTERNAL, path[-1], path[-1]
         for other_path, other in read:
             if storage_of(tensor) == storage_of(other):
-                kind = _kind_on_one_storage(tensor, other)
+                kind = _overlap_kind(tensor, other)
                 if kind is not None:
                     yield kind, path[-1], other_path[-1]
 
@@ -126,7 +128,7 @@ def _written_and_read(func: OpOverload, args: Any, kwargs: Any) -> tuple[list[An
     return written, read
 
 
-def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path, Path, str], ...]:
+def pairs_without_overlap(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path, Path, str], ...]:
     """Return the pairs of arguments that must not share a storage, judged by metadata alone.
 
     Cache keys do not record whether two tensors share a storage, because it rarely matters: with equal sizes,
@@ -146,21 +148,21 @@ def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path
     pairs = []
     for path, tensor in written:
         for other_path, other in read:
-            kind = _kind_on_one_storage(tensor, other)
+            kind = _overlap_kind(tensor, other)
             if kind is not None and _refuses(func, kind, path[-1], other_path[-1], args, kwargs):
-                pairs.append((path[:-1], other_path[:-1], _problem(func, kind, path[-1], other_path[-1])))
+                pairs.append((path[:-1], other_path[:-1], _message(func, kind, path[-1], other_path[-1])))
     return tuple(pairs)
 
 
-def _problem(func: OpOverload, kind: str, name: str, other: str) -> str:
+def _message(func: OpOverload, kind: str, name: str, other: str) -> str:
     return f"{func}: unsupported operation: {_PROBLEMS[kind].format(name=name, other=other)}"
 
 
-def _kind_on_one_storage(a: torch.Tensor, b: torch.Tensor) -> str | None:
+def _overlap_kind(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Return the kind of overlap of two tensors, assuming that they share a storage."""
     if 0 in a.shape or 0 in b.shape:
         return None
-    first, second = _place(a), _place(b)
+    first, second = _memory_layout(a), _memory_layout(b)
     return FULL if first == second else PARTIAL if may_overlap(first, second) else None
 
 
@@ -170,7 +172,7 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     )
 
 
-def _place(tensor: torch.Tensor) -> Any:
+def _memory_layout(tensor: torch.Tensor) -> Any:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype.itemsize
 
 

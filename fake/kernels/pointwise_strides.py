@@ -16,12 +16,12 @@ from fake.kernels.checks.check_registry import bind
 from fake.kernels.outputs import hinted, row_major, with_layout
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import structured_meta
-from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer
+from fake.seam.fake_tensor import in_kernel_invocation_manager, torch_result
 
 aten = torch.ops.aten
 
 #: A structured elementwise operator for each number of operands.
-_ASKED = {1: aten.neg.default, 2: aten.add.Tensor, 3: aten.addcmul.default}
+_OP_BY_ARITY = {1: aten.neg.default, 2: aten.add.Tensor, 3: aten.addcmul.default}
 
 #: The arguments that are operands of the iterator, in its order: if strides disagree, the first operand wins.
 _OPERANDS = {
@@ -42,25 +42,25 @@ def iterator_strides(mode: FakeTensorMode, operands: Sequence[Any]) -> torch.Ten
     Returns ``None`` if a size has no hint. Python numbers count as operands without dimensions, as they do in
     eager.
     """
-    stand_ins = []
+    metas = []
     for operand in operands:
         if not isinstance(operand, torch.Tensor):
-            stand_ins.append(torch.empty((), device="meta"))
+            metas.append(torch.empty((), device="meta"))
             continue
         example = hinted(operand)
         if example is None:
             return None
-        stand_ins.append(torch.empty(0, device="meta").as_strided(example.shape, example.stride()))
+        metas.append(torch.empty(0, device="meta").as_strided(example.shape, example.stride()))
     with in_kernel_invocation_manager(mode):
-        return structured_meta(_ASKED[len(stand_ins)], *stand_ins)
+        return structured_meta(_OP_BY_ARITY[len(metas)], *metas)
 
 
 @rule(*_OPERANDS)
 def _pointwise(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return torch's shape and dtype with a TensorIterator's strides."""
-    answer = torchs_answer(mode, func, args, kwargs)
+    result = torch_result(mode, func, args, kwargs)
     example = iterator_strides(mode, [args[place] for place in _OPERANDS[func.name()]])
-    return answer if example is None else with_layout(mode, answer, example)
+    return result if example is None else with_layout(mode, result, example)
 
 
 @rule("aten::native_dropout_backward")
@@ -91,8 +91,8 @@ def _nan_to_num_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
 @rule("aten::angle")
 def _angle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """For complex numbers on CPU, return a row-major tensor, like ``out=`` with an empty tensor."""
-    answer = torchs_answer(mode, func, args, kwargs)
-    return row_major(mode, answer) if args[0].is_complex() and args[0].device.type == "cpu" else answer
+    result = torch_result(mode, func, args, kwargs)
+    return row_major(mode, result) if args[0].is_complex() and args[0].device.type == "cpu" else result
 
 
 @rule(
@@ -105,15 +105,15 @@ def _angle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -
 )
 def _row_major_result(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return torch's answer in row-major layout, for kernels that ignore the strides of their inputs."""
-    return row_major(mode, torchs_answer(mode, func, args, kwargs))
+    return row_major(mode, torch_result(mode, func, args, kwargs))
 
 
 @rule("aten::normal.Tensor_Tensor")
 def _normal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return a row-major result in the dtype of the means."""
-    answer = _row_major_result(mode, func, args, kwargs)
+    result = _row_major_result(mode, func, args, kwargs)
     with mode:
-        return answer.to(args[0].dtype)
+        return result.to(args[0].dtype)
 
 
 @rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
@@ -121,20 +121,20 @@ def _masked_fill(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwa
     """Return a row-major result; a complex value becomes real for a real tensor.
 
     A fake value cannot tell whether it has an imaginary part or fits."""
-    given = bind(func, args, kwargs)
-    self, value = given["self"], given["value"]
+    bound = bind(func, args, kwargs)
+    self, value = bound["self"], bound["value"]
     if not self.is_complex():
         with mode:
             if isinstance(value, complex):
-                given["value"] = bool(value) if self.dtype is torch.bool else value.real
+                bound["value"] = bool(value) if self.dtype is torch.bool else value.real
             elif isinstance(value, torch.Tensor) and value.is_complex():
-                given["value"] = value.real
-    return row_major(mode, torchs_answer(mode, func, tuple(given.values()), {}))
+                bound["value"] = value.real
+    return row_major(mode, torch_result(mode, func, tuple(bound.values()), {}))
 
 
 @rule("aten::log_sigmoid_backward")
 def _like_gradient(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return ``empty_like(grad_output)``, whatever the strides of the other operands."""
-    answer = torchs_answer(mode, func, args, kwargs)
+    result = torch_result(mode, func, args, kwargs)
     with mode:
-        return torch.empty_like(args[0]) if args[0].shape == answer.shape else answer
+        return torch.empty_like(args[0]) if args[0].shape == result.shape else result

@@ -6,7 +6,7 @@ from typing import Any
 
 from fake.kernels.outputs import fresh
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
-from fake.seam.fake_tensor import torchs_answer
+from fake.seam.fake_tensor import torch_result
 
 _GRU_WORKSPACE = 5
 """Workspace values per element of the hidden state, for the backward pass of a fused GRU cell (``RNN.cu``).
@@ -26,7 +26,7 @@ def _fused_gru_cell(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: 
 @rule("aten::mkldnn_rnn_layer_backward")
 def _mkldnn_rnn_layer_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return torch's answer, but with separate tensors for the gradients of the two biases, as in eager."""
-    *gradients, bias_ih, bias_hh, grad_hx, grad_cx = torchs_answer(mode, func, args, kwargs)
+    *gradients, bias_ih, bias_hh, grad_hx, grad_cx = torch_result(mode, func, args, kwargs)
     if bias_hh is bias_ih:
         bias_hh = fresh(mode, bias_ih.shape, None, dtype=bias_ih.dtype, device=bias_ih.device)
     return (*gradients, bias_ih, bias_hh, grad_hx, grad_cx)

@@ -22,7 +22,7 @@ from fake.seam.dispatch import (
     hides_structured_meta,
     structured_meta,
 )
-from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer, wrap
+from fake.seam.fake_tensor import in_kernel_invocation_manager, torch_result, wrap
 
 
 def _is_functional_structured(func: OpOverload) -> bool:
@@ -42,25 +42,25 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwarg
         args: its positional arguments.
         kwargs: its keyword arguments.
     """
-    if not all_dense(args, kwargs) or _adds_to_nothing(func, args):
+    if not all_dense(args, kwargs) or _is_empty_index_add(func, args):
         return NotImplemented
     promotes = torch.Tag.pointwise in func.tags and _is_on_cpu(args)
     if not is_symbolic(args, kwargs):
         with in_kernel_invocation_manager(mode):
             result = _structured_meta(func, args, kwargs, promotes)
         return wrap(mode, func, args, kwargs, result)
-    answer = torchs_answer(mode, func, args, kwargs)
+    python_result = torch_result(mode, func, args, kwargs)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     if all(is_row_major(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
-        return answer  # torch's own functions are right for these, by far the most common case
+        return python_result  # torch's own functions are right for these, by far the most common case
     examples = [hinted(leaf) for leaf in leaves]
     if any(example is None and leaf is not None for example, leaf in zip(examples, leaves, strict=True)):
-        return answer
+        return python_result
     example_args, example_kwargs = pytree.tree_unflatten(examples, spec)
     example = _structured_meta(func, example_args, example_kwargs, promotes)
-    answers, answer_spec = pytree.tree_flatten(answer)
-    corrected = [with_layout(mode, a, e) for a, e in zip(answers, pytree.tree_leaves(example), strict=True)]
-    return pytree.tree_unflatten(corrected, answer_spec)
+    results, result_spec = pytree.tree_flatten(python_result)
+    corrected = [with_layout(mode, a, e) for a, e in zip(results, pytree.tree_leaves(example), strict=True)]
+    return pytree.tree_unflatten(corrected, result_spec)
 
 
 @rule("aten::pow.Tensor_Scalar", "aten::pow_.Scalar")
@@ -91,7 +91,7 @@ def _round_decimals(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: 
         return torch.ops.aten.round.default(args[0])
 
 
-def _adds_to_nothing(func: OpOverload, args: tuple[Any, ...]) -> bool:
+def _is_empty_index_add(func: OpOverload, args: tuple[Any, ...]) -> bool:
     """Return whether this is an empty ``index_add``, where the C++ meta function checks more than eager."""
     if func is not torch.ops.aten.index_add.default or has_symbols(args[0]):
         return False

@@ -24,20 +24,20 @@ _SMALL_TENSORS, _SMALL_NUMBER, _SMALL_SIZE = 1024, 64, 8
 SLACK = 16
 """Minimum number of bytes per element in a trial: the item size of the largest dtype."""
 
-_AS_THEY_ARE = (bool, str, torch.dtype, torch.layout, torch.memory_format, type(None))
-_NOT_TRIED = re.compile(
+_UNCHANGED_TYPES = (bool, str, torch.dtype, torch.layout, torch.memory_format, type(None))
+_UNTRIED_KERNELS = re.compile(
     "(?<!softmax_)backward|pin_memory|pinned|record_stream|::set_|::rename|_dual|::_assert|::_print|cuda|cudnn"
 )
 """Kernels that trust their callers, or that change more than their arguments."""
 
-_COUNTS_FROM_ONE = re.compile("lu_solve|lu_unpack|ldl_solve")
+_ONE_BASED_PIVOTS = re.compile("lu_solve|lu_unpack|ldl_solve")
 """Kernels that write before the start of their memory if a pivot is 0: LAPACK numbers pivots from 1."""
 
 Fill = int
 
 
 @dataclass(frozen=True)
-class Kind:
+class TensorSpec:
     """The dtype and shape of a tensor of a trial."""
 
     dtype: torch.dtype
@@ -64,11 +64,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Trial:
-    """The arguments of a call, with a :class:`Kind` in place of each tensor.
+    """The arguments of a call, with a :class:`TensorSpec` in place of each tensor.
 
     Attributes:
         func: the operator.
-        values: the arguments by name; a :class:`Kind`, or a tuple of them, for tensors.
+        values: the arguments by name; a :class:`TensorSpec`, or a tuple of them, for tensors.
     """
 
     func: OpOverload
@@ -76,11 +76,11 @@ class Trial:
 
     def fills(self) -> tuple[Fill, ...]:
         """Return the fill values of integer tensors to try, in order."""
-        return (1,) if _COUNTS_FROM_ONE.search(self.func._schema.name) else (0, 1)
+        return (1,) if _ONE_BASED_PIVOTS.search(self.func._schema.name) else (0, 1)
 
     def tensors(self) -> dict[str, Any]:
         """Return the arguments that are tensors or lists of tensors."""
-        return {name: v for name, v in self.values.items() if _kinds(v)}
+        return {name: v for name, v in self.values.items() if _specs_in(v)}
 
     def with_values(self, changed: dict[str, Any]) -> Trial:
         return Trial(self.func, {**self.values, **changed})
@@ -98,7 +98,11 @@ def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
         args: its positional arguments.
         kwargs: its keyword arguments.
     """
-    if not isinstance(func, OpOverload) or func.namespace != "aten" or _NOT_TRIED.search(func._schema.name):
+    if (
+        not isinstance(func, OpOverload)
+        or func.namespace != "aten"
+        or _UNTRIED_KERNELS.search(func._schema.name)
+    ):
         return None
     values: dict[str, Any] = {}
     for place, argument in enumerate(func._schema.arguments):
@@ -107,7 +111,7 @@ def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
         elif argument.name in kwargs:
             values[argument.name] = kwargs[argument.name]
     try:
-        found = {name: _kind(value) for name, value in values.items()}
+        found = {name: _spec_of(value) for name, value in values.items()}
     except _CannotTry:
         return None
     if found.get("pin_memory"):
@@ -115,10 +119,10 @@ def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
     trial = Trial(func, found)
     if _is_small(found):
         return trial
-    smaller = trial.with_values({name: _smaller(value) for name, value in found.items()})
+    smaller = trial.with_values({name: _shrink(value) for name, value in found.items()})
     # Private kernels trust that numbers agree with sizes.
     private = func._schema.name.startswith("aten::_")
-    agrees = all(v == smaller.values[n] for n, v in found.items() if not _kinds(v))
+    agrees = all(v == smaller.values[n] for n, v in found.items() if not _specs_in(v))
     return smaller if agrees or not private else None
 
 
@@ -133,22 +137,22 @@ def key_of(func: Any, args: Any, kwargs: Any) -> Any:
         args: its positional arguments.
         kwargs: its keyword arguments.
     """
-    return (func, *map(_part, args), *[(name, _part(value)) for name, value in kwargs.items()])
+    return (func, *map(_key_part, args), *[(name, _key_part(value)) for name, value in kwargs.items()])
 
 
-def attempt(trial: Trial, fill: Fill = 0, made: dict[str, Any] | None = None) -> Exception | None:
+def attempt(trial: Trial, fill: Fill = 0, existing: dict[str, Any] | None = None) -> Exception | None:
     """Run a trial and return the exception that eager raises, or ``None`` if it succeeds.
 
     Args:
         trial: the call to make.
         fill: the value of integers and booleans in tensors.
-        made: arguments that exist already, by name.
+        existing: arguments that exist already, by name.
     """
     with in_eager():
         state = torch.get_rng_state()
         try:
-            arguments = {name: _made(value, fill) for name, value in trial.values.items()}
-            trial.func(**arguments | (made or {}))
+            arguments = {name: _make_argument(value, fill) for name, value in trial.values.items()}
+            trial.func(**arguments | (existing or {}))
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             return error
         finally:
@@ -160,17 +164,17 @@ class _CannotTry(Exception):
     """Raised for an argument that cannot be replaced in a trial."""
 
 
-def _kind(value: Any) -> Any:
+def _spec_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.layout is not torch.strided or value.is_nested:
             raise _CannotTry
         if has_symbols(value) or value.is_quantized or value.dtype.itemsize > SLACK:
             raise _CannotTry
-        return Kind(value.dtype, tuple(value.shape))
-    if isinstance(value, _AS_THEY_ARE) or type(value) in (int, float, complex):
+        return TensorSpec(value.dtype, tuple(value.shape))
+    if isinstance(value, _UNCHANGED_TYPES) or type(value) in (int, float, complex):
         return value
     if isinstance(value, list | tuple):
-        return tuple(map(_kind, value))
+        return tuple(map(_spec_of, value))
     if isinstance(value, torch.device) and value.type == "cpu":
         return value
     if isinstance(value, torch.Generator) and value.device.type == "cpu":
@@ -178,31 +182,31 @@ def _kind(value: Any) -> Any:
     raise _CannotTry
 
 
-def _kinds(value: Any) -> tuple[Kind, ...]:
-    if isinstance(value, Kind):
+def _specs_in(value: Any) -> tuple[TensorSpec, ...]:
+    if isinstance(value, TensorSpec):
         return (value,)
-    return tuple(v for v in value if isinstance(v, Kind)) if isinstance(value, tuple) else ()
+    return tuple(v for v in value if isinstance(v, TensorSpec)) if isinstance(value, tuple) else ()
 
 
-def _part(value: Any) -> Any:
+def _key_part(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         # Do not compare symbolic sizes: that would add a guard, or fail for unbacked ones.
         empty = not has_symbols(value) and 0 in value.shape
         return value.dtype, value.dim(), empty, value.device.type == "cpu"
     if isinstance(value, list | tuple):
         if value and type(value[0]) is not int:
-            return frozenset(map(_part, value))
+            return frozenset(map(_key_part, value))
         # A kernel may delegate dilated calls, for example, to another kernel.
         return all(type(number) is int and number in (0, 1) for number in value)
-    return value if isinstance(value, _AS_THEY_ARE) else type(value)
+    return value if isinstance(value, _UNCHANGED_TYPES) else type(value)
 
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
     """Convert a tensor kind, a number, or a dtype argument to another dtype."""
-    if isinstance(value, Kind):
-        return Kind(dtype, value.shape)
+    if isinstance(value, TensorSpec):
+        return TensorSpec(dtype, value.shape)
     if isinstance(value, tuple):
-        return tuple(_in_dtype(v, dtype) if isinstance(v, Kind) else v for v in value)
+        return tuple(_in_dtype(v, dtype) if isinstance(v, TensorSpec) else v for v in value)
     if isinstance(value, torch.dtype):
         return dtype
     if isinstance(value, float | complex):
@@ -212,7 +216,7 @@ def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _is_small(values: dict[str, Any]) -> bool:
-    elements = sum(math.prod(k.shape) for value in values.values() for k in _kinds(value))
+    elements = sum(math.prod(k.shape) for value in values.values() for k in _specs_in(value))
     room = 1
     for value in values.values():
         numbers = [n for n in (value if isinstance(value, tuple) else (value,)) if type(n) in (int, float)]
@@ -222,18 +226,18 @@ def _is_small(values: dict[str, Any]) -> bool:
     return elements * room <= _SMALL_TENSORS * _SMALL_NUMBER and elements <= _SMALL_TENSORS
 
 
-def _smaller(value: Any) -> Any:
+def _shrink(value: Any) -> Any:
     """Clamp large sizes and numbers to a small value; equal values stay equal."""
-    if isinstance(value, Kind):
-        return Kind(value.dtype, tuple(min(n, _SMALL_SIZE) for n in value.shape))
+    if isinstance(value, TensorSpec):
+        return TensorSpec(value.dtype, tuple(min(n, _SMALL_SIZE) for n in value.shape))
     if isinstance(value, tuple):
-        return tuple(map(_smaller, value))
+        return tuple(map(_shrink, value))
     if type(value) in (int, float) and math.isfinite(value):
         return max(-_SMALL_SIZE, min(value, _SMALL_SIZE))
     return value
 
 
-def _made(value: Any, fill: Fill) -> Any:
-    if isinstance(value, Kind):
+def _make_argument(value: Any, fill: Fill) -> Any:
+    if isinstance(value, TensorSpec):
         return value.make(fill)
-    return [_made(v, fill) for v in value] if isinstance(value, tuple) else value
+    return [_make_argument(v, fill) for v in value] if isinstance(value, tuple) else value

@@ -18,7 +18,7 @@ from fake.kernels.checks.check_registry import bind
 from fake.kernels.outputs import all_dense, contiguous_strides, is_symbolic
 from fake.kernels.rule_registry import Args, FakeTensorMode, Kwargs, OpOverload, rule
 from fake.seam.dispatch import check
-from fake.seam.fake_tensor import in_kernel_invocation_manager, torchs_answer, wrap
+from fake.seam.fake_tensor import in_kernel_invocation_manager, torch_result, wrap
 from fake.seam.symbolic_shapes import Mod, has_unbacked, hint, statically_known_true
 from fake.symbols.expr import without_common_factor
 
@@ -38,10 +38,10 @@ def view(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> 
     """
     self, shape = args
     if not is_symbolic(args, kwargs):
-        return _in_eagers_code(mode, func, args, kwargs) if all_dense(args, kwargs) else NotImplemented
-    if has_unbacked((self, shape)) or not _is_known_to_be_dense(self):
+        return _run_meta_kernel(mode, func, args, kwargs) if all_dense(args, kwargs) else NotImplemented
+    if has_unbacked((self, shape)) or not _is_statically_dense(self):
         return NotImplemented
-    sizes = _inferred(self, list(shape))
+    sizes = _infer_shape(self, list(shape))
     with mode:
         return self.as_strided(sizes, contiguous_strides(sizes), self.storage_offset())
 
@@ -51,12 +51,12 @@ def _diagonal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
     """Keep the storage offset of an empty diagonal, which torch's kernel for symbolic sizes changes."""
     if not is_symbolic(args, kwargs) or has_unbacked((args, kwargs)):
         return NotImplemented
-    given = bind(func, args, kwargs)
-    self, offset = given["self"], given["offset"]
+    bound = bind(func, args, kwargs)
+    self, offset = bound["self"], bound["offset"]
     rank = self.dim()
-    if offset == 0 or not all(-rank <= given[name] < rank for name in ("dim1", "dim2")):
+    if offset == 0 or not all(-rank <= bound[name] < rank for name in ("dim1", "dim2")):
         return NotImplemented
-    rows, columns = given["dim1"] % rank, given["dim2"] % rank
+    rows, columns = bound["dim1"] % rank, bound["dim2"] % rank
     if rows == columns:
         return NotImplemented
     height, width = self.shape[rows] + min(offset, 0), self.shape[columns] - max(offset, 0)
@@ -74,28 +74,28 @@ def _diagonal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
 @rule("aten::split.Tensor")
 def _split(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Split into equal parts with eager's own code, in one step instead of torch's two."""
-    return NotImplemented if is_symbolic(args, kwargs) else _in_eagers_code(mode, func, args, kwargs)
+    return NotImplemented if is_symbolic(args, kwargs) else _run_meta_kernel(mode, func, args, kwargs)
 
 
 @rule("aten::rot90")
 def _rot90(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A quarter turn is a transposed view of a flip."""
-    given = bind(func, args, kwargs)
-    answer, dims = torchs_answer(mode, func, args, kwargs), given["dims"]
-    if given["k"] % 2 == 0 or is_symbolic(args, kwargs):
-        return answer
+    bound = bind(func, args, kwargs)
+    result, dims = torch_result(mode, func, args, kwargs), bound["dims"]
+    if bound["k"] % 2 == 0 or is_symbolic(args, kwargs):
+        return result
     with mode:
-        return given["self"].flip(dims[given["k"] % 4 == 1]).transpose_(*dims)
+        return bound["self"].flip(dims[bound["k"] % 4 == 1]).transpose_(*dims)
 
 
-def _in_eagers_code(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _run_meta_kernel(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Return the answer of the C++ kernel for meta tensors."""
     with in_kernel_invocation_manager(mode):
         views = func(*args, **kwargs)
     return wrap(mode, func, args, kwargs, views)
 
 
-def _is_known_to_be_dense(tensor: torch.Tensor) -> bool:
+def _is_statically_dense(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is statically known to be non-empty and row-major. Adds no guard."""
     if not all(statically_known_true(size > 0) for size in tensor.shape):
         return False
@@ -106,7 +106,7 @@ def _is_known_to_be_dense(tensor: torch.Tensor) -> bool:
     )
 
 
-def _inferred(self: torch.Tensor, shape: list[Any]) -> list[Any]:
+def _infer_shape(self: torch.Tensor, shape: list[Any]) -> list[Any]:
     """Replace -1 in a shape by a size. Guards only that the numbers of elements agree."""
     inferred = [dim for dim, size in enumerate(shape) if statically_known_true(size == -1)]
     elements = math.prod(self.shape)

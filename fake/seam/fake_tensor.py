@@ -52,7 +52,7 @@ def fallback_is_possible(func: OpOverload) -> bool:
     return func.namespace in FakeTensorMode._can_run_unsafe_fallback_allowed_namespaces
 
 
-def torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
+def torch_result(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Return the answer of torch's own engine for ``func`` on symbolic sizes, as fake tensors of ``mode``.
 
     The order of preference is that of torch's ``_dispatch_impl``: fast path, decomposition, operator
@@ -70,8 +70,8 @@ def torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any
     if func not in meta_table and not mode.cpp_meta_supports_symint(func) and func in decomposition_table:
         with mode:
             return decomposition_table[func](*args, **kwargs)
-    for answers, implementation in fake_impls.op_implementations_checks:
-        if answers(func):
+    for applies, implementation in fake_impls.op_implementations_checks:
+        if applies(func):
             result = implementation(mode, func, *args, **kwargs)
             if result is not NotImplemented:
                 return result

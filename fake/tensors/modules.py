@@ -21,7 +21,7 @@ from fake.seam.patches import LEDGER, Patch, When
 Conversion = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _in_front_of(torchs: Any) -> Any:
+def _wrap_apply(torchs: Any) -> Any:
     @functools.wraps(torchs)
     def _apply(self: torch.nn.Module, fn: Conversion, recurse: bool = True) -> torch.nn.Module:
         fakes = {key: p for key, p in self._parameters.items() if p is not None and _is_ours(p)}
@@ -74,7 +74,7 @@ PATCHES = LEDGER.add(
     Patch(
         torch.nn.Module,
         "_apply",
-        _in_front_of,
+        _wrap_apply,
         when=When.MODE,
         versions=None,
         lost="module.to(), .half() and the like are refused for modules whose parameters are fake",

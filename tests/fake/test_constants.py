@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fake
-from fake.dispatch.constants import SHORT
+from fake.dispatch.constants import MAX_SCHEDULE_LENGTH
 
 
 def test_numbers_of_a_schedule():
@@ -33,9 +33,9 @@ def test_a_write_of_unknown_values_ends_it():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.linspace(0, 1, SHORT + 1),
+        lambda: torch.linspace(0, 1, MAX_SCHEDULE_LENGTH + 1),
         lambda: torch.linspace(0, 1, 5, device="cuda"),
-        lambda: torch.linspace(torch.tensor(0.0), torch.tensor(1.0), SHORT + 1),
+        lambda: torch.linspace(torch.tensor(0.0), torch.tensor(1.0), MAX_SCHEDULE_LENGTH + 1),
     ],
     ids=["long", "elsewhere", "between tensors"],
 )

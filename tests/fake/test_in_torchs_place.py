@@ -170,11 +170,11 @@ def test_a_preferred_device_is_not_remembered():
 
 @pytest.mark.parametrize("error", [AssertionError, KeyError])
 def test_checks_of_python_kernels_raise_as_in_eager(error):
-    from fake.dispatch.refusals import as_in_eager
+    from fake.dispatch.refusals import eager_errors
 
-    with pytest.raises(RuntimeError, match=r"aten\.sin"), as_in_eager(aten.sin.default):
+    with pytest.raises(RuntimeError, match=r"aten\.sin"), eager_errors(aten.sin.default):
         raise error("wrong")
-    with pytest.raises(error), as_in_eager(sys):
+    with pytest.raises(error), eager_errors(sys):
         raise error("wrong")
 
 

@@ -99,7 +99,7 @@ def refuse(condition: bool, func: OpOverload, problem: str, error: type[Exceptio
 
 
 @functools.cache
-def refused_with(call: Callable[[], Any]) -> type[Exception]:
+def eager_error_class(call: Callable[[], Any]) -> type[Exception]:
     """Return the error class with which eager refuses ``call``; it differs between releases of torch."""
     with no_dispatch():
         try:

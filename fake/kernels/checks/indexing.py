@@ -12,10 +12,10 @@ from fake.kernels.outputs import is_symbolic
 
 
 @check_for("as_strided", "as_strided_copy", "as_strided_scatter")
-def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
+def check_view_fits_storage(func: OpOverload, bound: dict[str, Any]) -> None:
     """Sizes, strides and offset must stay inside the storage."""
-    self, sizes, strides = given["self"], given["size"], given["stride"]
-    offset = self.storage_offset() if given["storage_offset"] is None else given["storage_offset"]
+    self, sizes, strides = bound["self"], bound["size"], bound["stride"]
+    offset = self.storage_offset() if bound["storage_offset"] is None else bound["storage_offset"]
     if len(sizes) != len(strides):
         return
     needed = extent(sizes, strides, offset) * self.dtype.itemsize
@@ -35,9 +35,9 @@ def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("empty_strided", "new_empty_strided")
-def steps_forward(func: OpOverload, given: dict[str, Any]) -> None:
+def check_strides_nonnegative(func: OpOverload, bound: dict[str, Any]) -> None:
     """A stride must not be negative if its dimension has more than one element, in a tensor with elements."""
-    sizes, strides = given["size"], given["stride"]
+    sizes, strides = bound["size"], bound["stride"]
     refuse(
         any(step < 0 and size > 1 for size, step in zip(sizes, strides, strict=False)) and 0 not in sizes, func,
         f"Storage size calculation overflowed with sizes={list(sizes)} and strides={list(strides)}: argument 'stride' "
@@ -46,10 +46,10 @@ def steps_forward(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("gather", "scatter", "scatter_add", "scatter_reduce")
-def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
+def check_indexed_dim_nonempty(func: OpOverload, bound: dict[str, Any]) -> None:
     """Any index into an empty dimension is out of bounds."""
-    self, index = given["self"], given["index"]
-    dim = wrapped_dim(func, given["dim"], self.dim())
+    self, index = bound["self"], bound["index"]
+    dim = wrapped_dim(func, bound["dim"], self.dim())
     size = self.shape[dim] if self.dim() else 1
     refuse(
         size == 0 and index.numel() > 0, func,
@@ -58,10 +58,10 @@ def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("index_copy", "index_fill")
-def copies_into_something(func: OpOverload, given: dict[str, Any]) -> None:
+def check_written_dim_nonempty(func: OpOverload, bound: dict[str, Any]) -> None:
     """An empty dimension cannot receive elements."""
-    self, index = given["self"], given["index"]
-    dim = wrapped_dim(func, given["dim"], self.dim())
+    self, index = bound["self"], bound["index"]
+    dim = wrapped_dim(func, bound["dim"], self.dim())
     others = (size for axis, size in enumerate(self.shape) if axis != dim)
     refuse(
         self.dim() > 0 and self.shape[dim] == 0 and index.numel() > 0 and 0 not in others, func,
@@ -70,10 +70,10 @@ def copies_into_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("index_reduce")
-def reduces_into_something(func: OpOverload, given: dict[str, Any]) -> None:
+def check_index_reduce(func: OpOverload, bound: dict[str, Any]) -> None:
     """There must be one index per slice of the source, slices as in ``self``, and a slice to reduce into."""
-    self, index, source = given["self"], given["index"], given["source"]
-    dim = wrapped_dim(func, given["dim"], self.dim())
+    self, index, source = bound["self"], bound["index"], bound["source"]
+    dim = wrapped_dim(func, bound["dim"], self.dim())
     refuse(index.dim() > 1, func, f"Index is supposed to be a vector, but got dim: {index.dim()}", IndexError)
     shapes = [[size for axis, size in enumerate(t.shape) if axis != dim] for t in (self, source)]
     refuse(
@@ -96,10 +96,10 @@ def reduces_into_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("index_select")
-def selects_by_a_vector(func: OpOverload, given: dict[str, Any]) -> None:
+def check_index_select(func: OpOverload, bound: dict[str, Any]) -> None:
     """The index must be a vector. Only one element can be selected from a scalar."""
-    self, index = given["self"], given["index"]
-    dim = wrapped_dim(func, given["dim"], self.dim())
+    self, index = bound["self"], bound["index"]
+    dim = wrapped_dim(func, bound["dim"], self.dim())
     refuse(index.dim() > 1, func, "Index is supposed to be a vector", IndexError)
     refuse(
         self.dim() == 0 and index.numel() != 1, func,
@@ -112,17 +112,17 @@ def selects_by_a_vector(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("embedding")
-def embeds_from_something(func: OpOverload, given: dict[str, Any]) -> None:
+def check_embedding(func: OpOverload, bound: dict[str, Any]) -> None:
     """The weight must be a matrix, with rows if there are indices to look up."""
-    weight, indices = given["weight"], given["indices"]
+    weight, indices = bound["weight"], bound["indices"]
     refuse(weight.dim() != 2, func, f"'weight' must be 2-D, got {weight.dim()}-D")
     refuse(weight.shape[0] == 0 and indices.numel() > 0, func, "'weight' has no rows to look up")
 
 
 @check_for("put")
-def puts_as_many_as_indices(func: OpOverload, given: dict[str, Any]) -> None:
+def check_put(func: OpOverload, bound: dict[str, Any]) -> None:
     """There must be as many values as indices, and a tensor with elements to put them in."""
-    self, index, source = given["self"], given["index"], given["source"]
+    self, index, source = bound["self"], bound["index"], bound["source"]
     refuse(
         index.numel() != source.numel(), func,
         f"Expected source and index to have the same number of elements, but got source.numel() = {source.numel()}, "
@@ -137,10 +137,10 @@ def puts_as_many_as_indices(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("take")
-def takes_from_something(func: OpOverload, given: dict[str, Any]) -> None:
+def check_take(func: OpOverload, bound: dict[str, Any]) -> None:
     """No element can be taken from an empty tensor."""
     refuse(
-        given["self"].numel() == 0 and given["index"].numel() > 0,
+        bound["self"].numel() == 0 and bound["index"].numel() > 0,
         func,
         "tried to take from an empty tensor",
         IndexError,
@@ -148,16 +148,16 @@ def takes_from_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("slice_scatter")
-def source_fits_slice(func: OpOverload, given: dict[str, Any]) -> None:
+def check_slice_scatter(func: OpOverload, bound: dict[str, Any]) -> None:
     """The source must have the shape of the slice."""
-    self, src, step = given["self"], given["src"], given["step"]
+    self, src, step = bound["self"], bound["src"], bound["step"]
     refuse(step <= 0, func, "slice step must be positive")
-    dim = wrapped_dim(func, given["dim"], self.dim())
+    dim = wrapped_dim(func, bound["dim"], self.dim())
     shape = list(self.shape)
-    if is_symbolic((given["start"], given["end"], shape[dim]), {}):  # as for the view itself
-        shape[dim] = torch.ops.aten.slice.Tensor(self, dim, given["start"], given["end"], step).shape[dim]
+    if is_symbolic((bound["start"], bound["end"], shape[dim]), {}):  # as for the view itself
+        shape[dim] = torch.ops.aten.slice.Tensor(self, dim, bound["start"], bound["end"], step).shape[dim]
     else:
-        shape[dim] = len(range(*slice(given["start"], given["end"], step).indices(shape[dim])))
+        shape[dim] = len(range(*slice(bound["start"], bound["end"], step).indices(shape[dim])))
     refuse(
         list(src.shape) != shape, func,
         f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {shape}",
@@ -165,20 +165,20 @@ def source_fits_slice(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("select", "narrow", "select_copy")
-def selects_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
+def check_selected_dim(func: OpOverload, bound: dict[str, Any]) -> None:
     """The dimension must exist."""
-    if given["self"].dim():
-        wrapped_dim(func, given["dim"], given["self"].dim())
+    if bound["self"].dim():
+        wrapped_dim(func, bound["dim"], bound["self"].dim())
 
 
 @check_for("select_scatter", "diagonal_scatter")
-def source_fits_view(func: OpOverload, given: dict[str, Any]) -> None:
+def check_view_scatter(func: OpOverload, bound: dict[str, Any]) -> None:
     """The source must have the shape of the view that it replaces."""
-    self, src = given["self"], given["src"]
+    self, src = bound["self"], bound["src"]
     shape = list(self.shape)
-    if "index" in given:
-        dim = wrapped_dim(func, given["dim"], self.dim())
-        index, size = given["index"], shape.pop(dim)
+    if "index" in bound:
+        dim = wrapped_dim(func, bound["dim"], self.dim())
+        index, size = bound["index"], shape.pop(dim)
         refuse(
             not -size <= index < size,
             func,
@@ -186,8 +186,8 @@ def source_fits_view(func: OpOverload, given: dict[str, Any]) -> None:
             IndexError,
         )
     else:
-        rows, columns = (wrapped_dim(func, given[name], self.dim()) for name in ("dim1", "dim2"))
-        height, width, offset = shape[rows], shape[columns], given["offset"]
+        rows, columns = (wrapped_dim(func, bound[name], self.dim()) for name in ("dim1", "dim2"))
+        height, width, offset = shape[rows], shape[columns], bound["offset"]
         shape = [size for dim, size in enumerate(shape) if dim not in (rows, columns)]
         shape.append(torch.sym_max(torch.sym_min(height + min(offset, 0), width - max(offset, 0)), 0))
     refuse(
@@ -211,9 +211,9 @@ def _indexed_shape(shape: Any, indices: Any) -> list[int] | None:
 
 
 @check_for("index", "index_put", "_index_put_impl", "_unsafe_index_put")
-def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
+def check_indices(func: OpOverload, bound: dict[str, Any]) -> None:
     """Indices must broadcast, masks must match what they mask, and empty dimensions cannot be indexed."""
-    self, indices = given["self"], given["indices"]
+    self, indices = bound["self"], bound["indices"]
     used = sum(i.dim() if i is not None and i.dtype in (torch.bool, torch.uint8) else 1 for i in indices)
     refuse(
         used > self.dim(),
@@ -250,14 +250,14 @@ def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("index_put", "_index_put_impl", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate")
-def values_fit_indices(func: OpOverload, given: dict[str, Any]) -> None:
+def check_index_put_values(func: OpOverload, bound: dict[str, Any]) -> None:
     """The values must broadcast to the shape of the indexing result."""
-    shape = _indexed_shape(given["self"].shape, given["indices"])
-    values = given["values"].shape
-    if "mask" in given:
-        if given["self"].numel() == 0:
+    shape = _indexed_shape(bound["self"].shape, bound["indices"])
+    values = bound["values"].shape
+    if "mask" in bound:
+        if bound["self"].numel() == 0:
             return
-        values = torch.broadcast_shapes(values, given["mask"].shape)
+        values = torch.broadcast_shapes(values, bound["mask"].shape)
     if shape is None:
         return
     fits = len(values) <= len(shape) and all(

@@ -80,7 +80,7 @@ def _converted_by(func: OpOverload) -> frozenset[str]:
     return frozenset(found)
 
 
-def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def convert_scalar_arguments(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Convert numbers in the arguments as eager does before it uses them.
 
     Complex numbers without an imaginary part become real, and numbers that eager truncates become integers.
@@ -90,7 +90,7 @@ def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
         args: its positional arguments.
         kwargs: its keyword arguments.
 
-    >>> real_numbers(torch.ops.aten.masked_fill.Scalar, (None, None, 2 + 0j), {})
+    >>> convert_scalar_arguments(torch.ops.aten.masked_fill.Scalar, (None, None, 2 + 0j), {})
     ((None, None, 2.0), {})
     """
     converted = _converted_by(func)
@@ -100,7 +100,7 @@ def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
         converted = frozenset(("min", "max"))
     names = [argument.name for argument in func._schema.arguments]
 
-    def one(name: str, value: Any) -> Any:
+    def convert(name: str, value: Any) -> Any:
         if name not in converted:
             return value
         if isinstance(value, complex) and value.imag == 0:
@@ -113,25 +113,25 @@ def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
         )
 
     return (
-        tuple(one(name, value) for name, value in zip(names, args, strict=False)),
-        {name: one(name, value) for name, value in kwargs.items()},
+        tuple(convert(name, value) for name, value in zip(names, args, strict=False)),
+        {name: convert(name, value) for name, value in kwargs.items()},
     )
 
 
-def _numbers(func: OpOverload, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _numbers(func: OpOverload, bound: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     name = func._schema.name.split("::")[1]
     for names, arguments in {**_CONVERTED, **_CONVERTED_IF_ANY}.items():
         if name in names:
             yield from (
-                (a, given[a]) for a in arguments if isinstance(given.get(a), bool | int | float | complex)
+                (a, bound[a]) for a in arguments if isinstance(bound.get(a), bool | int | float | complex)
             )
 
 
-def _is_refused(func: OpOverload, given: dict[str, Any], argument: str, dtype: torch.dtype) -> bool:
+def _is_refused(func: OpOverload, bound: dict[str, Any], argument: str, dtype: torch.dtype) -> bool:
     """Return whether eager refuses to convert a number to ``dtype``."""
-    value, name = given[argument], func._schema.name.split("::")[1]
+    value, name = bound[argument], func._schema.name.split("::")[1]
     if name in _CONVERTED_NAMES_IF_ANY and any(
-        value.numel() == 0 for value in given.values() if isinstance(value, torch.Tensor)
+        value.numel() == 0 for value in bound.values() if isinstance(value, torch.Tensor)
     ):
         return False  # the number is not used
     if dtype is torch.complex32 and name.startswith(("fill", "full", "new_full")):
@@ -142,7 +142,7 @@ def _is_refused(func: OpOverload, given: dict[str, Any], argument: str, dtype: t
         return value > ends.max if argument == "min" else value < ends.min
     if name.startswith("hardtanh") and isinstance(value, float) and not overflows(value, torch.int64):
         value = value if dtype.is_floating_point else int(value)  # integer tensors truncate bounds first
-    return overflows(_as_used(func, value), dtype)
+    return overflows(_converted_number(func, value), dtype)
 
 
 def _wide_bound() -> torch.Tensor:
@@ -150,29 +150,29 @@ def _wide_bound() -> torch.Tensor:
 
 
 @check_for(*{name for table in (_CONVERTED, _CONVERTED_IF_ANY) for names in table for name in names})
-def numbers_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
+def check_scalars_fit_dtype(func: OpOverload, bound: dict[str, Any]) -> None:
     """A number must fit in the dtype that it is converted to (c10's checked conversion)."""
-    numbers = list(_numbers(func, given))
+    numbers = list(_numbers(func, bound))
     values = [value for _, value in numbers]
-    dtype = _computed_in(func, given, values) if numbers else None
+    dtype = _compute_dtype(func, bound, values) if numbers else None
     if dtype is not None and not (_is_clamp(func) and any(value != value for value in values)):
         for name, value in numbers:
             refuse(
-                _is_refused(func, given, name, dtype), func,
+                _is_refused(func, bound, name, dtype), func,
                 f"value {value!r} of argument {name!r} cannot be converted to type {dtype} without overflow",
             )  # fmt: skip
 
 
-def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) -> torch.dtype | None:
+def _compute_dtype(func: OpOverload, bound: dict[str, Any], numbers: list[Any]) -> torch.dtype | None:
     """Return the dtype that numbers are converted to. For clamp and pow, numbers take part in promotion."""
     name = func._schema.name.split("::")[1].rstrip("_")
     if name == "scalar_tensor":
-        dtype = given.get("dtype") or torch.get_default_dtype()
+        dtype = bound.get("dtype") or torch.get_default_dtype()
         return torch.float64 if dtype in _LOW_PRECISION else dtype
     if name == "full":
-        return given["out"].dtype if given.get("out") is not None else given["dtype"] or result_type(numbers)
+        return bound["out"].dtype if bound.get("out") is not None else bound["dtype"] or result_type(numbers)
     if name in ("full_like", "new_full"):
-        return given.get("dtype") or given["self"].dtype
+        return bound.get("dtype") or bound["self"].dtype
     if name in (
         "_unsafe_masked_index",
         "fill",
@@ -182,8 +182,8 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
         "index_fill",
         "threshold",
     ):
-        return given["self"].dtype
-    tensors = [value for key, value in given.items() if isinstance(value, torch.Tensor) and key != "out"]
+        return bound["self"].dtype
+    tensors = [value for key, value in bound.items() if isinstance(value, torch.Tensor) and key != "out"]
     operands = [*tensors, *(numbers if _is_clamp(func) or name == "pow" else ())]
     if not operands:
         return None  # a symbolic number stands in for a tensor
@@ -193,7 +193,7 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
     return torch.float32 if name in _IN_SINGLE_PRECISION and dtype in _LOW_PRECISION else dtype
 
 
-def _as_used(func: OpOverload, value: Any) -> Any:
+def _converted_number(func: OpOverload, value: Any) -> Any:
     """Return the number that is converted: subtraction negates it (the least integer stays itself)."""
     if func._schema.name not in ("aten::sub", "aten::sub_", "aten::rsub") or value in (True, -(2**63)):
         return value
@@ -235,35 +235,35 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
 
 
 @check_for("index_fill")
-def indices_are_filled_with_real_numbers(func: OpOverload, given: dict[str, Any]) -> None:
+def check_index_fill_value(func: OpOverload, bound: dict[str, Any]) -> None:
     """A complex number needs a complex tensor, even if its imaginary part is 0."""
     refuse(
-        isinstance(given["value"], complex) and not given["self"].is_complex(), func,
+        isinstance(bound["value"], complex) and not bound["self"].is_complex(), func,
         "Converting complex Scalar to non-complex type is not supported (argument 'value')",
     )  # fmt: skip
 
 
 @check_for("xlogy", "bucketize", "searchsorted")
-def sorted_numbers_are_real(func: OpOverload, given: dict[str, Any]) -> None:
+def check_scalar_is_real(func: OpOverload, bound: dict[str, Any]) -> None:
     """These kernels do not support complex numbers, nor promote to them."""
     for name in ("self", "other"):
-        if isinstance(given.get(name), complex):
+        if isinstance(bound.get(name), complex):
             refuse(
                 True, func, f"not implemented for complex numbers (argument {name!r})", NotImplementedError
             )
 
 
 @check_for("linspace", "logspace")
-def ends_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
+def check_range_ends_fit_dtype(func: OpOverload, bound: dict[str, Any]) -> None:
     """Both ends must fit in the dtype of the result; for a single step, only the number that is written."""
-    start, end, steps = given["start"], given["end"], given["steps"]
+    start, end, steps = bound["start"], bound["end"], bound["steps"]
     if type(steps) is not int or steps < 1:
         return
-    out = given.get("out")
-    dtype = given.get("dtype") or torch.get_default_dtype() if out is None else out.dtype
+    out = bound.get("out")
+    dtype = bound.get("dtype") or torch.get_default_dtype() if out is None else out.dtype
     ends = [end for end in (start, end)[:steps] if type(end) in (bool, int, float)]
     if steps == 1 and ends and func._schema.name == "aten::logspace":
-        ends = [_power(float(given["base"]), start)]
+        ends = [_power(float(bound["base"]), start)]
     for value in ends:
         refuse(
             overflows(value, dtype), func,
@@ -278,9 +278,9 @@ def _power(base: float, exponent: float) -> float:
 
 
 @check_for("histc")
-def bins_are_finite(func: OpOverload, given: dict[str, Any]) -> None:
+def check_histc_range(func: OpOverload, bound: dict[str, Any]) -> None:
     """The range of a histogram must be finite."""
-    low, high = given["min"], given["max"]
+    low, high = bound["min"], bound["max"]
     if all(type(n) in (bool, int, float) for n in (low, high)):
         refuse(
             not (math.isfinite(low) and math.isfinite(high)), func,
@@ -289,9 +289,9 @@ def bins_are_finite(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("uniform")
-def has_uniform_range(func: OpOverload, given: dict[str, Any]) -> None:
+def check_uniform_range(func: OpOverload, bound: dict[str, Any]) -> None:
     """Both ends and their difference must be finite in the dtype, and the ends in order."""
-    low, high, dtype = given["from"], given["to"], given["self"].dtype
+    low, high, dtype = bound["from"], bound["to"], bound["self"].dtype
     if not all(type(n) in (bool, int, float) for n in (low, high)) or not dtype.is_floating_point:
         return
     greatest = torch.finfo(dtype).max
@@ -308,18 +308,18 @@ def has_uniform_range(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("random", "randint", "randint_like")
-def has_range(func: OpOverload, given: dict[str, Any]) -> None:
+def check_random_range(func: OpOverload, bound: dict[str, Any]) -> None:
     """The range must not be empty, and the dtype must hold the smallest and the largest number in it."""
-    low, high = given.get("from", given.get("low", 0)), given.get("to", given.get("high"))
+    low, high = bound.get("from", bound.get("low", 0)), bound.get("to", bound.get("high"))
     if not isinstance(low, int | torch.SymInt) or not isinstance(high, int | torch.SymInt):
         return
     refuse(
         low >= high, func,
         f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}",
     )  # fmt: skip
-    dtype = given.get("dtype")
+    dtype = bound.get("dtype")
     if not isinstance(dtype, torch.dtype):  # the default is a number in ``randint``'s schema, None in others
-        dtype = given["self"].dtype if "self" in given else torch.int64
+        dtype = bound["self"].dtype if "self" in bound else torch.int64
     limits: tuple[float, float] = (0, 1)
     if dtype is not torch.bool:
         kind = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
@@ -330,27 +330,27 @@ def has_range(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("_scaled_dot_product_flash_attention_for_cpu")
-def drops_nothing(func: OpOverload, given: dict[str, Any]) -> None:
+def check_no_dropout(func: OpOverload, bound: dict[str, Any]) -> None:
     """The CPU kernel does not support dropout."""
-    dropout = given["dropout_p"]
+    dropout = bound["dropout_p"]
     refuse(
         dropout != 0.0, func, f"currently does not support dropout > 0 (argument 'dropout_p' is {dropout})"
     )
 
 
 @check_for("_softmax", "_log_softmax")
-def softens_in_own_dtype(func: OpOverload, given: dict[str, Any]) -> None:
+def check_softmax_dtype(func: OpOverload, bound: dict[str, Any]) -> None:
     """Only GPU kernels convert the dtype."""
     refuse(
-        given["half_to_float"] and given["self"].device.type == "cpu", func,
+        bound["half_to_float"] and bound["self"].device.type == "cpu", func,
         "softmax with half to float conversion is not supported on CPU (argument 'half_to_float')",
     )  # fmt: skip
 
 
 @check_for("frexp")
-def has_integer_exponents(func: OpOverload, given: dict[str, Any]) -> None:
+def check_frexp_exponents(func: OpOverload, bound: dict[str, Any]) -> None:
     """Exponents must be int32 in releases whose kernel does not cast them."""
-    exponents = given.get("exponent")
+    exponents = bound.get("exponent")
     refuse(
         exponents is not None and exponents.dtype is not torch.int32 and is_refused(_wide_exponents), func,
         f"expects exponent to have dtype torch.int32 but got {None if exponents is None else exponents.dtype}",

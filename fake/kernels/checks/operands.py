@@ -11,11 +11,11 @@ from fake.seam.dispatch import has_symbols, suggest_memory_format
 
 
 @check_for("binary_cross_entropy", "binary_cross_entropy_with_logits")
-def weights_do_not_grow_losses(func: OpOverload, given: dict[str, Any]) -> None:
+def check_loss_weight(func: OpOverload, bound: dict[str, Any]) -> None:
     """Losses are multiplied by their weights in place, so weights must not have more dimensions."""
-    self = given["self"]
+    self = bound["self"]
     for name in ("weight", "pos_weight"):
-        weight = given.get(name)
+        weight = bound.get(name)
         refuse(
             weight is not None and weight.dim() > self.dim(), func,
             f"output with shape {list(self.shape)} doesn't match the broadcast shape of argument {name!r}, "
@@ -24,12 +24,12 @@ def weights_do_not_grow_losses(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
-def statistics_are_vectors(func: OpOverload, given: dict[str, Any]) -> None:
+def check_running_statistics(func: OpOverload, bound: dict[str, Any]) -> None:
     """Running statistics need one number per channel, or the kernel reads out of bounds."""
-    input = given["input"]
+    input = bound["input"]
     if input.device.type == "cpu":
         for name in ("running_mean", "running_var"):
-            value = given.get(name)
+            value = bound.get(name)
             refuse(
                 value is not None and input.dim() > 1 and value.dim() == 1 and value.shape[0] != input.shape[1], func,
                 f"argument {name!r} has {value.numel() if value is not None else None} elements for {input.shape[1:2]} channels",
@@ -41,14 +41,14 @@ def statistics_are_vectors(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("native_group_norm")
-def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
+def check_group_norm(func: OpOverload, bound: dict[str, Any]) -> None:
     """The input must be dense and match N, C and HxW; weight and bias need one element per channel."""
-    input, parts = given["input"], [given[name] for name in ("N", "C", "HxW")]
-    refuse(given["group"] <= 0, func, f"Expected num groups to be greater than 0, got {given['group']}")
+    input, parts = bound["input"], [bound[name] for name in ("N", "C", "HxW")]
+    refuse(bound["group"] <= 0, func, f"Expected num groups to be greater than 0, got {bound['group']}")
     refuse(
-        parts[1] % given["group"] != 0,
+        parts[1] % bound["group"] != 0,
         func,
-        f"{parts[1]} channels are not divisible by {given['group']} groups",
+        f"{parts[1]} channels are not divisible by {bound['group']} groups",
     )
     refuse(
         any(n < 0 for n in parts) or input.numel() != parts[0] * parts[1] * parts[2], func,
@@ -61,11 +61,11 @@ def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
             "that it suggests",
         )  # fmt: skip
     for name in ("weight", "bias"):
-        value = given[name]
+        value = bound[name]
         refuse(
-            value is not None and (value.dim() != 1 or value.numel() != given["C"]), func,
+            value is not None and (value.dim() != 1 or value.numel() != bound["C"]), func,
             f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
-            f"{None if value is None else list(value.shape)} and {given['C']} channels",
+            f"{None if value is None else list(value.shape)} and {bound['C']} channels",
         )  # fmt: skip
 
 
@@ -74,10 +74,10 @@ def _groups_with_gaps() -> Any:
 
 
 @check_for("lu_unpack")
-def pivots_are_as_many_as_rows(func: OpOverload, given: dict[str, Any]) -> None:
+def check_lu_pivots(func: OpOverload, bound: dict[str, Any]) -> None:
     """With fewer pivots, the CPU kernel reads out of bounds."""
-    data, pivots = given["LU_data"], given["LU_pivots"]
-    if data.dim() > 1 and pivots.dim() > 0 and given["unpack_pivots"] and data.device.type == "cpu":
+    data, pivots = bound["LU_data"], bound["LU_pivots"]
+    if data.dim() > 1 and pivots.dim() > 0 and bound["unpack_pivots"] and data.device.type == "cpu":
         count = torch.sym_min(data.shape[-2], data.shape[-1])
         refuse(
             pivots.shape[-1] != count, func,
@@ -86,12 +86,12 @@ def pivots_are_as_many_as_rows(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("ormqr")
-def factors_are_as_many_as_reflectors(func: OpOverload, given: dict[str, Any]) -> None:
+def check_ormqr_tau(func: OpOverload, bound: dict[str, Any]) -> None:
     """There must be one factor per reflector."""
-    self, tau, other = given["self"], given["input2"], given["input3"]
+    self, tau, other = bound["self"], bound["input2"], bound["input3"]
     if min(self.dim(), other.dim()) < 2 or tau.dim() < 1:
         return
-    count = torch.sym_min(other.shape[-2 if given["left"] else -1], self.shape[-1])
+    count = torch.sym_min(other.shape[-2 if bound["left"] else -1], self.shape[-1])
     refuse(
         tau.shape[-1] != count, func,
         f"tau.shape[-1] must be equal to min(other.shape[-2], input.shape[-1]), {count}, but is {tau.shape[-1]}",
@@ -99,9 +99,9 @@ def factors_are_as_many_as_reflectors(func: OpOverload, given: dict[str, Any]) -
 
 
 @check_for("fractional_max_pool2d", "fractional_max_pool3d")
-def samples_are_for_each_channel(func: OpOverload, given: dict[str, Any]) -> None:
+def check_fractional_pool_samples(func: OpOverload, bound: dict[str, Any]) -> None:
     """There must be one sample per spatial dimension of each channel."""
-    self, samples = given["self"], given["random_samples"]
+    self, samples = bound["self"], bound["random_samples"]
     spatial = 2 if "2d" in func._schema.name else 3
     if self.dim() not in (spatial + 1, spatial + 2):
         return
@@ -117,18 +117,18 @@ def samples_are_for_each_channel(func: OpOverload, given: dict[str, Any]) -> Non
 
 
 @check_for("searchsorted")
-def boundaries_have_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
+def check_searchsorted_boundaries(func: OpOverload, bound: dict[str, Any]) -> None:
     """Boundaries must have a dimension along which they are sorted."""
     refuse(
-        given["sorted_sequence"].dim() == 0, func,
+        bound["sorted_sequence"].dim() == 0, func,
         "boundaries tensor (argument 'sorted_sequence') should have positive dimension, but got 0 dimension",
     )  # fmt: skip
 
 
 @check_for("huber_loss_backward")
-def targets_are_of_the_inputs_dtype(func: OpOverload, given: dict[str, Any]) -> None:
+def check_huber_target_dtype(func: OpOverload, bound: dict[str, Any]) -> None:
     """The backward pass does not convert the target, unlike the forward pass."""
-    self, target = given["self"], given["target"]
+    self, target = bound["self"], bound["target"]
     refuse(
         self.dtype is not target.dtype, func,
         f"Found dtype {target.dtype} (argument 'target') but expected {self.dtype}",
@@ -136,9 +136,9 @@ def targets_are_of_the_inputs_dtype(func: OpOverload, given: dict[str, Any]) -> 
 
 
 @check_for("nll_loss2d_backward")
-def labelled_images_are_row_major(func: OpOverload, given: dict[str, Any]) -> None:
+def check_nll_loss2d_layout(func: OpOverload, bound: dict[str, Any]) -> None:
     """The gradient is allocated like the input, and the CPU kernel requires it to be row-major."""
-    self = given["self"]
+    self = bound["self"]
     refuse(
         self.device.type == "cpu" and not torch.empty_like(self).is_contiguous(), func,
         f"grad_input must be contiguous, and is like argument 'self', of strides {list(self.stride())}",
@@ -146,9 +146,9 @@ def labelled_images_are_row_major(func: OpOverload, given: dict[str, Any]) -> No
 
 
 @check_for("max_pool3d_with_indices")
-def pooled_volumes_are_no_images(func: OpOverload, given: dict[str, Any]) -> None:
+def check_max_pool3d_layout(func: OpOverload, bound: dict[str, Any]) -> None:
     """An unbatched volume is 4-D like a batch of images, but CPU kernels refuse channels-last volumes."""
-    self = given["self"]
+    self = bound["self"]
     refuse(
         self.device.type == "cpu" and self.dim() == 4 and suggest_memory_format(self) is torch.channels_last, func,
         "Unsupported memory format. Supports only ChannelsLast3d, Contiguous (argument 'self')",
