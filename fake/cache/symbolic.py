@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fake.seam.symbolic_shapes import HIDDEN_FILES, SymNode, copy_node
-from fake.symbols.node import LeanNode, adopt, lean_state, settle
+from fake.symbols.node import LeanNode, adopt, canonicalize, lean_state
 from fake.tensors.metadata import TensorMetadata, intern
 from fake.tensors.tensor import SymbolicSizes, Unkeyable, flags_of, static_metadata_of
 
@@ -121,7 +121,7 @@ def state_of(shape_env: Any) -> SymbolicState:
     if state is None:
         if shape_env.should_record_events or shape_env._translation_validation_enabled:
             raise Unkeyable("recording shape environment")
-        HIDDEN_FILES.tell_torch()
+        HIDDEN_FILES.update_torch()
         state = shape_env.__dict__["_fake_dispatch"] = SymbolicState(shape_env)
     return state
 
@@ -153,7 +153,7 @@ def token(value: Any) -> Any:
     tokens = state_of(shape_env).tokens
     found = tokens.get(expr)
     if found is None:
-        settle(node, lean_state(shape_env))
+        canonicalize(node, lean_state(shape_env))
         found = tokens[expr] = SizeToken(copy_node(node), expr, shape_env)
     node.__dict__["_fake_token"] = found
     return found
@@ -188,7 +188,7 @@ def _node_of(expr: Any, shape_env: Any, hint: int) -> Any:
     node = SymNode(expr, shape_env, int, hint)
     if state.adopts:
         node.__class__ = LeanNode
-    settle(node, state)
+    canonicalize(node, state)
     return node
 
 

@@ -165,7 +165,7 @@ class _HiddenFiles:
         if self._shown_to_torch:
             uninteresting_files().add(name)
 
-    def tell_torch(self) -> None:
+    def update_torch(self) -> None:
         """Extend torch's list; call this once there are symbols."""
         if not self._shown_to_torch:
             uninteresting_files().update(self._names)

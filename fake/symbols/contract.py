@@ -21,7 +21,7 @@ from fake.symbols.enumeration import holds_for_all
 from fake.symbols.explain_guards import location_text
 from fake.symbols.implications import Facts
 from fake.symbols.reasons import Reason, reason_now, reasons_of, record
-from fake.symbols.shape_guards import minimal_relations, responsible
+from fake.symbols.shape_guards import forcing_reasons, minimal_relations
 from fake.symbols.terms import Terms, text_of_source
 from fake.wrong_arguments import check_type
 
@@ -196,7 +196,7 @@ def mark_dynamic(tensor: torch.Tensor, dims: Dims) -> None:
     """
     check_type("mark_dynamic", "tensor", tensor, torch.Tensor, "a tensor")
     parsed = parse_dims(dims, "mark_dynamic", tensor.dim())
-    _refuse_wrong_sizes(tensor.shape, parsed, "the tensor")
+    _check_sizes(tensor.shape, parsed, "the tensor")
     setattr(tensor, _MARK, dict(parsed))
     for axis, wanted in parsed.items():
         if isinstance(wanted, Dim) or wanted == "dynamic":
@@ -208,7 +208,7 @@ def mark_of(tensor: Any) -> dict[int, Dim | str]:
     return getattr(tensor, _MARK, {})
 
 
-def _refuse_wrong_sizes(sizes: Any, dims: Dims, name: str) -> None:
+def _check_sizes(sizes: Any, dims: Dims, name: str) -> None:
     for axis, wanted in dims.items():
         if isinstance(wanted, Dim) and axis < len(sizes) and type(sizes[axis]) is int:
             size = sizes[axis]
@@ -216,7 +216,7 @@ def _refuse_wrong_sizes(sizes: Any, dims: Dims, name: str) -> None:
                 raise ContractInputError(wanted, f"{name}.size({axis})", size)
 
 
-def force_dynamic(context: Any, dims: Dims) -> None:
+def set_dynamic_sizes(context: Any, dims: Dims) -> None:
     """Make the dimensions that have a declaration dynamic in a symbolic context,
     or give them their policy."""
     for axis, wanted in dims.items():
@@ -225,7 +225,7 @@ def force_dynamic(context: Any, dims: Dims) -> None:
             context.dynamic_sizes[axis] = kind
 
 
-def refuse(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
+def check_example(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
     """Refuse an example input that violates its declarations, before anything is created for it.
 
     Args:
@@ -239,7 +239,7 @@ def refuse(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
         ContractError: another ``Dim`` has the same name.
     """
     name = text_of_source(source)
-    _refuse_wrong_sizes(example, dims, name)
+    _check_sizes(example, dims, name)
     for axis, dim in dims.items():
         if not isinstance(dim, Dim):
             continue
@@ -266,10 +266,10 @@ def declare(shape_env: Any, contract: Contract, source: Any, example: Any, sizes
         contract.examples.setdefault(dim.name, (dim, text, example[axis]))
         symbol = sizes[axis].node.expr if _t.is_symbolic(sizes[axis]) else None
         if isinstance(symbol, sympy.Symbol):
-            _promise(shape_env, contract, Declared(dim, text, symbol))
+            _add_promised_facts(shape_env, contract, Declared(dim, text, symbol))
 
 
-def _promise(shape_env: Any, contract: Contract, declared: Declared) -> None:
+def _add_promised_facts(shape_env: Any, contract: Contract, declared: Declared) -> None:
     dim, symbol = declared.dim, declared.symbol
     step = dim.multiple_of
     lower = -(-max(dim.min, 2 if shape_env.specialize_zero_one else 0) // step) * step
@@ -283,9 +283,9 @@ def _promise(shape_env: Any, contract: Contract, declared: Declared) -> None:
         shape_env.evaluate_expr(sympy.Eq(_t.Mod(symbol, step), 0))
         for divisor in sympy.divisors(step)[1:-1]:
             _t.assume_divisible(shape_env, symbol, divisor)
-    same = next((d for d in contract.declared if d.dim.name == dim.name), None)
-    if same is not None and same.symbol != symbol:
-        shape_env.evaluate_expr(sympy.Eq(symbol, same.symbol))
+    earlier = next((d for d in contract.declared if d.dim.name == dim.name), None)
+    if earlier is not None and earlier.symbol != symbol:
+        shape_env.evaluate_expr(sympy.Eq(symbol, earlier.symbol))
     contract.declared.append(declared)
 
 
@@ -308,7 +308,7 @@ def declare_on(shape_env: Any, source: Any, dims: Dims, example: Any) -> None:
         raise ContractError(
             name, "dims", "declares a fake.Dim, which only an environment fake.ShapeEnv() keeps"
         )
-    refuse(contract, source, example, dims)
+    check_example(contract, source, example, dims)
     contract.add(name, dims)
 
 
@@ -324,21 +324,24 @@ def check(shape_env: Any, contract: Contract) -> None:
     reasons = reasons_of(shape_env)
     names = _representatives(shape_env, contract)
     terms = Terms({**{s: d.text for s, d in names.items()}, **_other_texts(shape_env, names)})
-    promised = _promises(contract, names)
+    promised = _promised_facts(contract, names)
     found: list[Violation] = []
-    for condition, symbols, asking in _demands(shape_env, contract, names):
+    for condition, symbols, guard_condition in _forced_conditions(shape_env, contract, names):
         if promised.implies(condition) or _holds_for_all(condition, names):
             continue
         promised.add(condition)  # what follows from it is not reported again
-        asked = tuple(r for r in reasons if r.condition == asking) or responsible(
+        causes = tuple(r for r in reasons if r.condition == guard_condition) or forcing_reasons(
             shape_env, condition, [r for r in reasons if r.kind != "assertion"]
         )
         owners = [d for d in contract.declared if d.symbol in symbols]
         for owner in owners[:1]:
-            chain = tuple(r for r in asked if r.kind != "declared")
+            chain = tuple(r for r in causes if r.kind != "declared")
             found.append(
                 Violation(
-                    owner.dim, owner.text, terms.doprint(condition), tuple(_told(r, terms) for r in chain)
+                    owner.dim,
+                    owner.text,
+                    terms.doprint(condition),
+                    tuple(_reason_text(r, terms) for r in chain),
                 )
             )
     if found:
@@ -354,7 +357,7 @@ def _holds_for_all(condition: sympy.Basic, names: Mapping[sympy.Basic, Declared]
     return holds_for_all(condition, max(dim.min, 2), dim.max, dim.multiple_of)
 
 
-def _told(reason: Reason, terms: Terms) -> str:
+def _reason_text(reason: Reason, terms: Terms) -> str:
     return f"{terms.doprint(reason.condition)}, asked by {reason.asked_by}{location_text(reason.where)}"
 
 
@@ -378,7 +381,7 @@ def _other_texts(shape_env: Any, names: Any) -> dict[sympy.Basic, str]:
     }
 
 
-def _promises(contract: Contract, names: Mapping[sympy.Basic, Declared]) -> Facts:
+def _promised_facts(contract: Contract, names: Mapping[sympy.Basic, Declared]) -> Facts:
     facts = Facts()
     first_of: dict[str, sympy.Symbol] = {}
     for symbol, declared in names.items():
@@ -392,26 +395,26 @@ def _promises(contract: Contract, names: Mapping[sympy.Basic, Declared]) -> Fact
     return facts
 
 
-def _demands(
+def _forced_conditions(
     shape_env: Any, contract: Contract, names: Mapping[sympy.Basic, Declared]
 ) -> list[tuple[sympy.Basic, set[sympy.Basic], sympy.Basic | None]]:
     """Return conditions that the program forces on symbols under contract,
     with those symbols and what was asked."""
-    demands: list[tuple[sympy.Basic, set[sympy.Basic], sympy.Basic | None]] = []
+    forced: list[tuple[sympy.Basic, set[sympy.Basic], sympy.Basic | None]] = []
     for declared in contract.declared:
         final = shape_env.replace(declared.symbol)
         if final != declared.symbol and final.free_symbols <= names.keys():
-            demands.append((sympy.Eq(declared.symbol, final, evaluate=False), {declared.symbol}, None))
-        of_replacement = _of_replacement(declared.symbol, final)
+            forced.append((sympy.Eq(declared.symbol, final, evaluate=False), {declared.symbol}, None))
+        from_replacement = _conditions_of_replacement(declared.symbol, final)
         tie = sympy.Eq(declared.symbol, final, evaluate=False)
         ours = {declared.symbol} | (final.free_symbols & names.keys())
         if (
-            not of_replacement
+            not from_replacement
             and final.free_symbols - names.keys()
-            and _leaves_out(shape_env, tie, ours, names)
+            and _excludes_promised_size(shape_env, tie, ours, names)
         ):
-            of_replacement = [tie]
-        demands += [(condition, {declared.symbol}, None) for condition in of_replacement]
+            from_replacement = [tie]
+        forced += [(condition, {declared.symbol}, None) for condition in from_replacement]
     seen: set[sympy.Basic] = set()
     for symbol, declared in names.items():
         if shape_env.replace(symbol) != symbol or symbol in seen:
@@ -419,17 +422,19 @@ def _demands(
         seen.add(symbol)
         lower, upper = _t.concrete_bounds(shape_env, symbol)
         if lower is not None:
-            demands.append((sympy.Ge(symbol, lower, evaluate=False), {declared.symbol}, None))
+            forced.append((sympy.Ge(symbol, lower, evaluate=False), {declared.symbol}, None))
         if upper is not None:
-            demands.append((sympy.Le(symbol, upper, evaluate=False), {declared.symbol}, None))
+            forced.append((sympy.Le(symbol, upper, evaluate=False), {declared.symbol}, None))
     for condition, guard in minimal_relations(shape_env).items():
         ours = condition.free_symbols & names.keys()
-        if ours == condition.free_symbols or _leaves_out(shape_env, condition, ours, names):
-            demands.append((condition, {names[s].symbol for s in ours}, guard.expr))
-    return demands
+        if ours == condition.free_symbols or _excludes_promised_size(shape_env, condition, ours, names):
+            forced.append((condition, {names[s].symbol for s in ours}, guard.expr))
+    return forced
 
 
-def _leaves_out(shape_env: Any, condition: Any, ours: Any, names: Mapping[sympy.Basic, Declared]) -> bool:
+def _excludes_promised_size(
+    shape_env: Any, condition: Any, ours: Any, names: Mapping[sympy.Basic, Declared]
+) -> bool:
     """Return whether a condition that ties sizes under contract to free ones excludes some promised size.
 
     ``s0 == s1`` excludes nothing; ``s0*s1 == 48`` excludes every size that does not divide 48. The search
@@ -441,18 +446,18 @@ def _leaves_out(shape_env: Any, condition: Any, ours: Any, names: Mapping[sympy.
         lower, upper = _t.concrete_bounds(shape_env, symbol)
         facts.bound(symbol, lower or 0, upper)
     symbols = sorted(ours, key=str)
-    choices = itertools.product(*[_some_sizes(names[symbol].dim) for symbol in symbols])
-    for sizes in itertools.islice(choices, _MOST_SIZES):
+    choices = itertools.product(*[_sample_sizes(names[symbol].dim) for symbol in symbols])
+    for sizes in itertools.islice(choices, _MAX_SIZES):
         instance = condition.xreplace(dict(zip(symbols, map(sympy.Integer, sizes), strict=True)))
         if instance == sympy.false or (instance != sympy.true and facts.implies(sympy.Not(instance))):
             return True
     return False
 
 
-_MOST_SIZES = 512
+_MAX_SIZES = 512
 
 
-def _some_sizes(dim: Dim) -> list[int]:
+def _sample_sizes(dim: Dim) -> list[int]:
     """Return some promised sizes: the first ones, and the greatest,
     or one with few divisors if there is no limit."""
     step = dim.multiple_of
@@ -461,7 +466,7 @@ def _some_sizes(dim: Dim) -> list[int]:
     return [*range(first, min(last, first + 64 * step), step), last]
 
 
-def _of_replacement(symbol: sympy.Symbol, final: sympy.Basic) -> list[sympy.Basic]:
+def _conditions_of_replacement(symbol: sympy.Symbol, final: sympy.Basic) -> list[sympy.Basic]:
     """Return the demand behind a replacement: ``symbol == 2*u + 1`` for a free ``u``
     demands an odd symbol."""
     if len(final.free_symbols) != 1 or isinstance(final, sympy.Symbol):

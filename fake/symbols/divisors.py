@@ -21,14 +21,14 @@ from fake.seam import symbolic_shapes as _t
 from fake.symbols.expr import normalize, without_common_factor
 
 _ROUNDS = 4
-_MOST_OPERATIONS = 60
+_MAX_OPERATIONS = 60
 _DIVISIONS = (_t.FloorDiv, _t.Mod, _t.PythonMod)
 
-Lower = Callable[[sympy.Basic], int]
+LowerBound = Callable[[sympy.Basic], int]
 """Returns the least value of a symbol (0 or less if unknown)."""
 
 
-def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> dict[sympy.Basic, Any]:
+def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: LowerBound) -> dict[sympy.Basic, Any]:
     """Return simpler conditions that are equivalent together, each with the mapping's value for its original.
 
     >>> a, b = sympy.symbols("a b", integer=True, positive=True)
@@ -40,14 +40,16 @@ def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> di
     found = dict(conditions)
     if not any(condition.has(*_DIVISIONS) for condition in found):
         return found
-    found = {part: owner for condition, owner in found.items() for part in _factorwise(condition, lower)}
+    found = {
+        part: owner for condition, owner in found.items() for part in _split_into_factors(condition, lower)
+    }
     for _ in range(_ROUNDS):
         multiples = _Multiples(found, lower)
         simpler: dict[sympy.Basic, Any] = {}
         for condition, owner in found.items():
-            told = multiples.simplest(condition)
-            if told is not sympy.true:
-                simpler.setdefault(told, owner)
+            simplified = multiples.simplest(condition)
+            if simplified is not sympy.true:
+                simpler.setdefault(simplified, owner)
         if simpler.keys() == found.keys():
             break
         found = simpler
@@ -62,12 +64,12 @@ class _Multiples:
     Attributes:
         divisors: divisible terms, and what divides them.
         parts: a symbol for the quotient of each.
-        wholes: the inverse mapping.
+        dividends: the inverse mapping.
         values: quotients, remainders and extremes that an equation defines, and their values.
         excluded: for divisible terms, values that they do not have, each with the condition that says so.
     """
 
-    def __init__(self, conditions: Mapping[sympy.Basic, Any], lower: Lower) -> None:
+    def __init__(self, conditions: Mapping[sympy.Basic, Any], lower: LowerBound) -> None:
         self.lower = lower
         self.divisors: dict[sympy.Basic, int] = {}
         for condition in conditions:
@@ -80,24 +82,24 @@ class _Multiples:
             whole: sympy.Symbol(f"part_{index}", integer=True, positive=True)
             for index, whole in enumerate(self.divisors)
         }
-        self.wholes = {part: whole for whole, part in self.parts.items()}
-        self.values = dict(filter(None, map(_value, conditions)))
+        self.dividends = {part: whole for whole, part in self.parts.items()}
+        self.values = dict(filter(None, map(_defined_value, conditions)))
         self.excluded: dict[sympy.Basic, dict[int, sympy.Basic]] = {}
         for condition in conditions:
             if isinstance(condition, sympy.Ne) and condition.lhs in self.parts and condition.rhs.is_Integer:
                 self.excluded.setdefault(condition.lhs, {})[int(condition.rhs)] = condition
-        self._told: sympy.Basic | None = None
+        self._current_condition: sympy.Basic | None = None
 
     def simplest(self, condition: sympy.Basic) -> sympy.Basic:
         """Return the simplest form of a condition, given the divisibilities and values
         (which stay as they are)."""
-        self._told = condition
+        self._current_condition = condition
         divisible = _divisibility(condition)
         if divisible is not None and divisible[0] in self.divisors:
             return sympy.Eq(_t.Mod(divisible[0], self.divisors[divisible[0]]), 0)
-        if sympy.count_ops(condition) > _MOST_OPERATIONS:
+        if sympy.count_ops(condition) > _MAX_OPERATIONS:
             return condition
-        valued = _value(condition)
+        valued = _defined_value(condition)
         known = {
             term: value
             for term, value in self.values.items()
@@ -106,26 +108,26 @@ class _Multiples:
         inner = condition.xreplace(known) if known else condition
         inner = inner.xreplace({whole: self.divisors[whole] * part for whole, part in self.parts.items()})
         inner = _cancelled(inner, self._is_positive)
-        inner = self._of_one(inner)
+        inner = self._rewrite_mod_of_one(inner)
         if not isinstance(inner, sympy.logic.boolalg.BooleanAtom):
-            inner = self._equation(normalize(inner, self._is_positive))
+            inner = self._rewrite_equation(normalize(inner, self._is_positive))
         if isinstance(inner, sympy.logic.boolalg.BooleanAtom):
             return inner if inner is sympy.true else condition
         if self._is_obvious(inner):
             return sympy.true
-        outer = self._told_in_wholes(inner)
+        outer = self._eliminate_parts(inner)
         return condition if sympy.count_ops(outer) >= sympy.count_ops(condition) else outer
 
     def _least(self, term: sympy.Basic) -> int:
         """Return a lower bound of a symbol, a part, a quotient by a number, or a sum of products;
         0 if unknown."""
-        if term in self.__dict__.get("wholes", ()):
-            whole = self.wholes[term]
+        if term in self.__dict__.get("dividends", ()):
+            whole = self.dividends[term]
             divisor = self.divisors[whole]
             quotient = max(1, -(-self._least(whole) // divisor))
             excluded = self.__dict__.get("excluded", {}).get(whole, {})
             # A condition must not serve as its own proof.
-            while excluded.get(quotient * divisor, self._told) is not self._told:
+            while excluded.get(quotient * divisor, self._current_condition) is not self._current_condition:
                 quotient += 1
             return quotient
         if term.is_Symbol:
@@ -161,7 +163,7 @@ class _Multiples:
                 return self._least(term) > max(number, 0)
         return False
 
-    def _of_one(self, condition: sympy.Basic) -> sympy.Basic:
+    def _rewrite_mod_of_one(self, condition: sympy.Basic) -> sympy.Basic:
         """Rewrite ``1 % k == 0`` as ``k == 1`` if ``k`` is positive:
         reshapes ask whether a size of one can be split."""
         match condition:
@@ -176,13 +178,13 @@ class _Multiples:
     def _is_positive(self, term: sympy.Basic) -> bool:
         return self._least(term) >= 1
 
-    def _equation(self, condition: sympy.Basic) -> sympy.Basic:
+    def _rewrite_equation(self, condition: sympy.Basic) -> sympy.Basic:
         """Rewrite ``p*q == 0`` as ``q == 0`` if ``p`` is positive,
         and ``x == k*(x//k)`` as ``x % k == 0``."""
         if not isinstance(condition, (sympy.Eq, sympy.Ne)) or not condition.lhs.is_integer:
             return condition
         difference = sympy.expand(condition.lhs - condition.rhs)
-        if difference.is_Integer or sympy.count_ops(difference) > _MOST_OPERATIONS:
+        if difference.is_Integer or sympy.count_ops(difference) > _MAX_OPERATIONS:
             return condition
         atoms = {term: sympy.Dummy(integer=True) for term in difference.atoms(*_DIVISIONS, _t.Max, _t.Min)}
         outermost = {term: name for term, name in atoms.items() if difference.has(term)}
@@ -200,8 +202,8 @@ class _Multiples:
             return condition.func(_t.Mod(*divided), 0)
         terms = sympy.Add.make_args(zero)
         right = sympy.Add(*(-term for term in terms if term.could_extract_minus_sign()))
-        told = condition.func(zero + right, right)
-        return told if sympy.count_ops(told) < sympy.count_ops(condition) else condition
+        rewritten = condition.func(zero + right, right)
+        return rewritten if sympy.count_ops(rewritten) < sympy.count_ops(condition) else condition
 
     def _is_sum_of_positives(self, factor: sympy.Basic, names: Mapping[sympy.Basic, sympy.Basic]) -> bool:
         for term in sympy.Add.make_args(factor):
@@ -214,31 +216,33 @@ class _Multiples:
                     return False
         return True
 
-    def _told_in_wholes(self, condition: sympy.Basic) -> sympy.Basic:
+    def _eliminate_parts(self, condition: sympy.Basic) -> sympy.Basic:
         """Eliminate the parts; equations and inequalities of sums and products are multiplied out."""
-        used = [part for part in self.wholes if condition.has(part)]
+        used = [part for part in self.dividends if condition.has(part)]
         if not used:
             return condition
         divided = _divisibility(condition)
-        if divided is not None and divided[0] in self.wholes:
-            whole = self.wholes[divided[0]]
+        if divided is not None and divided[0] in self.dividends:
+            whole = self.dividends[divided[0]]
             return sympy.Eq(_t.Mod(whole, divided[1] * self.divisors[whole]), 0)
         if isinstance(condition, sympy.core.relational.Relational) and not condition.has(*_DIVISIONS):
             difference = condition.lhs - condition.rhs
             if difference.is_polynomial(*difference.free_symbols):
-                told = {p: self.wholes[p] / sympy.Integer(self.divisors[self.wholes[p]]) for p in used}
-                scaled = sympy.expand(difference.xreplace(told))
+                substitution = {
+                    p: self.dividends[p] / sympy.Integer(self.divisors[self.dividends[p]]) for p in used
+                }
+                scaled = sympy.expand(difference.xreplace(substitution))
                 terms = sympy.Add.make_args(scaled)
                 scaled = sympy.expand(scaled * reduce(ilcm, [t.as_coeff_Mul()[0].q for t in terms], 1))
                 terms = sympy.Add.make_args(scaled)
                 right = sympy.Add(*(-t for t in terms if t.could_extract_minus_sign() or t.is_Integer))
                 return condition.func(scaled + right, right)
         return condition.xreplace(
-            {part: _t.FloorDiv(self.wholes[part], self.divisors[self.wholes[part]]) for part in used}
+            {part: _t.FloorDiv(self.dividends[part], self.divisors[self.dividends[part]]) for part in used}
         )
 
 
-def _value(condition: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
+def _defined_value(condition: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
     """Return the term and value of an equation that defines a quotient,
     remainder or extreme by something simpler."""
     if isinstance(condition, sympy.Eq):
@@ -268,7 +272,7 @@ def _divisibility(condition: sympy.Basic) -> tuple[sympy.Basic, int] | None:
     return None
 
 
-def _factorwise(condition: sympy.Basic, lower: Lower) -> list[sympy.Basic]:
+def _split_into_factors(condition: sympy.Basic, lower: LowerBound) -> list[sympy.Basic]:
     """Split ``a*b == 4*(a//2)*(b//2)``: no factor on the right exceeds its counterpart,
     so both sizes are even."""
     if not isinstance(condition, sympy.Eq) or not condition.lhs.is_integer:

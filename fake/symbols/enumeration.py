@@ -10,8 +10,8 @@ import sympy
 
 from fake.seam import symbolic_shapes as _t
 
-_MOST_SIZES = 4096
-_MOST_REMAINDERS = 64
+_MAX_SIZES = 4096
+_MAX_REMAINDERS = 64
 
 
 def holds_for_all(condition: sympy.Basic, lower: int, upper: int | None, step: int = 1) -> bool:
@@ -25,13 +25,13 @@ def holds_for_all(condition: sympy.Basic, lower: int, upper: int | None, step: i
     """
     (symbol,) = condition.free_symbols
     first = -(-lower // step) * step
-    if upper is not None and (upper - first) // step < _MOST_SIZES:
+    if upper is not None and (upper - first) // step < _MAX_SIZES:
         sizes = map(sympy.Integer, range(first, upper + 1, step))
         return all(condition.xreplace({symbol: size}) == sympy.true for size in sizes)
-    return _is_a_fixed_quotient(condition, symbol, first, step)
+    return _is_constant_quotient(condition, symbol, first, step)
 
 
-def _is_a_fixed_quotient(condition: sympy.Basic, symbol: sympy.Symbol, lower: int, step: int) -> bool:
+def _is_constant_quotient(condition: sympy.Basic, symbol: sympy.Symbol, lower: int, step: int) -> bool:
     """Return whether ``a // b == q`` holds from some size on,
     with ``a`` and ``b`` sums of the size and its quotients.
 
@@ -45,20 +45,20 @@ def _is_a_fixed_quotient(condition: sympy.Basic, symbol: sympy.Symbol, lower: in
         return False
     dividend, divisor = quotient.args
     period = math.lcm(step, *(_period(part, symbol) for part in (dividend, divisor)))
-    if not 0 < period <= _MOST_REMAINDERS * step:
+    if not 0 < period <= _MAX_REMAINDERS * step:
         return False
 
-    def never_negative(value: Callable[[int], int]) -> bool:
+    def is_nonnegative(value: Callable[[int], int]) -> bool:
         return all(0 <= value(size) <= value(size + period) for size in range(lower, lower + period, step))
 
-    def at(part: sympy.Basic) -> Callable[[int], int]:
+    def value_of(part: sympy.Basic) -> Callable[[int], int]:
         return lambda size: int(part.xreplace({symbol: sympy.Integer(size)}))
 
-    a, b, q = at(dividend), at(divisor), int(number)
+    a, b, q = value_of(dividend), value_of(divisor), int(number)
     return (
-        never_negative(lambda size: b(size) - 1)
-        and never_negative(lambda size: a(size) - q * b(size))
-        and never_negative(lambda size: (q + 1) * b(size) - a(size) - 1)
+        is_nonnegative(lambda size: b(size) - 1)
+        and is_nonnegative(lambda size: a(size) - q * b(size))
+        and is_nonnegative(lambda size: (q + 1) * b(size) - a(size) - 1)
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fake.notebook import as_html
 from fake.seam import symbolic_shapes as _t
-from fake.symbols.reasons import Location, Reason, note_graph
+from fake.symbols.reasons import Location, Reason, record_graph_calls
 from fake.symbols.shape_guards import Guard, Guards, guards_of
 from fake.wrong_arguments import check_type
 
@@ -101,7 +101,7 @@ def explain(guards: Guards | Any, *, graph: torch.fx.Graph | None = None) -> Exp
     check_type("explain", "graph", graph, (torch.fx.Graph, type(None)), "a torch.fx.Graph, such as gm.graph")
     if graph is not None:
         guards = guards.shape_env if isinstance(guards, Guards) else guards
-        note_graph(guards, graph)
+        record_graph_calls(guards, graph)
     found = guards if isinstance(guards, Guards) else guards_of(guards)
     return Explanation([_explain(found, guard) for guard in found])
 
@@ -136,7 +136,7 @@ def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
         case "range" if last is not None and last.operator is None and _is_assertion(last):
             return "the program asserts it"
         case "range" if last is not None and last.refuses:
-            return _REFUSED
+            return _ERROR_OTHERWISE
         case "range":
             return "the answers to these questions are the same for all sizes of the range, and only there"
     if last is not None and last.kind == "declared":
@@ -148,7 +148,7 @@ def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
             return "a function that is called here looked at the size, and took the path for which this holds"
         return "the program looked at the size, and took the path for which this holds"
     if last is not None and last.refuses:
-        return _REFUSED
+        return _ERROR_OTHERWISE
     if _is_divisibility(guard.condition):
         return "the sizes of the result are integers only if this division has no remainder"
     return "the operator's result (its sizes, its strides or which kernel runs) depends on it"
@@ -199,7 +199,7 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
     return "nothing to avoid if all sizes in use satisfy it; else split the inputs by it before the compiled part"
 
 
-_REFUSED = "the operator is an error for all other sizes"
+_ERROR_OTHERWISE = "the operator is an error for all other sizes"
 
 
 def _is_assertion(reason: Reason) -> bool:

@@ -26,7 +26,7 @@ ONE = sympy.S.One
 
 Form = dict[sympy.Basic, int]
 
-_MOST_ALTERNATIVES = 32
+_MAX_ALTERNATIVES = 32
 _HIGHEST_DEGREE = 4
 
 
@@ -287,13 +287,13 @@ def _all_of(parts: Iterable[tuple[Conjunction, ...]]) -> tuple[Conjunction, ...]
     found: tuple[Conjunction, ...] = ((),)
     for part in parts:
         found = tuple((*left, *right) for left, right in product(found, part))
-        if len(found) > _MOST_ALTERNATIVES:
+        if len(found) > _MAX_ALTERNATIVES:
             raise NotLinear("too many cases")
     return found
 
 
 def _any_of(parts: Iterable[tuple[Conjunction, ...]]) -> tuple[Conjunction, ...]:
     found = tuple(conjunction for part in parts for conjunction in part)
-    if len(found) > _MOST_ALTERNATIVES:
+    if len(found) > _MAX_ALTERNATIVES:
         raise NotLinear("too many cases")
     return found

@@ -30,8 +30,8 @@ from fake.symbols.omega import Effort, has_no_solution
 
 Bounds = tuple[int | None, int | None]
 
-_MOST_BRANCHING = 6
-_MOST_CLAUSES = 40
+_MAX_BRANCHING = 6
+_MAX_CLAUSES = 40
 
 
 class Facts:
@@ -101,7 +101,7 @@ class Facts:
         With ``k*t``, sympy and torch's functions simplify divisions by themselves.
         """
         conditions = list(conditions)
-        plain = _Rename(self._bounds, {})
+        plain = _SymbolReplacement(self._bounds, {})
         divisors: dict[sympy.Basic, int] = {}
         divisibilities: set[sympy.Basic] = set()
         for condition in conditions:
@@ -112,7 +112,7 @@ class Facts:
                         symbol = plain.originals[base]
                         divisibilities.add(condition)
                         divisors[symbol] = lcm(divisors.get(symbol, 1), int(divisor))
-        rename = _Rename(self._bounds, divisors) if divisors else plain
+        rename = _SymbolReplacement(self._bounds, divisors) if divisors else plain
         system = _System()
         for symbol in self._bounds:
             system.bound(rename.symbol_for(symbol), *rename.bounds_of(symbol))
@@ -126,7 +126,7 @@ class _Prepared:
     """Facts as clauses, possibly without some of them."""
 
     system: _System
-    rename: _Rename
+    rename: _SymbolReplacement
     divisibilities: frozenset[sympy.Basic]
     left_out: frozenset[sympy.Basic] = frozenset()
 
@@ -140,20 +140,20 @@ class _Prepared:
         return self.system.implies(self.rename(condition), self.left_out, effort)
 
 
-class _Rename:
+class _SymbolReplacement:
     """Replaces torch's symbols, in normalized conditions, by symbols whose assumptions are facts."""
 
     def __init__(self, bounds: Mapping[sympy.Basic, Bounds], divisors: Mapping[sympy.Basic, int]) -> None:
         self._bounds, self._divisors = bounds, divisors
-        self._images: dict[sympy.Basic, sympy.Basic] = {}
+        self._replacements: dict[sympy.Basic, sympy.Basic] = {}
         self.originals: dict[sympy.Basic, sympy.Basic] = {}
 
     def __call__(self, condition: sympy.Basic) -> sympy.Basic:
-        images = {symbol: self._image(symbol) for symbol in condition.free_symbols}
+        images = {symbol: self._replacement_of(symbol) for symbol in condition.free_symbols}
         return normalize(condition.xreplace(images), lambda symbol: bool(symbol.is_positive))
 
-    def _image(self, symbol: sympy.Basic) -> sympy.Basic:
-        found = self._images.get(symbol)
+    def _replacement_of(self, symbol: sympy.Basic) -> sympy.Basic:
+        found = self._replacements.get(symbol)
         if found is None:
             lower, _ = self.bounds_of(symbol)
             assumed = {"integer": True} if symbol.is_integer else {"real": True}
@@ -162,12 +162,12 @@ class _Rename:
             divisor = self._divisors.get(symbol, 1)
             made = sympy.Symbol(f"{symbol}/{divisor}" if divisor > 1 else str(symbol), **assumed)
             self.originals[made] = symbol
-            found = self._images[symbol] = divisor * made
+            found = self._replacements[symbol] = divisor * made
         return found
 
     def symbol_for(self, symbol: sympy.Basic) -> sympy.Basic:
         """Return the expression that replaces a symbol, without its divisor."""
-        return self._image(symbol) / self._divisors.get(symbol, 1)
+        return self._replacement_of(symbol) / self._divisors.get(symbol, 1)
 
     def bounds_of(self, symbol: sympy.Basic) -> Bounds:
         """Return the bounds of the symbol that replaces a symbol."""
@@ -195,7 +195,7 @@ class _System:
         self._linearizer = Linearizer()
         self._clauses: list[_Clause] = []
         self._bounds: dict[sympy.Basic, Bounds] = {}
-        self._described: set[sympy.Basic] = set()
+        self._defined: set[sympy.Basic] = set()
 
     def add(self, condition: sympy.Basic, origin: sympy.Basic | None = None) -> None:
         with suppress(NotLinear):  # such a condition implies nothing
@@ -219,31 +219,31 @@ class _System:
             refuted = self._linearizer.alternatives(condition, truth=False)
         except NotLinear:
             return False
-        self._describe()
+        self._add_definitions()
         effort.start()
         return all(self._excludes(conjunction, left_out, effort) for conjunction in refuted)
 
-    def _describe(self) -> None:
+    def _add_definitions(self) -> None:
         """Add the facts about the terms and products that have occurred."""
         for term, clauses in list(self._linearizer.definitions.items()):
-            if term not in self._described:
-                self._described.add(term)
+            if term not in self._defined:
+                self._defined.add(term)
                 for clause in clauses:
                     self._add(clause)
         for term in list(self._linearizer.products):
-            if term not in self._described:
-                self._described.add(term)
-                for literals in self._about_product(term):
+            if term not in self._defined:
+                self._defined.add(term)
+                for literals in self._product_facts(term):
                     self._add((literals,))
 
     def _excludes(self, conjunction: Conjunction, left_out: frozenset[sympy.Basic], effort: Effort) -> bool:
         """Return whether the conjunction contradicts the clauses."""
-        relevant = self._relevant(conjunction, left_out)
+        relevant = self._relevant_clauses(conjunction, left_out)
         fixed = [*conjunction, *(literal for clause in relevant if len(clause) == 1 for literal in clause[0])]
         branching = sorted((clause for clause in relevant if len(clause) != 1), key=len)
-        return _refute(fixed, branching[:_MOST_BRANCHING], effort)
+        return _refute(fixed, branching[:_MAX_BRANCHING], effort)
 
-    def _relevant(
+    def _relevant_clauses(
         self, conjunction: Conjunction, left_out: frozenset[sympy.Basic]
     ) -> list[tuple[Conjunction, ...]]:
         """Return the clauses that share symbols with a conjunction,
@@ -251,7 +251,7 @@ class _System:
         reached = _symbols(conjunction)
         pending = [clause for clause in self._clauses if clause.origin not in left_out]
         chosen: list[_Clause] = []
-        while len(chosen) < _MOST_CLAUSES:
+        while len(chosen) < _MAX_CLAUSES:
             near = [
                 clause for clause in pending if not clause.symbols.isdisjoint(reached) or not clause.symbols
             ]
@@ -262,9 +262,9 @@ class _System:
             taken = set(map(id, near))
             pending = [clause for clause in pending if id(clause) not in taken]
             reached = reached.union(*(clause.symbols for clause in near))
-        return [clause.alternatives for clause in chosen[:_MOST_CLAUSES]]
+        return [clause.alternatives for clause in chosen[:_MAX_CLAUSES]]
 
-    def _about_product(self, term: sympy.Basic) -> Iterator[Conjunction]:
+    def _product_facts(self, term: sympy.Basic) -> Iterator[Conjunction]:
         """Yield ``(x - low_x) * (y - low_y) >= 0`` and similar facts, for each way to split off a factor."""
         yield _between({term: 1}, *self._bounds_of(term))
         for factor in set(factors_of(term)):

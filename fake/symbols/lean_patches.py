@@ -51,7 +51,7 @@ def _build_proxy(tracer: Any, expr: Any, out: Any = None) -> Any:
     return None if first is None or second is None else trace_two(tracer, expr.func, first, second, out)
 
 
-def _keeps_first_proxies(torchs_set_proxy_slot: Callable[..., None]) -> Callable[..., None]:
+def _wrap_set_proxy_slot(torchs_set_proxy_slot: Callable[..., None]) -> Callable[..., None]:
     """Keep a symbol's first proxy when another number is the same symbol (the larger of it and 1, which
     DTensor asks for): otherwise that number would be computed from itself."""
 
@@ -81,7 +81,7 @@ PATCHES = LEDGER.add(
     Patch(
         proxy_tensor,
         "set_proxy_slot",
-        _keeps_first_proxies,
+        _wrap_set_proxy_slot,
         when=When.COMPILATION,
         lost="tensor parallel models of symbolic sizes: torch's trace of them does not end (RecursionError)",
     ),

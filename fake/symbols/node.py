@@ -33,7 +33,7 @@ from fake.seam.proxy_tensor import arithmetic_watchers, symbolic_arithmetic_is_w
 from fake.symbols import operators
 
 # Called by C++ without arguments, ten thousand times a step: a builtin method needs no Python frame.
-_nothing: Callable[[], None] = [].clear
+_return_none: Callable[[], None] = [].clear
 
 
 class Integers(dict[int, Any]):
@@ -54,12 +54,12 @@ class Replacements(dict[Any, Any]):
 
     def __init__(self, replacements: dict[Any, Any]) -> None:
         super().__init__(replacements)
-        self.valueless: list[dict[str, Any]] = []
+        self.cached_not_int: list[dict[str, Any]] = []
 
     def __setitem__(self, symbol: Any, expression: Any) -> None:
         super().__setitem__(symbol, expression)
-        while self.valueless:
-            self.valueless.pop().pop("maybe_as_int", None)
+        while self.cached_not_int:
+            self.cached_not_int.pop().pop("maybe_as_int", None)
 
     def __deepcopy__(self, memo: dict) -> dict[Any, Any]:
         return copy.deepcopy(dict(self), memo)
@@ -74,18 +74,18 @@ class LeanState:
     Attributes:
         adopts: whether nodes that torch makes for the environment become lean when encountered.
         integers: the nodes of integer constants; None until one was made.
-        truths: the nodes of true and false.
+        booleans: the nodes of true and false.
         log: the recording that wants to know which memoized answers are used,
             or None (see ``fake.cache.evaluations``).
     """
 
-    __slots__ = ("adopts", "canonical", "integers", "log", "truths")
+    __slots__ = ("adopts", "booleans", "canonical", "integers", "log")
 
     def __init__(self) -> None:
         self.adopts = False
         self.canonical: dict[Any, Any] = {}
         self.integers: Integers | None = None
-        self.truths: dict[bool, Any] = {}
+        self.booleans: dict[bool, Any] = {}
         self.log: Any = None
 
     def __deepcopy__(self, memo: dict) -> LeanState:
@@ -100,19 +100,19 @@ def lean_state(shape_env: Any) -> LeanState:
     try:
         return shape_env._fake_lean
     except AttributeError:
-        symbolic_shapes.HIDDEN_FILES.tell_torch()
+        symbolic_shapes.HIDDEN_FILES.update_torch()
         state = shape_env._fake_lean = LeanState()
         shape_env.replacements = Replacements(shape_env.replacements)
         return state
 
 
-def has_no_value_now(node: Any) -> None:
+def cache_not_int(node: Any) -> None:
     """Make a canonical node report that it is not a plain number, until a symbol is replaced."""
     replacements = node.shape_env.replacements
     if replacements.__class__ is Replacements:
         own = node.__dict__
-        own["maybe_as_int"] = _nothing
-        replacements.valueless.append(own)
+        own["maybe_as_int"] = _return_none
+        replacements.cached_not_int.append(own)
 
 
 _BINARY = (
@@ -129,10 +129,10 @@ def _canonical_of(node: Any, state: LeanState) -> Any:
     return found
 
 
-def settle(node: Any, state: LeanState) -> None:
+def canonicalize(node: Any, state: LeanState) -> None:
     """Make a new node of a symbolic expression canonical, if there is no canonical one and nodes are lean."""
     if getattr(node, "_canonical", node) is None and _canonical_of(node, state) is node:
-        has_no_value_now(node)
+        cache_not_int(node)
 
 
 def _copy(node: Any) -> Any:
@@ -146,7 +146,7 @@ def _copy(node: Any) -> Any:
     return made
 
 
-def _has_no_memory(shape_env: Any) -> bool:
+def _cannot_memoize(shape_env: Any) -> bool:
     """Return whether nothing can be memoized for an environment: it validates all arithmetic itself, or does
     not allow access to its state, like the one in which shape specifications are written."""
     return (
@@ -156,10 +156,10 @@ def _has_no_memory(shape_env: Any) -> bool:
     )
 
 
-def _keep(result: Any, asked: Any, state: LeanState) -> Any:
+def _canonicalize_result(result: Any, operand: Any, state: LeanState) -> Any:
     """Make a result of torch's own arithmetic canonical, and as lean as the node that was asked."""
     if result.__class__ is SymNode:
-        result.__class__ = asked.__class__
+        result.__class__ = operand.__class__
     if result._optimized_summation:
         # Marked for a faster way to add to it: an equal node without the mark must not replace it.
         result.__dict__["_canonical"] = result
@@ -190,7 +190,7 @@ def _binary(name: str, original: Callable) -> Callable:
         shape_env = self.shape_env
         if other.__class__ not in (SymNode, LeanNode):
             return original(self, other)
-        if _has_no_memory(shape_env) or symbolic_arithmetic_is_watched():
+        if _cannot_memoize(shape_env) or symbolic_arithmetic_is_watched():
             return original(self, other)
         state = lean_state(shape_env)
         left, right = _canonical_of(self, state), _canonical_of(other, state)
@@ -202,7 +202,7 @@ def _binary(name: str, original: Callable) -> Callable:
                     node._optimized_summation = (
                         False  # replaced by one symbol or number; torch forgets the mark
                     )
-            result = _keep(original(left, right), self, state)
+            result = _canonicalize_result(original(left, right), self, state)
             if result.pytype is bool and result._expr.is_Atom:
                 result.__dict__["_is_atom"] = True
             known[right] = result
@@ -219,7 +219,7 @@ def _binary(name: str, original: Callable) -> Callable:
     return lean
 
 
-def _may_remember(node: Any) -> bool:
+def _can_memoize_answer(node: Any) -> bool:
     """Return whether the answer for a node is now a guard of the environment,
     or follows from its guards, permanently."""
     shape_env = node.shape_env
@@ -233,7 +233,7 @@ def _may_remember(node: Any) -> bool:
     )
 
 
-def _remembered(name: str, slot: str, original: Callable) -> Callable:
+def _memoized_method(name: str, slot: str, original: Callable) -> Callable:
     """Return a method of a lean node that answers from memory once torch's has answered.
 
     Args:
@@ -247,7 +247,7 @@ def _remembered(name: str, slot: str, original: Callable) -> Callable:
         answer = memory.get(slot)
         if answer is None:
             answer = original(self, file, line)
-            if _may_remember(self) and (slot != "_expected" or answer):
+            if _can_memoize_answer(self) and (slot != "_expected" or answer):
                 memory[slot] = answer
         else:
             log = self.shape_env._fake_lean.log
@@ -262,7 +262,7 @@ def _remembered(name: str, slot: str, original: Callable) -> Callable:
 def _wrap_int(original: Callable) -> Callable:
     def wrap_int(self: Any, num: int) -> Any:
         env = self.shape_env
-        if type(num) is not int or _has_no_memory(env):
+        if type(num) is not int or _cannot_memoize(env):
             return original(self, num)
         state = lean_state(env)
         if state.integers is None:
@@ -284,9 +284,9 @@ def _wrap_int(original: Callable) -> Callable:
 def _wrap_bool(original: Callable) -> Callable:
     def wrap_bool(self: Any, num: bool) -> Any:
         env = self.shape_env
-        if type(num) is not bool or _has_no_memory(env):
+        if type(num) is not bool or _cannot_memoize(env):
             return original(self, num)
-        known = lean_state(env).truths
+        known = lean_state(env).booleans
         node = known.get(num)
         if node is None:
             node = known[num] = original(self, num)
@@ -301,7 +301,7 @@ def _maybe_as_int(original: Callable) -> Callable:
 
     def maybe_as_int(self: Any) -> int | None:
         own, shape_env = self.__dict__, self.shape_env
-        if _has_no_memory(shape_env):
+        if _cannot_memoize(shape_env):
             return original(self)
         version = version_of(shape_env)
         if own.get("_as_int_version") == version:
@@ -312,7 +312,7 @@ def _maybe_as_int(original: Callable) -> Callable:
                 return answer  # facts of a frozen environment may be withdrawn without a new version
             own["_as_int"], own["_as_int_version"] = answer, version
         if answer is None and self._canonical is not None and not shape_env.frozen:
-            has_no_value_now(self)
+            cache_not_int(self)
         return answer
 
     return maybe_as_int
@@ -355,8 +355,8 @@ def lean_methods() -> dict[str, Any]:
     found["maybe_as_int"] = _maybe_as_int(node["maybe_as_int"])
     found["expr"] = _expr(node["expr"])
     for name in ("guard_bool", "guard_or_false", "guard_or_true"):
-        found[name] = _remembered(name, "_answer", node[name])
-    found["expect_true"] = _remembered("expect_true", "_expected", node["expect_true"])
+        found[name] = _memoized_method(name, "_answer", node[name])
+    found["expect_true"] = _memoized_method("expect_true", "_expected", node["expect_true"])
     return found
 
 
@@ -383,7 +383,7 @@ _OWN_FILES = frozenset(
 )
 
 
-def _also_lean(original: Callable) -> Callable:
+def _returning_lean(original: Callable) -> Callable:
     def lean(self: Any, *args: Any) -> Any:
         result = original(self, *args)
         if result.__class__ is SymNode:
@@ -405,7 +405,7 @@ LeanNode: Any = type(
             if name in vars(SymNode)
         },
         **{
-            name: _also_lean(method)
+            name: _returning_lean(method)
             for name, method in vars(SymNode).items()
             if name in symbolic_shapes.magic_methods
         },

@@ -15,9 +15,9 @@ import sympy
 
 from fake.symbols.expr import ONE, Form, Literal, combine
 
-_MOST_INEQUALITIES = 150
-_MOST_STEPS = 60
-MOST_EFFORT = 2_500
+_MAX_INEQUALITIES = 150
+_MAX_STEPS = 60
+MAX_EFFORT = 2_500
 """The most that one proof may spend of an :class:`Effort`."""
 
 
@@ -31,7 +31,7 @@ class Effort:
 
     def start(self) -> None:
         """Begin a proof, and limit it to its share."""
-        self._proof = min(self._left, MOST_EFFORT)
+        self._proof = min(self._left, MAX_EFFORT)
 
     def spend(self, amount: int) -> bool:
         """Spend part of the budget; returns whether enough was left."""
@@ -54,7 +54,7 @@ def has_no_solution(literals: Iterable[Literal], effort: Effort | None = None) -
     try:
         reduced = _solve_equalities(equalities, inequalities)
         if reduced is not None:
-            _eliminate(reduced, effort or Effort(MOST_EFFORT))
+            _eliminate(reduced, effort or Effort(MAX_EFFORT))
     except _Contradiction:
         return True
     return False
@@ -67,7 +67,7 @@ class _Contradiction(Exception):
 def _solve_equalities(equalities: list[Form], inequalities: list[Form]) -> list[Form] | None:
     """Substitute the solutions of all equalities; ``None`` if that takes too many steps."""
     fresh = 0
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         equalities = [form for form in map(_tighten_equality, equalities) if form]
         if not equalities:
             return inequalities
@@ -152,14 +152,14 @@ def _strongest(forms: Iterable[Form]) -> list[Form]:
 def _eliminate(inequalities: list[Form], effort: Effort) -> None:
     """Eliminate one atom at a time, by Fourier and Motzkin's method;
     give up silently if the system grows too large."""
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         inequalities = _strongest(inequalities)
         counts: dict[sympy.Basic, list[int]] = {}
         for form in inequalities:
             for atom, coefficient in form.items():
                 if atom is not ONE:
                     counts.setdefault(atom, [0, 0])[coefficient > 0] += 1
-        if not counts or len(inequalities) > _MOST_INEQUALITIES:
+        if not counts or len(inequalities) > _MAX_INEQUALITIES:
             return
         atom = min(counts, key=lambda a: counts[a][0] * counts[a][1] - sum(counts[a]))
         if not effort.spend(len(inequalities) + counts[atom][0] * counts[atom][1]):

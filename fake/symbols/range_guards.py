@@ -52,9 +52,9 @@ def tightened_ranges(relations: dict[sympy.Basic, Any], ranges: list[Range]) -> 
         for condition in [c for c in relations if isinstance(c, sympy.Ne)]:
             symbol, divisor, value = _unequal(condition)
             least = bounds[symbol].lower if symbol in bounds else None
-            if least is None or _up_to_multiple(relations, symbol, least) // divisor != value:
+            if least is None or _least_multiple(relations, symbol, least) // divisor != value:
                 continue
-            lower = _up_to_multiple(relations, symbol, (value + 1) * divisor)
+            lower = _least_multiple(relations, symbol, (value + 1) * divisor)
             record = relations.pop(condition)
             bounds[symbol] = replace(bounds[symbol], lower=lower, records=(*bounds[symbol].records, record))
             found = True
@@ -71,7 +71,7 @@ def _unequal(condition: sympy.Ne) -> tuple[sympy.Basic, int, int]:
     return left, 1, int(right)
 
 
-def _up_to_multiple(relations: Iterable[sympy.Basic], symbol: sympy.Basic, least: int) -> int:
+def _least_multiple(relations: Iterable[sympy.Basic], symbol: sympy.Basic, least: int) -> int:
     """Return the least value of a symbol from ``least`` on, given a condition that states a divisor."""
     for condition in relations:
         match condition:
@@ -82,22 +82,22 @@ def _up_to_multiple(relations: Iterable[sympy.Basic], symbol: sympy.Basic, least
     return least
 
 
-def without_decided(relations: dict[sympy.Basic, Any]) -> dict[sympy.Basic, Any]:
+def drop_implied_by_values(relations: dict[sympy.Basic, Any]) -> dict[sympy.Basic, Any]:
     """Move numbers to the right, and drop conditions that hold because others fix the value of a symbol.
 
     >>> s = sympy.Symbol("s", integer=True)
-    >>> without_decided({sympy.Eq(8, s, evaluate=False): "first", sympy.Eq(_t.Mod(3 * s + 24, s), 0): "second"})
+    >>> drop_implied_by_values({sympy.Eq(8, s, evaluate=False): "first", sympy.Eq(_t.Mod(3 * s + 24, s), 0): "second"})
     {Eq(s, 8): 'first'}
     """
-    told = {_number_last(condition): record for condition, record in relations.items()}
+    normalized = {_number_on_right(condition): record for condition, record in relations.items()}
     values = {
         condition.lhs: condition.rhs
-        for condition in told
+        for condition in normalized
         if isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
     }
     return {
         condition: record
-        for condition, record in told.items()
+        for condition, record in normalized.items()
         if condition.args in values.items() or not _holds(condition, values)
     }
 
@@ -111,7 +111,7 @@ def _holds(condition: sympy.Basic, values: dict[sympy.Basic, sympy.Basic]) -> bo
         return False
 
 
-def _number_last(condition: sympy.Basic) -> sympy.Basic:
+def _number_on_right(condition: sympy.Basic) -> sympy.Basic:
     if isinstance(condition, sympy.core.relational.Relational) and condition.lhs.is_number:
         return condition.reversed
     return condition

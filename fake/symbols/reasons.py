@@ -32,7 +32,7 @@ _INTERPRETERS = tuple(
 )
 _CHECKS = str(Path(__file__).resolve().parents[1] / "kernels" / "checks") + os.sep
 _RESHAPES = ["reshape", "view", "flatten", "unflatten"]
-_CALLERS = {
+_USER_NAMES = {
     "infer_size": _RESHAPES,
     "_reshape_view_helper": _RESHAPES,
     "_reshape_view_helper_core_alg": _RESHAPES,
@@ -41,21 +41,21 @@ _CALLERS = {
     "_broadcast_shapes": ["add", "sub", "mul", "div"],
 }
 """For functions of torch with uninformative names, what users call them by."""
-_ABOUT_LAYOUT = re.compile(
+_LAYOUT_FUNCTIONS = re.compile(
     "contiguous|strides|channels_last|dense|should_swap|apply_perm|validate_dim_length"
 )
 """Functions that ask about a tensor's memory layout, for operators that do not appear themselves."""
-_LOOKS = re.compile(
+_READS_VALUE = re.compile(
     r"\b(if|elif|while|for|assert|and|or|not|in|match)\b|[<>]|[!=]=|\b(int|bool|float|range|min|max|sorted|len|round)\(|math\.|_check|guard_"
 )
 """Code in a line of a program that reads the value of a size."""
 _PLAIN_READS = frozenset(f"aten.{name}.default" for name in ("size", "stride", "numel", "storage_offset"))
 """Operators that C++ code dispatches to read numbers from a tensor."""
-_IN_MODULES = re.compile(r"(^|/)nn/(modules/\w+|functional)\.py$")
+_MODULE_FILES = re.compile(r"(^|/)nn/(modules/\w+|functional)\.py$")
 """Files of torch whose lines Dynamo attributes to the user."""
 _PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
 _STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
-_TYPED_IN = ("<doctest", "<stdin>", "<ipython")
+_INTERACTIVE_FILES = ("<doctest", "<stdin>", "<ipython")
 _STACK_LINE = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n\s+(?P<code>[^\n]+))?'
 )
@@ -104,7 +104,7 @@ class Reason:
     def is_of_program(self) -> bool:
         """Whether the user's line itself may have asked: it compares or converts something,
         or cannot be read."""
-        return self.where is None or not self.where.code or _LOOKS.search(self.where.code) is not None
+        return self.where is None or not self.where.code or _READS_VALUE.search(self.where.code) is not None
 
     @property
     def is_read_in_cpp(self) -> bool:
@@ -114,8 +114,8 @@ class Reason:
         """
         if self.operator is not None:
             return self.operator in _PLAIN_READS
-        asked = self.framework or self.where
-        return not self.is_of_program and asked is not None and _LOOKS.search(asked.code) is None
+        location = self.framework or self.where
+        return not self.is_of_program and location is not None and _READS_VALUE.search(location.code) is None
 
     @property
     def asked_by(self) -> str:
@@ -138,24 +138,24 @@ def reasons_of(shape_env: Any) -> list[Reason]:
     """Return the reasons recorded on an environment, in order; for torch's own, what its guards remember.
 
     Guards that Dynamo made in an environment of torch's know a line. If a graph was given to
-    :func:`note_graph`, its calls at that line determine the operator.
+    :func:`record_graph_calls`, its calls at that line determine the operator.
     """
     recorded = shape_env.__dict__.get("_fake_reasons", [])
     known = {reason.condition for reason in recorded}
     calls = shape_env.__dict__.get("_fake_calls", {})
-    inherited = [_from_guard(guard, calls) for guard in shape_env.guards if guard.expr not in known]
-    return [*inherited, *recorded]
+    of_guards = [_reason_of_guard(guard, calls) for guard in shape_env.guards if guard.expr not in known]
+    return [*of_guards, *recorded]
 
 
-def note_graph(shape_env: Any, graph: torch.fx.Graph) -> None:
+def record_graph_calls(shape_env: Any, graph: torch.fx.Graph) -> None:
     """Record which calls Dynamo's graph makes at which lines, for guards that do not know their operator."""
     calls: _Calls = {}
     for node in graph.nodes:
-        stack = tuple(_parse(node.meta.get("stack_trace") or ""))
+        stack = tuple(_parse_stack(node.meta.get("stack_trace") or ""))
         if node.op in ("call_function", "call_method"):
             name = node.target if isinstance(node.target, str) else _name_of(node.target)
-            calls.setdefault(_location_key(stack[-1]) if stack else _NOWHERE, []).append(
-                (name, stack, _symbols_before(node))
+            calls.setdefault(_location_key(stack[-1]) if stack else _NO_LOCATION, []).append(
+                (name, stack, _original_symbols(node))
             )
     shape_env.__dict__["_fake_calls"] = calls
 
@@ -165,7 +165,7 @@ _Calls = dict[tuple[str, int, str], list[_Call]]
 """Calls by location: names, with their stacks and the symbols of their arguments."""
 
 
-_NOWHERE = ("", 0, "")
+_NO_LOCATION = ("", 0, "")
 """The key for calls of a graph without a line (those of torch's own modules may have none)."""
 
 
@@ -174,7 +174,7 @@ def _location_key(location: Location) -> tuple[str, int, str]:
     return Path(location.file).name, location.line, location.function
 
 
-def _symbols_before(node: torch.fx.Node) -> frozenset[sympy.Basic]:
+def _original_symbols(node: torch.fx.Node) -> frozenset[sympy.Basic]:
     """Return the original symbols of a call's arguments, before any of them was replaced."""
     found: set[sympy.Basic] = set()
     for argument in node.all_input_nodes:
@@ -199,17 +199,17 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
     refuses = False
     while frame is not None:
         file = frame.f_code.co_filename
-        called_by_graph = called_by_graph or _call_of_graph(frame)
+        called_by_graph = called_by_graph or _graph_call_name(frame)
         refuses = refuses or file.startswith(_CHECKS)
-        if _is_users(file):
+        if _is_user_file(file):
             user.append(_location(frame))
         else:
-            if framework is None and _is_interesting(file):
+            if framework is None and _is_informative(file):
                 framework = _location(frame)
             if not user:
                 _add_operator(frame, operators)
         frame = frame.f_back
-    stack = _stack_of_trace() or tuple(reversed(user))
+    stack = _traced_user_stack() or tuple(reversed(user))
     if not operators and called_by_graph is not None:
         operators.append(
             called_by_graph
@@ -219,7 +219,7 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
         kind,
         operator=operators[0] if operators else None,
         called=operators[-1] if len(operators) > 1 and operators[-1] != operators[0] else None,
-        where=_innermost_of_user(stack),
+        where=_innermost_user_location(stack),
         stack=stack,
         framework=framework,
         refuses=refuses,
@@ -236,7 +236,7 @@ def _add_operator(frame: FrameType, operators: list[str]) -> None:
             operators.append(name)
 
 
-def _call_of_graph(frame: FrameType) -> str | None:
+def _graph_call_name(frame: FrameType) -> str | None:
     """Return the name of a call on tensors that Dynamo runs to determine its result, or None."""
     if frame.f_code.co_name != "run_node" or not frame.f_code.co_filename.startswith(_INTERPRETERS):
         return None
@@ -248,15 +248,15 @@ def _call_of_graph(frame: FrameType) -> str | None:
     return node.target if isinstance(node.target, str) else _name_of(node.target)
 
 
-def _is_users(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     if file.startswith("<"):
-        return file.startswith(_TYPED_IN)
+        return file.startswith(_INTERACTIVE_FILES)
     if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
         return False
     return not file.startswith(_FRAMEWORK)
 
 
-def _is_interesting(file: str) -> bool:
+def _is_informative(file: str) -> bool:
     """Return whether a line of the framework is informative: not the guard machinery itself."""
     return file.startswith(_t.torch_directory) and not file.endswith(
         ("symbolic_shapes.py", "sym_node.py", "recording.py", os.path.join("torch", "__init__.py"))
@@ -273,56 +273,64 @@ def _location(frame: FrameType) -> Location:
     )
 
 
-def _stack_of_trace() -> tuple[Location, ...]:
+def _traced_user_stack() -> tuple[Location, ...]:
     """Return the user's lines according to the interpreter of the program: Dynamo,
     or the replay of its graph."""
     interpreted = _t.user_stack()
     if interpreted:
         return tuple(Location(f.filename, f.lineno or 0, f.name, (f.line or "").strip()) for f in interpreted)
     replayed = _t.current_node_stack()
-    return tuple(_parse(replayed)) if replayed else ()
+    return tuple(_parse_stack(replayed)) if replayed else ()
 
 
-def _parse(text: str) -> Iterator[Location]:
+def _parse_stack(text: str) -> Iterator[Location]:
     for found in _STACK_LINE.finditer(text):
         yield Location(found["file"], int(found["line"]), found["function"], found["code"] or "")
 
 
-def _innermost_of_user(stack: tuple[Location, ...]) -> Location | None:
+def _innermost_user_location(stack: tuple[Location, ...]) -> Location | None:
     """Return the last line that is not torch's own (Dynamo's stack extends into ``torch.nn``)."""
-    users = [location for location in stack if _is_users(location.file)]
+    users = [location for location in stack if _is_user_file(location.file)]
     return users[-1] if users else stack[-1] if stack else None
 
 
-def _from_guard(guard: Any, calls: _Calls) -> Reason:
+def _reason_of_guard(guard: Any, calls: _Calls) -> Reason:
     """Return what torch remembers of a guard: no operator, but the user's line,
     and often the function that asked."""
     where = next(_parse_location(guard.sloc.maybe_user_loc), None)
     framework = guard.sloc.framework_loc
-    asked = (
+    framework_location = (
         Location(framework.filename, framework.lineno or 0, framework.name, (framework.line or "").strip())
         if hasattr(framework, "filename")
         else None
     )
     operator = None
     # If Dynamo or the environment itself asks, the program asked, not an operator.
-    if asked is not None and not _is_users(asked.file) and not asked.file.startswith(_INTERPRETERS):
-        operator = "an operator of the graph" if asked.file.startswith(_OWN_DIRECTORIES) else asked.function
-    if where is None and asked is not None and _is_users(asked.file):
-        where = asked
+    if (
+        framework_location is not None
+        and not _is_user_file(framework_location.file)
+        and not framework_location.file.startswith(_INTERPRETERS)
+    ):
+        operator = (
+            "an operator of the graph"
+            if framework_location.file.startswith(_OWN_DIRECTORIES)
+            else framework_location.function
+        )
+    if where is None and framework_location is not None and _is_user_file(framework_location.file):
+        where = framework_location
     stack: tuple[Location, ...] = (where,) if where else ()
     if operator == "_check_guards":
         operator = "an earlier compilation, whose result AOTAutograd's cache gave"
-    elif where is None and operator is not None and _ABOUT_LAYOUT.search(operator):
+    elif where is None and operator is not None and _LAYOUT_FUNCTIONS.search(operator):
         operator = "an operator that looks at how a tensor lies in memory"
-    elif where is None and operator in _CALLERS:
-        operator, stack = _only_call(_CALLERS[operator], calls)
-        where = _innermost_of_user(stack)
-    elif where is not None and (operator is not None or _IN_MODULES.search(where.file)):
+    elif where is None and operator in _USER_NAMES:
+        operator, stack = _only_call(_USER_NAMES[operator], calls)
+        where = _innermost_user_location(stack)
+    elif where is not None and (operator is not None or _MODULE_FILES.search(where.file)):
         found = _call_at(where, operator or "", calls, guard.expr.free_symbols)
         operator, stack = found or (operator, stack)
-        where = _innermost_of_user(stack)
-    return Reason(guard.expr, "guard", operator, None, where, stack, asked)
+        where = _innermost_user_location(stack)
+    return Reason(guard.expr, "guard", operator, None, where, stack, framework_location)
 
 
 def _call_at(
@@ -346,7 +354,7 @@ def _call_at(
         ]
         first = next((call for call in found if not call[2].isdisjoint(symbols)), None)
         found = found if first is None else [first]
-    words = _CALLERS.get(function) or [word for word in function.split("_") if len(word) > 2]
+    words = _USER_NAMES.get(function) or [word for word in function.split("_") if len(word) > 2]
     related = [call for call in found if any(word in call[0] or call[0] in word for word in words)] or found
     names = dict.fromkeys(name for name, _, _ in related if name not in _PLAIN_CALLS)
     lines = {stack for _, stack, _ in related}
@@ -364,11 +372,11 @@ def _only_call(names: list[str], calls: _Calls) -> tuple[str, tuple[Location, ..
     return " or ".join(dict.fromkeys(name for name, _ in found) or names[:2]), ()
 
 
-_BRIEF = re.compile(r"(?P<code>.*?)\s*#\s*(?P<file>\S+):(?P<line>\d+) in (?P<function>\S+)")
+_SHORT_LOCATION = re.compile(r"(?P<code>.*?)\s*#\s*(?P<file>\S+):(?P<line>\d+) in (?P<function>\S+)")
 
 
 def _parse_location(text: str | None) -> Iterator[Location]:
     """Parse torch's short form of a line: ``code  # path/file.py:12 in function``."""
-    found = _BRIEF.match(text or "")
+    found = _SHORT_LOCATION.match(text or "")
     if found:
         yield Location(found["file"], int(found["line"]), found["function"], found["code"])

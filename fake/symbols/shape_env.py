@@ -20,7 +20,16 @@ import torch
 from fake.errors import ContractViolationError, ShapeEnvError, UnsupportedTorchVersionError
 from fake.seam import symbolic_shapes as _t
 from fake.seam.patches import LEDGER, SUPPORTED_VERSIONS, Edit, Patch, When, always, is_known_version
-from fake.symbols.contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
+from fake.symbols.contract import (
+    Contract,
+    Dims,
+    check,
+    check_example,
+    declare,
+    mark_of,
+    parse_dims,
+    set_dynamic_sizes,
+)
 from fake.symbols.explain_guards import Explanation, explain
 from fake.symbols.reasons import reason_now, record
 from fake.symbols.shape_guards import CompiledGuards, Guards, guards_of, minimal_guards
@@ -85,7 +94,7 @@ class ShapeEnv(_t.TorchShapeEnv):
         self.guards = GuardList(self, self.guards)
         self.contract = contract
         self._fake_inputs: list[tuple[Any, Any, Any, Any]] = []
-        self._declaring = False
+        self._is_declaring = False
 
     @classmethod
     def adopt(cls, shape_env: Any) -> ShapeEnv:
@@ -111,7 +120,7 @@ class ShapeEnv(_t.TorchShapeEnv):
 
     def _log_guard(self, prefix: str, g: Any, forcing_spec: bool) -> None:
         if "suppressed" not in prefix:
-            kind = "declared" if self._declaring else "assertion" if "assert" in prefix else "guard"
+            kind = "declared" if self._is_declaring else "assertion" if "assert" in prefix else "guard"
             record(self, reason_now(g, kind))
         super()._log_guard(prefix, g, forcing_spec)
 
@@ -125,20 +134,20 @@ class ShapeEnv(_t.TorchShapeEnv):
         **options: Any,
     ) -> Any:
         dims = parse_dims(self.contract.of(source), source.name, len(ex_size))
-        refuse(self.contract, source, ex_size, dims)
+        check_example(self.contract, source, ex_size, dims)
         context = options.get("symbolic_context")
         if dims and context is not None:
-            force_dynamic(context, dims)
+            set_dynamic_sizes(context, dims)
         made = super()._create_symbolic_sizes_strides_storage_offset(
             ex_size, ex_stride, ex_storage_offset, is_dim_dynamic, source, **options
         )
         self._fake_inputs.append((source, *made))
         if dims:
-            self._declaring = True
+            self._is_declaring = True
             try:
                 declare(self, self.contract, source, ex_size, made[0], dims)
             finally:
-                self._declaring = False
+                self._is_declaring = False
         return made
 
     def simplify(self, expr: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
@@ -232,14 +241,14 @@ class ShapeEnv(_t.TorchShapeEnv):
         return super().produce_guards_verbose(placeholders, sources, *args, **options)
 
 
-class _ToldAnyway(logging.Filter):
+class _ContractViolationFilter(logging.Filter):
     """Keeps torch from logging a contract violation, with all its frames, above the error that reports it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not isinstance(sys.exc_info()[1], ContractViolationError)
 
 
-class _Contracts:
+class _ShapeEnvSwitch:
     """Promises about inputs for torch's tracers while they create their environments here, innermost last."""
 
     def __init__(self) -> None:
@@ -282,7 +291,7 @@ class _Contracts:
         return made
 
 
-def _declaring(wrap: Callable[..., Any]) -> Callable[..., Any]:
+def _declaring_wrapper(wrap: Callable[..., Any]) -> Callable[..., Any]:
     def wrap_and_declare(e: Any, tx: Any, **options: Any) -> Any:
         marked = mark_of(e)
         shape_env = tx.output.shape_env
@@ -293,13 +302,13 @@ def _declaring(wrap: Callable[..., Any]) -> Callable[..., Any]:
     return wrap_and_declare
 
 
-def _keep_torch_from_logging() -> Callable[[], None]:
-    quiet = _ToldAnyway()
-    _t.guards_log.addFilter(quiet)
-    return lambda: _t.guards_log.removeFilter(quiet)
+def _add_log_filter() -> Callable[[], None]:
+    log_filter = _ContractViolationFilter()
+    _t.guards_log.addFilter(log_filter)
+    return lambda: _t.guards_log.removeFilter(log_filter)
 
 
-_SWITCH = _Contracts()
+_SWITCH = _ShapeEnvSwitch()
 _LOST = "contracts, minimal guards and their reasons in what torch.compile and torch.export trace"
 
 PATCHES = LEDGER.add(
@@ -308,13 +317,13 @@ PATCHES = LEDGER.add(
     Patch(
         _t.dynamo_builder,
         "wrap_to_fake_tensor_and_record",
-        _declaring,
+        _declaring_wrapper,
         when=When.COMPILATION,
         lost="contracts that were put on tensors with fake.mark_dynamic",
     ),
     Edit(
         "the logger torch._guards: no line for a broken contract, which is raised",
-        _keep_torch_from_logging,
+        _add_log_filter,
         when=When.COMPILATION,
         lost="nothing but quiet",
     ),

@@ -26,7 +26,7 @@ from fake.seam import symbolic_shapes as _t
 from fake.symbols.divisors import without_divisions
 from fake.symbols.expr import normalize
 from fake.symbols.implications import Facts
-from fake.symbols.range_guards import Range, tightened_ranges, without_decided
+from fake.symbols.range_guards import Range, drop_implied_by_values, tightened_ranges
 from fake.symbols.reasons import Reason, reasons_of
 from fake.symbols.terms import Property, Terms, argument_names, properties_of, text_of_source
 from fake.wrong_arguments import check_type
@@ -130,7 +130,7 @@ class Guards(tuple[Guard, ...]):
         lines = [
             f"    {local[s]} = {p.code.format(root=names[p.root])}" for s, p in needed.items() if s in used
         ]
-        conditions = [_code_of(guard, printer, names) for guard in checks]
+        conditions = [_guard_code(guard, printer, names) for guard in checks]
         body = "\n        and ".join(conditions) or "True"
         code = "\n".join(
             (
@@ -141,13 +141,13 @@ class Guards(tuple[Guard, ...]):
                 "        return False",
             )
         )
-        space: dict[str, Any] = {**_t.SYMPY_INTERP, "math": math}
-        exec(compile(code, "<guards>", "exec"), space)
+        namespace: dict[str, Any] = {**_t.SYMPY_INTERP, "math": math}
+        exec(compile(code, "<guards>", "exec"), namespace)
         ranks = {p.root: 0 for p in properties if p.kind != "number"}
         for p in properties:
             if p.kind == "size":
                 ranks[p.root] += 1
-        return CompiledGuards(code, inputs, space["accepts"], ranks)
+        return CompiledGuards(code, inputs, namespace["accepts"], ranks)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the guards as plain data."""
@@ -164,7 +164,7 @@ class Guards(tuple[Guard, ...]):
         ]
 
 
-def _code_of(guard: Guard, printer: Terms, names: dict[str, str]) -> str:
+def _guard_code(guard: Guard, printer: Terms, names: dict[str, str]) -> str:
     if guard.tied is None:
         return f"({printer.doprint(guard.condition)})"
     return (
@@ -211,21 +211,24 @@ def guards_of(shape_env: Any) -> Guards:
     originals = {s: text_of_source(sources[0]) for s, sources in shape_env.var_to_sources.items() if sources}
     terms = Terms({**originals, **texts})
     reasons = reasons_of(shape_env)
-    ties, statics = _ties(shape_env, properties, bound, terms, reasons)
+    ties, statics = _tied_and_constant(shape_env, properties, bound, terms, reasons)
     minimal, ranges = _minimal(shape_env, list(shape_env.guards), _ranges(shape_env, bound))
-    relations, merged = made_strict(minimal)
+    relations, merged = merge_strict(minimal)
     found = Guards(
         (
             *ties,
-            *(_relation(c, [guard, merged.get(c, guard)], terms, reasons) for c, guard in relations.items()),
-            *(_range(shape_env, bounds, terms, reasons) for bounds in ranges),
+            *(
+                _relation_guard(c, [guard, merged.get(c, guard)], terms, reasons)
+                for c, guard in relations.items()
+            ),
+            *(_range_guard(shape_env, bounds, terms, reasons) for bounds in ranges),
         )
     )
     found.shape_env, found.statics, found._terms = shape_env, tuple(statics), Terms({**texts, **originals})
     return found
 
 
-def _ties(
+def _tied_and_constant(
     shape_env: Any,
     properties: Sequence[Property],
     bound: dict[sympy.Basic, Property],
@@ -240,7 +243,7 @@ def _ties(
             continue
         text = f"{p.text} == {terms.doprint(p.expression)}"
         symbol = shape_env.source_to_var.get(p.source.name)
-        asked: tuple[Reason, ...] = ()
+        causes: tuple[Reason, ...] = ()
         first = bound.get(p.expression)
         if symbol is None:
             kind = "layout"
@@ -248,8 +251,8 @@ def _ties(
             kind = "duck" if p.kind == "size" else "layout"
         else:
             kind = "specialized" if p.expression.is_number else "equality"
-            asked = responsible(shape_env, sympy.Eq(symbol, p.expression, evaluate=False), reasons)
-        guard = Guard(text, kind, sympy.true, asked, p)
+            causes = forcing_reasons(shape_env, sympy.Eq(symbol, p.expression, evaluate=False), reasons)
+        guard = Guard(text, kind, sympy.true, causes, p)
         (statics if p.expression.is_number and symbol is None else ties).append(guard)
     return ties, statics
 
@@ -271,13 +274,13 @@ def minimal_guards(shape_env: Any) -> list[Any]:
 
 def minimal_relations(shape_env: Any) -> dict[sympy.Basic, Any]:
     """Return the minimal conditions, simplified, each with the record that it comes from."""
-    return made_strict(_minimal(shape_env, list(shape_env.guards), None)[0])[0]
+    return merge_strict(_minimal(shape_env, list(shape_env.guards), None)[0])[0]
 
 
 _STRICT = {sympy.Le: sympy.Lt, sympy.Ge: sympy.Gt}
 
 
-def made_strict(
+def merge_strict(
     conditions: Mapping[sympy.Basic, Any],
 ) -> tuple[dict[sympy.Basic, Any], dict[sympy.Basic, Any]]:
     """Merge pairs of conditions: ``a <= b`` and ``a != b`` become ``a < b``.
@@ -286,7 +289,7 @@ def made_strict(
     Returns the conditions, and for each merged one the mapping's value for the ``!=`` that it absorbed.
 
     >>> a, b = sympy.symbols("a b", integer=True)
-    >>> made_strict({a <= b: "first", sympy.Ne(b, a): "second"})
+    >>> merge_strict({a <= b: "first", sympy.Ne(b, a): "second"})
     ({a < b: 'first'}, {a < b: 'second'})
     """
     unequal = {
@@ -320,10 +323,10 @@ def _minimal(
     relations: dict[sympy.Basic, Any] = {}
     for guard in guards:
         if _t.answer_without_guards(shape_env, guard) is None:
-            relations.setdefault(_simplest(shape_env, guard.expr), guard)
+            relations.setdefault(_simplify(shape_env, guard.expr), guard)
     least = {symbol: _t.concrete_bounds(shape_env, symbol)[0] or 0 for symbol in shape_env.var_to_range}
     relations = without_divisions(relations, lambda symbol: least.get(symbol, 0))
-    relations = without_decided(relations)
+    relations = drop_implied_by_values(relations)
     symbols = set().union(*(condition.free_symbols for condition in relations))
     if ranges is not None:
         ranges = tightened_ranges(relations, ranges)
@@ -333,16 +336,16 @@ def _minimal(
         if facts.implies(condition, without=[condition]):
             facts.remove(condition)
             del relations[condition]
-    kept = list(ranges or ())
+    remaining = list(ranges or ())
     if relations:
-        for bounds in list(kept):
-            others = [other for other in kept if other is not bounds]
+        for bounds in list(remaining):
+            others = [other for other in remaining if other is not bounds]
             if bounds.follows_from(_facts(relations, others)):
-                kept.remove(bounds)
-    return relations, kept
+                remaining.remove(bounds)
+    return relations, remaining
 
 
-def _simplest(shape_env: Any, condition: sympy.Basic) -> sympy.Basic:
+def _simplify(shape_env: Any, condition: sympy.Basic) -> sympy.Basic:
     simplified = shape_env.simplify(condition)
     least = {s: _t.concrete_bounds(shape_env, s)[0] or 0 for s in simplified.free_symbols}
     found = normalize(simplified, lambda term: _is_positive(term, least))
@@ -364,26 +367,26 @@ def _facts(conditions: Iterable[sympy.Basic], ranges: Iterable[Range]) -> Facts:
     return facts
 
 
-def _relation(
+def _relation_guard(
     condition: sympy.Basic, records: Sequence[Any], terms: Terms, reasons: Sequence[Reason]
 ) -> Guard:
-    asked = tuple(reason for reason in reasons if any(reason.condition == record.expr for record in records))
+    causes = tuple(reason for reason in reasons if any(reason.condition == record.expr for record in records))
     is_constant = isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
-    return Guard(terms.doprint(condition), "specialized" if is_constant else "relation", condition, asked)
+    return Guard(terms.doprint(condition), "specialized" if is_constant else "relation", condition, causes)
 
 
-def _range(shape_env: Any, bounds: Range, terms: Terms, reasons: Sequence[Reason]) -> Guard:
+def _range_guard(shape_env: Any, bounds: Range, terms: Terms, reasons: Sequence[Reason]) -> Guard:
     name = terms.doprint(bounds.symbol)
     left = "" if bounds.lower is None else f"{bounds.lower} <= "
     right = "" if bounds.upper is None else f" <= {bounds.upper}"
-    asked: list[Reason] = []
+    causes: list[Reason] = []
     for condition in Range(bounds.symbol, *_t.concrete_bounds(shape_env, bounds.symbol)).conditions():
         if not _initial_facts(shape_env, bounds.symbol).implies(condition):
-            asked += [r for r in responsible(shape_env, condition, reasons) if r not in asked]
+            causes += [r for r in forcing_reasons(shape_env, condition, reasons) if r not in causes]
     raised_by = [record.expr for record in bounds.records]
-    asked += [r for r in reasons if r.condition in raised_by and r not in asked]
+    causes += [r for r in reasons if r.condition in raised_by and r not in causes]
     both = sympy.And(*bounds.conditions(), evaluate=False)
-    return Guard(f"{left}{name}{right}", "range", both, tuple(asked))
+    return Guard(f"{left}{name}{right}", "range", both, tuple(causes))
 
 
 def _initial_facts(shape_env: Any, *symbols: sympy.Basic) -> Facts:
@@ -395,7 +398,7 @@ def _initial_facts(shape_env: Any, *symbols: sympy.Basic) -> Facts:
     return facts
 
 
-def responsible(shape_env: Any, condition: sympy.Basic, reasons: Sequence[Reason]) -> tuple[Reason, ...]:
+def forcing_reasons(shape_env: Any, condition: sympy.Basic, reasons: Sequence[Reason]) -> tuple[Reason, ...]:
     """Return the fewest reasons, taken in order, that together force a condition.
 
     If that cannot be proved, return all reasons that mention the condition's symbols.
@@ -408,10 +411,10 @@ def responsible(shape_env: Any, condition: sympy.Basic, reasons: Sequence[Reason
     reached, connected = set(condition.free_symbols), list[Reason]()
     for _ in range(_LONGEST_CHAIN):
         connected = [reason for reason in reasons if reason.condition.free_symbols & reached]
-        grown = reached.union(*(reason.condition.free_symbols for reason in connected))
-        if grown == reached:
+        extended = reached.union(*(reason.condition.free_symbols for reason in connected))
+        if extended == reached:
             break
-        reached = grown
+        reached = extended
 
     facts = _initial_facts(shape_env, *reached)
     for reason in connected:

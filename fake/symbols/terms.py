@@ -80,12 +80,14 @@ def properties_of(shape_env: Any) -> list[Property]:
     """Return all numbers of all inputs of an environment, with their current expressions."""
     recorded = shape_env.__dict__.get("_fake_inputs", ())
     if shape_env.tracked_fakes:
-        found = [p for source, value in _t.tracked_inputs(shape_env) for p in _of_input(source, value)]
+        found = [
+            p for source, value in _t.tracked_inputs(shape_env) for p in _input_properties(source, value)
+        ]
     elif recorded:
         found = [
             p
             for source, sizes, strides, offset in recorded
-            for p in _of_tensor(source, sizes, strides, offset)
+            for p in _tensor_properties(source, sizes, strides, offset)
         ]
     else:
         found = []
@@ -106,17 +108,17 @@ def _kind(source: Any) -> str:
     return {_t.TensorProperty.SIZE: "size", _t.TensorProperty.STRIDE: "stride"}.get(source.prop, "offset")
 
 
-def _of_input(source: Any, value: Any) -> Iterator[Property]:
+def _input_properties(source: Any, value: Any) -> Iterator[Property]:
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided and not value.is_nested:
-            yield from _of_tensor(source, value.size(), value.stride(), value.storage_offset())
+            yield from _tensor_properties(source, value.size(), value.stride(), value.storage_offset())
         else:
-            yield from _of_tensor(source, value.size(), (), None)
+            yield from _tensor_properties(source, value.size(), (), None)
     elif isinstance(value, (int, torch.SymInt, torch.SymFloat)):
         yield Property(source, _expression(value), "number")
 
 
-def _of_tensor(source: Any, sizes: Any, strides: Any, offset: Any) -> Iterator[Property]:
+def _tensor_properties(source: Any, sizes: Any, strides: Any, offset: Any) -> Iterator[Property]:
     for kind, numbers, prop in (
         ("size", sizes, _t.TensorProperty.SIZE),
         ("stride", strides, _t.TensorProperty.STRIDE),
@@ -124,8 +126,8 @@ def _of_tensor(source: Any, sizes: Any, strides: Any, offset: Any) -> Iterator[P
         for index, number in enumerate(numbers):
             yield Property(_t.TensorPropertySource(source, prop, index), _expression(number), kind)
     if offset is not None:
-        whole = _t.TensorPropertySource(source, _t.TensorProperty.STORAGE_OFFSET)
-        yield Property(whole, _expression(offset), "offset")
+        offset_source = _t.TensorPropertySource(source, _t.TensorProperty.STORAGE_OFFSET)
+        yield Property(offset_source, _expression(offset), "offset")
 
 
 def _expression(value: Any) -> sympy.Basic:
@@ -153,7 +155,7 @@ class Terms(_t.PythonPrinter):
         return self._texts.get(symbol, symbol.name)
 
     def _print_Relational(self, relation: Any) -> str:
-        left, right = _without_minus(relation.lhs, relation.rhs)
+        left, right = _move_negative_terms(relation.lhs, relation.rhs)
         return f"{self._side(left)} {relation.rel_op} {self._side(right)}"
 
     def _print_Add(self, total: sympy.Add, order: Any = None) -> str:
@@ -177,7 +179,7 @@ class Terms(_t.PythonPrinter):
         """Print ``a % 2 == 0`` without parentheses."""
         text = self._print(expression)
         if isinstance(expression, (_t.Mod, _t.PythonMod, _t.FloorDiv)):
-            while text.startswith("(") and _closing(text) == len(text) - 1:
+            while text.startswith("(") and _closing_parenthesis(text) == len(text) - 1:
                 text = text[1:-1]
         return text
 
@@ -185,7 +187,7 @@ class Terms(_t.PythonPrinter):
         return str(float(number))
 
 
-def _without_minus(left: sympy.Basic, right: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic]:
+def _move_negative_terms(left: sympy.Basic, right: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic]:
     """Rewrite ``a - 2*n >= 0`` as ``a >= 2*n``."""
     if not (left.is_integer and right.is_integer) or not (left.is_Add or right.is_Add):
         return left, right
@@ -197,7 +199,7 @@ def _without_minus(left: sympy.Basic, right: sympy.Basic) -> tuple[sympy.Basic, 
     return left - difference, right - difference
 
 
-def _closing(text: str) -> int:
+def _closing_parenthesis(text: str) -> int:
     """Return the index of the parenthesis that closes the one at the start of a text."""
     depth = 0
     for index, character in enumerate(text):

@@ -23,7 +23,7 @@ SizeKey = tuple[str, int, int]
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
 #: Sizes at which kernels change their behavior: one block, a whole number of blocks, one more.
 _MORE_SIZES = (2, 8, 9, 16, 17, 33, 64, 65, 128)
-_MOST_ELEMENTS = 1 << 14
+_MAX_ELEMENTS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class SizePlan:
         if call is None:
             return
         before = max((t.numel() for t in self.call.tensors), default=0)
-        if all(t.numel() <= max(_MOST_ELEMENTS, 4 * before) for t in call.tensors):
+        if all(t.numel() <= max(_MAX_ELEMENTS, 4 * before) for t in call.tensors):
             yield call
 
     def _broadcasts(self) -> Iterator[Call]:
