@@ -11,7 +11,7 @@ from fake.library.errors import RegistrationError, SchemaError
 from fake.seam import library as _torch
 
 
-def names_of_devices(op: str, given: Any) -> list[str]:
+def device_list(op: str, given: Any) -> list[str]:
     """Return one device type or several as a list.
 
     Raises:

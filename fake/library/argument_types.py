@@ -98,13 +98,15 @@ class Codec:
         """Nest one value per leaf (say, batch dimensions) as dicts and tuples of the parameter's shape."""
         if self.kind in ("plain", "enum", "optional list"):
             return flat[0]
-        parts = [child.structure(part) for child, part in _each((c for _, c in self.children), flat)]
+        parts = [
+            child.structure(part) for child, part in _split_by_codec((c for _, c in self.children), flat)
+        ]
         if self.kind == "tuple":
             return tuple(parts)
         return {key: part for (key, _), part in zip(self.children, parts, strict=True)}
 
 
-def _each(codecs: Iterable[Codec], flat: Sequence[Any]) -> Iterator[tuple[Codec, Sequence[Any]]]:
+def _split_by_codec(codecs: Iterable[Codec], flat: Sequence[Any]) -> Iterator[tuple[Codec, Sequence[Any]]]:
     """Yield each codec with its slice of the flat leaves."""
     end = 0
     for codec in codecs:
@@ -112,7 +114,7 @@ def _each(codecs: Iterable[Codec], flat: Sequence[Any]) -> Iterator[tuple[Codec,
         yield codec, flat[start:end]
 
 
-def _plain(name: str, schema_type: str) -> Codec:
+def _plain_codec(name: str, schema_type: str) -> Codec:
     return Codec((Leaf(name, schema_type),), lambda value: [value], lambda leaves: leaves[0], "plain")
 
 
@@ -141,12 +143,12 @@ def make_codec(name: str, annotation: Any, *, nested: bool = False) -> Codec | N
         nested: whether it is part of another argument (a field of a dataclass, an item of a tuple).
     """
     if annotation in _torch.SUPPORTED_PARAM_TYPES:
-        return _plain(name, _torch.SUPPORTED_PARAM_TYPES[annotation])
+        return _plain_codec(name, _torch.SUPPORTED_PARAM_TYPES[annotation])
     inner, optional = _strip_optional(annotation)
     if isinstance(inner, type) and issubclass(inner, enum.Enum):
         return _enum_codec(name, inner, optional)
     if _is_list_of(inner, str):
-        return _plain(name, "str[]?" if optional else "str[]")
+        return _plain_codec(name, "str[]?" if optional else "str[]")
     if optional and _is_list_of(inner, torch.Tensor):
         return Codec(
             (Leaf(name, "Tensor[]"), Leaf(f"{name}_given", "bool")),
@@ -158,12 +160,12 @@ def make_codec(name: str, annotation: Any, *, nested: bool = False) -> Codec | N
         return None
     fields = _fields_of(inner)
     if fields is not None:
-        return _composite(name, inner, *fields)
+        return _composite_codec(name, inner, *fields)
     if typing.get_origin(inner) is tuple:
         elements = typing.get_args(inner)
         nests = any(e not in _torch.SUPPORTED_PARAM_TYPES for e in elements)
         if Ellipsis not in elements and elements and (nests or nested):
-            return _composite(name, inner, "tuple", [(i, e) for i, e in enumerate(elements)])
+            return _composite_codec(name, inner, "tuple", [(i, e) for i, e in enumerate(elements)])
     return None
 
 
@@ -201,7 +203,7 @@ def _fields_of(annotation: Any) -> tuple[str, list[tuple[Any, Any]]] | None:
     return None
 
 
-def _composite(name: str, annotation: Any, kind: str, fields: list[tuple[Any, Any]]) -> Codec | None:
+def _composite_codec(name: str, annotation: Any, kind: str, fields: list[tuple[Any, Any]]) -> Codec | None:
     children: list[tuple[Any, Codec]] = []
     for key, field in fields:
         child = make_codec(f"{name}_{key}", field, nested=True)
@@ -230,7 +232,7 @@ def _composite(name: str, annotation: Any, kind: str, fields: list[tuple[Any, An
         return flat
 
     def rebuild(leaves: Sequence[Any]) -> Any:
-        parts = [child.rebuild(part) for child, part in _each((c for _, c in children), leaves)]
+        parts = [child.rebuild(part) for child, part in _split_by_codec((c for _, c in children), leaves)]
         if kind == "dict":
             return dict(zip(keys, parts, strict=True))
         if kind == "tuple":
@@ -385,7 +387,7 @@ class ArgumentLayout:
 
     def rebuild_positional(self, flat: Sequence[Any]) -> tuple[Any, ...]:
         """Return the author's positional arguments."""
-        return tuple(codec.rebuild(part) for codec, part in _each(self._positional, flat))
+        return tuple(codec.rebuild(part) for codec, part in _split_by_codec(self._positional, flat))
 
     def rebuild_keywords(self, flat: dict[str, Any]) -> dict[str, Any]:
         """Return the author's keyword-only arguments."""
@@ -435,7 +437,7 @@ class ArgumentLayout:
         """Wrap a vmap rule; batch dimensions of an extended parameter come in its structure."""
 
         def rule(info: Any, in_dims: Sequence[Any], *flat: Any, **keywords: Any) -> Any:
-            dims = tuple(codec.structure(part) for codec, part in _each(self._positional, in_dims))
+            dims = tuple(codec.structure(part) for codec, part in _split_by_codec(self._positional, in_dims))
             return fn(info, dims, *self.rebuild_positional(flat), **self.rebuild_keywords(keywords))
 
         return rule

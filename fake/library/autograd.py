@@ -14,8 +14,8 @@ from fake.seam import library as _torch
 def make_function(
     name: str,
     op: Any,
-    converted: Callable[[Any], Any],
-    is_alias: Callable[[], None],
+    convert_result: Callable[[Any], Any],
+    raise_alias_error: Callable[[], None],
     backward: Callable[..., Any] | None,
     setup_context: Callable[..., Any] | None,
     has_keyword_only: bool,
@@ -30,9 +30,9 @@ def make_function(
     Args:
         name: the class's name, as shown in error messages.
         op: the operator, for messages.
-        converted: converts a kernel's result that is not a tensor to the form that the
+        convert_result: converts a kernel's result that is not a tensor to the form that the
             dispatcher returns, or raises.
-        is_alias: raises the error for a result that shares memory with an input.
+        raise_alias_error: raises the error for a result that shares memory with an input.
         backward: the user's formula, or None.
         setup_context: saves what ``backward`` needs, or None.
         has_keyword_only: whether ``setup_context`` takes keyword-only arguments.
@@ -48,9 +48,9 @@ def make_function(
         try:
             result = kernel(*args, **keyword_only)
             if type(result) is not tensor:
-                result = converted(result)
+                result = convert_result(result)
             if any_output_is_alias(args, empty, result if type(result) is tuple else (result,)):
-                is_alias()
+                raise_alias_error()
             if setup_context is not None:
                 if has_keyword_only:
                     setup_context(ctx=ctx, inputs=args, keyword_only_inputs=keyword_only, output=result)
@@ -86,15 +86,15 @@ def _without_last_input(backward: Callable[..., Any], ctx: Any, grads: tuple[Any
 
 
 @dataclass(frozen=True)
-class _Call:
+class _CallParts:
     """The parts of a call that cannot have gradients: one pytree leaf, which is not searched for tensors."""
 
     keyset: Any
-    given: int
+    passed_count: int
     keyword_only: dict[str, Any]
 
 
-_ABSENT = torch.empty(0)
+_NONE_PLACEHOLDER = torch.empty(0)
 """Stands for None in a list of optional tensors while it passes through autograd."""
 
 
@@ -115,10 +115,10 @@ def list_kernel(op: Any, registered: Any) -> Callable[..., Any]:
 
     def forward(ctx: Any, *args: Any) -> Any:
         call = args[-1]
-        args = tuple(map(_with_none, args[:-1]))
+        args = tuple(map(_restore_none, args[:-1]))
         with _torch.BelowAutograd():
             keys = call.keyset & _torch.after_autograd_keyset
-            result = op.redispatch(keys, *args[: call.given], **call.keyword_only)
+            result = op.redispatch(keys, *args[: call.passed_count], **call.keyword_only)
             setup_context = registered._setup_context_fn
             if setup_context is not None:
                 _, filled = _torch.fill_defaults(schema, args, call.keyword_only)
@@ -139,25 +139,29 @@ def list_kernel(op: Any, registered: Any) -> Callable[..., Any]:
     function: Any = _torch.supports_tensorlist(type(name, (torch.autograd.Function,), members))
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        filled = tuple(map(_without_none, args))
+        filled = tuple(map(_replace_none, args))
         if not (torch.is_grad_enabled() and _torch.any_requires_grad(*filled)):
             with _torch.BelowAutograd():
                 return op.redispatch(keyset & _torch.after_autograd_keyset, *args, **kwargs)
         filled, _ = _torch.fill_defaults(schema, filled, kwargs)
-        return function.apply(*filled, _Call(keyset, len(args), kwargs))
+        return function.apply(*filled, _CallParts(keyset, len(args), kwargs))
 
     return kernel
 
 
-def _without_none(argument: Any) -> Any:
+def _replace_none(argument: Any) -> Any:
     """Replace None in a list that also holds tensors, so that it holds tensors only."""
-    if isinstance(argument, list) and any(isinstance(one, torch.Tensor) for one in argument):
-        return [_ABSENT if one is None else one for one in argument]
+    if isinstance(argument, list) and any(isinstance(item, torch.Tensor) for item in argument):
+        return [_NONE_PLACEHOLDER if item is None else item for item in argument]
     return argument
 
 
-def _with_none(argument: Any) -> Any:
-    return [None if one is _ABSENT else one for one in argument] if isinstance(argument, list) else argument
+def _restore_none(argument: Any) -> Any:
+    return (
+        [None if item is _NONE_PLACEHOLDER else item for item in argument]
+        if isinstance(argument, list)
+        else argument
+    )
 
 
 def non_differentiable_kernel(op: Any) -> Callable[..., Any]:

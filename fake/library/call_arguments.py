@@ -64,7 +64,6 @@ def call_dispatcher(
 
     Returns:
         The operator's result.
-        What the operator returns.
     """
     defaults = op._python_defaults
     args: list[Any] = []

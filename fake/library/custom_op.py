@@ -25,7 +25,7 @@ from typing import Any, overload
 
 import torch
 
-from fake.library.argument_checks import dispatch_key, names_of_devices, tags_of
+from fake.library.argument_checks import device_list, dispatch_key, tags_of
 from fake.library.argument_types import ArgumentLayout, needs_layout
 from fake.library.errors import DuplicateOpError, OpReplacedWarning, SchemaError, UnknownOpError
 from fake.library.location import warn_user
@@ -36,7 +36,7 @@ from fake.library.schema import (
     check_namespace,
     infer_schema,
     mutated_arguments,
-    names_of_mutated,
+    normalize_mutates_args,
     parse,
     split_qualname,
 )
@@ -110,7 +110,7 @@ def custom_op(
 
     namespace, _ = split_qualname(name)
     check_namespace(namespace)
-    mutated = names_of_mutated(mutates_args, name)
+    mutated = normalize_mutates_args(mutates_args, name)
     if not isinstance(differentiable, bool):
         raise SchemaError(f"{name}: differentiable is {differentiable!r}; pass True or False", op=name)
 
@@ -131,7 +131,7 @@ def _make(
 ) -> CustomOpDef:
     namespace, name = split_qualname(qualname)
     normalized = tags_of(qualname, tags)
-    for device_type in [] if device_types is None else names_of_devices(qualname, device_types):
+    for device_type in [] if device_types is None else device_list(qualname, device_types):
         dispatch_key(qualname, device_type)
     layout = None
     if schema is None:
@@ -159,7 +159,7 @@ def _make(
         raise NotImplementedError(
             f"custom_op with kwarg-only Tensor args. Please make your tensors not kwarg-only. Got: {schema_text}"
         )
-    _make_room(qualname)
+    _destroy_earlier(qualname)
     try:
         op = CustomOpDef._create(namespace, name, schema_text, fn, normalized, layout, differentiable)
     except RuntimeError as error:
@@ -174,7 +174,7 @@ def _make(
     return op
 
 
-def _make_room(qualname: str) -> None:
+def _destroy_earlier(qualname: str) -> None:
     if registry.find(qualname) is None and qualname not in _torch.OPDEFS:
         return
     warn_user(

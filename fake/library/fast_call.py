@@ -48,8 +48,8 @@ from fake.library.returns import check_result
 from fake.library.schema import mutated_arguments
 from fake.seam import library as _torch
 
-_NOTHING = (lambda *_: False, None)
-_EACH_OF_THE_FIRST = 64
+_NO_MATCH = (lambda *_: False, None)
+_REBUILD_INTERVAL = 64
 """Guards are rebuilt for this many calls whose tensors differ from the last; after that, once in as many."""
 
 
@@ -90,7 +90,7 @@ class FastCall:
         self._kernels: dict[int, Callable[..., Any]] = {}
         self._namespace: dict[str, Any] = {}
         self._table = ""
-        self._others = 0
+        self._mismatches = 0
         self.function: FunctionType | None = None
         self.source = ""
         self._generate()
@@ -130,11 +130,11 @@ class FastCall:
         tensors = [a for a in arguments if op._argument_types[a.name] == ("Tensor", False)]
         rest = [a for a in arguments if a not in tensors]
         add = source.lines.append
-        given = ", ".join(argument.name for argument in tensors)
+        tensor_names = ", ".join(argument.name for argument in tensors)
         plain = all("Tensor" not in op._argument_types[argument.name][0] for argument in rest)
         if plain:
             add("    _same, _kernel = _last")
-            add(f"    if len(_registrations) != _registered or not _same({given}):")
+            add(f"    if len(_registrations) != _registered or not _same({tensor_names}):")
         inner = "        " if plain else "    "
         for argument in tensors:
             source.tensor(argument.name, indent=inner)
@@ -143,11 +143,11 @@ class FastCall:
                 self._emit_check(source, argument)
         add(f"{inner}_kernel = _kernels.get(_key)")
         add(f"{inner}if _kernel is None or len(_registrations) != _registered:")
-        add(f"{inner}    _learn({tensors[0].name})")
+        add(f"{inner}    _admit_keys({tensors[0].name})")
         add(f"{inner}    return {source.slow}")
         source.test("_include().raw_repr() == _INCLUDE and _exclude().raw_repr() == _EXCLUDE", indent=inner)
         if plain:
-            add(f"{inner}_remember(_kernel, {given})")
+            add(f"{inner}_cache_check(_kernel, {tensor_names})")
             for argument in rest:
                 self._emit_check(source, argument)
         self._emit_run(source, positional, keyword_only)
@@ -190,12 +190,12 @@ class FastCall:
             "_grad_enabled": torch.is_grad_enabled,
             "_include": _torch.local_include_set,
             "_kernels": self._kernels,
-            "_last": _NOTHING,
-            "_learn": self._learn,
+            "_last": _NO_MATCH,
+            "_admit_keys": self._admit_keys,
             "_plain_list": plain_list,
             "_profiling": _torch.profiler_enabled,
             "_registrations": _torch.python_registrations,
-            "_remember": self._remember,
+            "_cache_check": self._cache_check,
             "_registered": -1,
             "_slow": call_dispatcher,
             "_wrong_output": self._wrong_output,
@@ -240,14 +240,14 @@ class FastCall:
             return f"_{argument.name}" if kind in LISTS or kind == "List[Tensor]" else argument.name
 
         tensors = [a.name for a in schema.arguments if types[a.name] == ("Tensor", False)]
-        maybe = [a.name for a in schema.arguments if types[a.name] == ("Tensor", True)]
+        optional_tensors = [a.name for a in schema.arguments if types[a.name] == ("Tensor", True)]
         lists = [f"_{a.name}" for a in schema.arguments if types[a.name][0] == "List[Tensor]"]
         mutated = mutated_arguments(schema)
         args = "".join(f"{passed(a)}, " for a in positional)
         kwargs = ", ".join(f"{a.name}={passed(a)}" for a in keyword_only)
         keyword_dict = "{" + ", ".join(f"{a.name!r}: {passed(a)}" for a in keyword_only) + "}"
         requires = [f"{n}.requires_grad" for n in tensors]
-        requires += [f"({n} is not None and {n}.requires_grad)" for n in maybe]
+        requires += [f"({n} is not None and {n}.requires_grad)" for n in optional_tensors]
         requires += [f"_require_grad({n})" for n in lists]
 
         add = source.lines.append
@@ -273,7 +273,7 @@ class FastCall:
             add(f"        _result = _kernel({args}{kwargs})")
             add("    finally:")
             add("        del _guard")
-        inputs = "(" + "".join(f"{n}, " for n in (*tensors, *maybe, *lists)) + ")"
+        inputs = "(" + "".join(f"{n}, " for n in (*tensors, *optional_tensors, *lists)) + ")"
         if len(schema.returns) == 0:
             add("    if _result is not None: _result = _wrong_output(_result)")
         elif len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor":
@@ -292,7 +292,7 @@ class FastCall:
             return
         op = self._op
         self._kernels.clear()
-        self._namespace["_last"] = _NOTHING
+        self._namespace["_last"] = _NO_MATCH
         self._table = _torch.dispatch_table(op.qualname)
         self._namespace["_registered"] = len(_torch.python_registrations)
         self._namespace["_apply"] = make_function(
@@ -305,7 +305,7 @@ class FastCall:
             any(a.kwarg_only for a in op._opoverload._schema.arguments),
         )
 
-    def _learn(self, tensor: Any) -> None:
+    def _admit_keys(self, tensor: Any) -> None:
         """Admit the dispatch keys of ``tensor``, after a miss, if they are an ordinary tensor's."""
         if type(tensor) not in PLAIN or tensor.device.type == "meta" or self._op.has_disabled_kernels:
             return
@@ -328,10 +328,10 @@ class FastCall:
             self._namespace["_INCLUDE"], self._namespace["_EXCLUDE"] = include, exclude
             self._kernels[key] = kernel
 
-    def _remember(self, kernel: Callable[..., Any], *tensors: torch.Tensor) -> None:
+    def _cache_check(self, kernel: Callable[..., Any], *tensors: torch.Tensor) -> None:
         """Make calls with similar tensors pass all tensor checks at once."""
-        self._others += 1
-        if self._others <= _EACH_OF_THE_FIRST or self._others % _EACH_OF_THE_FIRST == 0:
+        self._mismatches += 1
+        if self._mismatches <= _REBUILD_INTERVAL or self._mismatches % _REBUILD_INTERVAL == 0:
             # One value for both, because other threads may read it while this one replaces it.
             self._namespace["_last"] = (_torch.tensors_like(*tensors), kernel)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fake.library.argument_checks import dispatch_key as dispatch_key_of, names_of_devices
+from fake.library.argument_checks import device_list, dispatch_key as dispatch_key_of
 from fake.library.errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
 from fake.library.location import call_at, user_location
 from fake.library.registrations import registry
@@ -249,9 +249,7 @@ def impl(
             return fn
 
         return wrap
-    keys = dict.fromkeys(
-        dispatch_key_of(str(qualname), name) for name in names_of_devices(str(qualname), types)
-    )
+    keys = dict.fromkeys(dispatch_key_of(str(qualname), name) for name in device_list(str(qualname), types))
     namespace, _ = _split(qualname, "impl")
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:

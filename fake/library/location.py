@@ -14,9 +14,9 @@ from typing import Any
 from fake.seam import library as _torch
 
 #: Files that register on behalf of others. ``contextlib`` calls the body of `scoped_library`.
-_NOT_THE_USERS = (str(Path(__file__).parent), *_torch.REGISTRATION_FILES, contextlib.__file__)
+_SKIPPED_FILES = (str(Path(__file__).parent), *_torch.REGISTRATION_FILES, contextlib.__file__)
 #: On one line, so that its whole frame reports the line number of its first line.
-_CALL = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+_CALL_CODE = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def user_location(stacklevel: int = 1) -> Location:
             callers. A stack that is not that deep yields its outermost line.
     """
     frame: types.FrameType = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED_FILES):
         frame = frame.f_back
     for _ in range(stacklevel - 1):
         if frame.f_back is None:
@@ -54,7 +54,7 @@ def call_at(location: Location, function: Callable[..., Any], *args: Any, **kwar
 
     torch's registration functions take the location for the dispatcher's messages from their caller's frame.
     """
-    code = _CALL.replace(co_filename=location.filename, co_firstlineno=location.line)
+    code = _CALL_CODE.replace(co_filename=location.filename, co_firstlineno=location.line)
     return types.FunctionType(code, location.module_globals)(function, args, kwargs)
 
 

@@ -12,8 +12,8 @@ from fake.library.argument_checks import (
     check_cast,
     check_dispatch_class,
     check_effect,
+    device_list,
     dispatch_key,
-    names_of_devices,
 )
 from fake.library.argument_types import ArgumentLayout
 from fake.library.autograd import list_kernel, non_differentiable_kernel
@@ -247,7 +247,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
             if setup_context is not None:
                 self._setup_context_fn = self.layout.adapt_setup_context(setup_context)
         elif setup_context is not None:
-            self._setup_context_fn = self._restoring_dtypes(setup_context)
+            self._setup_context_fn = self._restore_dtypes(setup_context)
         self.fast_call.refresh()
 
     def register_vmap(self, func: Callable[..., Any] | None = None) -> Any:
@@ -314,7 +314,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         self.fast_call.refresh()
 
     def _device_types(self, given: Any) -> list[str]:
-        names = names_of_devices(self.qualname, given)
+        names = device_list(self.qualname, given)
         for name in names:
             dispatch_key(self.qualname, name)
         return names
@@ -327,7 +327,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         check_kernel(self.qualname, role, fn, as_schema(self.layout.signature))
         return self.layout.adapt_kernel(fn)
 
-    def _restoring_dtypes(self, setup_context: Callable[..., Any]) -> Callable[..., Any]:
+    def _restore_dtypes(self, setup_context: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``setup_context`` to see default dtypes as dtypes: the dispatcher stores them as integers."""
         dtypes = {
             name: default

@@ -69,7 +69,10 @@ def infer_schema(
             f"{prototype_function!r} is no function with annotations; wrap it: def fn(x: Tensor) -> Tensor: ...",
             op=op_name,
         )
-    keywords: dict[str, Any] = {"mutates_args": names_of_mutated(mutates_args, op_name), "op_name": op_name}
+    keywords: dict[str, Any] = {
+        "mutates_args": normalize_mutates_args(mutates_args, op_name),
+        "op_name": op_name,
+    }
     if _torch.INPLACE_TAG is not None and tags:
         keywords["tags"] = tags
     try:
@@ -103,7 +106,7 @@ def split_qualname(qualname: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def names_of_mutated(mutates_args: Any, op: str | None) -> str | tuple[str, ...]:
+def normalize_mutates_args(mutates_args: Any, op: str | None) -> str | tuple[str, ...]:
     """Return ``mutates_args`` as a tuple, or the string ``"unknown"``.
 
     Raises:

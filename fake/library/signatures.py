@@ -51,14 +51,14 @@ class _Parameters:
     """
 
     def __init__(self, op: str, role: str, signature: inspect.Signature, expected: str) -> None:
-        self._refused = op, role, expected, str(signature.replace(return_annotation=signature.empty))
+        self._error_parts = op, role, expected, str(signature.replace(return_annotation=signature.empty))
         parameters = signature.parameters.values()
         self.positional = [p for p in parameters if p.kind in _POSITIONAL]
         self.by_name = {p.name: p for p in parameters if p.kind in _BY_NAME}
         self.kinds = {p.kind for p in parameters}
 
     def fail(self, problem: str, argument: str | None = None) -> NoReturn:
-        op, role, expected, actual = self._refused
+        op, role, expected, actual = self._error_parts
         raise SignatureError(op, role, problem, expected=expected, actual=actual, argument=argument)
 
     def refuse_required(self, parameters: Iterable[Parameter], passed: Collection[str], problem: str) -> None:
@@ -83,11 +83,11 @@ def _parameters(op: str, role: str, fn: Callable[..., Any], expected: str) -> _P
     return None if signature is None else _Parameters(op, role, signature, expected)
 
 
-def _listed(names: Iterable[str]) -> str:
+def _parenthesized(names: Iterable[str]) -> str:
     return f"({', '.join(names)})"
 
 
-def _written(schema: Any, leading: Sequence[str]) -> str:
+def _signature_text(schema: Any, leading: Sequence[str]) -> str:
     """Return the signature that a schema requires, as text."""
     parts = list(leading)
     for argument in schema.arguments:
@@ -95,7 +95,7 @@ def _written(schema: Any, leading: Sequence[str]) -> str:
             parts.append("*")
         default = f"={argument.default_value!r}" if argument.has_default_value() else ""
         parts.append(argument.name + default)
-    return _listed(parts)
+    return _parenthesized(parts)
 
 
 def _same_default(mine: Any, schemas: Any) -> bool:
@@ -133,7 +133,7 @@ def check_kernel(
     Raises:
         SignatureError: the function cannot be called with the operator's arguments, or has another default.
     """
-    found = _parameters(op, role, fn, _written(schema, leading))
+    found = _parameters(op, role, fn, _signature_text(schema, leading))
     if found is None:
         return
     positional = [a for a in schema.arguments if not a.kwarg_only]
@@ -232,7 +232,7 @@ def fill_missing_defaults(fn: Callable[..., Any], schema: Any) -> Callable[..., 
 
 def _check_positional(op: str, role: str, fn: Callable[..., Any], expected: Sequence[str]) -> None:
     """Check that ``fn`` takes exactly these parameters, by position."""
-    found = _parameters(op, role, fn, _listed(expected))
+    found = _parameters(op, role, fn, _parenthesized(expected))
     if found is None:
         return
     required = sum(p.default is Parameter.empty for p in found.positional)
@@ -272,7 +272,7 @@ def check_setup_context(op: str, fn: Callable[..., Any], schema: Any) -> None:
     """
     keyword_only = any(a.kwarg_only for a in schema.arguments)
     expected = ["ctx", "inputs", *(["keyword_only_inputs"] if keyword_only else []), "output"]
-    found = _parameters(op, "setup_context", fn, _listed(expected))
+    found = _parameters(op, "setup_context", fn, _parenthesized(expected))
     if found is None:
         return
     for name in expected:

@@ -8,7 +8,7 @@ One check per file: `schema_check`, `autograd_registration`, `fake_kernel`, `fak
 from typing import Any
 
 from fake.library.errors import OpCheckError
-from fake.library.opcheck.generate import generate_opcheck_tests, torchs_generator
+from fake.library.opcheck.generate import generate_opcheck_tests, patched_optests
 from fake.library.opcheck.result import CheckFailure, Evidence, Passed, Verdict
 from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, opcheck
 from fake.seam import library as _torch
@@ -50,7 +50,7 @@ _GENERATOR = {
 def __getattr__(name: str) -> Any:
     """Return torch's checks as functions, or parts of its test generator; lazily, as they import Dynamo."""
     if name in _GENERATOR:
-        return getattr(torchs_generator(), _GENERATOR[name])
+        return getattr(patched_optests(), _GENERATOR[name])
     if name in ("aot_autograd_check", "assert_raises_regex", "autograd_registration_check", "fake_check"):
         return _torch.optest(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

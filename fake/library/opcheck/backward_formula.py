@@ -10,10 +10,23 @@ from typing import Any
 import torch
 
 from fake.error_text import describe_error
-from fake.library.opcheck.derivatives import Comparison, compare_formula, differentiable, in_double, jittered
+from fake.library.opcheck.derivatives import (
+    Comparison,
+    compare_formula,
+    in_double,
+    is_differentiable,
+    jittered,
+)
 from fake.library.opcheck.free_sizes import plan_sizes
 from fake.library.opcheck.result import Evidence, Fault, describe_tensor
-from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, is_order, named_tensors, restride
+from fake.library.opcheck.sample_calls import (
+    Call,
+    attempt,
+    flat_tensors,
+    is_permutation,
+    named_tensors,
+    restride,
+)
 from fake.library.opcheck.variations import code_constants, number_variations, with_defaults
 from fake.library.random_state import seeded_generators
 from fake.seam import library as _torch
@@ -51,7 +64,7 @@ def check(op: Any, call: Call) -> str:
     if not any(t.requires_grad for t in call.tensors):
         if not _torch.has_autograd_formula(op) or op._schema.is_mutable:
             return "no input requires a gradient"
-        call = call.map(lambda t: t.detach().requires_grad_(differentiable(t)))
+        call = call.map(lambda t: t.detach().requires_grad_(is_differentiable(t)))
         claimed = False
     else:
         claimed = True
@@ -64,7 +77,7 @@ def check(op: Any, call: Call) -> str:
     notes: list[str] = []
     if _torch.is_defined_in_python(op):
         notes = _check_values(op, call, claimed)
-        _check_types(op, call)
+        _check_dtypes(op, call)
     _check_layouts(op, call, reference, tolerances)
     _check_linear(op, call, reference, tolerances)
     _check_each_input_alone(op, call, reference, tolerances)
@@ -73,32 +86,32 @@ def check(op: Any, call: Call) -> str:
 
 
 # --- values ----------------------------------------------------------------------------------------
-def _calls(op: Any, call: Call) -> Iterator[Call]:
+def _calls_to_compare(op: Any, call: Call) -> Iterator[Call]:
     """Yield the calls to compare the formula on: the sample, other signs, other sizes, other numbers."""
     yield call
     yield call.map(
-        lambda t: (-t.detach()).requires_grad_(t.requires_grad) if differentiable(t) else t,
+        lambda t: (-t.detach()).requires_grad_(t.requires_grad) if is_differentiable(t) else t,
         "values negated",
         "value",
     )
     whole = with_defaults(op._schema, call)
     needs = [t.requires_grad for t in whole.tensors]
 
-    def demanding(other: Call) -> Call:
+    def with_requires_grad(other: Call) -> Call:
         wanted = dict(zip(map(id, other.tensors), needs, strict=False))
         return other.map(lambda t: t.detach().requires_grad_(wanted.get(id(t), False)))
 
     _, strings = code_constants(_torch.python_functions_of(op))
     plan = plan_sizes(op, whole)
     # Integers may depend on each other (an order and its inverse), so their tensors keep their sizes.
-    numbers = {i for i, t in enumerate(plan.call.tensors) if not differentiable(t)}
-    free = [f for f in plan.freedoms if not any(what == "tensor" and n in numbers for what, n, _ in f.sizes)]
-    plan = replace(plan, freedoms=free)
-    for other in plan.different():
-        yield demanding(other)
-    for freedom, new in itertools.product(plan.freedoms, (1, 2)):
-        for other in plan.at(freedom, new):
-            yield demanding(other)
+    numbers = {i for i, t in enumerate(plan.call.tensors) if not is_differentiable(t)}
+    free = [f for f in plan.groups if not any(what == "tensor" and n in numbers for what, n, _ in f.sizes)]
+    plan = replace(plan, groups=free)
+    for other in plan.all_different():
+        yield with_requires_grad(other)
+    for group, new in itertools.product(plan.groups, (1, 2)):
+        for other in plan.at(group, new):
+            yield with_requires_grad(other)
     for other in itertools.islice(number_variations(whole, strings), 16):
         # Multiplied by zero, everything is constant: a straight-through formula need not know that.
         zero = any(
@@ -106,7 +119,7 @@ def _calls(op: Any, call: Call) -> Iterator[Call]:
             for old, new in zip(whole.leaves, other.leaves, strict=False)
         )
         if other.kind == "number" and not zero and len(other.tensors) == len(needs):
-            yield demanding(other)
+            yield with_requires_grad(other)
     repeated = _with_repeated_indices(call)
     if repeated is not None:
         yield repeated
@@ -117,38 +130,38 @@ def _with_repeated_indices(call: Call) -> Call | None:
     integers = [
         t
         for t in call.tensors
-        if not (differentiable(t) or t.dtype is torch.bool) and t.layout is torch.strided
+        if not (is_differentiable(t) or t.dtype is torch.bool) and t.layout is torch.strided
     ]
     if not any(t.numel() > 1 for t in integers):
         return None
-    if any(map(is_order, integers)):
+    if any(map(is_permutation, integers)):
         return None
 
-    def paired(tensor: torch.Tensor) -> torch.Tensor:
+    def repeat_in_pairs(tensor: torch.Tensor) -> torch.Tensor:
         if not any(tensor is one for one in integers) or not tensor.dim():
             return tensor
         at = torch.arange(tensor.shape[-1], device=tensor.device) // 2 * 2
         return tensor.index_select(-1, at)
 
-    return call.map(paired, "indices that repeat", "value")
+    return call.map(repeat_in_pairs, "indices that repeat", "value")
 
 
 # --- types -----------------------------------------------------------------------------------------
-_LOWER = (torch.float32, torch.float16, torch.bfloat16)
-_RELATIVE = 0.05
-_TIMES = 8.0
+_LOWER_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
+_RELATIVE_TOLERANCE = 0.05
+_ERROR_FACTOR = 8.0
 """In a lower precision, the formula's error in units may be this many times its error in float32."""
-_NEAR = 1.0
+_PERTURBATION_FACTOR = 1.0
 """And this many times the effect of moving inputs by a unit: in low precision, ``sin(1000 * x)`` may have
 any slope."""
 
 
-def _check_types(op: Any, call: Call) -> None:
+def _check_dtypes(op: Any, call: Call) -> None:
     """Compare gradients in each dtype that the operator accepts with those for the same values in float64."""
-    for dtype in _LOWER:
-        found = _wrong_in(op, call, dtype)
+    for dtype in _LOWER_PRECISION:
+        found = _differences_in_dtype(op, call, dtype)
         # Where a maximum is chosen or a value is rounded, low precision may choose another; next to it, not.
-        if found and _wrong_in(op, jittered(call), dtype):
+        if found and _differences_in_dtype(op, jittered(call), dtype):
             raise Fault(
                 f"the backward formula is another one in {dtype}",
                 evidence=found,
@@ -156,7 +169,7 @@ def _check_types(op: Any, call: Call) -> None:
             )
 
 
-def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
+def _differences_in_dtype(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
     def cast(to: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda t: t.detach().to(to).requires_grad_(t.requires_grad) if t.is_floating_point() else t
 
@@ -169,7 +182,12 @@ def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
         return grad.to(dtype).to(grad.dtype)
 
     unit = torch.finfo(dtype).eps
-    calls = [low, exact, exact.map(cast(torch.float32)), *(_moved(exact, unit, seed) for seed in range(3))]
+    calls = [
+        low,
+        exact,
+        exact.map(cast(torch.float32)),
+        *(_perturbed(exact, unit, seed) for seed in range(3)),
+    ]
     runs: list[Any] = [_gradients(op, one, rounded, ones=False) for one in calls]
     if any(isinstance(run, str) for run in runs):
         return ()  # this dtype is not supported
@@ -178,30 +196,30 @@ def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
         found = [run[name] for run in runs]
         if any(v is None or v.shape != found[0].shape or not v.is_floating_point() for v in found):
             continue
-        got, known, usual, *near = found
+        actual, expected, single, *perturbed = found
         counts = torch.stack([v.isfinite() for v in found]).all(0)
         if not counts.any():
             continue
 
-        def size(value: torch.Tensor, counts: torch.Tensor = counts) -> float:
+        def rms(value: torch.Tensor, counts: torch.Tensor = counts) -> float:
             return float(value.double()[counts].square().mean().sqrt())
 
         # Intermediate results are rounded, too, as if the inputs differed by that much.
-        noise = _NEAR * max(size(value - known) for value in near)
+        noise = _PERTURBATION_FACTOR * max(rms(value - expected) for value in perturbed)
         if dtype is not torch.float32:
-            noise += _TIMES * unit / torch.finfo(torch.float32).eps * size(usual.double() - known)
-        gap = size(got.double() - known)
-        if gap > _RELATIVE * size(known) + noise + 1e-4:
-            text = f"{size(got):.5g} in the mean, {gap:.3g} off"
+            noise += _ERROR_FACTOR * unit / torch.finfo(torch.float32).eps * rms(single.double() - expected)
+        gap = rms(actual.double() - expected)
+        if gap > _RELATIVE_TOLERANCE * rms(expected) + noise + 1e-4:
+            text = f"{rms(actual):.5g} in the mean, {gap:.3g} off"
             wrong.append(
                 Evidence(
-                    f"gradient of {name}", f"{size(known):.5g} in double precision", text, low.describe()
+                    f"gradient of {name}", f"{rms(expected):.5g} in double precision", text, low.describe()
                 )
             )
     return tuple(wrong)
 
 
-def _moved(call: Call, unit: float, seed: int) -> Call:
+def _perturbed(call: Call, unit: float, seed: int) -> Call:
     """Return the call with each float moved up or down by one unit of a dtype."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -217,18 +235,18 @@ def _moved(call: Call, unit: float, seed: int) -> Call:
 def _check_values(op: Any, call: Call, claimed: bool) -> list[str]:
     notes: dict[str, None] = {}
     compared = 0
-    for variation in _calls(op, call):
+    for variation in _calls_to_compare(op, call):
         double = in_double(op, variation)
         found = compare_formula(op, double, 2 if variation is call else 1)
         if found is None:
             continue
-        doubtful = [c for c in found if c.verdict in ("wrong", "no formula", "undecided")]
-        if doubtful:
+        suspects = [c for c in found if c.verdict in ("wrong", "no formula", "undecided")]
+        if suspects:
             # The sample may be at a kink: a real fault must also show up next to it.
-            moved = {c.name: c for c in reversed(compare_formula(op, jittered(double)) or []) if _bad(c)}
-            if not moved and variation.kind != "value" and any(c.verdict == "undecided" for c in doubtful):
-                notes["the operator's values do not decide the gradient of " + doubtful[0].name] = None
-            _raise_wrong(variation, [moved[c.name] for c in doubtful if c.name in moved], claimed)
+            moved = {c.name: c for c in reversed(compare_formula(op, jittered(double)) or []) if _is_wrong(c)}
+            if not moved and variation.kind != "value" and any(c.verdict == "undecided" for c in suspects):
+                notes["the operator's values do not decide the gradient of " + suspects[0].name] = None
+            _raise_wrong(variation, [moved[c.name] for c in suspects if c.name in moved], claimed)
         compared += 1
         for one in found:
             if one.verdict == "straight-through":
@@ -238,7 +256,7 @@ def _check_values(op: Any, call: Call, claimed: bool) -> list[str]:
     return [f"values compared for {compared} calls", *notes]
 
 
-def _bad(comparison: Comparison) -> bool:
+def _is_wrong(comparison: Comparison) -> bool:
     return comparison.verdict in ("wrong", "no formula")
 
 
@@ -318,7 +336,7 @@ def _check_each_input_alone(
 
 def _check_state(op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]) -> None:
     def other_values(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach() * 0.5 + 0.25 if differentiable(tensor) else tensor.detach()
+        return tensor.detach() * 0.5 + 0.25 if is_differentiable(tensor) else tensor.detach()
 
     def between() -> None:
         attempt(op, call.map(other_values))

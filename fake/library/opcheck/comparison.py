@@ -12,7 +12,7 @@ from fake.library.opcheck.sample_calls import Call, Outcome, attempt, flat_tenso
 from fake.seam import library as _torch
 
 #: Aspect that differs → advice, unless the way the call was varied allows better advice.
-_BY_ASPECT = {
+_FIX_BY_ASPECT = {
     "dtype": "give the output the dtype that the kernel gives it: take it from the inputs (x.new_empty, "
     "dtype=x.dtype) or from what the kernel converts to, not a constant",
     "device": "make the outputs on the inputs' device: x.new_empty(...), or device=x.device",
@@ -26,7 +26,7 @@ _BY_ASPECT = {
     "equal": "make one new_dynamic_size() for each size that can differ",
     "alias": "return a new tensor, empty_like(x): the kernel's output is not the input",
 }
-_BY_KIND = {
+_FIX_BY_KIND = {
     "value": "the size depends on data: use get_ctx().new_dynamic_size() for it",
     "broadcast": "compute the size with torch.broadcast_shapes, or have the kernel refuse sizes that differ",
     "list": "compute the size from all tensors of the list, however many there are",
@@ -34,30 +34,30 @@ _BY_KIND = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class KernelResult:
     """The result of a kernel, real or fake, and which outputs share an argument's memory."""
 
     value: Any
     in_arguments: tuple[int, ...]
 
 
-def run_fake(op: Any, call: Call) -> Answer:
+def run_fake(op: Any, call: Call) -> KernelResult:
     """Return the fake kernel's answer. Data-dependent sizes are unbacked symbols."""
     shape_env = _torch.ShapeEnv()
     with _torch.FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False) as mode:
-        faked = call.map(lambda t: mode.from_tensor(t, static_shapes=True))
-        memory = {_torch.storage_of(t) for t in faked.tensors} - {None}
+        fake_call = call.map(lambda t: mode.from_tensor(t, static_shapes=True))
+        memory = {_torch.storage_of(t) for t in fake_call.tensors} - {None}
         with torch.no_grad():
-            return _answer(op(*faked.args, **faked.kwargs), memory)
+            return _kernel_result(op(*fake_call.args, **fake_call.kwargs), memory)
 
 
-def _answer(value: Any, memory: set[int | None]) -> Answer:
+def _kernel_result(value: Any, memory: set[int | None]) -> KernelResult:
     shared = [
         index
         for index, leaf in enumerate(_leaves(value))
         if isinstance(leaf, torch.Tensor) and _torch.storage_of(leaf) in memory
     ]
-    return Answer(value, tuple(shared))
+    return KernelResult(value, tuple(shared))
 
 
 def try_fake(op: Any, call: Call) -> Outcome:
@@ -72,14 +72,14 @@ def _leaves(value: Any) -> list[Any]:
 def run_real(op: Any, call: Call) -> Outcome:
     """Return the outcome of the real kernel: its value, and the outputs that share an argument's memory."""
 
-    def run(*args: Any, **kwargs: Any) -> Answer:
+    def run(*args: Any, **kwargs: Any) -> KernelResult:
         memory = {_torch.storage_of(t) for t in flat_tensors((args, kwargs))} - {None}
-        return _answer(op(*args, **kwargs), memory)
+        return _kernel_result(op(*args, **kwargs), memory)
 
     return attempt(run, call)
 
 
-def compare(call: Call, real: Answer, fake: Answer) -> list[Evidence]:
+def compare(call: Call, real: KernelResult, fake: KernelResult) -> list[Evidence]:
     """Return every difference between the real outputs of ``call`` and the fake kernel's answer.
 
     Args:
@@ -101,7 +101,7 @@ def compare(call: Call, real: Answer, fake: Answer) -> list[Evidence]:
         if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
             found += _compare_numbers(where, mine, theirs, inputs)
             continue
-        aspect = _aspect(mine, theirs)
+        aspect = _wrong_aspect(mine, theirs)
         if aspect is not None and (ordered or aspect != "strides"):
             found.append(Evidence(where, describe_tensor(mine), _describe(theirs), inputs, aspect))
         else:
@@ -111,19 +111,19 @@ def compare(call: Call, real: Answer, fake: Answer) -> list[Evidence]:
     return found
 
 
-def _aspect(mine: torch.Tensor, theirs: torch.Tensor) -> str | None:
+def _wrong_aspect(mine: torch.Tensor, theirs: torch.Tensor) -> str | None:
     """Return the aspect in which a fake tensor is wrong, or None."""
     if mine.dtype != theirs.dtype:
         return "dtype"
     if mine.device != theirs.device:
         return "device"
     if mine.dim() != theirs.dim() or any(
-        not _symbolic(b) and a != b for a, b in zip(mine.shape, theirs.shape, strict=True)
+        not _is_symbolic(b) and a != b for a, b in zip(mine.shape, theirs.shape, strict=True)
     ):
         return "sizes"
     if mine.layout != theirs.layout:
         return "layout"
-    if mine.layout is not torch.strided or not mine.numel() or any(_symbolic(s) for s in theirs.shape):
+    if mine.layout is not torch.strided or not mine.numel() or any(_is_symbolic(s) for s in theirs.shape):
         return None
     strides = zip(mine.shape, mine.stride(), theirs.stride(), strict=True)
     return "strides" if any(size > 1 and a != b for size, a, b in strides) else None
@@ -143,7 +143,7 @@ def _compare_symbols(
     found = []
     symbols: tuple[Any, ...] = tuple(theirs.shape)
     for dim, (real, symbol) in enumerate(zip(mine.shape, symbols, strict=True)):
-        if not _symbolic(symbol):
+        if not _is_symbolic(symbol):
             continue
         place = f"{where}, size {dim}"
         low, high = _torch.range_of_size(symbol)
@@ -165,12 +165,12 @@ def fix_for(evidence: Evidence, call: Call) -> str:
     if evidence.aspect == "sizes":
         if call.kind == "number":
             return f"compute the output's sizes from {call.label.split(' = ')[0]!r} as the kernel does"
-        return _BY_KIND.get(
+        return _FIX_BY_KIND.get(
             call.kind,
             "compute the output's sizes from the inputs' sizes as the kernel does; sizes that depend on data need "
             "new_dynamic_size()",
         )
-    return _BY_ASPECT[evidence.aspect]
+    return _FIX_BY_ASPECT[evidence.aspect]
 
 
 def _strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -179,12 +179,12 @@ def _strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
-def _symbolic(value: Any) -> bool:
+def _is_symbolic(value: Any) -> bool:
     return isinstance(value, torch.SymInt)
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    if any(_symbolic(s) for s in (*tensor.shape, *tensor.stride())):
-        sizes = ", ".join("?" if _symbolic(s) else str(s) for s in tensor.shape)
+    if any(_is_symbolic(s) for s in (*tensor.shape, *tensor.stride())):
+        sizes = ", ".join("?" if _is_symbolic(s) else str(s) for s in tensor.shape)
         return f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}] {tensor.device}"
     return describe_tensor(tensor)

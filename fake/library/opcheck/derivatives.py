@@ -14,7 +14,7 @@ import torch
 
 from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, named_tensors
 
-_FINE = 1e-5
+_FINE_TOLERANCE = 1e-5
 _FINE_STEPS = (3e-6, 1e-5, 3e-5, 1e-4)
 _FINER_STEPS = (1e-6, 1e-7, 1e-8)
 """For steep functions the other steps are too long: a formula that agrees at one of these is right."""
@@ -52,7 +52,7 @@ def _real_dtype(dtype: torch.dtype) -> torch.dtype:
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
-def differentiable(tensor: torch.Tensor) -> bool:
+def is_differentiable(tensor: torch.Tensor) -> bool:
     """Return whether a tensor can have a gradient."""
     return (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided
 
@@ -69,7 +69,7 @@ def in_double(op: Any, call: Call) -> Call:
     outcome = attempt(op, double)
     if outcome.error is not None:
         return call
-    narrow = any(differentiable(t) and t.dtype in wide for t in flat_tensors(outcome.value))
+    narrow = any(is_differentiable(t) and t.dtype in wide for t in flat_tensors(outcome.value))
     return call if narrow else double
 
 
@@ -78,7 +78,7 @@ def jittered(call: Call) -> Call:
     generator = torch.Generator().manual_seed(3)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        if not differentiable(tensor):
+        if not is_differentiable(tensor):
             return tensor
         noise = torch.randn(tensor.shape, generator=generator, dtype=_real_dtype(tensor.dtype))
         moved = tensor.detach() + 0.05 * (tensor.detach().abs() + 0.1) * noise.to(tensor.device)
@@ -111,7 +111,7 @@ def compare_formula(op: Any, call: Call, directions: int = 2) -> list[Comparison
                 continue
             of = f"{name}" if len(outputs) == 1 else f"{name} (from output {output})"
             found += [
-                _along(op, call, index, of, output, cotangent, gradients[index], seed)
+                _compare_along(op, call, index, of, output, cotangent, gradients[index], seed)
                 for seed in range(directions)
             ]
     return found
@@ -139,7 +139,7 @@ def _gradients(op: Any, call: Call, output: int, cotangent: torch.Tensor) -> lis
     return attempt(run, call).value
 
 
-def _along(
+def _compare_along(
     op: Any,
     call: Call,
     index: int,
@@ -164,64 +164,69 @@ def _along(
         wide = torch.complex128 if cotangent.is_complex() else torch.float64
         return float((found[output].detach().to(wide) * cotangent.conj().to(wide)).sum().real)
 
-    size = 0.0 if gradient is None else float(gradient.abs().double().pow(2).sum().sqrt())
-    said = 0.0 if gradient is None else float((gradient.conj() * direction).sum().real)
-    undecided = Comparison(name, "undecided", said)
-    here = value(0.0)
-    if here is None or not torch.isfinite(torch.tensor([here, said, size])).all():
+    grad_norm = 0.0 if gradient is None else float(gradient.abs().double().pow(2).sum().sqrt())
+    analytic = 0.0 if gradient is None else float((gradient.conj() * direction).sum().real)
+    undecided = Comparison(name, "undecided", analytic)
+    center = value(0.0)
+    if center is None or not torch.isfinite(torch.tensor([center, analytic, grad_norm])).all():
         return undecided
     constant = 0
-    earlier: float | None = None
+    previous: float | None = None
     for relative in steps:
         step = relative * scale
         up, down, half_up, half_down = value(step), value(-step), value(step / 2), value(-step / 2)
         if up is None or down is None or half_up is None or half_down is None:
             continue
-        if up == down == here:
+        if up == down == center:
             constant += 1
             continue
         numeric = (half_up - half_down) / step
-        size_here = max(size, abs(numeric))
-        if not size_here < float("inf"):
+        norm = max(grad_norm, abs(numeric))
+        if not norm < float("inf"):
             continue
         difference = abs((up - down) / (2 * step) - numeric)
-        kink = abs((up - here) - (here - down)) / step - abs((half_up - here) - (here - half_down)) / step
+        kink = (
+            abs((up - center) - (center - down)) / step
+            - abs((half_up - center) - (center - half_down)) / step
+        )
         # For a smooth function the gap between the two sides shrinks with the step; at a kink it stays.
-        one_sided = abs((half_up - here) - (here - half_down)) * 2 / step
-        if difference > 0.02 * size_here or (one_sided > 0.05 * size_here and kink < 0.3 * one_sided / 2):
+        one_sided = abs((half_up - center) - (center - half_down)) * 2 / step
+        if difference > 0.02 * norm or (one_sided > 0.05 * norm and kink < 0.3 * one_sided / 2):
             continue
-        if constant and (earlier is None or abs(earlier - numeric) > 0.05 * size_here):
+        if constant and (previous is None or abs(previous - numeric) > 0.05 * norm):
             # Constant in smaller steps: it rounds inside, or is a step function. Another step must agree.
-            earlier = numeric
+            previous = numeric
             continue
         if gradient is None:
             moves = abs(numeric) > 1e-6 * float(cotangent.abs().double().sum())
             return Comparison(name, "no formula" if moves else "right", 0.0, numeric)
-        wrong = abs(numeric - said) > tolerance * size_here + 4 * difference
+        wrong = abs(numeric - analytic) > tolerance * norm + 4 * difference
 
         def slopes(steps: tuple[float, ...]) -> list[float]:
             sides = [(value(s * scale), value(-s * scale), s * scale) for s in steps]
             return [(up - down) / (2 * h) for up, down, h in sides if up is not None and down is not None]
 
         if tensor.dtype is torch.float64 and wrong:
-            wrong = all(abs(slope - said) > tolerance * size_here for slope in slopes(_FINER_STEPS))
-        elif tensor.dtype is torch.float64 and abs(numeric - said) > _FINE * size_here:
-            wrong = _differs_finely(said, slopes(_FINE_STEPS))
-        return Comparison(name, "wrong" if wrong else "right", said, numeric)
+            wrong = all(abs(slope - analytic) > tolerance * norm for slope in slopes(_FINER_STEPS))
+        elif tensor.dtype is torch.float64 and abs(numeric - analytic) > _FINE_TOLERANCE * norm:
+            wrong = _differs_in_double(analytic, slopes(_FINE_STEPS))
+        return Comparison(name, "wrong" if wrong else "right", analytic, numeric)
     if constant:
-        if abs(said) <= tolerance * size:  # the formula agrees: along this direction its terms cancel
-            return Comparison(name, "right", said, 0.0)
+        if (
+            abs(analytic) <= tolerance * grad_norm
+        ):  # the formula agrees: along this direction its terms cancel
+            return Comparison(name, "right", analytic, 0.0)
         far = value(10 * scale), value(-10 * scale)
-        moves = any(v is not None and v != here for v in far)
-        return Comparison(name, "straight-through" if moves else "wrong", said, 0.0)
+        moves = any(v is not None and v != center for v in far)
+        return Comparison(name, "straight-through" if moves else "wrong", analytic, 0.0)
     return undecided
 
 
-def _differs_finely(said: float, found: list[float]) -> bool:
+def _differs_in_double(analytic: float, found: list[float]) -> bool:
     """Return whether differences for several steps agree with each other far better than with the formula:
     then the kernel itself computes in double precision."""
     spread = max(found, default=0.0) - min(found, default=0.0)
-    return len(found) > 1 and all(abs(one - said) > 8 * spread for one in found)
+    return len(found) > 1 and all(abs(one - analytic) > 8 * spread for one in found)
 
 
 def _with_input(op: Any, call: Call, index: int, moved: torch.Tensor) -> Call:

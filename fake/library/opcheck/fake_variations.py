@@ -45,14 +45,14 @@ def check(op: Any, call: Call, *, layouts: bool = True) -> str:
     call = with_defaults(op._schema, call.detached())
     plan = plan_sizes(op, call, tied=not layouts)
     note = _try_all(op, _variations(op, call, plan, layouts=layouts))
-    fixed = [f"{place}: {reason}" for place, reason in plan.stuck.items()]
+    fixed = [f"{place}: {reason}" for place, reason in plan.fixed_sizes.items()]
     return "\n".join([note, *(f"not varied: {text}" for text in fixed)])
 
 
 def _variations(op: Any, call: Call, plan: SizePlan, *, layouts: bool) -> Iterator[Call]:
     numbers, strings = code_constants(_torch.python_functions_of(op))
     parts = [plan.calls(numbers), value_variations(call), number_variations(call, strings)]
-    other = next(plan.different(), None)
+    other = next(plan.all_different(), None)
     if other is not None:
         parts.append(number_variations(other, strings))
     equal = with_equal_lists(call)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake.error_text import error_text
-from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, is_order, refill_like
+from fake.library.opcheck.sample_calls import Call, attempt, flat_tensors, is_permutation, refill_like
 
 #: A size: ("tensor", number of the tensor in the call, dimension) or ("number", leaf of the call, 0).
 SizeKey = tuple[str, int, int]
@@ -27,7 +27,7 @@ _MAX_ELEMENTS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Freedom:
+class SizeGroup:
     """Sizes that change together.
 
     Attributes:
@@ -64,63 +64,63 @@ class SizePlan:
     """The sizes of one call that can change, and how.
 
     Attributes:
-        freedoms: the sizes that can change.
-        stuck: a dimension that cannot change (as text) → the kernel's reason.
+        groups: the sizes that can change.
+        fixed_sizes: a dimension that cannot change (as text) → the kernel's reason.
         ties: sizes that always equal another one.
         broadcast: the tensors (by number) that the kernel also accepts with a single element.
     """
 
     call: Call
-    freedoms: list[Freedom]
-    stuck: dict[str, str]
+    groups: list[SizeGroup]
+    fixed_sizes: dict[str, str]
     broadcast: frozenset[int] = frozenset()
     ties: Mapping[SizeKey, SizeKey] = field(default_factory=dict)
 
     def calls(self, constants: tuple[int, ...] = ()) -> Iterator[Call]:
         """Yield calls with other sizes. ``constants`` are numbers near which the operator may branch."""
-        yield from self.different()
-        few = len(self.freedoms) > 6
-        for freedom in self.freedoms:
-            size = freedom.size
-            sizes = [freedom.accepted, 1, 0, 2 * size, size + 1]
+        yield from self.all_different()
+        few = len(self.groups) > 6
+        for group in self.groups:
+            size = group.size
+            sizes = [group.accepted, 1, 0, 2 * size, size + 1]
             if not few:
                 around = [c + step for c in constants for step in (0, 1, -1)]
                 sizes += [*around, *_MORE_SIZES]
             # The result of a sum over nothing is an accident of the kernel.
-            lowest = 0 if freedom.in_output or len(freedom.sizes) == 1 else 1
+            lowest = 0 if group.in_output or len(group.sizes) == 1 else 1
             for new in dict.fromkeys(s for s in sizes if s >= lowest):
-                yield from self.at(freedom, new)
+                yield from self.at(group, new)
         for new in (1, 2, 0):
             yield from self._all_at(new)
         yield from self._broadcasts()
 
-    def different(self) -> Iterator[Call]:
+    def all_different(self) -> Iterator[Call]:
         """Change every size so that no two are equal: once rising, once falling in argument order."""
-        for order in (_PRIMES, tuple(reversed(_PRIMES[: max(len(self.freedoms), 2)]))):
+        for order in (_PRIMES, tuple(reversed(_PRIMES[: max(len(self.groups), 2)]))):
             sizes: dict[SizeKey, int] = {}
-            for index, freedom in enumerate(self.freedoms):
-                wanted = freedom.size + order[index % len(order)]
-                if freedom.relation == "scale":
-                    wanted = freedom.size * (2 + index)
-                if freedom.accepted < freedom.size or (freedom.accepted - freedom.size) not in _PRIMES:
-                    wanted = freedom.accepted
-                sizes.update(freedom.at(wanted) or {})
+            for index, group in enumerate(self.groups):
+                wanted = group.size + order[index % len(order)]
+                if group.relation == "scale":
+                    wanted = group.size * (2 + index)
+                if group.accepted < group.size or (group.accepted - group.size) not in _PRIMES:
+                    wanted = group.accepted
+                sizes.update(group.at(wanted) or {})
             if sizes:
                 yield from self._resized(sizes, "all sizes larger and different")
 
     def _all_at(self, new: int) -> Iterator[Call]:
         sizes: dict[SizeKey, int] = {}
-        for freedom in self.freedoms:
-            sizes.update((freedom.at(new) if new or freedom.in_output else None) or {})
-        if len(self.freedoms) > 1 and sizes:
+        for group in self.groups:
+            sizes.update((group.at(new) if new or group.in_output else None) or {})
+        if len(self.groups) > 1 and sizes:
             yield from self._resized(sizes, f"all sizes {new}")
 
-    def at(self, freedom: Freedom, new: int) -> Iterator[Call]:
-        """Yield the call with ``new`` as the first size of ``freedom``."""
-        sizes = freedom.at(new)
-        if sizes is not None and new != freedom.size:
-            where = ", ".join(_key_text(self.call, key) for key in freedom.sizes)
-            yield from self._resized(sizes, f"size {freedom.size} → {new} ({where})")
+    def at(self, group: SizeGroup, new: int) -> Iterator[Call]:
+        """Yield the call with ``new`` as the first size of ``group``."""
+        sizes = group.at(new)
+        if sizes is not None and new != group.size:
+            where = ", ".join(_key_text(self.call, key) for key in group.sizes)
+            yield from self._resized(sizes, f"size {group.size} → {new} ({where})")
 
     def _resized(self, sizes: Mapping[SizeKey, int], label: str, kind: str = "size") -> Iterator[Call]:
         call = resize(self.call, _with_ties(sizes, self.ties), label, kind)
@@ -137,11 +137,11 @@ class SizePlan:
         """
         tensors = self.call.tensors
         bound: dict[int, set[int]] = {}
-        for freedom in self.freedoms:
-            members = [p for p in freedom.sizes if p[0] == "tensor"]
+        for group in self.groups:
+            members = [p for p in group.sizes if p[0] == "tensor"]
             for _, number, dim in members:
                 peers = [tensors[n] for _, n, d in members if n != number and d == dim]
-                if freedom.relation == "same" and any(p.dim() == tensors[number].dim() for p in peers):
+                if group.relation == "same" and any(p.dim() == tensors[number].dim() for p in peers):
                     bound.setdefault(number, set()).add(dim)
         for number, dims in bound.items():
             if number not in self.broadcast:
@@ -201,7 +201,7 @@ def _in_bounds(sample: Call, resized: Call) -> Call | None:
             continue
         reach = max(int(tensor.max()) + 1, -int(tensor.min()))
         beyond = [new for old, new in shrunk if new < reach <= old + 1]
-        if beyond and is_order(before):
+        if beyond and is_permutation(before):
             return None
         if beyond:
             limits[id(tensor)] = min(beyond)
@@ -260,24 +260,24 @@ def plan_sizes(op: Any, call: Call, *, tied: bool = False) -> SizePlan:
         (("number", leaf, 0), value) for leaf, value in enumerate(leaves) if type(value) is int and value > 1
     ]
     search = _Search(op, call, dims, numbers, ties)
-    freedoms: list[Freedom] = []
-    stuck: dict[str, str] = {}
+    groups: list[SizeGroup] = []
+    fixed_sizes: dict[str, str] = {}
     covered: set[SizeKey] = set()
     for index, (key, size) in enumerate(dims[:24]):
         if key in covered:
             continue
-        freedom = search.find(key, size, _PRIMES[index % len(_PRIMES)])
-        if freedom is not None:
-            freedoms.append(freedom)
-            covered |= set(freedom.sizes)
+        group = search.find(key, size, _PRIMES[index % len(_PRIMES)])
+        if group is not None:
+            groups.append(group)
+            covered |= set(group.sizes)
         else:
-            stuck[f"{_key_text(call, key)} = {size}"] = search.reason
+            fixed_sizes[f"{_key_text(call, key)} = {size}"] = search.reason
     for key, size in dims[24:]:
-        stuck[f"{_key_text(call, key)} = {size}"] = "not tried: the call has more than 24 dimensions"
-    found = [replace(f, in_output=search.changes_output(f)) for f in freedoms]
+        fixed_sizes[f"{_key_text(call, key)} = {size}"] = "not tried: the call has more than 24 dimensions"
+    found = [replace(f, in_output=search.changes_output(f)) for f in groups]
     ones = [{("tensor", n, d): 1 for d in range(t.dim())} for n, t in enumerate(tensors)]
     broadcast = frozenset(n for n, sizes in enumerate(ones) if sizes and search.accepts(sizes))
-    return SizePlan(call, found, stuck, broadcast, ties)
+    return SizePlan(call, found, fixed_sizes, broadcast, ties)
 
 
 @dataclass
@@ -289,10 +289,10 @@ class _Search:
     ties: dict[SizeKey, SizeKey]
     reason: str = ""
 
-    def changes_output(self, freedom: Freedom) -> bool:
-        """Return whether the outputs' sizes change with ``freedom``."""
+    def changes_output(self, group: SizeGroup) -> bool:
+        """Return whether the outputs' sizes change with ``group``."""
         before = attempt(self.op, self.call).value
-        sizes = _with_ties(freedom.at(freedom.accepted) or {}, self.ties)
+        sizes = _with_ties(group.at(group.accepted) or {}, self.ties)
         other = resize(self.call, sizes, "a trial")
         if other is None:
             return False
@@ -311,7 +311,7 @@ class _Search:
             self.reason = f"the kernel refuses others: {type(outcome.error).__name__}: {lines[0][:120]}"
         return outcome.error is None
 
-    def find(self, key: SizeKey, size: int, prime: int) -> Freedom | None:
+    def find(self, key: SizeKey, size: int, prime: int) -> SizeGroup | None:
         """Return the smallest set of sizes with which ``key`` can change.
 
         Args:
@@ -328,20 +328,22 @@ class _Search:
         candidates = [new for new in dict.fromkeys(others) if new > 1 and new != size]
         for new in candidates:
             if self.accepts({key: new}):
-                return Freedom({key: size}, "same", new)
+                return SizeGroup({key: size}, "same", new)
         equal = [p for p, s in (*self.dims, *self.numbers) if s == size and p != key]
-        for together in self._together(key, equal):
+        for together in self._candidate_sets(key, equal):
             for new in candidates[:3]:
                 if self.accepts(dict.fromkeys([key, *together], new)):
-                    return Freedom(dict.fromkeys(self._fewest(key, together, new), size), "same", new)
+                    return SizeGroup(
+                        dict.fromkeys(self._smallest_subset(key, together, new), size), "same", new
+                    )
         for other, second in (*self.numbers, *self.dims):
             if other != key and self.accepts({key: size + 1, other: second + 1}):
-                return Freedom({key: size, other: second}, "grow", size + 1)
+                return SizeGroup({key: size, other: second}, "grow", size + 1)
             if other != key and size and self.accepts({key: 2 * size, other: 2 * second}):
-                return Freedom({key: size, other: second}, "scale", 2 * size)
+                return SizeGroup({key: size, other: second}, "scale", 2 * size)
         return None
 
-    def _together(self, key: SizeKey, equal: list[SizeKey]) -> Iterator[list[SizeKey]]:
+    def _candidate_sets(self, key: SizeKey, equal: list[SizeKey]) -> Iterator[list[SizeKey]]:
         """Yield sets of sizes that may have to change with ``key``, likely and small ones first."""
         if not equal:
             return
@@ -357,10 +359,10 @@ class _Search:
             yield from (list(pair) for pair in itertools.combinations(equal, 2))
         yield equal
 
-    def _fewest(self, key: SizeKey, together: list[SizeKey], new: int) -> list[SizeKey]:
-        kept = list(together)
+    def _smallest_subset(self, key: SizeKey, together: list[SizeKey], new: int) -> list[SizeKey]:
+        subset = list(together)
         for other in together:
-            fewer = [p for p in kept if p != other]
+            fewer = [p for p in subset if p != other]
             if fewer and self.accepts(dict.fromkeys([key, *fewer], new)):
-                kept = fewer
-        return [key, *kept]
+                subset = fewer
+        return [key, *subset]

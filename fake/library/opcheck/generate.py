@@ -21,12 +21,12 @@ from fake.seam import library as _torch
 
 
 @functools.cache
-def torchs_generator() -> Any:
+def patched_optests() -> Any:
     """Return a copy of torch's module with our checks and `OpCheckError`, and repro scripts that use them."""
     module = _torch.copy_of_optests()
-    module.ALL_TEST_UTILS = {name: _tester(name) for name in ALL_TEST_UTILS}
+    module.ALL_TEST_UTILS = {name: _make_tester(name) for name in ALL_TEST_UTILS}
     module.OpCheckError = OpCheckError
-    module._is_inside_opcheck_mode = _Inside()
+    module._is_inside_opcheck_mode = _ThreadFlag()
     write_repro, read = module.generate_repro, module.FailuresDict.load
 
     def generate_repro(*args: Any, **kwargs: Any) -> str:
@@ -50,11 +50,11 @@ def torchs_generator() -> Any:
     return module
 
 
-class _Inside(threading.local):
+class _ThreadFlag(threading.local):
     value = False
 
 
-def _tester(name: str) -> Callable[..., None]:
+def _make_tester(name: str) -> Callable[..., None]:
     def run(op: Any, args: Any, kwargs: Any, *, copy_inputs: bool = True) -> None:
         """Run the check. Args: the operator and its arguments; ``copy_inputs`` is torch's:
         inputs are always copied.
@@ -93,7 +93,7 @@ def generate_opcheck_tests(
     if failures_dict_path is None:
         caller = sys._getframe(1).f_code.co_filename
         failures_dict_path = os.path.join(os.path.dirname(os.path.abspath(caller)), "failures_dict.json")
-    generate = torchs_generator().generate_opcheck_tests
+    generate = patched_optests().generate_opcheck_tests
     try:
         generate(testcase, list(namespaces), failures_dict_path, additional_decorators, list(test_utils))
     except (RuntimeError, AssertionError) as error:

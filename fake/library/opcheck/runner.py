@@ -56,7 +56,7 @@ DEFAULT_TEST_UTILS = (
 #: Checks that operators of other libraries need not pass.
 _STRICT = ("test_fake_device", "test_kernel_variations")
 #: Checks that also run by default, and are reported only if they fail.
-_BESIDES = ("test_fake_variations", *_STRICT, "test_uninitialized_memory", "test_gradients", "test_vmap")
+_ALSO_RUN = ("test_fake_variations", *_STRICT, "test_uninitialized_memory", "test_gradients", "test_vmap")
 
 
 def run_check(name: str, op: Any, call: Call, **options: Any) -> str:
@@ -190,7 +190,7 @@ def opcheck(
     if is_abstract(call):
         # There is nothing to compare fake or meta tensors with; torch's checks pass them, too.
         return Verdict(verdict.op, {name: Passed("abstract inputs") for name in names})
-    besides = _BESIDES if test_utils is None else ()
+    besides = _ALSO_RUN if test_utils is None else ()
     if strict is None:
         strict = isinstance(_torch.maybe_get_opdef(overload), CustomOpDef)
     passed: dict[str, Passed] = {}

@@ -96,12 +96,12 @@ class Call:
         """
         replaced: dict[int, torch.Tensor] = {}
 
-        def once(tensor: torch.Tensor) -> torch.Tensor:
+        def replacement(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in replaced:
                 replaced[id(tensor)] = change(tensor)
             return replaced[id(tensor)]
 
-        args, kwargs = pytree.tree_map_only(torch.Tensor, once, (self.args, self.kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, replacement, (self.args, self.kwargs))
         label, kind = self.label if label is None else label, self.kind if kind is None else kind
         return replace(self, args=tuple(args), kwargs=kwargs, label=label, kind=kind)
 
@@ -112,14 +112,14 @@ class Call:
     def describe(self) -> str:
         """Describe the arguments in one line."""
 
-        def one(value: Any) -> str:
+        def text(value: Any) -> str:
             if isinstance(value, torch.Tensor):
                 return describe_tensor(value)
             if isinstance(value, (list, tuple)):
-                return "[" + ", ".join(map(one, value)) + "]"
+                return "[" + ", ".join(map(text, value)) + "]"
             return repr(value)
 
-        parts = [one(a) for a in self.args] + [f"{k}={one(v)}" for k, v in self.kwargs.items()]
+        parts = [text(a) for a in self.args] + [f"{k}={text(v)}" for k, v in self.kwargs.items()]
         return ", ".join(parts)
 
 
@@ -206,7 +206,7 @@ def refill_like(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
     return filled.permute(order).contiguous().permute(back)
 
 
-def is_order(tensor: torch.Tensor) -> bool:
+def is_permutation(tensor: torch.Tensor) -> bool:
     """Return whether integers are a permutation along some dimension: it may get inverted."""
     return any(
         count > 1

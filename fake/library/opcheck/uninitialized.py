@@ -62,12 +62,12 @@ def check(op: Any, call: Call) -> str:
     if note or not _torch.is_defined_in_python(op):
         return note
     plan = plan_sizes(op, call)
-    for other in plan.different():
+    for other in plan.all_different():
         _check_call(op, key, other)
-    for freedom in plan.freedoms:
+    for group in plan.groups:
         # A partial block, one element, and more than one block.
-        for new in (freedom.size + 1, freedom.size + 2, freedom.size + 3, 1, freedom.size - 1, 33):
-            for other in plan.at(freedom, new) if new > 0 else ():
+        for new in (group.size + 1, group.size + 2, group.size + 3, 1, group.size - 1, 33):
+            for other in plan.at(group, new) if new > 0 else ():
                 _check_call(op, key, other)
     return ""
 

@@ -15,25 +15,25 @@ from fake.library.probe.candidates import (
     shape_candidates,
     stride_candidates,
 )
-from fake.library.probe.experiments import Laboratory, Observation
+from fake.library.probe.experiments import CallRecorder, Observation
 from fake.library.probe.rule import FakeRule, Level, Property, evaluate
 from fake.library.probe.solve import solve_sizes
 
-_KEEP = 6
+_MAX_CANDIDATES = 6
 #: A class needs this many observations before a candidate counts as proven.
-_ENOUGH = 3
+_MIN_OBSERVATIONS = 3
 
 
-def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: type | None) -> FakeRule:
+def derive(op: str, names: list[str] | None, recorder: CallRecorder, container: type | None) -> FakeRule:
     """Return the rule that the laboratory's observations support.
 
     Args:
         op: the operator's name, for messages.
         names: its parameters, if known.
-        laboratory: the observations, and the kernel to make more.
+        recorder: the observations, and the kernel to make more.
         container: the type that the operator returns its outputs in: ``list``, ``tuple`` or None.
     """
-    observations = [o for o in laboratory.observations if o.outputs is not None]
+    observations = [o for o in recorder.observations if o.outputs is not None]
     rule = FakeRule(
         op, names, Property("sharing of memory"), Property("number of outputs"), [], [], [], [], container
     )
@@ -55,7 +55,7 @@ def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: 
                 highest[name] = max(highest.get(name, 0), tensor.dim())
     for observation in observations:
         rule.seen_kinds |= {(n, "absent") for n in rule.all_names if n not in observation.facts.values}
-    shared = [(o, _shares(o)) for o in observations]
+    shared = [(o, _shared_argument(o)) for o in observations]
     fresh = [o for o, name in shared if not name]
     # Tensors without elements share no memory, so they prove nothing here.
     if all(o.facts.has_empty() for o in fresh) and any(name for _, name in shared):
@@ -77,7 +77,7 @@ def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: 
     return rule
 
 
-def _shares(observation: Observation) -> str:
+def _shared_argument(observation: Observation) -> str:
     """Return the argument whose memory an output shares, or that was mutated; empty if there is none."""
     if observation.writes is not None:
         return observation.writes
@@ -91,9 +91,9 @@ def _count_candidates(words: Vocabulary, counts: Sequence[tuple[Observation, int
 
 def _derive_output(rule: FakeRule, observations: list[Observation], index: int) -> None:
     unknown = _dynamic_dimensions(observations, index)
-    seen = [(o, _mask(o, index, unknown)) for o in observations]
+    seen = [(o, _masked_shape(o, index, unknown)) for o in observations]
     shapes = Property(f"shape of output {index}")
-    _fit(shapes, seen, shape_candidates, _matches, solve=lambda group: _solve(group, index, unknown))
+    _fit(shapes, seen, shape_candidates, _matches, solve=lambda group: _solve_masked(group, index, unknown))
     dynamic: dict[Any, set[int]] = {}
     for key in shapes.rules:
         level, class_key = key
@@ -120,16 +120,18 @@ def _dynamic_dimensions(observations: Sequence[Observation], index: int) -> set[
     return found
 
 
-def _mask(observation: Observation, index: int, unknown: set[tuple[int, int]]) -> tuple[int | None, ...]:
+def _masked_shape(
+    observation: Observation, index: int, unknown: set[tuple[int, int]]
+) -> tuple[int | None, ...]:
     shape = observation.outputs[index].shape  # type: ignore[index]
     return tuple(None if (len(shape), i) in unknown else size for i, size in enumerate(shape))
 
 
-def _solve(group: Sequence[Observation], index: int, unknown: set[tuple[int, int]]) -> list[str]:
+def _solve_masked(group: Sequence[Observation], index: int, unknown: set[tuple[int, int]]) -> list[str]:
     masked = []
     for observation in group:
         outputs = list(observation.outputs or ())
-        outputs[index] = replace(outputs[index], shape=_mask(observation, index, unknown))
+        outputs[index] = replace(outputs[index], shape=_masked_shape(observation, index, unknown))
         masked.append(replace(observation, outputs=tuple(outputs)))
     return solve_sizes(masked, index)
 
@@ -156,12 +158,12 @@ def _same_strides(answer: Any, seen: Any) -> bool:
 
 
 # --- fitting ---------------------------------------------------------------------------------------
-Seen = Sequence[tuple[Observation, Any]]
+ObservedValues = Sequence[tuple[Observation, Any]]
 
 
 def _fit(
     prop: Property,
-    seen: Seen,
+    seen: ObservedValues,
     candidates: Callable[[Vocabulary], Iterable[Any]],
     agrees: Callable[[Any, Any], bool],
     *,
@@ -191,7 +193,7 @@ def _fit(
 
 def _fit_classes(
     prop: Property,
-    seen: Seen,
+    seen: ObservedValues,
     candidates: Callable[[Vocabulary], Iterable[Any]],
     agrees: Callable[[Any, Any], bool],
     solve: Callable[[Sequence[Observation]], list[str]] | None,
@@ -199,16 +201,20 @@ def _fit_classes(
     with_shape: bool,
     few: bool,
 ) -> None:
-    enough = 1 if few else _ENOUGH
+    min_observations = 1 if few else _MIN_OBSERVATIONS
 
-    def attempt(group: Seen, level: Level) -> list[str]:
-        if len(group) < enough and not _constant_class(group):
+    def attempt(group: ObservedValues, level: Level) -> list[str]:
+        if len(group) < min_observations and not _has_no_tensors(group):
             return []
-        found = _consistent(group, candidates, agrees, with_shape=with_shape)
+        found = _consistent_candidates(group, candidates, agrees, with_shape=with_shape)
         if level == ("class", 3) or few:
             return found
         fixed = _fixed_numbers(group)
-        return [] if any(name in _names(expression) for expression in found[:1] for name in fixed) else found
+        return (
+            []
+            if any(name in _identifiers(expression) for expression in found[:1] for name in fixed)
+            else found
+        )
 
     for level in _coarse_levels(seen):
         groups = _grouped(prop, seen, level)
@@ -227,7 +233,7 @@ def _fit_classes(
         unsolved: list[tuple[Observation, Any]] = []
         for key, group in _grouped(prop, remaining, level).items():
             expressions = attempt(group, level)
-            if not expressions and detail >= 2 and solve is not None and len(group) >= _ENOUGH:
+            if not expressions and detail >= 2 and solve is not None and len(group) >= _MIN_OBSERVATIONS:
                 expressions = solve([o for o, _ in group])
             if expressions:
                 prop.add(level, key, expressions)
@@ -236,19 +242,19 @@ def _fit_classes(
         remaining = unsolved
     if remaining and table and prop.extra is not None:
         for key, group in _grouped(prop, seen, ("extra",)).items():
-            expressions = _consistent(group, candidates, agrees, with_shape=with_shape)
+            expressions = _consistent_candidates(group, candidates, agrees, with_shape=with_shape)
             if expressions:
                 prop.add(("extra",), key, expressions)
 
 
-def _grouped(prop: Property, seen: Seen, level: Level) -> dict[Any, list[tuple[Observation, Any]]]:
+def _grouped(prop: Property, seen: ObservedValues, level: Level) -> dict[Any, list[tuple[Observation, Any]]]:
     groups: dict[Any, list[tuple[Observation, Any]]] = {}
     for observation, value in seen:
         groups.setdefault(prop.key(observation.facts, level), []).append((observation, value))
     return groups
 
 
-def _coarse_levels(seen: Seen) -> Iterable[Level]:
+def _coarse_levels(seen: ObservedValues) -> Iterable[Level]:
     """Yield levels: all calls together; by one flag (or one argument's kind); by the rank of one tensor."""
     yield ("all",)
     names = dict.fromkeys(n for o, _ in seen for n in o.facts.values)
@@ -260,7 +266,7 @@ def _coarse_levels(seen: Seen) -> Iterable[Level]:
             yield ("rank", name)
 
 
-def _fixed_numbers(group: Seen) -> list[str]:
+def _fixed_numbers(group: ObservedValues) -> list[str]:
     """Return the number arguments with only one observed value: their part in a size cannot be determined."""
     values: dict[str, set[Any]] = {}
     for observation, _ in group:
@@ -269,17 +275,17 @@ def _fixed_numbers(group: Seen) -> list[str]:
     return [name for name, seen in values.items() if len(seen) == 1]
 
 
-def _names(expression: str) -> set[str]:
+def _identifiers(expression: str) -> set[str]:
     return set(re.findall(r"[^\W\d]\w*", expression))
 
 
-def _constant_class(group: Seen) -> bool:
+def _has_no_tensors(group: ObservedValues) -> bool:
     """Return whether no call has a tensor: then nothing can vary, and one observation is enough."""
     return not any(True for o, _ in group for _ in o.facts.tensors)
 
 
-def _consistent(
-    group: Seen,
+def _consistent_candidates(
+    group: ObservedValues,
     candidates: Callable[[Vocabulary], Iterable[str]],
     agrees: Callable[[Any, Any], bool],
     *,
@@ -288,7 +294,7 @@ def _consistent(
     """Return the simplest candidates that fit every observation of a group."""
     words = Vocabulary([o for o, _ in group])
     cases = []
-    for observation, value in _telling_order(group):
+    for observation, value in _rarest_first(group):
         environment = observation.facts.environment(words.names)
         if with_shape:
             environment["shape"] = value[0]
@@ -299,7 +305,7 @@ def _consistent(
     needed = 1
     for candidate in candidates(words):
         if not isinstance(candidate, str):
-            needed += 0 if with_shape or _constant_class(group) else 1
+            needed += 0 if with_shape or _has_no_tensors(group) else 1
             # A number ends a tier: later candidates are too contrived to cast doubt on those already found.
             if found or different < needed:
                 break
@@ -309,12 +315,12 @@ def _consistent(
             continue
         if all(agrees(evaluate(expression, environment), value) for environment, value in cases):
             found.append(expression)
-            if len(found) == _KEEP:
+            if len(found) == _MAX_CANDIDATES:
                 break
     return found
 
 
-def _telling_order(group: Seen) -> list[tuple[Observation, Any]]:
+def _rarest_first(group: ObservedValues) -> list[tuple[Observation, Any]]:
     """Sort rare values first: they refute wrong candidates soonest."""
     counts = Counter(repr(value) for _, value in group)
     return sorted(group, key=lambda pair: counts[repr(pair[1])])

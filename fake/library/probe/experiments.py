@@ -34,7 +34,7 @@ class Observation:
 
 
 @dataclass
-class Laboratory:
+class CallRecorder:
     """Calls an operator and records what it did.
 
     Attributes:
@@ -55,12 +55,12 @@ class Laboratory:
     crashes: list[tuple[Facts, str]] = field(default_factory=list)
     container: type | None = None
 
-    def study(self, sample: Call) -> bool:
+    def record_sample(self, sample: Call) -> bool:
         """Run a sample and its variations; returns whether the sample itself ran."""
         sample = changed(sample, torch.Tensor.detach)
 
         def steps(first: int) -> Iterator[tuple[Observation, type | None] | None]:
-            for number, call in enumerate(itertools.islice(self._plan(sample), first, None), first):
+            for number, call in enumerate(itertools.islice(self._calls(sample), first, None), first):
                 found = self._observe(call)
                 yield found
                 if number == 0 and found is None:
@@ -69,7 +69,7 @@ class Laboratory:
         accepted = False
         for number, found in enumerate(run_isolated(steps) if self.isolate else steps(0)):
             if isinstance(found, Crash):
-                call = next(itertools.islice(self._plan(sample), number, None))
+                call = next(itertools.islice(self._calls(sample), number, None))
                 self.crashes.append((facts_of(bind(self.names, call.args, call.kwargs)), found.reason))
                 if number == 0:
                     break
@@ -80,7 +80,7 @@ class Laboratory:
                     accepted, self.container = True, container
         return accepted
 
-    def _plan(self, sample: Call) -> Iterator[Call]:
+    def _calls(self, sample: Call) -> Iterator[Call]:
         yield sample
         yield from itertools.islice(variations(sample), self.budget)
 

@@ -56,7 +56,7 @@ def run_isolated(steps: Callable[[int], Iterator[T]], *, timeout: float = 60.0) 
     step = 0
     while True:
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_work, args=(steps, step, sender), daemon=True)
+        child = context.Process(target=_run_in_child, args=(steps, step, sender), daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns about threads that may hold locks. The child runs kernels on one thread only,
             # and a kernel that waits for a lock anyway is abandoned after `timeout`.
@@ -72,7 +72,7 @@ def run_isolated(steps: Callable[[int], Iterator[T]], *, timeout: float = 60.0) 
                     kind, value = receiver.recv()
                 except EOFError:
                     child.join()
-                    yield Crash(step, _death(child.exitcode))
+                    yield Crash(step, _exit_reason(child.exitcode))
                     break
                 if kind == "done":
                     return
@@ -87,7 +87,7 @@ def run_isolated(steps: Callable[[int], Iterator[T]], *, timeout: float = 60.0) 
         step += 1
 
 
-def _work(steps: Callable[[int], Iterator[Any]], first: int, results: Connection) -> None:
+def _run_in_child(steps: Callable[[int], Iterator[Any]], first: int, results: Connection) -> None:
     # Thread pools do not survive a fork; with one thread, none is needed.
     torch.set_num_threads(1)
     faulthandler.disable()  # a crash here is a result, not an accident to report
@@ -107,7 +107,7 @@ def _picklable(error: Exception) -> Exception:
     return error
 
 
-def _death(code: int | None) -> str:
+def _exit_reason(code: int | None) -> str:
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended its process with exit code {code}"

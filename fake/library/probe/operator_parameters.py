@@ -23,7 +23,7 @@ def signature_for(op: Callable[..., Any]) -> inspect.Signature | None:
         return layout.signature
     overload = getattr(op, "_opoverload", op)
     if isinstance(overload, _torch.OpOverload):
-        return _of_schema(overload._schema, getattr(op, "_python_defaults", {}))
+        return _schema_signature(overload._schema, getattr(op, "_python_defaults", {}))
     signature = signature_of(op)
     if signature is None:
         return None
@@ -31,7 +31,7 @@ def signature_for(op: Callable[..., Any]) -> inspect.Signature | None:
     return signature if all(p.kind in kinds for p in signature.parameters.values()) else None
 
 
-def _of_schema(schema: Any, python_defaults: Mapping[str, Any]) -> inspect.Signature:
+def _schema_signature(schema: Any, python_defaults: Mapping[str, Any]) -> inspect.Signature:
     parameters = []
     for argument in schema.arguments:
         default: Any = Parameter.empty
@@ -75,16 +75,16 @@ def fill_defaults(
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
     for parameter in positional[len(filled) :]:
-        if parameter.name in named or not _known(parameter.default):
+        if parameter.name in named or not _is_known_default(parameter.default):
             break
         filled.append(parameter.default)
     for parameter in parameters:
-        if parameter.kind is Parameter.KEYWORD_ONLY and _known(parameter.default):
+        if parameter.kind is Parameter.KEYWORD_ONLY and _is_known_default(parameter.default):
             named.setdefault(parameter.name, parameter.default)
     return tuple(filled), named
 
 
-def _known(default: Any) -> bool:
+def _is_known_default(default: Any) -> bool:
     return default is not Parameter.empty and not isinstance(default, _Unprintable)
 
 

@@ -61,7 +61,7 @@ def variations(sample: Call) -> Iterator[Call]:
         yield from (variation for variation in turn if variation is not None)
 
 
-def _several(sample: Call, count: int) -> list[torch.Tensor]:
+def _first_tensors(sample: Call, count: int) -> list[torch.Tensor]:
     """Return the first tensors of a call that has more than one."""
     tensors = [t for t in sample.tensors if t.layout is torch.strided]
     return tensors[:count] if len(tensors) > 1 else []
@@ -79,11 +79,11 @@ def _resize(sample: Call, change: Callable[[tuple[int, int], int], int]) -> Call
     return changed(sample, one, "size")
 
 
-def _rename(old: int, new: int, place: tuple[int, int], size: int) -> int:
+def _replace_size(old: int, new: int, place: tuple[int, int], size: int) -> int:
     return new if size == old else size
 
 
-def _set(where: tuple[int, int], new: int, place: tuple[int, int], size: int) -> int:
+def _set_size(where: tuple[int, int], new: int, place: tuple[int, int], size: int) -> int:
     return new if place == where else size
 
 
@@ -97,11 +97,11 @@ def _sizes(sample: Call) -> Iterator[Call]:
     for size in distinct:
         for new in (larger[size], size + 1, 1, 0):
             if new != size:
-                yield _resize(sample, partial(_rename, size, new))
+                yield _resize(sample, partial(_replace_size, size, new))
     places = [(n, i) for n, t in enumerate(tensors) for i in range(t.dim())][:10]
     for place in places:
         for new in (6, 1, 3):
-            yield _resize(sample, partial(_set, place, new))
+            yield _resize(sample, partial(_set_size, place, new))
 
 
 def _numbers(sample: Call) -> Iterator[Call]:
@@ -125,7 +125,7 @@ def _layouts(sample: Call) -> Iterator[Call]:
     for kind in ("column-major", "with gaps"):
         change = partial(restride, kind=kind)
         yield changed(sample, change, "layout")
-        for tensor in _several(sample, 3):
+        for tensor in _first_tensors(sample, 3):
             yield changed(sample, change, "layout", only=tensor)
 
 
@@ -135,13 +135,13 @@ def _dtypes(sample: Call) -> Iterator[Call]:
 
     for dtype in _DTYPES:
         yield changed(sample, partial(cast, dtype), "dtype")
-        for tensor in _several(sample, 2):
+        for tensor in _first_tensors(sample, 2):
             yield changed(sample, partial(torch.Tensor.to, dtype=dtype), "dtype", only=tensor)
 
 
 def _shapes(sample: Call) -> Iterator[Call]:
     """Give tensors the shape of another one, or fewer or more broadcast dimensions."""
-    tensors = _several(sample, 4)
+    tensors = _first_tensors(sample, 4)
     for one, other in itertools.permutations(tensors, 2):
         if one.shape != other.shape:
             yield changed(sample, partial(refill, shape=list(other.shape)), "shape", only=one)
@@ -160,6 +160,6 @@ def _one_less(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _ranks(sample: Call) -> Iterator[Call]:
-    for only in (None, *_several(sample, 3)):
+    for only in (None, *_first_tensors(sample, 3)):
         yield changed(sample, _one_more, "rank", only)
         yield changed(sample, _one_less, "rank", only)

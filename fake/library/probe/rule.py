@@ -165,7 +165,7 @@ class FakeRule:
         return not self.problems
 
     # --- answering ---------------------------------------------------------------------------------
-    def _covers(self, facts: Facts) -> None:
+    def _check_covered(self, facts: Facts) -> None:
         if self.problems:
             raise UndecidedError(self.op, self.problems[0], call_text(facts))
         kinds = {*facts.kinds(), *((n, "absent") for n in self.all_names if n not in facts.values)}
@@ -190,7 +190,9 @@ class FakeRule:
                     self.op, f"no sample has {tensor.dim()} dimensions in {name}", call_text(facts)
                 )
 
-    def _answer(self, prop: Property, facts: Facts, environment: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _evaluate_property(
+        self, prop: Property, facts: Facts, environment: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         found = prop.find(facts)
         if found is None:
             raise UndecidedError(
@@ -223,22 +225,22 @@ class FakeRule:
         self, facts: Facts
     ) -> list[tuple[tuple[Any, ...], tuple[int, ...] | None, torch.dtype]]:
         """Do the same as `describe` for a call given by its facts alone."""
-        self._covers(facts)
+        self._check_covered(facts)
         environment = facts.environment(self.all_names)
-        shared = self._answer(self.freshness, facts, environment)[1]
+        shared = self._evaluate_property(self.freshness, facts, environment)[1]
         if shared:
             raise UndecidedError(self.op, f"such calls return or write {shared}'s memory", call_text(facts))
-        count = self._answer(self.counts, facts, environment)[1]
+        count = self._evaluate_property(self.counts, facts, environment)[1]
         outputs = []
         for index in range(count):
-            key, shape = self._answer(self.shapes[index], facts, environment)
+            key, shape = self._evaluate_property(self.shapes[index], facts, environment)
             unknown = self.dynamic[index].get(key, set())
             shape = tuple(None if i in unknown else s for i, s in enumerate(shape))
-            dtype = self._answer(self.dtypes[index], facts, environment)[1]
+            dtype = self._evaluate_property(self.dtypes[index], facts, environment)[1]
             strides = None
             if not unknown:
                 environment_with_shape = {**environment, "shape": shape}
-                strides = self._answer(self.strides[index], facts, environment_with_shape)[1]
+                strides = self._evaluate_property(self.strides[index], facts, environment_with_shape)[1]
             outputs.append((shape, strides, dtype))
         return outputs
 
@@ -274,7 +276,7 @@ class FakeRule:
     @property
     def source(self) -> str:
         """The source of an ordinary fake kernel."""
-        return _write(self)
+        return _kernel_source(self)
 
     def __str__(self) -> str:
         return self.source
@@ -294,7 +296,7 @@ def call_text(facts: Facts) -> str:
 
 
 # --- a rule as the source of an ordinary fake kernel --------------------------------------------------
-def _write(rule: FakeRule) -> str:
+def _kernel_source(rule: FakeRule) -> str:
     """Return the Python source of a function ``fake_kernel``, with the helpers that it uses.
 
     Where the evidence does not decide, the function raises NotImplementedError, as the rule raises its error.
@@ -360,9 +362,9 @@ def _returned(rule: FakeRule, outputs: list[str]) -> str:
 
 
 def _output(rule: FakeRule, index: int) -> list[str]:
-    lines = _choose("shape", rule.shapes[index], rule.all_names)
+    lines = _assignment("shape", rule.shapes[index], rule.all_names)
     unknown = {i for dims in rule.dynamic[index].values() for i in dims}
-    lines += _choose("dtype", rule.dtypes[index], rule.all_names)
+    lines += _assignment("dtype", rule.dtypes[index], rule.all_names)
     device = _device(rule)
     if unknown:
         lines.append(
@@ -374,7 +376,7 @@ def _output(rule: FakeRule, index: int) -> list[str]:
     if strides == {"row_major(shape)"}:
         lines.append(f"output_{index} = torch.empty(shape, dtype=dtype, device={device})")
         return lines
-    lines += _choose("strides", rule.strides[index], rule.all_names)
+    lines += _assignment("strides", rule.strides[index], rule.all_names)
     lines.append(f"output_{index} = torch.empty_strided(shape, strides, dtype=dtype, device={device})")
     return lines
 
@@ -386,7 +388,7 @@ def _device(rule: FakeRule) -> str:
     return f"{ranks[0]}.device" if ranks else "'cpu'"
 
 
-def _choose(variable: str, prop: Property, names: list[str]) -> list[str]:
+def _assignment(variable: str, prop: Property, names: list[str]) -> list[str]:
     """Return lines that assign ``variable``, unconditionally or by the class of the call."""
     lines: list[str] = []
     branches = 0

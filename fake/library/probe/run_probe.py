@@ -10,20 +10,20 @@ from fake.library.errors import ProbeError
 from fake.library.opcheck.sample_calls import Call
 from fake.library.probe.call_facts import Facts, TensorFact, optional_parameters, parameter_names
 from fake.library.probe.derive import derive
-from fake.library.probe.experiments import Laboratory, Observation
+from fake.library.probe.experiments import CallRecorder, Observation
 from fake.library.probe.forked_calls import can_isolate
 from fake.library.probe.helpers import row_major
 from fake.library.probe.operator_parameters import fill_defaults, signature_for
 from fake.library.probe.rule import FakeRule, UndecidedError, call_text
 from fake.seam import library as _torch
 
-_MOST = 20
-_OTHER_SIZE = 23
+_MAX_QUESTIONS = 20
+_UNUSED_SIZE = 23
 """A prime that no variation uses, to separate candidates that agree on every observation."""
 
 
 def open_questions(rule: FakeRule, observations: Sequence[Observation], optional: Sequence[str]) -> list[str]:
-    """Return open questions with the calls that would answer them, at most :data:`_MOST`.
+    """Return open questions with the calls that would answer them, at most :data:`_MAX_QUESTIONS`.
 
     They concern calls that the kernel answered but the rule does not, calls close to the samples on which
     rules that fit all the evidence disagree, and parameters (of ``optional``) that never vary.
@@ -34,7 +34,7 @@ def open_questions(rule: FakeRule, observations: Sequence[Observation], optional
         optional: the parameters that have a default.
     """
     if not rule.decided:
-        return list(rule.problems[:_MOST])
+        return list(rule.problems[:_MAX_QUESTIONS])
     questions: dict[Any, str] = {}
     for facts in _calls(observations):
         try:
@@ -47,7 +47,7 @@ def open_questions(rule: FakeRule, observations: Sequence[Observation], optional
         call = call_text(observations[0].facts)
         for name in unseen:
             questions[name] = f"no call passes {name} anything but one value: {call}, with another {name}"
-    return list(questions.values())[:_MOST]
+    return list(questions.values())[:_MAX_QUESTIONS]
 
 
 def _calls(observations: Sequence[Observation]) -> Iterator[Facts]:
@@ -65,7 +65,7 @@ def _resized(facts: Facts) -> Iterator[Facts]:
 
     def change(value: Any, old: int) -> Any:
         if isinstance(value, TensorFact) and old in value.shape and value.is_contiguous():
-            shape = tuple(_OTHER_SIZE if size == old else size for size in value.shape)
+            shape = tuple(_UNUSED_SIZE if size == old else size for size in value.shape)
             return replace(value, shape=shape, strides=row_major(shape))
         return [change(v, old) for v in value] if isinstance(value, list) else value
 
@@ -139,14 +139,14 @@ def probe(
         raise ProbeError(f"{name}: probe needs at least one sample call", op=name)
     names, signature = parameter_names(op), signature_for(op)
     calls = [Call(*fill_defaults(signature, args, kwargs)) for args, kwargs in pairs]
-    laboratory = Laboratory(op, names, budget, isolate=can_isolate() if isolate is None else isolate)
-    accepted = [call for call in calls if laboratory.study(call)]
-    crashes = [f"the kernel {reason}: {call_text(facts)}" for facts, reason in laboratory.crashes]
+    recorder = CallRecorder(op, names, budget, isolate=can_isolate() if isolate is None else isolate)
+    accepted = [call for call in calls if recorder.record_sample(call)]
+    crashes = [f"the kernel {reason}: {call_text(facts)}" for facts, reason in recorder.crashes]
     if not accepted:
         problem = "; ".join(["the operator refuses every sample; each must be a call that works", *crashes])
         raise ProbeError(f"{name}: {problem}", op=name)
-    rule = derive(name, names, laboratory, laboratory.container)
+    rule = derive(name, names, recorder, recorder.container)
     rule.crashes = crashes
     rule.signature = signature
-    rule.open_questions = open_questions(rule, laboratory.observations, optional_parameters(op))
+    rule.open_questions = open_questions(rule, recorder.observations, optional_parameters(op))
     return rule

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from fake.library.probe.experiments import Observation
 
-_KEEP = 4
+_MAX_SOLUTIONS = 4
 
 
 def _variables(observations: Sequence[Observation]) -> tuple[dict[str, list[int]], list[str]]:
@@ -29,12 +29,12 @@ def _variables(observations: Sequence[Observation]) -> tuple[dict[str, list[int]
     conditions: list[str] = []
     distinct: dict[str, list[int]] = {}
     for expression, column in columns.items():
-        twin = next((e for e, c in distinct.items() if c == column), None)
+        same_column = next((e for e, c in distinct.items() if c == column), None)
         if len(set(column)) == 1:
             # A quantity that never varied may matter: the solution claims nothing for its other values.
             conditions.append(f"{expression} == {column[0]}")
-        elif twin is not None:
-            conditions.append(f"{expression} == {twin}")
+        elif same_column is not None:
+            conditions.append(f"{expression} == {same_column}")
         else:
             distinct[expression] = column
     for name, value in observations[0].facts.values.items():
@@ -146,7 +146,7 @@ def solve_sizes(observations: Sequence[Observation], output: int) -> list[str]:
         for expression, column in _expressions(columns, target):  # type: ignore[arg-type]
             if column == target and expression not in found:
                 found.append(expression)
-                if len(found) == _KEEP:
+                if len(found) == _MAX_SOLUTIONS:
                     break
         if not found:
             return []
