@@ -40,7 +40,7 @@ from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTen
 from fake.tracing import containers, shortcuts
 from fake.tracing.collector import RARER_COLLECTIONS
 
-_RETIRED = "tensors of this mode were used while acceleration was off"
+_RETIRED_REASON = "tensors of this mode were used while acceleration was off"
 
 
 class _Switch:
@@ -77,7 +77,7 @@ class _Switch:
             if self.depth:
                 self.modes.add(mode)
             else:
-                mode.__dict__["_fake_retired"] = _RETIRED
+                mode.__dict__["_fake_retired"] = _RETIRED_REASON
 
     def _restore(self) -> None:
         try:
@@ -89,7 +89,7 @@ class _Switch:
             ) from None
         for mode in list(self.modes):
             # From now on torch may mutate tensors behind the cache's back: never trust their cached metadata.
-            mode.__dict__["_fake_retired"] = _RETIRED
+            mode.__dict__["_fake_retired"] = _RETIRED_REASON
         self.modes.clear()
 
 
@@ -133,7 +133,7 @@ def _set_data(self: Any, value: torch.Tensor) -> None:
     DATA.__set__(self, value)
 
 
-def _leave_values_on_the_class() -> Callable[[], None]:
+def _set_class_defaults() -> Callable[[], None]:
     """Put the defaults of hidden attributes on torch's class, for good. Recipes do not set these attributes,
     and their tensors are read after acceleration is off: by a backward pass compiled later, by guards and by
     Inductor."""
@@ -157,7 +157,7 @@ def _patch(owner: Any, attribute: str, value: Any) -> Patch:
 _OWN_PATCHES = LEDGER.add(
     Edit(
         "torch._subclasses.fake_tensor.FakeTensor: what torch sets on each fake tensor, on the class as well",
-        _leave_values_on_the_class,
+        _set_class_defaults,
         when=When.COMPILATION,
         lost="the same as without the patches of FakeTensor",
     ),

@@ -35,10 +35,10 @@ from fake.wrong_arguments import check_type
 ENGINE = Engine(FakeTensor, dispatch_steps, is_own=True)
 """The process's dispatch cache, shared by all modes (mode settings are part of the keys)."""
 
-_IN_FORCE = (*modules.PATCHES, *lazy_parameters.PATCHES)
+_MODE_PATCHES = (*modules.PATCHES, *lazy_parameters.PATCHES)
 """Patches in force while a mode exists: its tensors keep the mode alive, and are used outside of it, too."""
 
-_KEPT = (*composites.PATCHES, *SKIPPED_FRAMES)
+_PERMANENT_PATCHES = (*composites.PATCHES, *SKIPPED_FRAMES)
 """Patches that stay from the first mode on: undoing them takes as long as making ten modes, and real tensors
 never reach them."""
 
@@ -65,14 +65,14 @@ def cache_clear() -> None:
     ENGINE.clear()
 
 
-class _IncludesTorchsModes(type(TorchFakeTensorMode)):  # type: ignore[misc]
+class _AnyFakeModeMeta(type(TorchFakeTensorMode)):  # type: ignore[misc]
     """Accepts any fake mode as an instance: where this class replaces torch's, torch's modes pass, too."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, TorchFakeTensorMode)
 
 
-class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
+class FakeTensorMode(TorchFakeTensorMode, metaclass=_AnyFakeModeMeta):
     """A dispatch mode in which tensors have no data.
 
     It derives from torch's class so that Dynamo, AOTAutograd, ``make_fx`` and export accept it. Construction,
@@ -121,8 +121,8 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     ) -> None:
         check_type("FakeTensorMode", "shape_env", shape_env, (TorchShapeEnv, type(None)), "a fake.ShapeEnv()")
         TorchDispatchMode.__init__(self)
-        LEDGER.keep(*_KEPT)
-        entries = _IN_FORCE if shape_env is None else (*_IN_FORCE, *OPERATORS)
+        LEDGER.keep(*_PERMANENT_PATCHES)
+        entries = _MODE_PATCHES if shape_env is None else (*_MODE_PATCHES, *OPERATORS)
         LEDGER.enter(*entries)
         weakref.finalize(self, LEDGER.leave_from_finalizer, *entries).atexit = False
         self._mode_key = TorchDispatchModeKey.FAKE
@@ -161,9 +161,9 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         a cross-check of it."""
         get = self.__dict__.get
         if not get("cache_enabled", True):
-            handlers: Any = _Detour(ENGINE.uncached)
+            handlers: Any = _SingleHandlerTable(ENGINE.uncached)
         elif get("cache_crosscheck_enabled"):
-            handlers = _Detour(ENGINE.crosscheck)
+            handlers = _SingleHandlerTable(ENGINE.crosscheck)
         else:
             handlers = ENGINE.handlers
         self.__dict__["_handlers"] = handlers
@@ -285,7 +285,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         """Inside, these tensors and all results have torch's exact class: ``torch.cond`` compares by identity."""
         for tensor in tensors:
             disown(tensor)
-        handlers, self._handlers = self._handlers, _Detour(_with_torchs_class)
+        handlers, self._handlers = self._handlers, _SingleHandlerTable(_dispatch_to_torch_class)
         try:
             yield
         finally:
@@ -335,7 +335,7 @@ skip_code(_torch_dispatch.__code__)
 FakeTensorMode.__torch_dispatch__ = _torch_dispatch  # type: ignore[method-assign, assignment]
 
 
-class _Detour:
+class _SingleHandlerTable:
     """Stands in for the engine's table of handlers, and returns the same handler for every operator."""
 
     def __init__(self, handler: Any) -> None:
@@ -345,5 +345,5 @@ class _Detour:
         return self.handler
 
 
-def _with_torchs_class(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+def _dispatch_to_torch_class(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     return disown(ENGINE.uncached(mode, func, types, args, kwargs))

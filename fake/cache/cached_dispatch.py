@@ -40,8 +40,8 @@ from fake.seam.autograd_engine import current_autograd_node
 from fake.seam.dispatch import (
     OpOverload,
     active_fake_mode,
-    composite_kernel_exists,
     fake_kernel_identity,
+    has_composite_kernel,
     library_utils,
 )
 from fake.seam.dynamo import skip_code
@@ -374,7 +374,7 @@ class Engine:
             except Unkeyable as refused:
                 self.store.count_bypass(refused.reason)
                 return
-        if isinstance(func, OpOverload) and composite_kernel_exists(func):
+        if isinstance(func, OpOverload) and has_composite_kernel(func):
             self.store.count_bypass("CompositeImplicitAutograd")  # its parts count as the misses
         else:
             self.store.count_miss()

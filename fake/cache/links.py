@@ -143,13 +143,13 @@ def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
     without_links = build(recipe.recipe, tensor_class, mark)
     exact: Rebuild | None = None
     # What torch's own mode makes outside of a trace may be an input of a later one, in AOTAutograd.
-    always, nodes_matter = tensor_class is TorchFakeTensor, proxy_tensor.nodes_matter
+    always, nodes_are_observable = tensor_class is TorchFakeTensor, proxy_tensor.nodes_are_observable
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         """Return the outputs of a call. Args: the mode, and the operator's arguments. Raises ``Stale`` if a
         symbol was replaced."""
         nonlocal exact
-        if not (always or nodes_matter()):
+        if not (always or nodes_are_observable()):
             return without_links(mode, args, kwargs)
         if exact is None:
             try:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from fake.kernels.rule_registry import when_rules_change
-from fake.seam.dispatch import OpOverload, builtin_fake_kernels_exist, has_kernel, registered_fake_kernel
+from fake.seam.dispatch import OpOverload, has_builtin_fake_kernels, has_kernel, registered_fake_kernel
 from fake.seam.patches import LEDGER, Patch, When
 
 _BUILTIN = frozenset(("aten", "prim", "prims"))
@@ -47,7 +47,7 @@ class Replacements:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._replaced_before_import = builtin_fake_kernels_exist()
+        self._replaced_before_import = has_builtin_fake_kernels()
         self._known_at_import = weakref.WeakKeyDictionary(
             {library: set(library._op_impls) for library in _libraries() if library.ns == "aten"}
         )

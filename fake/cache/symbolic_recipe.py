@@ -116,15 +116,13 @@ def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
     The tensor keeps ``plain``, to make views from.
     """
     device, interned = metadata.device, metadata.to_keep()
-    copy, put_on_storage_of, detach = make_subclass, dispatch.put_on_storage_of, variable_functions.detach
+    copy, replace_storage, detach = make_subclass, dispatch.replace_storage, variable_functions.detach
 
     def make(mode: Any, pattern: torch.Tensor, plain: torch.Tensor) -> Any:
         """Return the tensor. Args: its mode, a meta tensor with its sizes and strides,
         and one with its storage."""
         moved = detach(pattern)
-        put_on_storage_of(
-            moved, plain
-        )  # not of the fake tensor: since 2.14 torch asks for the devices of both
+        replace_storage(moved, plain)  # not of the fake tensor: since 2.14 torch asks for the devices of both
         made: Any = copy(tensor_class, moved, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
         made.fake_mode = mode
@@ -142,7 +140,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     pattern: Any = None
     storage: Any = None
     is_new = False
-    lazy_clone, copies_are_apart = variable_functions._lazy_clone, dispatch.copies_are_apart
+    lazy_clone, is_view_tracking_off = variable_functions._lazy_clone, dispatch.is_view_tracking_off
     make = _maker(metadata, tensor_class, mark)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
@@ -157,7 +155,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
         elif is_new:
             is_new = False
             _precompute_contiguity(pattern, metadata)
-        if not copies_are_apart():
+        if not is_view_tracking_off():
             tensor = lazy_clone(pattern)
             return make_fake(tensor, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
         plain = lazy_clone(storage)
@@ -242,7 +240,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     pattern: Any = None
     is_new = False
     path = recipe.path
-    copies_are_apart, make = dispatch.copies_are_apart, _maker(metadata, tensor_class, mark)
+    is_view_tracking_off, make = dispatch.is_view_tracking_off, _maker(metadata, tensor_class, mark)
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
@@ -259,7 +257,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
             is_new = False
             _precompute_contiguity(pattern, metadata)
         base = follow(path, args, kwargs) if index is None else args[index]
-        if pattern is None or not copies_are_apart():
+        if pattern is None or not is_view_tracking_off():
             element = plain_of(base).as_strided(*geometry)
             return make_fake(element, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
         return make(mode, pattern, plain_of(base))

@@ -22,9 +22,9 @@ from fake.seam.dispatch import (
     PYTHON_SNAPSHOT,
     OpOverload,
     check,
-    composite_kernel_exists,
+    has_composite_kernel,
     no_dispatch,
-    views_are_noted,
+    track_views,
 )
 from fake.seam.patches import LEDGER, Edit, When
 from fake.seam.proxy_tensor import is_tracing
@@ -213,12 +213,12 @@ def run_composite(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> Any:
         kwargs: its keyword arguments.
     """
     if func in _VIEW_OPS:
-        with mode, views_are_noted():
+        with mode, track_views():
             return _VIEW_OPS[func](*args, **kwargs)
-    if not composite_kernel_exists(func):
+    if not has_composite_kernel(func):
         return NotImplemented
     function = next((function for composite, function in _OVERRIDES.values() if composite is func), None)
-    with mode, views_are_noted():
+    with mode, track_views():
         return (
             func._op_dk(COMPOSITE, *args, **kwargs) if function is None else function(func, *args, **kwargs)
         )

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fake.seam.dispatch import OpOverload, has_symbols, in_eager
+from fake.seam.dispatch import OpOverload, eager_execution, has_symbols
 
 _SMALL_TENSORS, _SMALL_NUMBER, _SMALL_SIZE = 1024, 64, 8
 SLACK = 16
@@ -148,7 +148,7 @@ def attempt(trial: Trial, fill: Fill = 0, existing: dict[str, Any] | None = None
         fill: the value of integers and booleans in tensors.
         existing: arguments that exist already, by name.
     """
-    with in_eager():
+    with eager_execution():
         state = torch.get_rng_state()
         try:
             arguments = {name: _make_argument(value, fill) for name, value in trial.values.items()}

@@ -110,7 +110,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
                 self._python_defaults[argument.name] = argument.default_value
         lists = any(is_tensorlist_like_type(a.type) for a in schema.arguments)
         if not self.differentiable or (lists and is_functional_schema(schema)):
-            with _torch.quiet_overrides():
+            with _torch.suppress_override_warning():
                 kernel = (
                     list_kernel(self._opoverload, self)
                     if self.differentiable

@@ -17,9 +17,9 @@ from fake.mode import ENGINE, FakeTensorMode
 from fake.seam.dispatch import (
     DispatchKey,
     OpOverload,
-    dispatch_modes_active,
     has_kernel,
     has_symbols,
+    has_user_dispatch_mode,
     storage_of,
 )
 from fake.seam.fake_tensor import (
@@ -75,7 +75,7 @@ class Tape:
         if state == self.state and self._is_current(graph, inputs):
             return self.records[-1].value
         known = {record.node: record for record in self.records} if state == self.state else {}
-        self.records = _Walk(graph, mode, inputs, known).run()
+        self.records = _Propagation(graph, mode, inputs, known).run()
         self.state, self.inputs = state, inputs
         return self.records[-1].value
 
@@ -100,14 +100,16 @@ class Tape:
         return True
 
 
-class _Walk:
+class _Propagation:
     """A pass over a graph that recomputes only what differs from the last one."""
 
-    def __init__(self, graph: Graph, mode: Any, inputs: tuple[Any, ...], known: dict[Node, _Record]) -> None:
-        self.graph, self.mode, self.known = graph, mode, known
+    def __init__(
+        self, graph: Graph, mode: Any, inputs: tuple[Any, ...], previous: dict[Node, _Record]
+    ) -> None:
+        self.graph, self.mode, self.previous = graph, mode, previous
         self.inputs = iter(inputs)
         self.values: dict[Node, Any] = {}
-        self.stale: set[Node] = set()
+        self.changed: set[Node] = set()
         """Nodes whose value is a different object than last time."""
 
     def run(self) -> list[_Record]:
@@ -124,29 +126,29 @@ class _Walk:
         return _Record(node, node.target, node._args, node._kwargs, value)
 
     def _value_of(self, node: Node) -> Any:
-        before = self.known.get(node)
+        before = self.previous.get(node)
         if node.op == "placeholder":
             value = next(self.inputs, _MISSING_INPUT)
             if value is _MISSING_INPUT:
                 value = node.args[0] if node.args else None
-            return self._keep(node, before, value)
+            return self._reuse_if_equivalent(node, before, value)
         if node.op == "output":
             return torch.fx.node.map_arg(node.args[0], self.values.__getitem__)
         if node.op != "call_function":
             raise NotOnTape
-        if before is not None and self._unchanged(node, before):
+        if before is not None and self._is_unchanged(node, before):
             return before.value
-        return self._keep(node, before, self._compute(node))
+        return self._reuse_if_equivalent(node, before, self._compute(node))
 
-    def _unchanged(self, node: Node, before: _Record) -> bool:
+    def _is_unchanged(self, node: Node, before: _Record) -> bool:
         return (
             node.target is before.target
             and node._args is before.args
             and node._kwargs is before.kwargs
-            and not any(used in self.stale for used in node._input_nodes)
+            and not any(used in self.changed for used in node._input_nodes)
         )
 
-    def _keep(self, node: Node, before: _Record | None, value: Any) -> Any:
+    def _reuse_if_equivalent(self, node: Node, before: _Record | None, value: Any) -> Any:
         """Return the old object if the new one is equivalent for all users:
         then nothing downstream has changed."""
         if before is not None and before.value is value:
@@ -154,13 +156,13 @@ class _Walk:
         if (
             before is not None
             and node.op == "call_function"
-            and self._interchangeable(node, before.value, value)
+            and self._is_interchangeable(node, before.value, value)
         ):
             return before.value
-        self.stale.add(node)
+        self.changed.add(node)
         return value
 
-    def _interchangeable(self, node: Node, old: Any, new: Any) -> bool:
+    def _is_interchangeable(self, node: Node, old: Any, new: Any) -> bool:
         """Return whether a new value is a fresh tensor like the old one (a view must follow its new base)."""
         if not is_made_here(type(old)) or not is_made_here(type(new)):
             return False
@@ -182,7 +184,7 @@ class _Walk:
             return args[0][args[1]]
         if not isinstance(target, OpOverload) or target._schema.is_mutable:
             raise NotOnTape
-        return _checked(_call(target, self.mode, args, kwargs))
+        return _check_value(_call(target, self.mode, args, kwargs))
 
 
 def _call(target: Any, mode: Any, args: Any, kwargs: Any) -> Any:
@@ -196,7 +198,7 @@ def _call(target: Any, mode: Any, args: Any, kwargs: Any) -> Any:
     return ENGINE.handler(target)(mode, target, (), tuple(args), kwargs)
 
 
-def _checked(value: Any) -> Any:
+def _check_value(value: Any) -> Any:
     """Return the value of a node if the tape can hold it, otherwise raise ``NotOnTape``."""
     for item in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(item, torch.Tensor):
@@ -258,7 +260,7 @@ class FakeTensorProp(TorchFakeTensorProp):
         mode = self._mode
         if type(self) is not FakeTensorProp or type(mode) is not FakeTensorMode or not mode.cache_enabled:
             return False
-        if mode.propagate_real_tensors or mode.cache_crosscheck_enabled or dispatch_modes_active():
+        if mode.propagate_real_tensors or mode.cache_crosscheck_enabled or has_user_dispatch_mode():
             return False
         if not torch.is_grad_enabled():
             return not any(_is_special(a, mode) for a in args)

@@ -70,9 +70,9 @@ throw_on_data_ptr = torch._C._set_throw_on_mutable_data_ptr
 warn_on_data_ptr = torch._C._set_warn_deprecated_on_mutable_data_ptr
 dispatch_key_set = torch._C._dispatch_key_set
 disable_torch_dispatch = torch._C._DisableTorchDispatch
-put_on_storage_of = torch._functionalize_unsafe_set
-"""``put_on_storage_of(tensor, other)`` replaces only the storage; sizes, above all, are not checked."""
-copies_are_apart = functools.partial(is_key_excluded, DispatchKey.ADInplaceOrView)
+replace_storage = torch._functionalize_unsafe_set
+"""``replace_storage(tensor, other)`` replaces only the storage; sizes, above all, are not checked."""
+is_view_tracking_off = functools.partial(is_key_excluded, DispatchKey.ADInplaceOrView)
 """Returns whether ``detach`` returns a tensor with its own version counter, as when an operator is dispatched
 to a mode."""
 resize_storage = torch.ops.inductor.resize_storage_bytes_.default
@@ -147,13 +147,13 @@ def has_symbols(tensor: torch.Tensor) -> bool:
     return tensor._has_symbolic_sizes_strides
 
 
-def builtin_fake_kernels_exist() -> bool:
+def has_builtin_fake_kernels() -> bool:
     """Return whether ``register_fake`` was called for one of torch's own operators."""
     entries = list(simple_registry.singleton._data.items())
     return any(name.startswith("aten::") and entry.fake_impl.kernel is not None for name, entry in entries)
 
 
-def dispatch_modes_active() -> bool:
+def has_user_dispatch_mode() -> bool:
     """Return whether any dispatch mode of the user is active on this thread (fake modes do not count)."""
     return dispatch_mode_depth() > (active_fake_mode() is not None)
 
@@ -199,13 +199,13 @@ def structured_meta(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return func._op_dk(_STRUCTURED_KEY, *args, **kwargs)
 
 
-def composite_kernel_exists(func: OpOverload) -> bool:
+def has_composite_kernel(func: OpOverload) -> bool:
     """Return whether an operator is composed of others in C++, autograd and views included."""
     return has_kernel(func.name(), COMPOSITE.name) and not has_kernel(func.name(), _VIEWS_KEY.name)
 
 
 @contextlib.contextmanager
-def in_eager() -> Iterator[None]:
+def eager_execution() -> Iterator[None]:
     """Run real kernels on real tensors: no mode sees a call, autograd does not record it,
     autocast does not change it."""
     with no_dispatch(), DisableTorchFunction(), BelowAutograd(), DisableAutocast():
@@ -224,7 +224,7 @@ def without_function_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def views_are_noted() -> Iterator[None]:
+def track_views() -> Iterator[None]:
     """Make views record their bases inside, even where a dispatch mode has taken over."""
     excluded = is_key_excluded(_VIEWS_KEY)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS_KEY, False)

@@ -178,7 +178,7 @@ def take_library(qualname: str) -> Any | None:
 
 
 @contextmanager
-def quiet_overrides() -> Iterator[None]:
+def suppress_override_warning() -> Iterator[None]:
     """Silence torch's one-time warning that a dispatcher kernel is being replaced."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
@@ -193,7 +193,7 @@ def _optests() -> Any:
     return generate_tests
 
 
-def copy_of_optests() -> Any:
+def load_optests_copy() -> Any:
     """Return a second copy of torch's module of generated checks, in which names can be replaced."""
     spec: Any = _optests().__spec__
     module = importlib.util.module_from_spec(spec)
@@ -265,9 +265,9 @@ def run_functionalized(op: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 #: Errors that report a missing fake kernel.
-MISSING_FAKE_KERNEL = (UnsupportedOperatorException,)
+MISSING_FAKE_KERNEL_ERRORS = (UnsupportedOperatorException,)
 #: Errors that report a fake kernel that reads data.
-READS_DATA = (DataDependentOutputException, GuardOnDataDependentSymNode)
+DATA_READ_ERRORS = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 
 def refuses_aliasing(error: Exception | None) -> bool:

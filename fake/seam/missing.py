@@ -56,7 +56,7 @@ def missing_names() -> list[str]:
     return sorted(_missing)
 
 
-def let_names_be_missing() -> None:
+def tolerate_missing_names() -> None:
     """Load seam files this way from now on, if the release is unknown;
     called before the first of them is imported.
 
@@ -89,7 +89,7 @@ def _stand_in(name: str, file: str) -> Any:
     return _Missing(name, (Exception,), {"file": file, "__module__": __name__})
 
 
-def _absent(name: str, file: str, error: Exception) -> Any:
+def _bind_stand_in(name: str, file: str, error: Exception) -> Any:
     """Return the stand-in to bind in place of a name; the error says which name torch lacks."""
     _missing.setdefault(name, str(error))
     return _stand_in(name, file)
@@ -118,16 +118,16 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         """Return the code of the file, with each statement guarded separately."""
         tree = ast.parse(self.get_data(self.path), self.path)
-        tree.body = [part for statement in tree.body for part in _guarded(statement, fullname)]
+        tree.body = [part for statement in tree.body for part in _wrap_in_try(statement, fullname)]
         return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Run the module, with the names that the guards need."""
-        module.__dict__.update(_absent=_absent, _CANNOT=(ImportError, AttributeError))
+        module.__dict__.update(_bind_stand_in=_bind_stand_in, _CANNOT=(ImportError, AttributeError))
         super().exec_module(module)
 
 
-def _guarded(statement: ast.stmt, file: str) -> list[ast.stmt]:
+def _wrap_in_try(statement: ast.stmt, file: str) -> list[ast.stmt]:
     """Wrap a statement of a module in ``try``, so that the names it binds are bound in any case."""
     if isinstance(statement, ast.ImportFrom):
         if statement.module == "__future__":
@@ -139,12 +139,12 @@ def _guarded(statement: ast.stmt, file: str) -> list[ast.stmt]:
         names = [f"{statement.module}.{alias.name}" for alias in statement.names]
         bound = [[alias.asname or alias.name] for alias in statement.names]
     else:
-        parts, bound = [statement], [_names_bound_by(statement)]
+        parts, bound = [statement], [_bound_names(statement)]
         names = [ast.unparse(statement.value)] if isinstance(statement, ast.Assign) else [""]
-    return [_in_try(*parts, file=file) for parts in zip(parts, names, bound, strict=True)]
+    return [_try_statement(*parts, file=file) for parts in zip(parts, names, bound, strict=True)]
 
 
-def _names_bound_by(statement: ast.stmt) -> list[str]:
+def _bound_names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.Import):
         return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
@@ -153,14 +153,14 @@ def _names_bound_by(statement: ast.stmt) -> list[str]:
     return [n.id for target in targets if target for n in ast.walk(target) if isinstance(n, ast.Name)]
 
 
-def _in_try(statement: ast.stmt, name: str, bound: list[str], *, file: str) -> ast.stmt:
+def _try_statement(statement: ast.stmt, name: str, bound: list[str], *, file: str) -> ast.stmt:
     if not bound:
         return statement
-    lines = "\n".join(f"    {n} = _absent({(name or n)!r}, {file!r}, _error)" for n in bound)
+    lines = "\n".join(f"    {n} = _bind_stand_in({(name or n)!r}, {file!r}, _error)" for n in bound)
     guarded = ast.parse(f"try:\n    pass\nexcept _CANNOT as _error:\n{lines}").body[0]
     assert isinstance(guarded, ast.Try)
     guarded.body = [statement]
     return guarded
 
 
-let_names_be_missing()
+tolerate_missing_names()

@@ -149,7 +149,7 @@ class Patch(Entry):
 
     def problem(self) -> str:
         found = super().problem()
-        owner = self._found_owner()
+        owner = self._resolve_owner()
         if found or self.adds or owner is None or hasattr(owner, self.attribute):
             return found
         return "this release of torch has no such attribute"
@@ -158,19 +158,19 @@ class Patch(Entry):
     def torchs(self) -> Any:
         """torch's own value. Other threads may apply the patch during this call,
         unless it is already in force."""
-        return self._state["torchs"] if self._state else getattr(self._found_owner(), self.attribute)
+        return self._state["torchs"] if self._state else getattr(self._resolve_owner(), self.attribute)
 
     def both(self) -> tuple[Any, Any]:
         """Return torch's value and the replacement while the patch is in force; None twice while its module
         is not loaded."""
         if self._state:
             return self._state["original"], self._state["ours"]
-        owner = self._found_owner()
+        owner = self._resolve_owner()
         original = None if owner is None else _stored(owner, self.attribute)
         return (None, None) if original in (None, _MISSING) else (original, self.make(original))
 
     def put(self) -> Callable[[], None]:
-        owner = self._found_owner()
+        owner = self._resolve_owner()
         if owner is None:
             return lambda: None
         original, torchs = _stored(owner, self.attribute), getattr(owner, self.attribute, None)
@@ -190,11 +190,11 @@ class Patch(Entry):
         return undo
 
     def conflict(self) -> str:
-        if self._state and _stored(self._found_owner(), self.attribute) is not self._state["ours"]:
+        if self._state and _stored(self._resolve_owner(), self.attribute) is not self._state["ours"]:
             return self.name
         return ""
 
-    def _found_owner(self) -> Any:
+    def _resolve_owner(self) -> Any:
         return sys.modules.get(self.owner) if isinstance(self.owner, str) else self.owner
 
 
@@ -285,8 +285,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._users: Counter[Entry] = Counter()
         self._undo: dict[Entry, Callable[[], None]] = {}
-        self._kept: set[Entry] = set()
-        self._off: frozenset[Entry] = frozenset()
+        self._permanent: set[Entry] = set()
+        self._skipped: frozenset[Entry] = frozenset()
         self._finalized: deque[tuple[Entry, ...]] = deque()
 
     @property
@@ -340,15 +340,15 @@ class Ledger:
             done: list[Entry] = []
             try:
                 for entry in entries:
-                    if entry not in self._undo and entry not in self._off and not entry.problem():
+                    if entry not in self._undo and entry not in self._skipped and not entry.problem():
                         self._undo[entry] = entry.put()
                     self._users[entry] += 1
                     done.append(entry)
             except BaseException:
-                self._drop(done)
+                self._release(done)
                 raise
-            self._settle()
-        self._drain()
+            self._release_finalized()
+        self._try_release_finalized()
 
     def leave(self, *entries: Entry, strict: bool = False) -> None:
         """Undo one :meth:`enter` of these entries.
@@ -366,22 +366,22 @@ class Ledger:
                 for entry in entries:
                     if self._users[entry] == 1 and (name := entry.conflict()):
                         raise PatchConflictError(name)
-            self._drop(entries)
-            self._settle()
-        self._drain()
+            self._release(entries)
+            self._release_finalized()
+        self._try_release_finalized()
 
     def leave_from_finalizer(self, *entries: Entry) -> None:
         """Do the same as :meth:`leave`, when garbage collection may interrupt a thread
         that holds the lock."""
         self._finalized.append(entries)
-        self._drain()
+        self._try_release_finalized()
 
     def keep(self, *entries: Entry) -> None:
         """Put entries in force for the rest of the process; costs next to nothing if they already are."""
         for entry in entries:
-            if entry not in self._kept:
+            if entry not in self._permanent:
                 self.enter(entry)  # twice, if two threads come at once: it is never left
-                self._kept.add(entry)
+                self._permanent.add(entry)
 
     @contextmanager
     def in_force(self, *entries: Entry) -> Iterator[None]:
@@ -412,25 +412,25 @@ class Ledger:
             for entry in entries:
                 if entry in self._undo:
                     raise ValueError(f"{entry.name} is in force, and can only be left out before it is")
-            before = self._off
-            self._off = before.union(entries)
+            before = self._skipped
+            self._skipped = before.union(entries)
         try:
             yield
         finally:
-            self._off = before
+            self._skipped = before
 
-    def _drain(self) -> None:
+    def _try_release_finalized(self) -> None:
         while self._finalized and self._lock.acquire(blocking=False):
             try:
-                self._settle()
+                self._release_finalized()
             finally:
                 self._lock.release()
 
-    def _settle(self) -> None:
+    def _release_finalized(self) -> None:
         while self._finalized:
-            self._drop(self._finalized.popleft())
+            self._release(self._finalized.popleft())
 
-    def _drop(self, entries: Sequence[Entry]) -> None:
+    def _release(self, entries: Sequence[Entry]) -> None:
         for entry in reversed(entries):
             self._users[entry] -= 1
             if self._users[entry] <= 0:

@@ -32,7 +32,7 @@ def is_tracing() -> bool:
 def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     """Do what ``FunctionalTensor.__new__`` does for a functional tensor with symbolic
     sizes outside inference mode."""
-    _meet_numbers(elem)
+    _force_proxies(elem)
     extra = FunctionalTensor._extra_dispatch_keys & dispatch_keys(elem)
     made: Any = torch.Tensor._make_wrapper_subclass(
         cls, elem.shape, elem.stride(), elem.storage_offset(), None, elem.dtype, elem.layout, elem.device,
@@ -47,7 +47,7 @@ _STORAGE_SIZE_IS_GIVEN = "storage_size" in FunctionalTensor.__new__.__code__.co_
 """Whether torch computes nothing there either (2.15 and later)."""
 
 
-def _meet_numbers(elem: torch.Tensor) -> None:
+def _force_proxies(elem: torch.Tensor) -> None:
     """Put a tensor's sizes and strides into the trace that records arithmetic, in the order in which torch
     meets them when it computes the size of a storage: from there on they are in the graph."""
     mode: Any = get_dispatch_mode(_PROXY_KEY)
@@ -66,7 +66,7 @@ def is_tracing_graph() -> bool:
     return proxy_tensor._CURRENT_MAKE_FX_TRACER is not None
 
 
-def nodes_matter() -> bool:
+def nodes_are_observable() -> bool:
     """Return whether the node of a symbolic number may be observed: by a trace, or under functionalization,
     whose values may become inputs of a trace."""
     return is_tracing_graph() or is_key_included(_FUNCTIONALIZE)
@@ -75,7 +75,7 @@ def nodes_matter() -> bool:
 _FUNCTIONALIZE = DispatchKey.Functionalize
 
 
-def symbolic_arithmetic_is_watched() -> bool:
+def is_symbolic_arithmetic_recorded() -> bool:
     """Return whether ``make_fx`` or the structured log records symbolic arithmetic."""
     return (
         get_dispatch_mode(_PROXY_KEY) is not None
@@ -87,7 +87,7 @@ def symbolic_arithmetic_is_watched() -> bool:
 arithmetic_watchers = (get_dispatch_mode, _PROXY_KEY, _PRE_DISPATCH_MODES, log_state)
 """The parts of that check, for code in which a function call is too expensive."""
 
-torchs_build_proxy = proxy_tensor._build_proxy_for_sym_expr
+build_proxy_for_sym_expr = proxy_tensor._build_proxy_for_sym_expr
 """Finds the traced numbers that make up an expression; given a symbolic number,
 makes the result its proxy."""
 
@@ -97,7 +97,7 @@ def is_traced(tracer: Any, expr: sympy.Basic) -> bool:
     return tracer.sympy_expr_tracker.get(expr) is not None
 
 
-def trace_two(tracer: Any, kind: type, first: Any, second: Any, out: Any = None) -> Any:
+def trace_binary(tracer: Any, kind: type, first: Any, second: Any, out: Any = None) -> Any:
     """Return the sum or product of two traced numbers, in the trace.
 
     Args:

@@ -111,7 +111,7 @@ def tracked_inputs(shape_env: TorchShapeEnv) -> Iterator[tuple[Source, Any]]:
         yield tracked.source, tracked.fake
 
 
-def answer_without_guards(shape_env: TorchShapeEnv, guard: Any) -> Any:
+def evaluate_by_ranges(shape_env: TorchShapeEnv, guard: Any) -> Any:
     """Return what the ranges of symbols alone say about a guard's condition;
     ``None`` if they do not decide it."""
     return shape_env._maybe_evaluate_static(guard.expr, axioms=(), size_oblivious=guard.size_oblivious)
@@ -157,19 +157,19 @@ class _HiddenFiles:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
-        self._shown_to_torch = False
+        self._reported = False
 
     def add(self, name: str) -> None:
         """Hide a file, now or as soon as torch has symbols."""
         self._names.add(name)
-        if self._shown_to_torch:
+        if self._reported:
             uninteresting_files().add(name)
 
     def update_torch(self) -> None:
         """Extend torch's list; call this once there are symbols."""
-        if not self._shown_to_torch:
+        if not self._reported:
             uninteresting_files().update(self._names)
-            self._shown_to_torch = True
+            self._reported = True
 
 
 HIDDEN_FILES = _HiddenFiles()

@@ -12,11 +12,11 @@ from fake.seam.dispatch import has_symbols
 from fake.seam.fake_tensor import FunctionalTensor, is_functional_tensor
 from fake.seam.patches import LEDGER, Patch, When, always
 from fake.seam.proxy_tensor import (
+    build_proxy_for_sym_expr,
     is_traced,
     make_symbolic_functional,
     proxy_tensor,
-    torchs_build_proxy,
-    trace_two,
+    trace_binary,
 )
 from fake.seam.symbolic_shapes import SymNode
 from fake.symbols.node import lean_methods
@@ -45,10 +45,10 @@ def _build_proxy(tracer: Any, expr: Any, out: Any = None) -> Any:
     all its factors.
     """
     if not isinstance(expr, (sympy.Add, sympy.Mul)) or len(expr.args) < 3 or is_traced(tracer, expr):
-        return torchs_build_proxy(tracer, expr, out)
+        return build_proxy_for_sym_expr(tracer, expr, out)
     *others, last = expr.args
     first, second = _build_proxy(tracer, expr.func(*others)), _build_proxy(tracer, last)
-    return None if first is None or second is None else trace_two(tracer, expr.func, first, second, out)
+    return None if first is None or second is None else trace_binary(tracer, expr.func, first, second, out)
 
 
 def _wrap_set_proxy_slot(torchs_set_proxy_slot: Callable[..., None]) -> Callable[..., None]:

@@ -29,7 +29,7 @@ import torch
 
 from fake.seam import symbolic_shapes
 from fake.seam.patches import LEDGER
-from fake.seam.proxy_tensor import arithmetic_watchers, symbolic_arithmetic_is_watched
+from fake.seam.proxy_tensor import arithmetic_watchers, is_symbolic_arithmetic_recorded
 from fake.symbols import operators
 
 # Called by C++ without arguments, ten thousand times a step: a builtin method needs no Python frame.
@@ -190,7 +190,7 @@ def _binary(name: str, original: Callable) -> Callable:
         shape_env = self.shape_env
         if other.__class__ not in (SymNode, LeanNode):
             return original(self, other)
-        if _cannot_memoize(shape_env) or symbolic_arithmetic_is_watched():
+        if _cannot_memoize(shape_env) or is_symbolic_arithmetic_recorded():
             return original(self, other)
         state = lean_state(shape_env)
         left, right = _canonical_of(self, state), _canonical_of(other, state)

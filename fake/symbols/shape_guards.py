@@ -322,7 +322,7 @@ def _minimal(
     """
     relations: dict[sympy.Basic, Any] = {}
     for guard in guards:
-        if _t.answer_without_guards(shape_env, guard) is None:
+        if _t.evaluate_by_ranges(shape_env, guard) is None:
             relations.setdefault(_simplify(shape_env, guard.expr), guard)
     least = {symbol: _t.concrete_bounds(shape_env, symbol)[0] or 0 for symbol in shape_env.var_to_range}
     relations = without_divisions(relations, lambda symbol: least.get(symbol, 0))

@@ -24,7 +24,7 @@ YOUNG_COLLECTIONS = 1_000
 """The number of collections of younger objects before a full collection (Python's default is 10)."""
 
 
-def _make_rarer() -> Callable[[], None]:
+def _raise_thresholds() -> Callable[[], None]:
     before = gc.get_threshold()
     if before[0] == 0:
         return lambda: None
@@ -47,12 +47,12 @@ def _postpone_full_collection() -> None:
     stays frozen.
     """
     _, young_collections, _ = gc.get_count()
-    if young_collections == 0 and gc.get_freeze_count() < _FROZEN_BY_A_PROGRAM:
+    if young_collections == 0 and gc.get_freeze_count() < _MIN_FROZEN_BY_PROGRAM:
         gc.freeze()
         gc.unfreeze()
 
 
-_FROZEN_BY_A_PROGRAM = 2_000
+_MIN_FROZEN_BY_PROGRAM = 2_000
 """A program that freezes its objects freezes all of them, and Python makes some five thousand before it runs
 a line. Python 3.12 itself freezes a few hundred that are never freed, and does so again at the next
 collection."""
@@ -60,7 +60,7 @@ collection."""
 (RARER_COLLECTIONS,) = LEDGER.add(
     Edit(
         "Python's garbage collector: its thresholds",
-        _make_rarer,
+        _raise_thresholds,
         when=When.COMPILATION,
         versions=None,
         lost="time: the collector looks again and again at what a compilation makes and keeps",

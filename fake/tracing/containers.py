@@ -71,7 +71,7 @@ def tree_map_only(
     return changed(tree)
 
 
-def _with_ours(original: types.ModuleType) -> types.ModuleType:
+def _patched_pytree(original: types.ModuleType) -> types.ModuleType:
     """Return a modified copy of torch's module, which other users keep unmodified."""
     made = types.ModuleType(original.__name__, original.__doc__)
     made.__dict__.update(
@@ -85,7 +85,7 @@ PATCHES = LEDGER.add(
         Patch(
             module,
             "pytree",
-            _with_ours,
+            _patched_pytree,
             when=When.COMPILATION,
             lost="time: a class is looked up for each argument of each operator, and a description made of each tuple",
         )

@@ -26,7 +26,7 @@ def text_is_read(config: Any) -> bool:
     )
 
 
-def _unless_nobody_reads(original: Callable[..., Any]) -> Callable[..., Any]:
+def _skip_if_unread(original: Callable[..., Any]) -> Callable[..., Any]:
     def log(*arguments: Any) -> Any:
         config = arguments[-1]
         if not text_is_read(config):
@@ -41,7 +41,7 @@ PATCHES = LEDGER.add(
         Patch(
             graph_compile,
             name,
-            _unless_nobody_reads,
+            _skip_if_unread,
             when=When.COMPILATION,
             lost="time: the text of each graph is made, also where nobody reads it",
         )

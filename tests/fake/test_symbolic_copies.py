@@ -16,7 +16,7 @@ from tests.fake.support import dynamic
 def copied(request, monkeypatch):
     """Whether outputs are copies of patterns, or made as where copies would count changes together."""
     if not request.param:
-        monkeypatch.setattr(dispatch, "copies_are_apart", lambda: False)
+        monkeypatch.setattr(dispatch, "is_view_tracking_off", lambda: False)
     FakeTensorMode.cache_clear()
     yield request.param
     FakeTensorMode.cache_clear()
@@ -178,8 +178,8 @@ def test_called_outside_of_a_dispatch():
 
 def test_nodes_matter_in_a_trace_and_under_functionalization_only(monkeypatch):
     FakeTensorMode.cache_clear()
-    matter, answers = proxy_tensor.nodes_matter, []
-    monkeypatch.setattr(proxy_tensor, "nodes_matter", lambda: answers.append(matter()) or answers[-1])
+    matter, answers = proxy_tensor.nodes_are_observable, []
+    monkeypatch.setattr(proxy_tensor, "nodes_are_observable", lambda: answers.append(matter()) or answers[-1])
     x = dynamic(FakeTensorMode(shape_env=ShapeEnv()), torch.ones(3, 5))
     for _ in range(3):
         x.exp()

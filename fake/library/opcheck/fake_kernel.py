@@ -37,9 +37,9 @@ def check(op: Any, call: Call) -> str:
 def _fix(real: Exception | None, fake: Exception | None, evidence: tuple[Evidence, ...], call: Call) -> str:
     if real is not None:
         return "give a sample that the operator accepts: the real kernel raised this error"
-    if isinstance(fake, _torch.MISSING_FAKE_KERNEL) or (fake and "no fake impl" in error_text(fake)):
+    if isinstance(fake, _torch.MISSING_FAKE_KERNEL_ERRORS) or (fake and "no fake impl" in error_text(fake)):
         return "register a fake kernel with register_fake; probe() can derive it"
-    if isinstance(fake, _torch.READS_DATA):
+    if isinstance(fake, _torch.DATA_READ_ERRORS):
         return (
             "a fake kernel must not read values (item(), tolist(), numpy(), a tensor in an if): sizes that depend on "
             "them are get_ctx().new_dynamic_size()"

@@ -23,7 +23,7 @@ from fake.seam import library as _torch
 @functools.cache
 def patched_optests() -> Any:
     """Return a copy of torch's module with our checks and `OpCheckError`, and repro scripts that use them."""
-    module = _torch.copy_of_optests()
+    module = _torch.load_optests_copy()
     module.ALL_TEST_UTILS = {name: _make_tester(name) for name in ALL_TEST_UTILS}
     module.OpCheckError = OpCheckError
     module._is_inside_opcheck_mode = _ThreadFlag()
