@@ -28,7 +28,7 @@ from fake.cache.recipe import Apart, Unbuilt, build, mark_of
 from fake.cache.record_recipe import describe, verify
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.store import Bypass, Store
-from fake.cache.subgraphs import forget_with, may_be_cached, subgraph_key
+from fake.cache.subgraphs import call_when_collected, may_be_cached, subgraph_key
 from fake.cache.symbolic import current_metadata, is_symbolic_key, metadata_of, symbols_of_key, table_key
 from fake.cache.symbolic_recipe import Stale, symbols_of_recipe
 from fake.cache.symbolic_tables import SymbolicCall, SymbolicTables
@@ -172,8 +172,8 @@ class Engine:
     def take_new_entries(self, name: str) -> dict[tuple[str, str], dict[Any, Any]]:
         """Return what was recorded since the last call, by the engine and operator names used on disk."""
         entries: dict[tuple[str, str], dict[Any, Any]] = {}
-        for func, described in self.store.take_described().items():
-            entries[name, func.name()] = described
+        for func, recipes in self.store.take_new_recipes().items():
+            entries[name, func.name()] = recipes
         for func, key, entry in self.symbolic.normalized.take_new():
             table = entries.setdefault((symbolic_name(name), func.name()), {})
             table[key] = (*table.get(key, ()), entry)
@@ -201,7 +201,7 @@ class Engine:
             for a graph that cannot be cached."""
             key, graphs = subgraph_key(func, mode, args, kwargs, self.tensor_class)
             if key not in table:
-                forget_with(graphs, self.store.remove, table, key)
+                call_when_collected(graphs, self.store.remove, table, key)
             return key
 
         return self._handler_by_key(func, key_of)

@@ -229,7 +229,7 @@ class DiskCache:
             if path.is_file():
                 files.append(path)
             elif os.path.lexists(path):  # else another process has merged it in the meantime
-                self._ignore(path, "it is no regular file")
+                self._warn_ignored(path, "it is no regular file")
         return files
 
     def _read(self, path: Path) -> dict[tuple[str, str], bytes] | None:
@@ -239,10 +239,10 @@ class DiskCache:
         except FileNotFoundError:
             return None  # another process has merged it in the meantime
         except (OSError, _DamagedError) as error:
-            self._ignore(path, str(error))
+            self._warn_ignored(path, str(error))
             return None
 
-    def _ignore(self, path: Path, reason: str) -> None:
+    def _warn_ignored(self, path: Path, reason: str) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -259,7 +259,7 @@ class DiskCache:
             try:
                 table = _unpickle(chunk)
             except _UNREADABLE as error:
-                self._ignore(self.directory, str(error))
+                self._warn_ignored(self.directory, str(error))
                 continue
             yield from table.items()
 
@@ -305,7 +305,7 @@ class DiskCache:
                 try:
                     add_entries(table, _unpickle(chunk))
                 except _UNREADABLE as error:
-                    self._ignore(self.directory, str(error))
+                    self._warn_ignored(self.directory, str(error))
         if self.save(tables) is not None:
             for path in paths:
                 path.unlink(missing_ok=True)

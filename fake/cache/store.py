@@ -37,7 +37,7 @@ class Bypass:
 class Store:
     """All tables of one engine.
 
-    A table maps keys to compiled recipes (or :class:`Bypass`); ``described`` keeps the descriptions for the
+    A table maps keys to compiled recipes (or :class:`Bypass`); ``new_recipes`` keeps the descriptions for the
     disk. Reading a table takes no lock; writing, evicting and clearing do. When the number of entries reaches
     ``limit``, the older half of every table is dropped: a working set that fits never costs more than a few
     misses.
@@ -47,7 +47,7 @@ class Store:
         self.limit = limit
         self.lock = threading.RLock()
         self.tables: dict[Any, dict[Any, Any]] = {}
-        self.described: dict[Any, dict[Any, Recipe]] = {}
+        self.new_recipes: dict[Any, dict[Any, Recipe]] = {}
         self.size = 0
         self._hits = itertools.count()
         self.hit = self._hits.__next__
@@ -61,14 +61,14 @@ class Store:
             self.drop_entries()
             self.misses = 0
             self.bypasses: Counter[str] = Counter()
-            self._hits_before_clear = self._hits_ever()
+            self._hits_before_clear = self._total_hits()
 
     def drop_entries(self) -> None:
         """Drop all entries; keep the counters."""
         with self.lock:
             for table in self.tables.values():
                 table.clear()
-            self.described.clear()
+            self.new_recipes.clear()
             self.size = 0
 
     def table(self, func: Any) -> dict[Any, Any]:
@@ -78,9 +78,9 @@ class Store:
 
     def hit_count(self) -> int:
         """Return the number of hits since the last clear."""
-        return self._hits_ever() - self._hits_before_clear
+        return self._total_hits() - self._hits_before_clear
 
-    def _hits_ever(self) -> int:
+    def _total_hits(self) -> int:
         return int(repr(self._hits)[len("count(") : -1])  # the only way to read it without counting
 
     def insert(self, func: Any, table: dict[Any, Any], key: Any, value: Any, recipe: Recipe | None) -> None:
@@ -100,7 +100,7 @@ class Store:
                 self.size += 1
             table[key] = value
             if recipe is not None:
-                self.described.setdefault(func, {})[key] = recipe
+                self.new_recipes.setdefault(func, {})[key] = recipe
 
     def remove(self, table: dict[Any, Any], key: Any) -> None:
         """Drop one entry, if it is still present."""
@@ -108,18 +108,18 @@ class Store:
             if table.pop(key, None) is not None:
                 self.size -= 1
 
-    def take_described(self) -> dict[Any, dict[Any, Recipe]]:
+    def take_new_recipes(self) -> dict[Any, dict[Any, Recipe]]:
         """Return the descriptions added since the last call, by operator."""
         with self.lock:
-            taken = {func: table for func, table in self.described.items() if table}
-            self.described = {}
+            taken = {func: table for func, table in self.new_recipes.items() if table}
+            self.new_recipes = {}
             return taken
 
     def _evict(self) -> None:
         self.size = drop_older_half(self.tables.values())
-        for func, described in self.described.items():
-            for key in described.keys() - self.tables[func].keys():
-                del described[key]
+        for func, new_recipes in self.new_recipes.items():
+            for key in new_recipes.keys() - self.tables[func].keys():
+                del new_recipes[key]
 
     def count_miss(self) -> None:
         """Count a call that was dispatched and recorded."""

@@ -72,10 +72,10 @@ def subgraph_key(func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: typ
     return key, graphs
 
 
-def forget_with(graphs: list[Any], forget: Callable[..., None], *arguments: Any) -> None:
-    """Call ``forget(*arguments)`` when any of these graphs is collected."""
+def call_when_collected(graphs: list[Any], callback: Callable[..., None], *arguments: Any) -> None:
+    """Call ``callback(*arguments)`` when any of these graphs is collected."""
     for graph in graphs:
-        weakref.finalize(graph, forget, *arguments).atexit = False
+        weakref.finalize(graph, callback, *arguments).atexit = False
 
 
 class NamedKey(NamedTuple):

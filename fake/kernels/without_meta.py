@@ -91,7 +91,7 @@ def _gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Args, kwa
 
 
 @rule("aten::_aminmax", "aten::batch_norm_update_stats")
-def _two(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _two_per_channel(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return the minimum and maximum, or the mean and variance of each channel."""
     self = args[0]
     shape = () if func.name() == "aten::_aminmax" else (self.shape[1],)

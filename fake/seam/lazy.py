@@ -41,7 +41,7 @@ def lazy_names(
     module = sys.modules[package]
 
     @functools.cache
-    def homes() -> dict[str, tuple[str, str]]:
+    def lazy_imports() -> dict[str, tuple[str, str]]:
         # Not the loader's own text: pytest's loader, which rewrites assertions in plugins and packages
         # installed with them, has none.
         text = "".join(linecache.getlines(str(module.__file__), vars(module))) if source is None else source
@@ -56,9 +56,9 @@ def lazy_names(
         }
 
     def get(name: str) -> Any:
-        if name in homes():
-            home, original = homes()[name]
-            value = getattr(importlib.import_module(home), original)
+        if name in lazy_imports():
+            module_name, original = lazy_imports()[name]
+            value = getattr(importlib.import_module(module_name), original)
         elif not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
             return importlib.import_module(f"{package}.{name}")
         else:
@@ -67,6 +67,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(module), *homes()})
+        return sorted({*vars(module), *lazy_imports()})
 
     return get, names

@@ -49,7 +49,7 @@ class SymbolicSizes(Unkeyable):
     """The tensor has symbolic sizes: its metadata belongs to a shape environment."""
 
 
-class _EqualsTorchsClass(type(TorchFakeTensor)):  # type: ignore[misc]
+class _FakeTensorMeta(type(TorchFakeTensor)):  # type: ignore[misc]
     """Makes ``type(x) in (torch.Tensor, ..., torch's FakeTensor)`` true for our tensors.
 
     Dynamo, functionalization and ``make_fx`` look up the exact type in tuples and dictionaries,
@@ -71,7 +71,7 @@ class _EqualsTorchsClass(type(TorchFakeTensor)):  # type: ignore[misc]
         return issubclass(subclass, TorchFakeTensor)
 
 
-class FakeTensor(TorchFakeTensor, metaclass=_EqualsTorchsClass):
+class FakeTensor(TorchFakeTensor, metaclass=_FakeTensorMeta):
     """A tensor without data, made by :class:`fake.FakeTensorMode`.
 
     It derives from torch's class so that Dynamo, AOTAutograd, Inductor and export accept it. The constructor

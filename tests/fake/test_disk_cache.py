@@ -119,7 +119,7 @@ def test_entries_of_this_process_alone_are_left_out(opened):
     saved = DiskCache(opened)
     saved.save({("fake", "op"): table})
     assert dict(DiskCache(opened).entries("fake", "op")) == {(1,): Constant(1)}
-    assert ENGINE.store.take_described() is not None
+    assert ENGINE.store.take_new_recipes() is not None
 
 
 def symbolic_work(sizes):
