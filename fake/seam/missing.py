@@ -76,8 +76,7 @@ class _Missing(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         raise MissingTorchNameError(cls.__name__, cls.file)
 
-    def __iter__(cls) -> Any:
-        raise MissingTorchNameError(cls.__name__, cls.file)
+    __iter__ = __call__
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

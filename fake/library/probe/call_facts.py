@@ -118,7 +118,7 @@ class Facts:
     def numbers(self) -> tuple[tuple[str, Any], ...]:
         """Return the numbers and the lists of integers, by name."""
         kinds = ("int", "ints", "float")
-        return tuple(sorted((n, _freeze(v)) for n, v in self.values.items() if _kind(v)[0] in kinds))
+        return tuple(sorted((n, v) for n, v in self.values.items() if _kind(v)[0] in kinds))
 
     def dtypes(self) -> tuple[Any, ...]:
         """Return the dtypes of all tensors and dtype arguments."""
@@ -154,10 +154,6 @@ def _kind(value: Any) -> tuple[str, int]:
     if isinstance(value, tuple) and all(isinstance(v, (int, torch.SymInt)) for v in value):
         return "ints", 0
     return "category", 0
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def abstract(value: Any) -> Any:

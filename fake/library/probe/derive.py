@@ -210,11 +210,7 @@ def _fit_classes(
         if level == ("class", 3) or few:
             return found
         fixed = _fixed_numbers(group)
-        return (
-            []
-            if any(name in _identifiers(expression) for expression in found[:1] for name in fixed)
-            else found
-        )
+        return [] if found and not set(fixed).isdisjoint(re.findall(r"[^\W\d]\w*", found[0])) else found
 
     for level in _coarse_levels(seen):
         groups = _grouped(prop, seen, level)
@@ -273,10 +269,6 @@ def _fixed_numbers(group: ObservedValues) -> list[str]:
         for name, number in observation.facts.numbers():
             values.setdefault(name, set()).add(number)
     return [name for name, seen in values.items() if len(seen) == 1]
-
-
-def _identifiers(expression: str) -> set[str]:
-    return set(re.findall(r"[^\W\d]\w*", expression))
 
 
 def _has_no_tensors(group: ObservedValues) -> bool:
