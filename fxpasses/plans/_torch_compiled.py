@@ -365,8 +365,8 @@ _NUMBERS = ("call_size", "call_stride", "call_storage_offset", "_as_tensor_fullp
 
 _MODULES = ("__import_", "___module_")
 """Prefixes of the names that Dynamo gives to modules among a frame's globals."""
-_MAKING = ("__new__", "object_setattr_ignore_descriptor", "clear", "items", "__setitem__")
-"""What is called to create and fill objects that are returned."""
+_MAKING = ("__new__", "object_setattr_ignore_descriptor", "clear", "update", "items", "__setitem__")
+"""What is called to create and fill objects that are returned, and the dictionary of ``**kwargs``."""
 
 
 def more_than_its_graph(code: types.CodeType) -> str:

@@ -91,20 +91,18 @@ class ForwardAlone:
         objects = armed.objects()
 
         def again(arguments: Sequence[torch.Tensor], inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-            self._ask_for_changes(plan, armed, objects, inputs)
+            self._ask_for_changes(armed, objects, inputs)
             plan.strike()
             return self._again(armed.model, [*arguments, *objects])
 
         with torch.enable_grad():
             return self._apply(again, arguments, *inputs)
 
-    def _ask_for_changes(
-        self, plan: Plan, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]
-    ) -> None:
+    def _ask_for_changes(self, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]) -> None:
         try:
             now = {name: str(value) for name, value in zip(STATE, state(), strict=True)}
             differs = [name for name, value in self._state.items() if now[name] != value and name != _THREADS]
-            if not differs and not self._is_as_it_was(plan, armed, objects, inputs):
+            if not differs and not self._is_as_it_was(armed, objects, inputs):
                 differs = ["the model or what its code reads"]
         except NoPlan as error:
             differs = [error.reason]
@@ -114,10 +112,8 @@ class ForwardAlone:
                 "compiled: it is computed by a second call of the model. Run the backward pass before the change, or compile with cache='off'"
             )
 
-    def _is_as_it_was(self, plan: Plan, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]) -> bool:
-        if not plan.exchanged_there and not armed.walk.exchanged and armed.holds() and plan.is_as_it_was():
-            return True
-        content, again = self._content, WalkedAgain()  # a change may have been reverted
+    def _is_as_it_was(self, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        content, again = self._content, WalkedAgain()  # the watched walk fails for a change that was reverted
         walk, digest = again.over(armed.model, objects)
         if digest != armed.digest or not are_named_still(content["functions"]):
             return False

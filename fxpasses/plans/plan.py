@@ -149,11 +149,7 @@ class Plan(Checked):
 
     def holds(self) -> bool:
         """Whether nothing has changed. Tensors that the plan mutates must not have moved in memory."""
-        return not self._has_failed and self.is_as_it_was()
-
-    def is_as_it_was(self) -> bool:
-        """Like :meth:`holds`, but ignores whether the plan has failed or was struck."""
-        if not super().holds() or not self._gradients.hold():
+        if self._has_failed or not super().holds() or not self._gradients.hold():
             return False
         if self._exchanged is not None and not self._exchanged.hold():
             return False

@@ -41,6 +41,13 @@ class Counting(Heads):
         return self.body(x)
 
 
+class Defaults(Heads):
+    def forward(self, x, **options):
+        options.setdefault("scale", 2)
+        options.update(shift=1)
+        return self.body(x) * options.pop("scale") + options["shift"]
+
+
 def made(kind=Heads):
     torch.manual_seed(0)
     return kind()
@@ -57,6 +64,16 @@ def forward_once(cache, kind=Heads, *, leaf=False):
     compiled(torch.randn(4, 8, requires_grad=leaf))
     write_those_that_wait()
     return [path.name for path in cache.glob("*/*.plan")]
+
+
+def test_a_function_may_change_its_own_keyword_arguments(cache):
+    assert forward_once(cache, Defaults)
+    model, x = made(Defaults), torch.randn(4, 8)
+    compiled, options = planned(model, cache), {"scale": 3}
+    assert_close(compiled(x), model(x))
+    assert_close(compiled(x, **options), model(x, scale=3))
+    assert fxpasses.stats().plans_used == 1
+    assert options == {"scale": 3}
 
 
 def gradients(out, inputs):
