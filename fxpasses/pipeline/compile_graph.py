@@ -188,7 +188,7 @@ def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) 
         if refused is not None:
             raise refused from error
         raise
-    return compilers[0].finished(getattr(compiled, "fxpasses_regions", []), time.perf_counter() - start)
+    return compilers[0].register(getattr(compiled, "fxpasses_regions", []), time.perf_counter() - start)
 
 
 def _trace_gathers(region_graph: RegionGraph, options: Options) -> CompiledRegion:
@@ -211,7 +211,7 @@ def _trace_gathers(region_graph: RegionGraph, options: Options) -> CompiledRegio
         own,
         Hooks(lambda *_: region_compiler, of_region=True, counts=False),
     )
-    region = region_compiler.finished([], 0.0)
+    region = region_compiler.register([], 0.0)
     if region.symbols or any(node.op == "get_attr" for graph in kept.graphs.values() for node in graph.nodes):
         raise RegionRefused("it takes more than parameters")
     region.inlined = kept.graphs
