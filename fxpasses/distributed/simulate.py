@@ -316,7 +316,7 @@ class Steps:
             return self._measured.get((kind, node.name), 0.0)
         work = region_work(node)
         if work is None:
-            own = self._costs.work_of(node)
+            own = self._costs.flops_and_bytes(node)
             work = [] if own is None else [own]
         return sum(self._cluster.compute_seconds(flops, moved) for flops, moved in work)
 

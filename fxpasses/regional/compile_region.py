@@ -213,7 +213,7 @@ def _call_costs(gm: fx.GraphModule) -> list[tuple[int, int]]:
     """Return FLOPs and bytes of each call, including those inside called regions."""
     costs, found = CostModel(), list[tuple[int, int]]()
     for node in gm.graph.nodes:
-        inner, own = region_work(node), costs.work_of(node)
+        inner, own = region_work(node), costs.flops_and_bytes(node)
         found += inner if inner is not None else [own] if own is not None else []
     return found
 
