@@ -147,7 +147,7 @@ class Stages:
             return self._eager_instead(failure, original.forward)
         self._count_graph()
         if self._hooks.counts:
-            self._unmatched.tell()
+            self._unmatched.warn()
         for observer in self._hooks.observers:
             if self._ran:
                 observer.done()
@@ -247,7 +247,7 @@ class Stages:
         with compiling(), accelerated(self._options.accelerate):
             compiled = self.lower(gm, "backward", compile)
         if self._hooks.counts:
-            self._unmatched.tell()
+            self._unmatched.warn()
         return compiled
 
     def _handed_over(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
