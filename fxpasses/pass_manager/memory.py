@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses.graphs.aliasing import AliasInfo, is_alias, reads_metadata_alone
+from fxpasses.graphs.aliasing import AliasInfo, is_alias, reads_only_metadata
 from fxpasses.pass_manager.runs import Snapshot
 
 Version = tuple[fx.Node, fx.Node | None]
@@ -46,7 +46,7 @@ class Memory:
             if not node.all_input_nodes:
                 contents[node] = frozenset([(node, None)] if node in self.writes else ())
                 continue
-            read = [] if reads_metadata_alone(node) else node.all_input_nodes
+            read = [] if reads_only_metadata(node) else node.all_input_nodes
             seen: frozenset[Version] = frozenset().union(
                 *(contents[root] for value in read for root in aliases.roots(value))
             )
@@ -179,7 +179,7 @@ def _newly_overwritten(
     kept: set[fx.Node] = set()
     fx.node.map_arg(old_args, lambda n: kept.add(n) or n)  # type: ignore[func-returns-value]
     for value in node.all_input_nodes:
-        if value not in kept or reads_metadata_alone(node):
+        if value not in kept or reads_only_metadata(node):
             continue
         for root in after.aliases.roots(value):
             for write in after.writes.get(root, ()):

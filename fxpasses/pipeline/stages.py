@@ -34,8 +34,8 @@ from fxpasses.errors import (
     StageError,
     ValueMismatchError,
 )
-from fxpasses.graphs.fresh_outputs import hand_fresh_outputs_on, mark_fresh_outputs
-from fxpasses.graphs.provenance import annotate, described_inputs, failing_node
+from fxpasses.graphs.fresh_outputs import copy_fresh_outputs, mark_fresh_outputs
+from fxpasses.graphs.provenance import annotate, failing_node, user_input_names
 from fxpasses.graphs.rewriting import copy_graph, use_returned_arguments
 from fxpasses.partitioner._torch import BackwardState
 from fxpasses.pass_manager.manager import PassManager
@@ -110,7 +110,7 @@ class Stages:
         the graph, and whether that cache may be used at all.
         """
         if self._hooks.observers or self._values:  # only these show input names to the user
-            self._inputs = described_inputs(gm)
+            self._inputs = user_input_names(gm)
         # Code that torch saves for other processes is saved as entries of this cache.
         whole = (
             _torch.functorch_config.patch(enable_autograd_cache=False)
@@ -196,7 +196,7 @@ class Stages:
             aot["decides"] = self._hooks.decides
         with self._stage(PartitionError, joint, "joint"):
             forward, backward = compiler.partition(joint, joint_inputs, **aot)
-        hand_fresh_outputs_on(joint.graph, forward.graph)
+        copy_fresh_outputs(joint.graph, forward.graph)
         if self._values is not None:
             self._values.partitioned(forward, backward)
         return forward, backward
