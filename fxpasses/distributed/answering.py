@@ -81,12 +81,12 @@ class Answering:
         """
         store = job_store()
         number = here.pose(store, rank, key, call)
-        if not came(store, f"fxpasses/answer/{rank}/{number}", ASK_AFTER):
+        if not wait_for_key(store, f"fxpasses/answer/{rank}/{number}", ASK_AFTER):
             return None
         return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))
 
 
-def came(store: dist.Store, key: str, seconds: float) -> bool:
+def wait_for_key(store: dist.Store, key: str, seconds: float) -> bool:
     """Whether a key appears in the store within ``seconds``.
 
     A wait with a short timeout would be logged as a network failure.
