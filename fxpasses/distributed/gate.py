@@ -141,7 +141,7 @@ class Gate:
         if not verdict.startswith(_YES):
             raise RankMismatchError(**json.loads(verdict))
         if self.store.check(["differs"]):
-            self._raise_difference(reference.rank, int(self.store.get("differs")), difference, made)
+            self._fail(reference.rank, int(self.store.get("differs")), difference, made)
         self._delete_previous((f"came/{self.rank}",), _SHARED if last else ())
         return Opened(_SYMBOLIC in verdict, _EXCHANGEABLE in verdict, _AS_BEFORE in verdict)
 
@@ -299,9 +299,7 @@ class Gate:
         half = len(ranks) // 2
         return ranks if not half else self._missing(ranks[:half]) + self._missing(ranks[half:])
 
-    def _raise_difference(
-        self, first: int, other: int, difference: _Difference | None, made: Compilation | None
-    ) -> None:
+    def _fail(self, first: int, other: int, difference: _Difference | None, made: Compilation | None) -> None:
         """Raise on every rank, with the reason from the records of the first rank here and one that differs.
 
         Args:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from fxpasses.distributed.answering import STUCK_AFTER, Answering
 from fxpasses.distributed.gate import EagerCollectives, Offer, what_differs
-from fxpasses.ranks.here import HERE, LEAVING_SECONDS, job_store, left
+from fxpasses.ranks.here import HERE, LEAVING_SECONDS, exit_key, job_store
 
 log = logging.getLogger(__name__)
 
@@ -47,18 +47,13 @@ class Watch:
             if cls._thread is None or not cls._thread.is_alive():
                 cls._thread = threading.Thread(target=_watch, name="fxpasses watches calls", daemon=True)
                 cls._thread.start()
-                HERE.at_the_end.append(functools.partial(cls._thread.join, LEAVING_SECONDS))
+                HERE.exit_callbacks.append(functools.partial(cls._thread.join, LEAVING_SECONDS))
 
 
 def _watch() -> None:
-    asked, pause, logged, eager, looked_at = (
-        0.0,
-        STUCK_AFTER,
-        "",
-        EagerCollectives(True, _EAGER_STUCK_SECONDS),
-        0.0,
-    )
-    while not HERE.leaves.wait(_CHECK_SECONDS):
+    asked, pause, logged, looked_at = 0.0, STUCK_AFTER, "", 0.0
+    eager = EagerCollectives(True, _EAGER_STUCK_SECONDS)
+    while not HERE.exiting.wait(_CHECK_SECONDS):
         since, inside = HERE.since, HERE.inside
         if not HERE.running or time.monotonic() - since < STUCK_AFTER:
             asked, pause = 0.0, STUCK_AFTER
@@ -75,7 +70,7 @@ def _watch() -> None:
         if why and why != logged and HERE.running and HERE.since == since:
             logged = why
             log.error("%s", why)
-            if not HERE.leaves.wait(_GRACE) and HERE.running and HERE.since == since:
+            if not HERE.exiting.wait(_GRACE) and HERE.running and HERE.since == since:
                 _exit_process(why)
 
 
@@ -128,5 +123,5 @@ def _absence_reason(inside: tuple[tuple[str, tuple[int, ...], int], ...], eager:
 def _exit_process(why: str) -> None:
     sys.stderr.write(f"RankMismatchError: {why}\n")
     sys.stderr.flush()
-    job_store().set(left(dist.get_rank()), "")
+    job_store().set(exit_key(dist.get_rank()), "")
     os._exit(EXIT_CODE)

@@ -285,14 +285,14 @@ def test_a_gate_that_another_rank_was_faster_to_open_is_not_as_before(monkeypatc
 def test_a_rank_answers_before_it_compiles(monkeypatch):
     """One that stands in eager's collectives could not be told from a slow one."""
     introduced = []
-    monkeypatch.setattr(here, "answer_from_now_on", lambda: introduced.append(1))
+    monkeypatch.setattr(here, "ensure_answering", lambda: introduced.append(1))
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     before = set(threading.enumerate())
     for world in ("1", "2"):
         monkeypatch.setenv("WORLD_SIZE", world)
         monkeypatch.setenv("RANK", "0")
-        here.answer_from_the_first_group()
+        here.answer_once_initialized()
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     assert introduced == [1]
