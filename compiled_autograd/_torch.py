@@ -244,11 +244,9 @@ def materializes_grads(ctx: Any) -> bool:
 
 def untraceable_operator(operator: Any) -> Any | None:
     """Return the operator itself if torch wrapped a C++ function that must not be traced, else None."""
-    return getattr(operator, "__wrapped__", None) if _is_disabled(operator) else None
-
-
-def _is_disabled(operator: Any) -> bool:
-    return bool(getattr(operator, "_torchdynamo_disable", False))
+    return (
+        getattr(operator, "__wrapped__", None) if getattr(operator, "_torchdynamo_disable", False) else None
+    )
 
 
 def inside_functorch() -> bool:

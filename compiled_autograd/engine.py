@@ -28,9 +28,6 @@ from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.walking import Handle, walks
 
 
-def _no_op() -> None: ...
-
-
 @_torch.disable_dynamo
 def run_pass(
     session: Session, engine: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -118,7 +115,7 @@ class _Pass:
         self.node = 0
         self.is_new_capture = False
         self.started = False
-        self.end_walk: Callable[[], None] = _no_op
+        self.end_walk: Callable[[], None] = lambda: None
         self.pending_call: tuple[CapturedGraph, tuple[Any, ...]] | None = None
         """The graph that C++ found or had captured, with its arguments, until it runs."""
         self.graph: CapturedGraph | None = None

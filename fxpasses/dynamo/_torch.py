@@ -23,7 +23,7 @@ from torch import fx
 from torch._dynamo import guards
 from torch._dynamo.guards import GuardManagerWrapper
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import TypeSource, is_from_source
+from torch._dynamo.source import TypeSource, is_from_source as derives_from
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
 from torch._dynamo.utils import orig_code_map, set_example_value
 from torch._dynamo.variables import base as variable_bases, builtin, lazy, object_protocol
@@ -313,11 +313,6 @@ def has_new_attributes(tx: Any, variable: Any) -> bool:
 def key_order_sources(tx: Any) -> set[Any]:
     """Sources of the dictionaries that the program iterates over: Dynamo guards their items by position."""
     return tx.output.guard_on_key_order  # type: ignore[no-any-return]
-
-
-def derives_from(source: Any, base: Any) -> bool:
-    """Whether the object at a source is reached through another source."""
-    return is_from_source(source, base)
 
 
 def is_from_class(source: Any, modules: Collection[Any]) -> bool:

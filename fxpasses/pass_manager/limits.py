@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,11 +177,7 @@ def _limit_sites(item: Pass, sites: int | None) -> Pass:
         if not found.claimed:
             return item.apply(gm) if changed and allowed(f"graph of {len(gm.graph.nodes)} nodes") else False
         verdicts = [allowed(str(site.location)) for site in found.claimed]
-        with collect_sites(_verdict_at(verdicts)):
+        with collect_sites(lambda index: verdicts[min(index, len(verdicts) - 1)]):
             return item.apply(gm)
 
     return FunctionPass(function=apply, name=item.name, contract=item.contract)
-
-
-def _verdict_at(verdicts: list[bool]) -> Callable[[int], bool]:
-    return lambda index: verdicts[index] if index < len(verdicts) else verdicts[-1]

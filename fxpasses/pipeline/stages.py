@@ -256,7 +256,7 @@ class Stages:
         """Compile the graph, and wrap the result in the checks of its first calls."""
         lowered, ranks = self._hooks.lowered, self._hooks.ranks
         handed_over = copy_graph(gm) if lowered is not None else gm
-        gate = ranks.compiling(kind, gm) if ranks is not None else nullcontext(_identity)
+        gate = ranks.compiling(kind, gm) if ranks is not None else nullcontext(lambda compiled: compiled)
         try:
             with self._stage(HandoverError, gm, kind), gate as gated, lowered_parts() as parts:
                 compiled = gated(compile())
@@ -378,7 +378,3 @@ def _may_depend_on_data(graph: fx.Graph) -> bool:
     """Whether sizes of results, or a number, may depend on data: see :meth:`Stages._depends_on_data`."""
     kinds = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     return any(not kinds.isdisjoint(getattr(node.target, "tags", ())) for node in graph.nodes)
-
-
-def _identity(compiled: Any) -> Any:
-    return compiled

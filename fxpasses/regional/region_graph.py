@@ -233,7 +233,7 @@ class _RegionExtractor:
         for node in [
             *self.tensors,
             *self.calls,
-            *(n for i in range(*self._range) for n in self.facts.reads[i]),
+            *(n for i in range(self.subgraph.start, self.subgraph.stop) for n in self.facts.reads[i]),
         ]:
             for value in _leaves(_node_value(node, self.facts)):
                 found.update(dict.fromkeys(sorted(_torch.free_symbols(value), key=str)))
@@ -241,10 +241,6 @@ class _RegionExtractor:
             if symbol not in self.known_symbols:
                 raise RegionRefused(f"the size {symbol} is not an input of the graph")
         return list(found)
-
-    @property
-    def _range(self) -> tuple[int, int]:
-        return self.subgraph.start, self.subgraph.stop
 
     def _fresh(self, value: torch.Tensor) -> torch.Tensor:
         """Create a fake tensor with the same (local) metadata: a leaf with its own memory."""
