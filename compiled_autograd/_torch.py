@@ -147,7 +147,7 @@ HOOK_PROBLEM = hook_problem()
 
 
 # Torch functions that must take our passes into account while capturing is enabled.
-_WATCHED: dict[str, tuple[Any, str]] = {
+_PATCHED_FUNCTIONS: dict[str, tuple[Any, str]] = {
     "current_graph_task_id": (torch._C, "_current_graph_task_id"),
     "current_autograd_node": (torch._C, "_current_autograd_node"),
     "keeps_graph": (torch._C._autograd, "_get_current_graph_task_keep_graph"),
@@ -171,22 +171,25 @@ def session_patches(engine: Callable[[], Any], **replacements: Callable[..., Any
 
     Args:
         engine: makes the replacement of torch's engine.
-        replacements: functions to call instead of torch's own, by their names in :data:`_WATCHED`.
+        replacements: functions to call instead of torch's own, by their names in :data:`_PATCHED_FUNCTIONS`.
     """
     lost = "capture of backward passes: they run in eager"
     common: Any = {"when": When.SESSION, "versions": None, "unfit": lambda: HOOK_PROBLEM or "", "lost": lost}
     return [
         Patch(torch.autograd.Variable, "_execution_engine", lambda _: engine(), **common),
-        *(Patch(*_WATCHED[name], always(function), **common) for name, function in replacements.items()),
+        *(
+            Patch(*_PATCHED_FUNCTIONS[name], always(function), **common)
+            for name, function in replacements.items()
+        ),
     ]
 
 
-def traces_whole(translator: Any) -> bool:
+def requires_full_graph(translator: Any) -> bool:
     """Whether Dynamo's ``translator`` must produce one graph, without a backward pass inside."""
     return bool(translator.one_graph) and not dynamo_config.trace_autograd_ops
 
 
-_HOOKS_GO_TO_BACKWARD = LEDGER.add(
+_DEFER_HOOKS = LEDGER.add(
     Setting(
         torch_compiled_autograd,
         "compiled_autograd_enabled",
@@ -198,12 +201,12 @@ _HOOKS_GO_TO_BACKWARD = LEDGER.add(
 )
 
 
-def hooks_go_to_backward() -> contextlib.AbstractContextManager[None]:
+def defer_hooks_to_backward() -> contextlib.AbstractContextManager[None]:
     """Make Dynamo leave hooks that it traces to the captured backward pass, as under torch's own capture.
 
     The flag is process-wide; Dynamo reads it while it holds its compile lock.
     """
-    return LEDGER.in_force(*_HOOKS_GO_TO_BACKWARD)
+    return LEDGER.in_force(*_DEFER_HOOKS)
 
 
 def torch_verbose_logging() -> bool:
@@ -241,11 +244,9 @@ def materializes_grads(ctx: Any) -> bool:
 
 def untraceable_operator(operator: Any) -> Any | None:
     """Return the operator itself if torch wrapped a C++ function that must not be traced, else None."""
-    return getattr(operator, "__wrapped__", None) if _is_disabled(operator) else None
-
-
-def _is_disabled(operator: Any) -> bool:
-    return bool(getattr(operator, "_torchdynamo_disable", False))
+    return (
+        getattr(operator, "__wrapped__", None) if getattr(operator, "_torchdynamo_disable", False) else None
+    )
 
 
 def inside_functorch() -> bool:
@@ -258,11 +259,11 @@ def tensor_guards(tensors: list[torch.Tensor]) -> Any:
     return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
 
-nothing_traced = torch._dynamo.disable
+disable_dynamo = torch._dynamo.disable
 """Decorator: turns Dynamo's frame hook off. Results of ``torch.compile`` still compile inside."""
 
 
-def forget_stacks_of_compilations() -> None:
+def free_compilation_stacks() -> None:
     """Free the Python stacks of past compilations that Dynamo's metrics keep for one error message.
 
     A stack keeps the code of its frames alive. After a graph break, that includes the compiled rest of the
@@ -333,16 +334,16 @@ def backward_module(function: Any) -> fx.GraphModule | str:
     return "it came from a compile cache, without its backward graph"
 
 
-_FROM_SEED = ("prims.inductor_random.default", "prims.inductor_randint.default")
+_SEEDED_RANDOM_OPS = ("prims.inductor_random.default", "prims.inductor_randint.default")
 
 
-def draws_from_seed(module: fx.GraphModule) -> bool:
+def has_seeded_random_ops(module: fx.GraphModule) -> bool:
     """Whether a graph draws random numbers from seeds. Eager kernels ignore them; Inductor's do not."""
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
-    return any(str(node.target) in _FROM_SEED for graph in graphs for node in graph.nodes)
+    return any(str(node.target) in _SEEDED_RANDOM_OPS for graph in graphs for node in graph.nodes)
 
 
-def numbers_of(ctx: Any) -> Sequence[Any]:
+def saved_symints(ctx: Any) -> Sequence[Any]:
     """Return the sizes that a compiled function saved, as C++ lifted them for this capture."""
     return ctx._get_compiled_autograd_symints()
 

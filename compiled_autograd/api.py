@@ -95,7 +95,7 @@ def reset() -> None:
         raise RuntimeError("compiled_autograd.reset() inside a backward pass would free the graph that runs")
     walks.forget_graphs()
     sessions.records.clear()
-    _torch.forget_stacks_of_compilations()
+    _torch.free_compilation_stacks()
 
 
 def stats() -> Stats:

@@ -21,17 +21,14 @@ from compiled_autograd.errors import RefusedError, StrayPassError
 from compiled_autograd.program.cached_graph import CapturedGraph
 from compiled_autograd.runtime import late_hooks, node_order, queries
 from compiled_autograd.runtime.running import EAGER, LateNodeHook, running
-from compiled_autograd.session.fallback import reason_before, refusal_reason
+from compiled_autograd.session.fallback import eager_reason, refusal_reason
 from compiled_autograd.session.log import log_capture, log_fallback, log_hit
 from compiled_autograd.session.node_sessions import node_sessions
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.walking import Handle, walks
 
 
-def _nothing() -> None: ...
-
-
-@_torch.nothing_traced
+@_torch.disable_dynamo
 def run_pass(
     session: Session, engine: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -51,7 +48,7 @@ def run_pass(
     """
     backward_pass = _Pass(session, *args, **kwargs)
     run_backward = functools.partial(engine, *args, **kwargs)
-    reason = reason_before()
+    reason = eager_reason()
     if reason is None:
         try:
             # C++ walks the nodes and finds a graph, or has one captured: `_Pass.make_compiler`,
@@ -62,7 +59,8 @@ def run_pass(
             if reason is None:
                 raise
         else:
-            if backward_pass.found is None:  # nothing to run, or it ran inside the engine, for C++ hooks
+            # There is nothing to run, or it ran inside the engine, for C++ hooks.
+            if backward_pass.pending_call is None:
                 return result
             outputs = backward_pass.run()  # compiles the graph, unless an earlier pass did
             if not backward_pass.allow_unreachable and any(output is None for output in outputs):
@@ -78,17 +76,17 @@ def _run_uncaptured(run_backward: Callable[[], Any], reason: str) -> Any:
     log_fallback(reason)
     running.stack.append(EAGER)
     try:
-        return walks.uncaptured(run_backward)
+        return walks.run_uncaptured(run_backward)
     finally:
         running.stack.pop()
-        sessions.tell("fallback", record)
+        sessions.notify("fallback", record)
 
 
 def _raise_unused(engine: Callable[..., Any], outputs: Sequence[Any]) -> None:
     """Raise this torch release's own error for the first input that has no gradient."""
     used, unused = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
     inputs = tuple(unused if output is None else used for output in outputs)
-    walks.uncaptured(functools.partial(engine, (used,), (torch.ones(()),), False, False, inputs))
+    walks.run_uncaptured(functools.partial(engine, (used,), (torch.ones(()),), False, False, inputs))
 
 
 class _Pass:
@@ -115,10 +113,10 @@ class _Pass:
         self.graph_task_id = running.new_graph_task_id()
         self.callbacks: list[Callable[[], None]] = []
         self.node = 0
-        self.captured_now = False
+        self.is_new_capture = False
         self.started = False
-        self.end_walk: Callable[[], None] = _nothing
-        self.found: tuple[CapturedGraph, tuple[Any, ...]] | None = None
+        self.end_walk: Callable[[], None] = lambda: None
+        self.pending_call: tuple[CapturedGraph, tuple[Any, ...]] | None = None
         """The graph that C++ found or had captured, with its arguments, until it runs."""
         self.graph: CapturedGraph | None = None
         self._walked: list[node_order.WalkedNode] | None = None
@@ -147,15 +145,15 @@ class _Pass:
     def walk_in_engine(self, run_backward: Callable[[], Any]) -> Any:
         """Let C++ find or capture the graph. Return the engine's result, used if it did not run our graph."""
         with walks.walking(self.make_compiler, self.session.dynamic) as self.end_walk:
-            outer, _collecting.current = _collecting.current, self
+            outer, _current_pass.current = _current_pass.current, self
             try:
                 return run_backward()
             finally:
-                _collecting.current = outer
+                _current_pass.current = outer
 
     def make_compiler(self) -> GraphCompiler:
         """Return a recorder of this pass. C++ calls this if it has no graph for these nodes."""
-        if _collecting.current is not self:
+        if _current_pass.current is not self:
             raise StrayPassError
         walks.pause_collector()
         return GraphCompiler(self.walk, self.captured)
@@ -167,15 +165,15 @@ class _Pass:
         sessions.records.captured(graph.record)
         log_capture(graph.record)
         capture.walked = None  # the nodes hold hooks
-        self.captured_now = True
-        return walks.handle(_hand_over, graph, len(nodes))
+        self.is_new_capture = True
+        return walks.handle(_runtime_wrapper, graph, len(nodes))
 
     def run(self) -> Sequence[Any]:
         """Run the compiled graph, then the callbacks that were queued until the end of the pass."""
-        assert self.found is not None
-        graph, arguments = self.found
-        self.graph, self.found = graph, None
-        if not self.captured_now:
+        assert self.pending_call is not None
+        graph, arguments = self.pending_call
+        self.graph, self.pending_call = graph, None
+        if not self.is_new_capture:
             sessions.records.count("hits")
             log_hit(graph)
         self.started = True
@@ -193,30 +191,30 @@ class _Pass:
         finally:
             running.stack.pop()
             queries.restore_saved_hooks(self.saved_hooks_changes)
-            sessions.tell("capture" if self.captured_now else "hit", graph.record)
+            sessions.notify("capture" if self.is_new_capture else "hit", graph.record)
         if self.accumulate_grad and not graph.needs_engine:
             return ()
         return list(outputs) if graph.needs_engine else tuple(outputs)
 
 
-class _Collecting(threading.local):
+class _CurrentPass(threading.local):
     current: _Pass | None = None
 
 
-_collecting = _Collecting()
+_current_pass = _CurrentPass()
 
 
-def _hand_over(
+def _runtime_wrapper(
     handle: Handle, inputs: list[Any], sizes: Any, scalars: Any, hooks: Any, packed: Any
 ) -> Sequence[Any]:
     """Runtime wrapper that C++ calls with a cached or newly captured graph and its arguments."""
     arguments = (inputs, sizes, scalars, list(hooks), list(packed))
-    current, graph = _collecting.current, handle.graph
+    current, graph = _current_pass.current, handle.graph
     if current is None:
-        if walks.is_elsewhere():
+        if walks.is_walking_elsewhere():
             raise StrayPassError
         return graph(*arguments)  # torch's own compiled autograd found our graph in the shared cache
-    current.found = (graph, arguments)
+    current.pending_call = (graph, arguments)
     if graph.needs_engine:  # C++ hooks live only as long as this call
         current.end_walk()
         return current.run()
@@ -226,8 +224,8 @@ def _hand_over(
 _PLACEHOLDER_GRAD = torch.empty(0)
 
 
-@_torch.nothing_traced
-def _session_of(roots: Sequence[Any]) -> Session | None:
+@_torch.disable_dynamo
+def _find_session(roots: Sequence[Any]) -> Session | None:
     """Return the session that captures a pass from these tensors, or None if torch's own engine runs it."""
     if _torch.is_tracing():
         return None
@@ -242,9 +240,9 @@ class CapturingEngine(_torch.Engine):
     """
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        session = _session_of(args[0])
+        session = _find_session(args[0])
         if session is None:
-            return walks.uncaptured(functools.partial(super().run_backward, *args, **kwargs))
+            return walks.run_uncaptured(functools.partial(super().run_backward, *args, **kwargs))
         return run_pass(session, super().run_backward, args, kwargs)
 
     def is_checkpoint_valid(self) -> bool:

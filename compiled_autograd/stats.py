@@ -100,7 +100,7 @@ class Records:
         with self._lock:
             self._counts[what] += 1
 
-    def spend(self, what: str, seconds: float) -> None:
+    def add_seconds(self, what: str, seconds: float) -> None:
         """Add time spent on ``capture``, ``lower`` or ``compile``."""
         with self._lock:
             self._seconds[what] += seconds
@@ -127,7 +127,7 @@ class Records:
         with self._lock:
             self._uncompiled[reason] += 1
 
-    def kept_calls(self, reason: str, count: int) -> None:
+    def add_called(self, reason: str, count: int) -> None:
         """Record a run of a captured graph with calls of ``count`` compiled backwards, not inlined."""
         with self._lock:
             self._called[reason] += count

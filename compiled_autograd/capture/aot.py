@@ -56,7 +56,7 @@ def reason_to_call(deterministic: bool) -> str | None:
     return None
 
 
-class _Kept(Exception):
+class _CannotInline(Exception):
     """The call cannot be inlined; the message says why."""
 
 
@@ -114,9 +114,9 @@ def inline(call: CompiledCall) -> Inlined | str:
         module = _backward_module(call.function)
         if isinstance(module, str):
             return module
-        return _obstacle(call, module) or _inlined(call, module)
-    except _Kept as kept:
-        return str(kept)
+        return _reason_not_to_inline(call, module) or _inlined(call, module)
+    except _CannotInline as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001 - C++ has tokens in its nodes: the capture must end, and the call is right
         return f"its backward graph cannot be read: {describe_error(error)}"
 
@@ -132,13 +132,13 @@ def _backward_module(function: Any) -> fx.GraphModule | str:
     return module
 
 
-def _obstacle(call: CompiledCall, module: fx.GraphModule) -> str | None:
+def _reason_not_to_inline(call: CompiledCall, module: fx.GraphModule) -> str | None:
     metadata = call.function.metadata
     if metadata.num_backward_tokens:
         return "it has side effects that are ordered by tokens"
     if metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states:
         return "it carries the state of a random number generator"
-    if _torch.draws_from_seed(module):
+    if _torch.has_seeded_random_ops(module):
         return "it draws the forward's random numbers again, from a seed that only compiled code reads"
     if _torch.inside_functorch():
         return "inside a functorch transform"
@@ -157,13 +157,13 @@ def _inlined(call: CompiledCall, module: fx.GraphModule) -> Inlined:
     saved = [_unpacked(call, value) for value in call.saved]
     subclasses = call.function.maybe_subclass_metadata is not None
     if subclasses:
-        arguments = _taken_apart(call, saved, len(placeholders) - (call.state is not None))
+        arguments = _unwrapped_arguments(call, saved, len(placeholders) - (call.state is not None))
     else:
         arguments = _arguments(call, saved)
     if call.state is not None:  # AOTAutograd's calling convention: the last one
         arguments.append(call.state)
     if len(arguments) != len(placeholders):
-        raise _Kept(
+        raise _CannotInline(
             f"its backward graph takes {len(placeholders)} values, of which {len(arguments)} are known"
         )
     results = _copy_graph(call, module, dict(zip(placeholders, arguments, strict=True)))
@@ -171,7 +171,7 @@ def _inlined(call: CompiledCall, module: fx.GraphModule) -> Inlined:
         step = call.step(aot_functional.epilogue, (call.context, results), "epilogue", Kind.PYTHON, True)
         results = [Value(step, index) for index in range(call.outputs)]
     if len(results) != call.outputs:
-        raise _Kept(f"its backward graph returns {len(results)} gradients for {call.outputs} inputs")
+        raise _CannotInline(f"its backward graph returns {len(results)} gradients for {call.outputs} inputs")
     return Inlined(call.steps, results)
 
 
@@ -181,7 +181,7 @@ def _unpacked(call: CompiledCall, value: Any) -> Any:
     return Value(call.step(functional.call_unpack_hook, value, "unpack", Kind.PYTHON, True))
 
 
-def _taken_apart(call: CompiledCall, saved: list[Any], count: int) -> list[Any]:
+def _unwrapped_arguments(call: CompiledCall, saved: list[Any], count: int) -> list[Any]:
     """Return the arguments of a backward graph that was traced on the inner tensors of subclasses."""
     grads = [functional.ZEROS if isinstance(grad, tuple) else grad for grad in call.grads]
     step = call.step(
@@ -190,7 +190,7 @@ def _taken_apart(call: CompiledCall, saved: list[Any], count: int) -> list[Any]:
     return [*call.numbers, *(Value(step, index) for index in range(len(call.numbers), count))]
 
 
-class _Gradient:
+class _GradientPlaceholder:
     """Placeholder for a gradient while AOTAutograd's own code orders the arguments."""
 
     def __init__(self, position: int) -> None:
@@ -203,12 +203,14 @@ def _arguments(call: CompiledCall, saved: list[Any]) -> list[Any]:
     if stashed:
         step = call.step(aot_functional.stashed_tensors, (call.context,), "stashed_tensors", Kind.READ)
         saved = [*saved, *(Value(step, index) for index in range(len(stashed)))]
-    stands = [_Gradient(position) for position in range(len(call.grads))]
+    placeholders = [_GradientPlaceholder(position) for position in range(len(call.grads))]
     with torch.no_grad():
-        ordered = _torch.prologue_arguments(call.function, saved, call.numbers, call.objects, stands)
+        ordered = _torch.prologue_arguments(call.function, saved, call.numbers, call.objects, placeholders)
     formats = iter(_torch.tangent_formats(call.function.metadata))
     return [
-        _tangent(call, call.grads[value.position], *next(formats)) if isinstance(value, _Gradient) else value
+        _tangent(call, call.grads[value.position], *next(formats))
+        if isinstance(value, _GradientPlaceholder)
+        else value
         for value in ordered
     ]
 
@@ -220,15 +222,15 @@ def _tangent(call: CompiledCall, grad: Any, memory_format: Any, size: Any, strid
     if isinstance(grad, tuple):
         grad = Value(call.step(aot_functional.zeros, grad, "zeros"))
     else:
-        missing = _zeros_for(grad)
+        missing = _gradient_metadata(grad)
     layout = None if size is None else tuple(size), None if stride is None else tuple(stride)
     return Value(call.step(aot_functional.tangent, (grad, missing, memory_format, *layout), "tangent"))
 
 
-def _zeros_for(value: Any) -> tuple[Any, ...] | None:
+def _gradient_metadata(value: Any) -> tuple[Any, ...] | None:
     """Return sizes, dtype and device of a gradient, or None if it can never be missing at run time."""
     if isinstance(value, SumValue):
-        found = [_zeros_for(part) for part in value.parts]
+        found = [_gradient_metadata(part) for part in value.parts]
         return None if None in found else found[0]
     if isinstance(value, InputValue):
         return None
@@ -245,10 +247,10 @@ def _zeros_for(value: Any) -> tuple[Any, ...] | None:
         if known is not None:
             return known[2], known[0], known[1]
     elif step.target in (functional.call_tensor_pre_hook, functional.call_cpp_pre_hook):
-        return _zeros_for(step.args[1])
+        return _gradient_metadata(step.args[1])
     elif step.target in (functional.call_pre_hook, functional.call_post_hook):
-        return _zeros_for(step.args[1][index])
-    raise _Kept("the shape of a gradient that flows into it is not known")
+        return _gradient_metadata(step.args[1][index])
+    raise _CannotInline("the shape of a gradient that flows into it is not known")
 
 
 def _copy_graph(call: CompiledCall, module: fx.GraphModule, values: dict[fx.Node, Any]) -> list[Any]:
@@ -261,7 +263,7 @@ def _copy_graph(call: CompiledCall, module: fx.GraphModule, values: dict[fx.Node
             attribute = functools.reduce(getattr, node.target.split("."), module)
             values[node] = Constant(f"{prefix}_{node.target}".replace(".", "_"), attribute)
             continue
-        args, kwargs = _plain((node.args, node.kwargs), values)
+        args, kwargs = _substitute_nodes((node.args, node.kwargs), values)
         if node.op == "output":
             return list(args[0])
         target = aot_functional.target_on_real_tensors(node)
@@ -275,16 +277,18 @@ def _copy_graph(call: CompiledCall, module: fx.GraphModule, values: dict[fx.Node
     raise AssertionError("a graph has an output node")
 
 
-def _plain(argument: Any, values: dict[fx.Node, Any]) -> Any:
+def _substitute_nodes(argument: Any, values: dict[fx.Node, Any]) -> Any:
     """Replace nodes in an argument by their values, and FX's immutable containers by plain ones."""
     if isinstance(argument, fx.Node):
         return values[argument]
     if isinstance(argument, list):
-        return [_plain(element, values) for element in argument]
+        return [_substitute_nodes(element, values) for element in argument]
     if isinstance(argument, tuple):
-        return tuple(_plain(element, values) for element in argument)
+        return tuple(_substitute_nodes(element, values) for element in argument)
     if isinstance(argument, dict):
-        return {key: _plain(element, values) for key, element in argument.items()}
+        return {key: _substitute_nodes(element, values) for key, element in argument.items()}
     if isinstance(argument, slice):
-        return slice(*(_plain(end, values) for end in (argument.start, argument.stop, argument.step)))
+        return slice(
+            *(_substitute_nodes(end, values) for end in (argument.start, argument.stop, argument.step))
+        )
     return argument

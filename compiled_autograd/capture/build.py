@@ -53,10 +53,10 @@ def ordered_nodes(capture: Capture) -> list[CapturedNode]:
     if capture.walked is None or len(capture.walked) != len(capture.nodes):
         return capture.nodes
     nodes = [capture.nodes[index] for index in eager_order(capture.walked)]
-    return _leaves_in_turn(nodes) if capture.inlined else nodes
+    return _order_leaves_by_production(nodes) if capture.inlined else nodes
 
 
-def _leaves_in_turn(nodes: Sequence[CapturedNode]) -> list[CapturedNode]:
+def _order_leaves_by_production(nodes: Sequence[CapturedNode]) -> list[CapturedNode]:
     """Reorder leaves that follow an inlined function by when its body produces their gradients.
 
     Eager does the same without compilation. For the engine, a compiled function is one node, so it orders the
@@ -109,18 +109,18 @@ class _Emitter:
         self.elements: dict[tuple[int, int], fx.Node] = {}
         self.input_elements: dict[str, dict[int, fx.Node]] = {source: {} for source in PLACEHOLDERS}
         self.sums: dict[int, Any] = {}
-        self.contributes: dict[int, dict[int, tuple[SumValue, list[Any]]]] = {}
+        self.sums_by_producer: dict[int, dict[int, tuple[SumValue, list[Any]]]] = {}
         """Per autograd node, the sums that its values contribute to, keyed by identity, with those values."""
         self.meta: dict[str, Any] = {}
         self.used: dict[int, set[int]] = {}
         """Per step, keyed by identity, the elements of its result that are used."""
-        self.wanted: dict[str, set[int]] = {source: set() for source in PLACEHOLDERS}
+        self.used_inputs: dict[str, set[int]] = {source: set() for source in PLACEHOLDERS}
         for node in nodes:
             for step in self._steps(node):
-                self._note(step.args)
+                self._record_uses(step.args)
                 if step.kwargs:
-                    self._note(step.kwargs)
-        self._note(self.capture.outputs)
+                    self._record_uses(step.kwargs)
+        self._record_uses(self.capture.outputs)
         self._unpack_arguments()
 
     def _steps(self, node: CapturedNode) -> Iterable[Step]:
@@ -136,7 +136,7 @@ class _Emitter:
             return value.step.inlined.outputs[value.index]
         return value
 
-    def _note(self, argument: Any) -> None:
+    def _record_uses(self, argument: Any) -> None:
         """Record which results and graph arguments are used, and which sums a node's values contribute to."""
         for value in map(self._resolved, leaves(argument)) if self.inline else leaves(argument):
             kind = type(value)
@@ -144,17 +144,17 @@ class _Emitter:
                 if value.index is not None:
                     self.used.setdefault(id(value.step), set()).add(value.index)
             elif kind is InputValue:
-                self.wanted[value.source].add(value.index)
+                self.used_inputs[value.source].add(value.index)
             elif kind is SumValue and id(value) not in self.sums:
                 self.sums[id(value)] = None
                 for part in value.parts:
-                    self._note(part)
+                    self._record_uses(part)
                     producer = part.step.node if isinstance(part, Value) else 0
-                    sums = self.contributes.setdefault(producer, {})
+                    sums = self.sums_by_producer.setdefault(producer, {})
                     sums.setdefault(id(value), (value, []))[1].append(part)
 
     def _unpack_arguments(self) -> None:
-        for source, wanted in self.wanted.items():
+        for source, wanted in self.used_inputs.items():
             name, whole, elements = source.rstrip("s"), self.sources[source], self.input_elements[source]
             for index in sorted(wanted):
                 element = self.writer.call(operator.getitem, (whole, index), f"{name}_{index}")
@@ -163,7 +163,7 @@ class _Emitter:
                     element.meta.update(dtype=dtype, device=device, requires_grad=requires_grad)
                 elements[index] = element
         for source in FREED:
-            if source == "inputs" or self.wanted[source]:
+            if source == "inputs" or self.used_inputs[source]:
                 self.graph.create_node("call_method", "clear", (self.sources[source],), name=f"free_{source}")
 
     def argument(self, argument: Any) -> Any:
@@ -230,7 +230,7 @@ class _Emitter:
         for step in self._steps(node):
             self.step(step)
         # Like the engine's input buffers: add each gradient when the node that produced it has run.
-        for total, parts in self.contributes.get(node.index, {}).values():
+        for total, parts in self.sums_by_producer.get(node.index, {}).values():
             for part in parts:
                 self._add(total, part)
 

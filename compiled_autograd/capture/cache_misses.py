@@ -39,9 +39,9 @@ class Shape:
             return f"it is new; the nearest earlier graph has {theirs.name} there"
         if mine.function_id != theirs.function_id:
             return "its custom Function is another class"
-        hooks, their_hooks = _hooks(mine), _hooks(theirs)
+        hooks, their_hooks = _hook_counts(mine), _hook_counts(theirs)
         if hooks != their_hooks:
-            return f"its hooks are {_words(hooks)}, were {_words(their_hooks)}"
+            return f"its hooks are {_format_hook_counts(hooks)}, were {_format_hook_counts(their_hooks)}"
         if len(mine.steps) != len(theirs.steps):
             return f"it takes {len(mine.steps)} steps, took {len(theirs.steps)}"
         for step, their_step in zip(mine.steps, theirs.steps, strict=True):
@@ -96,13 +96,13 @@ class Shape:
         return None
 
 
-def _hooks(node: CapturedNode) -> dict[str, int]:
+def _hook_counts(node: CapturedNode) -> dict[str, int]:
     return dict(
         collections.Counter(step.label for step in node.steps if step.label.endswith(("_hook", "unpack")))
     )
 
 
-def _words(hooks: dict[str, int]) -> str:
+def _format_hook_counts(hooks: dict[str, int]) -> str:
     return ", ".join(f"{count} {label}" for label, count in hooks.items()) or "none"
 
 

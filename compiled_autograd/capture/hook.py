@@ -47,7 +47,7 @@ class Capture:
         self.started = time.perf_counter()
 
 
-def _forgotten(*_: Any) -> Any:
+def _raise_capture_ended(*_: Any) -> Any:
     raise AssertionError("a capture is over, and its compiler is asked for more")
 
 
@@ -65,9 +65,9 @@ class _SwallowOps(_torch.TorchDispatchMode):
             self.zeros.append((result, (args[0], kwargs.get("dtype"), str(kwargs.get("device")))))
         return result
 
-    def described(self, grad: Any) -> tuple[Any, ...] | None:
+    def metadata_of(self, grad: Any) -> tuple[Any, ...] | None:
         """Return sizes, dtype and device of zeros made by C++."""
-        return next((described for stands, described in self.zeros if stands is grad), None)
+        return next((metadata for placeholder, metadata in self.zeros if placeholder is grad), None)
 
 
 _CONSTANTS = {type(None), int, float, bool, str, torch.device, torch.dtype}
@@ -152,7 +152,7 @@ class GraphCompiler:
         name = getattr(function, "__name__", "arithmetic").strip("_")
         return Value(self._step(function, args, Kind.PURE, f"size_{name}"))
 
-    def _symbolic(self, number: float | int, source: str, index: int) -> Any:
+    def _symbolic_number(self, number: float | int, source: str, index: int) -> Any:
         kind = "int" if isinstance(number, int) else "float"
         node = SymbolicNode(InputValue(source, index), number, kind, self._record_arithmetic, self._refuse)
         return torch.SymInt(node) if kind == "int" else torch.SymFloat(node)
@@ -185,8 +185,10 @@ class GraphCompiler:
         if check_nans:
             self._refuse("anomaly mode checks every node, which torch's engine does better")
         tokens = [self._token(InputValue("inputs", index)) for index in range(len(inputs))]
-        symbolic_sizes = [self._symbolic(size, "sizes", index) for index, size in enumerate(sizes)]
-        symbolic_scalars = [self._symbolic(scalar, "scalars", index) for index, scalar in enumerate(scalars)]
+        symbolic_sizes = [self._symbolic_number(size, "sizes", index) for index, size in enumerate(sizes)]
+        symbolic_scalars = [
+            self._symbolic_number(scalar, "scalars", index) for index, scalar in enumerate(scalars)
+        ]
         return "compiled_autograd", tokens, symbolic_sizes, symbolic_scalars
 
     def set_node_origin(self, name: str, index: int, pynode: Any) -> None:
@@ -328,7 +330,7 @@ class GraphCompiler:
             last = state = InputValue("hooks", backward_state_index)
         args = (InputValue("hooks", backward_index), saved, grads, last)
         step = self._step(target, args, Kind.PYTHON, self._node.name, True)
-        step.produces = [metadata and self._zeros_of(metadata) for metadata in output_metadata]
+        step.produces = [metadata and self._zeros_metadata(metadata) for metadata in output_metadata]
         if is_compiled(ctx):
             objects = [InputValue("hooks", index) for index in opaque_indices]
             self._inline(step, ctx, inputs, saved, objects, len(is_tensor), state)
@@ -349,8 +351,8 @@ class GraphCompiler:
         state: InputValue | None,
     ) -> None:
         """Record the backward graph of a compiled function in addition to its call, if possible."""
-        numbers = [self._value(number) for number in _torch.numbers_of(ctx)]
-        grads = [self._described_gradient(grad) for grad in inputs]
+        numbers = [self._value(number) for number in _torch.saved_symints(ctx)]
+        grads = [self._gradient_or_metadata(grad) for grad in inputs]
         found: Inlined | str = "the shape of zeros that flow into it is not known"
         if None not in grads:
             context = step.args[0]
@@ -363,15 +365,15 @@ class GraphCompiler:
             step.inlined = found
             self.capture.inlined.append(self._node.name)
 
-    def _described_gradient(self, grad: Any) -> Any:
+    def _gradient_or_metadata(self, grad: Any) -> Any:
         """Like `_incoming_gradient`, with sizes, dtype and device of zeros. None if unknown."""
         value = self._incoming_gradient(grad)
         if value is not functional.ZEROS:
             return value
-        described = self._mode.described(grad) if self._mode is not None else None
-        return None if described is None else (tuple(self._value(list(described[0]))), *described[1:])
+        metadata = self._mode.metadata_of(grad) if self._mode is not None else None
+        return None if metadata is None else (tuple(self._value(list(metadata[0]))), *metadata[1:])
 
-    def _zeros_of(self, metadata: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _zeros_metadata(self, metadata: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return sizes, dtype and device from C++'s metadata of an input of a custom Function."""
         _, device, dtype, sizes = metadata
         return tuple(self._value(list(sizes))), dtype, str(device)
@@ -407,15 +409,15 @@ class GraphCompiler:
         """Record a tensor hook. Args: tokens entering the node, hook index, position of the gradient."""
         args = (InputValue("hooks", hook_id), self._value(inputs[position]))
         step = self._step(functional.call_tensor_pre_hook, args, Kind.PYTHON, "tensor_pre_hook", True)
-        return self._replaced(inputs, position, step)
+        return self._replace_input(inputs, position, step)
 
     def cpp_tensor_pre_hook(self, inputs: Sequence[Any], hook_id: int, position: int) -> list[Any]:
         """Record a C++ tensor hook. Args: as of :meth:`tensor_pre_hook`."""
         args = (hook_id, self._value(inputs[position]))
         step = self._step(functional.call_cpp_pre_hook, args, Kind.CPP, "cpp_tensor_pre_hook", True)
-        return self._replaced(inputs, position, step)
+        return self._replace_input(inputs, position, step)
 
-    def _replaced(self, inputs: Sequence[Any], position: int, step: Step) -> list[Any]:
+    def _replace_input(self, inputs: Sequence[Any], position: int, step: Step) -> list[Any]:
         result = list(inputs)
         result[position] = self._token(Value(step))
         return result
@@ -444,7 +446,7 @@ class GraphCompiler:
         self._values.clear()
         capture, finish = self.capture, self._finish
         # C++ of some versions leaks this object, so it must not hold the pass.
-        self.capture, self._walk, self._finish = Capture(), _forgotten, _forgotten
+        self.capture, self._walk, self._finish = Capture(), _raise_capture_ended, _raise_capture_ended
         if capture.refusal is not None:
             raise RefusedError(capture.refusal)
         return finish(capture)

@@ -56,7 +56,7 @@ class SymbolicNode:
     hint: float | int | bool
     kind: str
     _record: Callable[[Callable[..., Any], tuple[Any, ...]], Any]
-    _specialized: Callable[[str], None]
+    _on_specialize: Callable[[str], None]
 
     def is_int(self) -> bool:
         return self.kind == "int"
@@ -86,7 +86,7 @@ class SymbolicNode:
         return self
 
     def _new(self, value: Any, hint: Any, kind: str) -> "SymbolicNode":
-        return SymbolicNode(value, hint, kind, self._record, self._specialized)
+        return SymbolicNode(value, hint, kind, self._record, self._on_specialize)
 
     def wrap_int(self, number: int) -> "SymbolicNode":
         return self._new(number, number, "int")
@@ -97,18 +97,18 @@ class SymbolicNode:
     def wrap_bool(self, flag: bool) -> "SymbolicNode":
         return self._new(flag, flag, "bool")
 
-    def _concrete(self, what: str) -> Any:
-        self._specialized(f"{what} of {self} was asked for")
+    def _specialize(self, what: str) -> Any:
+        self._on_specialize(f"{what} of {self} was asked for")
         return self.hint
 
     def int_(self, *_: object) -> int:
-        return int(self._concrete("the value"))
+        return int(self._specialize("the value"))
 
     def float_(self, *_: object) -> float:
-        return float(self._concrete("the value"))
+        return float(self._specialize("the value"))
 
     def bool_(self, *_: object) -> bool:
-        return bool(self._concrete("the truth"))
+        return bool(self._specialize("the truth"))
 
     # Called with the file and line of the query.
     guard_int, guard_float, guard_bool = int_, float_, bool_

@@ -62,7 +62,7 @@ class CapturedGraph:
         reason = reason_to_call(self._deterministic)
         if reason is None:
             return self._as_captured
-        sessions.records.kept_calls(reason, len(self.record.inlined))
+        sessions.records.add_called(reason, len(self.record.inlined))
         return self._with_calls
 
     def program(

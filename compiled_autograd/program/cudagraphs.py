@@ -16,7 +16,7 @@ from torch import fx
 from compiled_autograd.capture.captured_steps import Kind
 
 
-def _elements(graph: fx.GraphModule) -> list[fx.Node]:
+def _input_elements(graph: fx.GraphModule) -> list[fx.Node]:
     """Return the tensors that the captured graph takes from ``inputs``."""
     return [
         node
@@ -27,7 +27,7 @@ def _elements(graph: fx.GraphModule) -> list[fx.Node]:
     ]
 
 
-def _seen_by_user_code(node: fx.Node) -> fx.Node | None:
+def _impure_user(node: fx.Node) -> fx.Node | None:
     """Return a hook, custom backward or accumulation that receives this tensor, if any."""
     for user in node.users:
         if user.meta.get("kind", Kind.PURE) is not Kind.PURE:
@@ -41,10 +41,10 @@ def liftable_scalars(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
         return []
     return [
         node.args[1]  # type: ignore[misc]
-        for node in _elements(graph)
+        for node in _input_elements(graph)
         if _is_on(inputs[node.args[1]], "cpu")  # type: ignore[index]
         and inputs[node.args[1]].dim() == 0  # type: ignore[index, union-attr]
-        and _seen_by_user_code(node) is None
+        and _impure_user(node) is None
     ]
 
 
@@ -69,10 +69,10 @@ def lift_scalars(inputs: list[Any], indices: Sequence[int], device: torch.device
 def skip_reason(graph: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
     """Return why the pass cannot become a CUDA graph, or None if it can once its scalars are moved."""
     lifted = set(liftable_scalars(graph, inputs))
-    for node in _elements(graph):
+    for node in _input_elements(graph):
         index = node.args[1]
         if _is_on(inputs[index], "cpu") and index not in lifted:  # type: ignore[index]
-            user = _seen_by_user_code(node) or next(iter(node.users))
+            user = _impure_user(node) or next(iter(node.users))
             return f"{user.meta.get('autograd_node', 'the output')} uses a CPU tensor (inputs[{index}])"
     for node in graph.graph.nodes:
         kind = node.meta.get("kind", Kind.PURE)

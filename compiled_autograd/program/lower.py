@@ -58,7 +58,7 @@ class Lowered:
         return not any(node.op == "call_function" for node in self.graph.nodes)
 
 
-def obstacle(values: Sequence[Any]) -> str | None:
+def reason_not_to_lower(values: Sequence[Any]) -> str | None:
     """Return why a segment with these arguments is not lowered. Only plain dense tensors are supported."""
     if _torch.inside_functorch():
         return "inside a functorch transform"
@@ -145,9 +145,9 @@ class _Recorder(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_left_out(func):
+        if _is_skipped_collective(func):
             self.communicates = True
-            result = _of_zeros(func, args, kwargs)
+            result = _collective_zeros(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         if func is torch.ops.aten.detach.default:  # an alias: the same value
@@ -194,17 +194,17 @@ class _Recorder(_torch.TorchDispatchMode):
                     self.problem = self.problem or f"{func} changes an input in place"
 
 
-def _is_left_out(func: Any) -> bool:
+def _is_skipped_collective(func: Any) -> bool:
     """Whether a collective's result follows from its arguments. ``c10d``'s return handles to wait for."""
     return communicates(func) and (
         not func._schema.is_mutable or func.namespace.startswith("_c10d_functional")
     )
 
 
-def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
+def _collective_zeros(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the result of a collective, with zeros for its values."""
 
-    def without_data(value: Any) -> Any:
+    def to_meta(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -217,7 +217,7 @@ def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
     device = next(
         value.device for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)
     )
-    meta_args, meta_kwargs = pytree.tree_map(without_data, (args, kwargs))
+    meta_args, meta_kwargs = pytree.tree_map(to_meta, (args, kwargs))
     return pytree.tree_map(zeros, func(*meta_args, **meta_kwargs))
 
 
@@ -257,7 +257,7 @@ def lower(
             recorder.storages.add(value.untyped_storage().data_ptr())
         placeholders.append(placeholder)
     values.clear()
-    drawn = _random_states(inputs)
+    rng_states = _rng_states(inputs)
     try:
         results = _interpret(segment.module, recorder, (list(inputs), sizes, scalars))
         outputs, computed = _describe_outputs(recorder, results, placeholders)
@@ -266,7 +266,7 @@ def lower(
             if isinstance(value, torch.Tensor):
                 value.__dict__.pop(_NODE, None)
     if recorder.communicates and recorder.random:
-        for restore, state in drawn:
+        for restore, state in rng_states:
             restore(state)
     graph.output(tuple(computed))
     if not recorder.writes:
@@ -288,7 +288,7 @@ def lower(
     return Lowered(graph, recorder.root, used, outputs, baked, results, *flags)
 
 
-def _random_states(values: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
+def _rng_states(values: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
     """Return the RNG states of the devices of ``values``, each with how to restore it."""
     devices = {value.device for value in values if value is not None and value.device.type != "cpu"}
     found: list[tuple[Any, torch.Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]

@@ -17,7 +17,7 @@ from compiled_autograd import _torch
 from compiled_autograd.errors import GraphReloadError, UnboundOperatorError
 from fake.wrong_arguments import check_type
 
-_OURS = {
+_RUNTIME_MODULES = {
     f"compiled_autograd.runtime.{name}": f"compiled_autograd_runtime_{name}"
     for name in ("aot_functional", "functional", "validation")
 }
@@ -28,7 +28,7 @@ import torch
 from math import inf, nan
 from torch import device
 from compiled_autograd.program.persist import operator as autograd_node
-''' + "".join(f"import {module} as {name}\n" for module, name in _OURS.items())
+''' + "".join(f"import {module} as {name}\n" for module, name in _RUNTIME_MODULES.items())
 _OPERATOR = "torch__dynamo_compiled_autograd_ops_"
 
 
@@ -62,7 +62,7 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
                 str(path), f"{node.name}, a constant of a compiled function, has no place in a file"
             )
     for name, target in sorted(_targets(graph).items()):
-        if name.startswith((_OPERATOR, *_OURS.values())) or name.split("_")[0] in (
+        if name.startswith((_OPERATOR, *_RUNTIME_MODULES.values())) or name.split("_")[0] in (
             "torch",
             "device",
             "inf",
@@ -72,7 +72,7 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
         if getattr(target, "__module__", None) != "_operator":
             raise GraphReloadError(str(path), f"{name} ({target!r}) cannot be named in a file")
     code = re.sub(rf"\b{_OPERATOR}(\w+)\(", r'autograd_node("\1")(', code)
-    code = re.sub(rf"\b({'|'.join(_OURS.values())})_(\w+)\(", r"\1.\2(", code)
+    code = re.sub(rf"\b({'|'.join(_RUNTIME_MODULES.values())})_(\w+)\(", r"\1.\2(", code)
     code = code.replace("def forward(self, ", "def forward(", 1)
     pathlib.Path(path).write_text(_HEADER + "\n\n" + code + "\n")
 
@@ -85,7 +85,7 @@ def _targets(graph: fx.GraphModule) -> dict[str, Any]:
         and not isinstance(node.target, str)
         and not getattr(node.target, "__module__", "").startswith("torch._ops.")
         and getattr(node.target, "__module__", None)
-        not in (*_OURS, "_operator", "torch._dynamo.compiled_autograd.ops")
+        not in (*_RUNTIME_MODULES, "_operator", "torch._dynamo.compiled_autograd.ops")
     }
 
 

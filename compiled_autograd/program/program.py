@@ -14,7 +14,7 @@ from torch import fx
 
 from compiled_autograd import _torch
 from compiled_autograd.config import config
-from compiled_autograd.program.lower import Lowered, lower, obstacle
+from compiled_autograd.program.lower import Lowered, lower, reason_not_to_lower
 from compiled_autograd.program.segments import FunctionalSegment, build_driver, merge_inputs, split_segments
 from compiled_autograd.program.shapes import ShapePattern, dynamic_module
 from compiled_autograd.runtime.executing import executable, graph_module
@@ -74,7 +74,7 @@ class _Segment:
         self.statics: list[_Static] = []
         self.lifted: _Static | None = None
         self.dynamics: list[_Dynamic] = []
-        self.gave_up: str | None = None
+        self.give_up_reason: str | None = None
         self.communicates = False
         """Whether it communicates. A failed run then cannot be retried: other processes would not."""
         self._forms = forms
@@ -93,19 +93,21 @@ class _Segment:
         if len(set(map(id, values))) != len(values) and (positions := _first_positions(values)) is not None:
             kept = [values[position] for index, position in enumerate(positions) if position == index]
             values.clear()
-            return self._for_merged(positions)(kept, (), sizes, scalars)
-        form = self._fitting(values, sizes, scalars)
-        if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
+            return self._merged_segment(positions)(kept, (), sizes, scalars)
+        form = self._matching_form(values, sizes, scalars)
+        if form is None and self.give_up_reason is None and self._may_compile(values, sizes, scalars):
             with one_at_a_time:
-                form = self._fitting(values, sizes, scalars)  # another thread may have compiled it in between
-                if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
+                form = self._matching_form(
+                    values, sizes, scalars
+                )  # another thread may have compiled it in between
+                if form is None and self.give_up_reason is None and self._may_compile(values, sizes, scalars):
                     return self._new_form(values, sizes, scalars)
         if form is not None:
-            if form.unproven:
+            if form.has_not_run:
                 return self._first_run(form, values, sizes, scalars)
             return form.run(values, sizes)
         forms = len(self.statics) + len(self.dynamics)
-        sessions.records.ran_uncompiled(self.gave_up or f"it has been compiled {forms} times")
+        sessions.records.ran_uncompiled(self.give_up_reason or f"it has been compiled {forms} times")
         return self.part.run(values, sizes, scalars)
 
     def _first_run(
@@ -122,10 +124,10 @@ class _Segment:
             self.lifted = None if self.lifted is form else self.lifted
             self._give_up(f"its compiler raised {type(error).__name__}: {_first_line(error)}")
             return self.part.run(kept, sizes, scalars)
-        form.unproven = False
+        form.has_not_run = False
         return results
 
-    def _for_merged(self, positions: tuple[int, ...]) -> "_Segment":
+    def _merged_segment(self, positions: tuple[int, ...]) -> "_Segment":
         """Return the segment for calls that pass one tensor as several inputs.
 
         A form compiled for distinct inputs computes something else for them, or vice versa, and Dynamo's
@@ -138,7 +140,7 @@ class _Segment:
             merged = self._merged[positions] = _Segment(part, self.compiler, self.compile_part, forms)
         return merged
 
-    def _fitting(
+    def _matching_form(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> "_Static | _Dynamic | None":
         """Return a compiled form that matches this call, if any."""
@@ -172,11 +174,13 @@ class _Segment:
         """Return the constants of a static form that fits except for them; empty if they are inputs."""
         if self.lifted is not None:
             return ()
-        fitting = (static for static in self.statics if static.fits(values, sizes, scalars))
-        return next((static.lowered.baked for static in fitting), ())
+        matching = (
+            static for static in self.statics if static.matches_except_numbers(values, sizes, scalars)
+        )
+        return next((static.lowered.baked for static in matching), ())
 
     def _new_form(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
-        problem = obstacle(values)
+        problem = reason_not_to_lower(values)
         if problem is not None:
             # Do not give up: the next call may have plain tensors.
             sessions.records.ran_uncompiled(problem)
@@ -191,7 +195,7 @@ class _Segment:
         return self._compile_static(values, sizes, scalars)
 
     def _give_up(self, reason: str) -> None:
-        self.gave_up = reason
+        self.give_up_reason = reason
         sessions.records.ran_uncompiled(reason)
         log_compile(self.part.title, f"runs uncompiled: {reason}")
 
@@ -201,7 +205,7 @@ class _Segment:
         started = time.perf_counter()
         kept = list(values)
         lowered = lower(self.part, values, sizes, scalars, lifted)
-        sessions.records.spend("lower", time.perf_counter() - started)
+        sessions.records.add_seconds("lower", time.perf_counter() - started)
         self.communicates = self.communicates or lowered.communicates
 
         def eager() -> Any:
@@ -219,7 +223,7 @@ class _Segment:
                 self._give_up(f"its compiler raised {type(error).__name__}: {_first_line(error)}")
                 return eager()
             finally:
-                sessions.records.spend("compile", time.perf_counter() - started)
+                sessions.records.add_seconds("compile", time.perf_counter() - started)
         if lifted:
             self.lifted = static
         else:
@@ -246,7 +250,7 @@ class _Segment:
             )
             return self.part.run(kept, sizes, scalars)
         finally:
-            sessions.records.spend("compile", time.perf_counter() - started)
+            sessions.records.add_seconds("compile", time.perf_counter() - started)
         self.dynamics.append(dynamic)
         self.count(f"dynamic {len(self.dynamics)}")
         return results
@@ -284,9 +288,11 @@ class _Static:
         self.used = lowered.used_inputs
         self.outputs = lowered.outputs
         self.compiled: Callable[[list[Any]], Sequence[Any]] | None = None
-        self.unproven = False
+        self.has_not_run = False
         """Whether it has yet to run."""
-        self.plain_outputs = lowered.outputs == [("computed", index) for index in range(len(lowered.outputs))]
+        self.outputs_are_computed = lowered.outputs == [
+            ("computed", index) for index in range(len(lowered.outputs))
+        ]
 
     def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
         """Whether a call may use this form: sizes, scalars and numbers are equal, and inputs pass its guards.
@@ -296,11 +302,11 @@ class _Static:
             sizes: the graph's sizes.
             scalars: the graph's scalars.
         """
-        return self.fits(values, sizes, scalars) and all(
-            _same_operand(values[index].item(), number) for index, number in self.numbers
+        return self.matches_except_numbers(values, sizes, scalars) and all(
+            _same_number(values[index].item(), number) for index, number in self.numbers
         )
 
-    def fits(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+    def matches_except_numbers(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
         """Whether everything except the numbers matches.
 
         Args:
@@ -330,13 +336,15 @@ class _Static:
                 compiled = backend(flat, example)
             self.compiled = lambda args: compiled(*args)
         else:
-            self.compiled = _unmarked(segment.compile_part(_list_module(self.lowered, segment.__name__)))
+            self.compiled = _without_dynamic_marks(
+                segment.compile_part(_list_module(self.lowered, segment.__name__))
+            )
         segment.count("dynamic 1" if segment.statics else "static")
         log_compile(segment.part.title, "compiled for one pattern of sizes")
         if self.lowered.communicates:
             return
         if self.lowered.random:
-            self.unproven = True
+            self.has_not_run = True
             return
         expected = [
             result for result, output in zip(self.lowered.results, self.outputs, strict=True) if output
@@ -350,7 +358,7 @@ class _Static:
                 )
 
     def run(self, values: list[Any], sizes: Sequence[int] = ()) -> Sequence[Any]:
-        passed_on = {
+        passed_through = {
             output[1]: values[output[1]] for output in self.outputs if output and output[0] == "input"
         }
         arguments = values
@@ -358,19 +366,19 @@ class _Static:
             arguments = [values[index] for index in self.used]
             values.clear()
         computed = self.compiled(arguments) if self.compiled is not None else ()
-        if self.plain_outputs:
+        if self.outputs_are_computed:
             return computed
         return tuple(
             None
             if output is None
             else computed[output[1]]
             if output[0] == "computed"
-            else passed_on[output[1]]
+            else passed_through[output[1]]
             for output in self.outputs
         )
 
 
-def _unmarked(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+def _without_dynamic_marks(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
     """Drop the user's dynamic marks from tensors given to ``compiled``: we choose the symbolic sizes."""
 
     def call(values: list[Any], *rest: Any) -> Sequence[Any]:
@@ -383,7 +391,7 @@ def _unmarked(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[
     return call
 
 
-def _same_operand(left: Any, right: Any) -> bool:
+def _same_number(left: Any, right: Any) -> bool:
     """Whether two numbers give the same results: NaN equals itself, and 0.0 differs from -0.0."""
     if left != left:
         return bool(right != right)
@@ -408,13 +416,13 @@ def _list_module(lowered: Lowered, name: str) -> fx.GraphModule:
 class _Dynamic:
     """A segment whose symbolic sizes are exactly those seen to change."""
 
-    unproven = False
+    has_not_run = False
 
     def __init__(self, segment: _Segment, pattern: ShapePattern) -> None:
         self.pattern, self.matches = pattern, pattern.matches
         module, self.carried_sizes = dynamic_module(segment.part.module, pattern)
         _torch.steal_list(module, "values")
-        self.compiled = _unmarked(segment.compile_part(module))
+        self.compiled = _without_dynamic_marks(segment.compile_part(module))
         log_compile(segment.part.title, "compiled for symbolic sizes")
 
     def run(self, values: list[Any], sizes: Sequence[int], first: bool = False) -> Sequence[Any]:

@@ -160,15 +160,12 @@ def _is_number(node: fx.Node) -> bool:
     return _is_argument(node) and node.args[0].name in ("sizes", "scalars")  # type: ignore[union-attr, operator]
 
 
-def _computes(nodes: list[fx.Node]) -> bool:
-    return any(node.target is not operator.getitem for node in nodes)
-
-
 def split_segments(module: fx.GraphModule) -> list[tuple[FunctionalSegment | None, list[fx.Node]]]:
     """Return the segments in order (None if nothing is computed), each with the nodes that run after it."""
     segments = []
     for number, (pure, others) in enumerate(_split_nodes(module.graph)):
-        segment = _segment(module, pure, number) if _computes(pure) else None
+        computes = any(node.target is not operator.getitem for node in pure)
+        segment = _segment(module, pure, number) if computes else None
         segments.append((segment, others))
     return segments
 

@@ -138,7 +138,7 @@ def call_backward_with_state(
         raise RuntimeError(
             f"a compiled function with hooks that torch.compile traced cannot be run: {module}"
         )
-    if _torch.draws_from_seed(module):
+    if _torch.has_seeded_random_ops(module):
         raise RuntimeError(
             "a compiled function with hooks that torch.compile traced draws the forward's random numbers again in its backward "
             "pass, which only Inductor's code can: set torch._inductor.config.fallback_random, or register the hooks outside of it"

@@ -25,11 +25,11 @@ _DICTS = {dict, immutable_dict}
 _CONSTANTS = {int, float, str}
 _VALUE = "\0"
 _ELEMENT = f"{_VALUE}, "
-_FEW = 16
-"""Up to this many values, an argument's shape is likely to recur."""
-_OFTEN = 32
+_MAX_CACHED_SLOTS = 16
+"""Up to this many values, an argument's template is likely to recur."""
+_RUNS_BEFORE_CODEGEN = 32
 """Runs after which code generation pays off: it takes the time of about forty runs."""
-_LONG = 10_000
+_MAX_CODEGEN_NODES = 10_000
 """Above this many nodes no code is generated: it would pause training for a second."""
 
 
@@ -51,7 +51,7 @@ class _Executable:
         self._module = module
         with collection_paused():
             self._run: Callable[..., Any] = _Calls(module).run
-        self._runs_left = _OFTEN if len(module.graph.nodes) <= _LONG else -1
+        self._runs_left = _RUNS_BEFORE_CODEGEN if len(module.graph.nodes) <= _MAX_CODEGEN_NODES else -1
 
     def __call__(self, *arguments: Any) -> Any:
         if self._runs_left > 0:
@@ -72,9 +72,9 @@ class _Calls:
         self._loads: list[tuple[Callable[[Any], Sequence[Any]], slice] | None] = []
         nodes = list(module.graph.nodes)
         freed = last_uses(nodes)
-        for place in range(self._load_elements(nodes), len(nodes) - 1):
-            if nodes[place] not in self._slots:
-                self._add(nodes, place, freed.get(nodes[place], ()))
+        for index in range(self._load_elements(nodes), len(nodes) - 1):
+            if nodes[index] not in self._slots:
+                self._add(nodes, index, freed.get(nodes[index], ()))
         self._results = self._reader(nodes[-1].args[0])
         self._slots.clear()
 
@@ -84,24 +84,24 @@ class _Calls:
 
     def _load_elements(self, nodes: Sequence[fx.Node]) -> int:
         """Give placeholders the first slots, then load the elements taken out of each at once."""
-        place = 0
-        while nodes[place].op == "placeholder":
-            self._slots[nodes[place]] = self._slot()
-            place += 1
-        taken: dict[Any, list[fx.Node]] = {node: [] for node in nodes[:place]}
-        while _is_element(nodes[place]) and nodes[place].args[0] in taken:
-            taken[nodes[place].args[0]].append(nodes[place])
-            place += 1
+        index = 0
+        while nodes[index].op == "placeholder":
+            self._slots[nodes[index]] = self._slot()
+            index += 1
+        taken: dict[Any, list[fx.Node]] = {node: [] for node in nodes[:index]}
+        while _is_element(nodes[index]) and nodes[index].args[0] in taken:
+            taken[nodes[index].args[0]].append(nodes[index])
+            index += 1
         for elements in taken.values():
             start = len(self._initial)
             for node in elements:
                 self._slots[node] = self._slot()
-            read = _all_of([cast(int, node.args[1]) for node in elements])
+            read = _tuple_getter([cast(int, node.args[1]) for node in elements])
             self._loads.append((read, slice(start, len(self._initial))) if elements else None)
-        return place
+        return index
 
-    def _add(self, nodes: Sequence[fx.Node], place: int, freed: Sequence[fx.Node]) -> None:
-        node = nodes[place]
+    def _add(self, nodes: Sequence[fx.Node], index: int, freed: Sequence[fx.Node]) -> None:
+        node = nodes[index]
         function: Any = node.target
         if node.op == "call_method":
             function = functools.partial(_call_method, str(node.target))
@@ -113,11 +113,11 @@ class _Calls:
         read = self._reader(args)
         keywords = self._reader(named) if named else None
         elements, fused = [], 0
-        while _is_element(nodes[place + 1]) and nodes[place + 1].args[0] is node:
-            place, fused = place + 1, fused + 1
-            self._slots[nodes[place]] = slot = self._slot()
-            if nodes[place].users:
-                elements.append((nodes[place].args[1], slot))
+        while _is_element(nodes[index + 1]) and nodes[index + 1].args[0] is node:
+            index, fused = index + 1, fused + 1
+            self._slots[nodes[index]] = slot = self._slot()
+            if nodes[index].users:
+                elements.append((nodes[index].args[1], slot))
         self._slots[node] = target = self._slot() if fused < len(node.users) else -1
         free = [slot for used in freed if (slot := self._slots[used]) >= 0]
         self._calls.append((function, read, keywords, free, target, elements))
@@ -125,19 +125,19 @@ class _Calls:
     def _reader(self, argument: Any) -> _Read:
         """Return a function that reads a value, or builds new lists and tuples of values."""
         slots: list[int] = []
-        shape = self._shape(argument, slots)
+        template = self._template(argument, slots)
         read = operator.itemgetter(*slots) if slots else None
-        if shape == _VALUE:
+        if template == _VALUE:
             return read  # type: ignore[return-value]
-        if len(slots) > 1 and shape == f"({_ELEMENT * len(slots)})":
+        if len(slots) > 1 and template == f"({_ELEMENT * len(slots)})":
             return read  # type: ignore[return-value]
         if len(slots) == 1:
-            build_one, (slot,) = _builder(shape), slots
+            build_one, (slot,) = _builder(template), slots
             return lambda frame: build_one(frame[slot])
-        build = _builder(shape) if len(slots) <= _FEW else _builder.__wrapped__(shape)
+        build = _builder(template) if len(slots) <= _MAX_CACHED_SLOTS else _builder.__wrapped__(template)
         return (lambda frame: build(*read(frame))) if read is not None else (lambda frame: build())
 
-    def _shape(self, argument: Any, slots: list[int]) -> str:
+    def _template(self, argument: Any, slots: list[int]) -> str:
         """Return the argument as source, with `_VALUE` per value, and append their slots to ``slots``."""
         kind = type(argument)
         if kind is fx.Node:
@@ -146,7 +146,7 @@ class _Calls:
         if kind in _SEQUENCES:
             parts, initial = [], self._initial
             for element in argument:
-                if element is None or element is True or element is False:  # these add few distinct shapes
+                if element is None or element is True or element is False:  # these add few distinct templates
                     parts.append(f"{element}, ")
                 elif type(element) is fx.Node:
                     slots.append(self._slots[element])
@@ -156,15 +156,15 @@ class _Calls:
                     initial.append(element)
                     parts.append(_ELEMENT)
                 else:
-                    parts.append(f"{self._shape(element, slots)}, ")
+                    parts.append(f"{self._template(element, slots)}, ")
             inside = "".join(parts)
             return f"({inside})" if kind is tuple else f"[{inside}]"
         if kind in _DICTS and all(isinstance(key, str) for key in argument):
-            items = [f"{key!r}: {self._shape(element, slots)}, " for key, element in argument.items()]
+            items = [f"{key!r}: {self._template(element, slots)}, " for key, element in argument.items()]
             return f"{{{''.join(items)}}}"
         if kind is slice:
             ends = (argument.start, argument.stop, argument.step)
-            return f"slice({''.join([f'{self._shape(end, slots)}, ' for end in ends])})"
+            return f"slice({''.join([f'{self._template(end, slots)}, ' for end in ends])})"
         slots.append(self._slot(argument))
         return _VALUE
 
@@ -190,7 +190,7 @@ class _Calls:
         return self._results(frame)
 
 
-def _all_of(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+def _tuple_getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that reads the elements at ``indices``, always as a tuple."""
     if len(indices) > 1:
         return operator.itemgetter(*indices)
@@ -219,13 +219,13 @@ def _may_be_positional(function: Any, count: int, named: dict[str, Any]) -> bool
 
 
 @functools.lru_cache(256)
-def _builder(shape: str) -> Callable[..., Any]:
-    """Return a function of as many values as ``shape`` has `_VALUE`. Even long graphs have few shapes.
+def _builder(template: str) -> Callable[..., Any]:
+    """Return a function of as many values as ``template`` has `_VALUE`. Even long graphs have few templates.
 
     >>> _builder(f"([{_VALUE}, ], {_VALUE}, )")(1, 2)
     ([1], 2)
     """
-    parts = shape.split(_VALUE)
+    parts = template.split(_VALUE)
     names = [f"v{number}" for number in range(len(parts) - 1)]
     body = "".join(part + name for part, name in zip(parts, [*names, ""], strict=True))
     return eval(f"lambda {', '.join(names)}: {body}")  # type: ignore[no-any-return]

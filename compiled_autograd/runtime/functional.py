@@ -99,10 +99,10 @@ def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int)
     Returns:
         The gradients to continue with.
     """
-    return _replaced("pre-hook", node, hook, grads)
+    return _call_grads_hook("pre-hook", node, hook, grads)
 
 
-def _replaced(
+def _call_grads_hook(
     phase: str, node: int, hook: Callable[..., Any], grads: Sequence[Grad], *more: tuple[Grad, ...]
 ) -> Sequence[Grad]:
     """Return the result of a hook that gets all of ``grads``. None keeps them."""
@@ -130,7 +130,7 @@ def call_post_hook(
     Returns:
         The gradients to continue with.
     """
-    return _replaced("post-hook", node, hook, outputs, tuple(inputs))
+    return _call_grads_hook("post-hook", node, hook, outputs, tuple(inputs))
 
 
 def call_post_accumulate_grad_hook(
@@ -354,7 +354,7 @@ def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, no
             if _same_dense_layout(grad, variable):
                 variable.grad = grad
                 return
-        elif grad.layout is torch.sparse_coo and _owns_its_parts(grad):
+        elif grad.layout is torch.sparse_coo and _owns_indices_and_values(grad):
             variable.grad = torch.sparse_coo_tensor(
                 grad._indices(),
                 grad._values(),
@@ -380,10 +380,10 @@ def _same_dense_layout(grad: torch.Tensor, variable: torch.Tensor) -> bool:
     strides = grad.stride()
     if strides != variable.stride():
         return False
-    return grad.is_contiguous() or sorted(strides) == sorted(_dense(grad))
+    return grad.is_contiguous() or sorted(strides) == sorted(_dense_strides(grad))
 
 
-def _dense(tensor: torch.Tensor) -> list[int]:
+def _dense_strides(tensor: torch.Tensor) -> list[int]:
     """Return the strides of a dense tensor with this one's dimension order."""
     strides, step = [0] * tensor.dim(), 1
     for dim in sorted(range(tensor.dim()), key=tensor.stride):
@@ -392,7 +392,7 @@ def _dense(tensor: torch.Tensor) -> list[int]:
     return strides
 
 
-def _owns_its_parts(grad: torch.Tensor) -> bool:
+def _owns_indices_and_values(grad: torch.Tensor) -> bool:
     return all(
         part.is_contiguous() and _torch.use_count(part) <= _OWNED_BY_SPARSE_ONLY
         for part in (grad._indices(), grad._values())

@@ -25,7 +25,7 @@ def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
     Raises:
         LateHookError: if the running captured pass has yet to compute this tensor's gradient.
     """
-    _refuse_if_to_come(self)
+    _raise_if_pending(self)
     return _torch.register_hook(self, hook)
 
 
@@ -35,11 +35,11 @@ def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[..., A
     Raises:
         LateHookError: if the running captured pass has yet to accumulate this tensor's gradient.
     """
-    _refuse_if_to_come(self)
+    _raise_if_pending(self)
     return _torch.register_post_accumulate_grad_hook(self, hook)
 
 
-def _refuse_if_to_come(tensor: torch.Tensor) -> None:
+def _raise_if_pending(tensor: torch.Tensor) -> None:
     current = running.captured()
     if current is None or not tensor.requires_grad:
         return
@@ -56,22 +56,22 @@ def _refuse_if_to_come(tensor: torch.Tensor) -> None:
 
 
 @dataclasses.dataclass
-class _Question:
+class _HooksQuery:
     """Passed as a hook: obtains from C++ the dict in which a node keeps its hooks, and registers nothing."""
 
     hooks: Any = None
 
 
-class _AnsweredError(Exception):
+class _QueryDoneError(Exception):
     """Aborts a registration in C++ that was only a query."""
 
 
 @staticmethod  # type: ignore[misc]
 def register_node_hook(hooks: Any, hook: Any) -> Any:
     """``Function._register_hook``: C++ calls it with the node's hooks or None, and stores what it returns."""
-    if isinstance(hook, _Question):
+    if isinstance(hook, _HooksQuery):
         hook.hooks = hooks
-        raise _AnsweredError
+        raise _QueryDoneError
     kept, handle = _torch.register_node_hook(hooks, hook)
     current = running.captured()
     if current is not None:
@@ -80,16 +80,16 @@ def register_node_hook(hooks: Any, hook: Any) -> Any:
 
 
 def _hooks_of(register: Callable[[Any], Any]) -> Any:
-    question = _Question()
+    query = _HooksQuery()
     try:
-        register(question)
-    except _AnsweredError:
-        return question.hooks
+        register(query)
+    except _QueryDoneError:
+        return query.hooks
     raise AssertionError("torch registers hooks of a node without Function._register_hook")
 
 
-_BEFORE_PRE_HOOKS = "tensor pre-hook"
-_AFTER_THE_NODE = "post-hook"
+_TENSOR_PRE_HOOK = "tensor pre-hook"
+_POST_HOOK = "post-hook"
 
 
 def refuse_node_hooks(current: BackwardPass) -> None:
@@ -99,9 +99,9 @@ def refuse_node_hooks(current: BackwardPass) -> None:
         LateHookError: if some belong to nodes of this pass and would still be called. Those are removed.
     """
     added, current.late_node_hooks = current.late_node_hooks, []
-    turns = {index: turn for turn, index in enumerate(current.execution_order())}
+    positions = {index: position for position, index in enumerate(current.execution_order())}
     nodes = current.walk()
-    to_come: list[tuple[LateNodeHook, str]] = []
+    pending: list[tuple[LateNodeHook, str]] = []
     for index, walked in enumerate(nodes):
         if walked.node is None or not walked.needed:
             continue
@@ -109,12 +109,12 @@ def refuse_node_hooks(current: BackwardPass) -> None:
         for late in added:
             if late.hooks is not post and late.hooks is not pre:
                 continue
-            wait = turns[index] - turns[late.node]
-            own = late.phase != _AFTER_THE_NODE if late.hooks is post else late.phase == _BEFORE_PRE_HOOKS
-            if (wait > 0 or (wait == 0 and own)) and late.handle.id in late.hooks:
-                to_come.append((late, walked.name))
-    for late, _ in to_come:
+            distance = positions[index] - positions[late.node]
+            own = late.phase != _POST_HOOK if late.hooks is post else late.phase == _TENSOR_PRE_HOOK
+            if (distance > 0 or (distance == 0 and own)) and late.handle.id in late.hooks:
+                pending.append((late, walked.name))
+    for late, _ in pending:
         late.handle.remove()
-    if to_come:
-        late, name = to_come[0]
+    if pending:
+        late, name = pending[0]
         raise LateHookError(name, nodes[late.node].name)

@@ -14,7 +14,7 @@ from compiled_autograd import _torch
 from fake.error_text import error_text
 
 Grad = torch.Tensor | None
-_REFUSED = "[Compiled Autograd Tracing:]"
+_TRACING_PREFIX = "[Compiled Autograd Tracing:]"
 """C++'s prefix, instead of the function's name, when it rejects a gradient."""
 
 
@@ -106,6 +106,6 @@ def validate_outputs(grads: Sequence[Grad], function: str, metadata: Sequence[An
         return _torch.functional_operators.get("validate_outputs")(grads, metadata)
     except RuntimeError as error:
         text = error_text(error)
-        if not text.startswith(_REFUSED):
+        if not text.startswith(_TRACING_PREFIX):
             raise
-        raise RuntimeError(f"Function {function} returned an {text.removeprefix(_REFUSED)}") from None
+        raise RuntimeError(f"Function {function} returned an {text.removeprefix(_TRACING_PREFIX)}") from None

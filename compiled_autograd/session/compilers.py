@@ -32,7 +32,7 @@ class Compiler:
             return None
         started = time.perf_counter()
         result = self.function(module)
-        sessions.records.spend("compile", time.perf_counter() - started)
+        sessions.records.add_seconds("compile", time.perf_counter() - started)
         sessions.records.count("compiles")
         if not callable(result):
             raise InvalidCompilerError(

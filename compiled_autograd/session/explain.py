@@ -64,10 +64,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _as_it_is(graph: fx.GraphModule) -> fx.GraphModule:
-    return graph
-
-
 def explain(fn: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: Any) -> Explanation:
     """Call ``fn(*args, **kwargs)`` with capturing enabled, and report on its backward passes.
 
@@ -99,7 +95,7 @@ def explain(fn: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: 
             reason = record.reason if outcome == "capture" else "captured before"
             passes.append(PassRecord(outcome, reason, record.graph))
 
-    from_here = Session(as_compiler(_as_it_is), dynamic)
-    with sessions.entered(from_here), sessions.observed(observe):
+    session = Session(as_compiler(lambda graph: graph), dynamic)
+    with sessions.entered(session), sessions.observed(observe):
         result = fn(*args, **kwargs)
     return Explanation(tuple(passes), tuple(captures), tuple(fallbacks), result)

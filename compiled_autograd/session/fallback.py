@@ -13,7 +13,7 @@ from compiled_autograd.runtime.running import EAGER, running
 from fake.error_text import error_text
 from fake.tracing.compiling import one_at_a_time
 
-_BESIDE = "within another compiled autograd call"
+_CONCURRENT_CAPTURE = "within another compiled autograd call"
 # C++'s refusal messages, and our wording.
 _REFUSALS: tuple[tuple[str, str], ...] = (
     (r"NestedTensor support not implemented", "a NestedTensor gradient"),
@@ -24,7 +24,7 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
     ),
     (r"can not trace unhashable IValues, error: (.*)", r"a C++ Function saved an unhashable value (\1)"),
     (r"TorchDispatchMode not yet implemented", "a TorchDispatchMode is active"),
-    (_BESIDE, "inside a captured pass with C++ hooks, or beside one of another thread"),
+    (_CONCURRENT_CAPTURE, "inside a captured pass with C++ hooks, or beside one of another thread"),
     (r"requires no threads in backwards", "another thread is inside a backward pass"),
     (r"compiled_args not implemented: (\S+)", r"node \1 tells C++ nothing about itself"),
     (r"apply_with_saved not implemented: (\S+)", r"node \1 cannot be recorded"),
@@ -54,7 +54,7 @@ def _warn_of_unknown_torch() -> None:
     )
 
 
-def reason_before() -> str | None:
+def eager_reason() -> str | None:
     """Return why the backward pass about to start must run in eager, or None if it may be captured."""
     if running.stack and running.stack[-1] is EAGER:
         return "inside a backward pass that runs in eager"
@@ -76,7 +76,7 @@ def refusal_reason(error: BaseException) -> str | None:
     if not isinstance(error, (AttributeError, NotImplementedError, RuntimeError)):
         return None
     message = error_text(error).split("\nException raised from", 1)[0]
-    if "INTERNAL ASSERT FAILED" in message and _BESIDE not in message:
+    if "INTERNAL ASSERT FAILED" in message and _CONCURRENT_CAPTURE not in message:
         return None  # a walk that stopped midway may have changed nodes, so it cannot be retried
     for pattern, reason in _REFUSALS:
         found = re.search(pattern, message)
@@ -86,6 +86,6 @@ def refusal_reason(error: BaseException) -> str | None:
     return None
 
 
-def is_beside_another(error: BaseException) -> bool:
+def is_concurrent_capture(error: BaseException) -> bool:
     """Whether C++ refused a pass because it is nested in, or concurrent with, one that it captures."""
-    return _BESIDE in error_text(error)
+    return _CONCURRENT_CAPTURE in error_text(error)

@@ -14,7 +14,7 @@ def verbose() -> bool:
     return config.verbose or _torch.torch_verbose_logging()
 
 
-def log_of_cpp() -> logging.Logger | None:
+def cpp_logger() -> logging.Logger | None:
     """Return the logger for C++'s cache-miss messages, or None if they are off (they slow C++ down)."""
     return log if verbose() else None
 

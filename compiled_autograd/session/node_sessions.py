@@ -30,7 +30,7 @@ class NodeSessions:
 
     def add(self, node_class: type, session: Session) -> None:
         """Capture passes that reach a node of this class from now on."""
-        _torch.forget_stacks_of_compilations()  # they would keep node classes of dead functions alive
+        _torch.free_compilation_stacks()  # they would keep node classes of dead functions alive
         with self._lock:
             if node_class not in self._sessions:
                 # The patches stay in force as long as the class lives: the engine must replace torch's until

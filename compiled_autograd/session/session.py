@@ -68,7 +68,7 @@ class Sessions(threading.local):
         finally:
             self._observers.remove(observer)
 
-    def tell(self, outcome: str, record: Any) -> None:
+    def notify(self, outcome: str, record: Any) -> None:
         """Notify observers that a backward pass ended as ``capture``, ``hit`` or ``fallback``."""
         for observer in self._observers:
             observer(outcome, record)

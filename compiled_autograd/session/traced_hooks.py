@@ -13,9 +13,9 @@ from compiled_autograd import _torch
 from compiled_autograd.session.session import sessions
 
 
-def _is_captured(translator: Any) -> bool:
+def _will_be_captured(translator: Any) -> bool:
     captured = sessions.current() is not None or sessions.captures_later
-    return captured and _torch.traces_whole(translator)
+    return captured and _torch.requires_full_graph(translator)
 
 
 def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any:
@@ -30,9 +30,9 @@ def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any
     Returns:
         Dynamo's variable for the handle.
     """
-    if not _is_captured(translator):
+    if not _will_be_captured(translator):
         return _torch.trace_tensor_hook(tensor, translator, name, hook)
-    with _torch.hooks_go_to_backward():
+    with _torch.defer_hooks_to_backward():
         return _torch.trace_tensor_hook(tensor, translator, name, hook)
 
 
@@ -46,7 +46,7 @@ def trace_module_hooks(translator: Any, module: Any, hooks: Any, pre_hooks: Any)
         hooks: its backward hooks.
         pre_hooks: its backward pre-hooks.
     """
-    if not _is_captured(translator):
+    if not _will_be_captured(translator):
         return _torch.trace_module_hooks(translator, module, hooks, pre_hooks)
-    with _torch.hooks_go_to_backward():
+    with _torch.defer_hooks_to_backward():
         return _torch.trace_module_hooks(translator, module, hooks, pre_hooks)

@@ -16,8 +16,8 @@ from typing import Any
 from compiled_autograd import _torch
 from compiled_autograd.config import config
 from compiled_autograd.errors import StrayPassError
-from compiled_autograd.session.fallback import is_beside_another
-from compiled_autograd.session.log import log_of_cpp
+from compiled_autograd.session.fallback import is_concurrent_capture
+from compiled_autograd.session.log import cpp_logger
 from compiled_autograd.session.session import sessions
 from fake.tracing.collector import collection_paused
 
@@ -47,8 +47,8 @@ class Walks:
         self._thread: int | None = None
         self._begun = 0
         self._pause: contextlib.ExitStack | None = None
-        self._used: list[Handle] = []
-        self._emptied: list[Handle] = []
+        self._used_handles: list[Handle] = []
+        self._free_handles: list[Handle] = []
         self._size = 0
 
     # Walking
@@ -58,12 +58,14 @@ class Walks:
         """Let C++ capture this thread's passes. Yield a function that ends the walk before the block ends."""
         with self._lock:
             outer = self._thread
-            if outer is None and (self._size > config.keep_nodes or (self._used and _torch.is_cache_empty())):
+            if outer is None and (
+                self._size > config.keep_nodes or (self._used_handles and _torch.is_cache_empty())
+            ):
                 self.forget_graphs()
             self._begun += 1
             self._thread = threading.get_ident()
             try:
-                _torch.set_verbose_logger(log_of_cpp())
+                _torch.set_verbose_logger(cpp_logger())
                 before = _torch.set_autograd_compiler(make_compiler, dynamic)
             except BaseException:
                 self._thread = outer
@@ -85,7 +87,7 @@ class Walks:
         finally:
             end()
 
-    def is_elsewhere(self) -> bool:
+    def is_walking_elsewhere(self) -> bool:
         """Whether another thread is walking."""
         return self._thread is not None and self._thread != threading.get_ident()
 
@@ -100,7 +102,7 @@ class Walks:
             self._pause.close()
             self._pause = None
 
-    def uncaptured(self, run_backward: Callable[[], Any]) -> Any:
+    def run_uncaptured(self, run_backward: Callable[[], Any]) -> Any:
         """Run a pass with torch's own engine. Waits while another thread walks.
 
         C++ checks whether its hook is set after it has released the GIL. A pass that sees the hook of another
@@ -113,7 +115,7 @@ class Walks:
             finally:
                 _torch.set_autograd_compiler(*before)
         while True:
-            if self.is_elsewhere():
+            if self.is_walking_elsewhere():
                 with self._lock:
                     pass
             begun, outer = self._begun, _passes.count
@@ -125,8 +127,8 @@ class Walks:
                 continue
             except NotImplementedError as error:
                 # If this pass began another one, it was let in, and the refusal is not about it.
-                beside = self._begun != begun or self.is_elsewhere()
-                if not (beside and _passes.count == mine and is_beside_another(error)):
+                concurrent = self._begun != begun or self.is_walking_elsewhere()
+                if not (concurrent and _passes.count == mine and is_concurrent_capture(error)):
                     raise
             finally:
                 _passes.count = outer
@@ -143,7 +145,7 @@ class Walks:
         """``clear_cache`` for ``torch._dynamo.reset()``. It must not run while C++ walks the cache."""
         with self._lock:
             _torch.clear_cache()
-        _torch.forget_stacks_of_compilations()
+        _torch.free_compilation_stacks()
 
     # Graphs
 
@@ -158,11 +160,11 @@ class Walks:
         Returns:
             ``(runtime_wrapper, handle)``, as C++ expects.
         """
-        handle = self._emptied.pop() if self._emptied else Handle()
+        handle = self._free_handles.pop() if self._free_handles else Handle()
         handle.graph, handle.size = graph, size
         if not handle.result:
             handle.result = (runtime_wrapper, handle)
-        self._used.append(handle)
+        self._used_handles.append(handle)
         self._size += size
         return handle.result
 
@@ -170,10 +172,10 @@ class Walks:
         """Clear C++'s cache, and the handles that it keeps."""
         with self._lock:
             _torch.clear_cache()
-            for handle in self._used:
+            for handle in self._used_handles:
                 handle.graph = None
-            self._emptied += self._used
-            self._used.clear()
+            self._free_handles += self._used_handles
+            self._used_handles.clear()
             self._size = 0
             sessions.records.captures.clear()  # the records hold the graphs
 

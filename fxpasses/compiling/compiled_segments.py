@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fxpasses import _torch
-from fxpasses.compiling.ordered import called_in_place, depths_in_order, overlaps
+from fxpasses.compiling.ordered import communication_calls, depths_in_order, overlaps
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import value_of
 
@@ -58,14 +58,14 @@ class Cut:
         gm: the graph.
         steps: segments and nodes of direct calls, in a valid order of execution.
         direct: the callable that runs each of those nodes.
-        in_place: the nodes among them that are collectives or pack their messages. Their callables take the
+        communication: the nodes among them that are collectives or pack their messages. Their callables take the
             values that the node needs, in order.
     """
 
     gm: fx.GraphModule
     steps: list[Segment | fx.Node]
     direct: dict[fx.Node, Callable[..., Any]]
-    in_place: set[fx.Node] = field(default_factory=set)
+    communication: set[fx.Node] = field(default_factory=set)
 
     @property
     def segments(self) -> list[Segment]:
@@ -85,28 +85,28 @@ def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
         segments, writes to memory in other ways, or must call the RNG in eager's order.
     """
     running = {node: run for node in gm.graph.nodes if (run := direct(node)) is not None}
-    in_place = called_in_place(gm.graph) if overlaps(gm.graph, running) else set()
-    if not (running or in_place) or not all(
+    communication = communication_calls(gm.graph) if overlaps(gm.graph, running) else set()
+    if not (running or communication) or not all(
         _may_move(node) for node in gm.graph.nodes if node not in running
     ):
         return None
-    running |= {node: _function_of(node) for node in in_place}
+    running |= {node: _function_of(node) for node in communication}
     if any(n.op == "get_attr" for node in running for n in node.all_input_nodes):
         return None
-    depth = depths_in_order(gm.graph, running) if in_place else _depths(gm.graph, running)
+    depth = depths_in_order(gm.graph, running) if communication else _depths(gm.graph, running)
     segments = [Segment() for _ in range(1 + max(depth.values(), default=0))]
     calls: list[list[fx.Node]] = [[] for _ in segments]
-    home: dict[fx.Node, Segment] = {}
+    segment_of: dict[fx.Node, Segment] = {}
     for node, index in depth.items():
         if node in running:
             calls[index].append(node)
         elif not _is_result(node, running):
             segments[index].nodes.append(node)
-            home[node] = segments[index]
+            segment_of[node] = segments[index]
     symbols = [n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)]
     for segment in segments:
-        connect_segment(segment, home, symbols)
-    most = MOST_BETWEEN_MESSAGES if in_place else MOST_SEGMENTS
+        connect_segment(segment, segment_of, symbols)
+    most = MOST_BETWEEN_MESSAGES if communication else MOST_SEGMENTS
     if sum(bool(segment.outputs) for segment in segments) > most:
         return None
     if not all(_knows_symbols(segment, symbols) for segment in segments):
@@ -116,7 +116,7 @@ def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
         # One without outputs only updates inputs, or computes nothing that is used.
         steps += [segment] if segment.outputs or any(n.target is COPY for n in segment.nodes) else []
         steps += ready
-    return Cut(gm, steps, running, in_place)
+    return Cut(gm, steps, running, communication)
 
 
 def _function_of(node: fx.Node) -> Callable[..., Any]:
@@ -177,20 +177,20 @@ def _is_result(node: fx.Node, running: Mapping[fx.Node, Callable[..., Any]]) -> 
     return node.target is operator.getitem and node.args[0] in running
 
 
-def connect_segment(segment: Segment, home: dict[fx.Node, Segment], symbols: Sequence[fx.Node]) -> None:
+def connect_segment(segment: Segment, segment_of: dict[fx.Node, Segment], symbols: Sequence[fx.Node]) -> None:
     """Fill in the inputs and outputs of a segment.
 
     Args:
         segment: its ``inputs`` are set, and its ``outputs`` are appended to.
-        home: maps each call to the segment that runs it.
+        segment_of: maps each call to the segment that runs it.
         symbols: the graph's symbolic sizes. They come first in every segment's inputs.
     """
     inputs: dict[fx.Node, None] = dict.fromkeys(symbols)
     for node in segment.nodes:
         for read in node.all_input_nodes:
-            if home.get(read) is not segment and read.op != "get_attr":
+            if segment_of.get(read) is not segment and read.op != "get_attr":
                 inputs[read] = None
-        if any(home.get(user) is not segment for user in node.users):
+        if any(segment_of.get(user) is not segment for user in node.users):
             segment.outputs.append(node)
     segment.inputs = list(inputs)
 
@@ -230,7 +230,7 @@ def name_in_whole(node: fx.Node) -> str:
     return str(node.meta.get("name_in_whole", node.name))
 
 
-def restrided(value: Any, strides: Sequence[int] | None) -> Any:
+def with_strides(value: Any, strides: Sequence[int] | None) -> Any:
     """Give a fake value the strides that the compiled segment returns, if they are known and differ."""
     if strides is None or not isinstance(value, torch.Tensor):
         return value
@@ -287,23 +287,23 @@ def stitch_segments(
     graph = found.gm.graph
     placeholders = graph.find_nodes(op="placeholder")
     (output,) = graph.find_nodes(op="output")
-    left = _uses(found, output)
+    left = _count_uses(found, output)
     known: dict[str, Any] = {}
     lines = [f"{_names(placeholders)} = inputs", "inputs.clear()"]
-    lines += _forget([n for n in placeholders if not left.get(n)])
+    lines += _del_statements([n for n in placeholders if not left.get(n)])
     segments = iter(compiled)
     for number, step in enumerate(found.steps):
         read = step.inputs if isinstance(step, Segment) else step.all_input_nodes
         for node in read:
             left[node] -= 1
         # The callee holds the only reference to what no one else needs, and can free it early.
-        done = _forget([node for node in dict.fromkeys(read) if not left[node]])
+        done = _del_statements([node for node in dict.fromkeys(read) if not left[node]])
         run = f"run_{number}"
         if isinstance(step, Segment):
             known[run] = next(segments)
             lines += [f"given = [{_text(list(read))}]", *done]
             lines += [f"{_names(step.outputs)} = {run}(given)" if step.outputs else f"{run}(given)"]
-        elif step in found.in_place:
+        elif step in found.communication:
             known[run] = found.direct[step]
             lines += [f"{_name(step)} = {run}({_text(read)})", *done]
         else:
@@ -328,7 +328,7 @@ def load_stitched(source: str, parts: Mapping[str, Callable[..., Any]]) -> Calla
     return call
 
 
-def _uses(found: Cut, output: fx.Node) -> dict[fx.Node, int]:
+def _count_uses(found: Cut, output: fx.Node) -> dict[fx.Node, int]:
     """The number of steps that read each value. The output counts as a step that never runs."""
     left: dict[fx.Node, int] = {}
     for step in found.steps:
@@ -339,7 +339,7 @@ def _uses(found: Cut, output: fx.Node) -> dict[fx.Node, int]:
     return left
 
 
-def _forget(nodes: Sequence[fx.Node]) -> list[str]:
+def _del_statements(nodes: Sequence[fx.Node]) -> list[str]:
     return ["del " + ", ".join(map(_name, nodes))] if nodes else []
 
 

@@ -7,12 +7,12 @@ import hashlib
 import os
 from pathlib import Path
 
-_READ = (
+_READ_PREFIXES = (
     "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
 """Prefixes of the environment variables that compilers and kernels read."""
 
-_WITHOUT_EFFECT = (
+_IGNORED_PREFIXES = (
     "TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG",  # messages
     "FXPASSES_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "TORCHINDUCTOR_COMPILE_THREADS",  # where, how many at once
     "FXPASSES_SILENT_AFTER",  # a timeout
@@ -26,7 +26,7 @@ def deciding_variables() -> dict[str, str]:
     return {
         f"environment variable {name}": value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_READ) and not name.startswith(_WITHOUT_EFFECT)
+        if name.startswith(_READ_PREFIXES) and not name.startswith(_IGNORED_PREFIXES)
     }
 
 

@@ -84,8 +84,8 @@ def _settings(options: Options) -> dict[str, str]:
     ):
         values = {**config.get_config_copy(), **patches}  # type: ignore[attr-defined]
         # An address differs from process to process.
-        told = {key: value for key, value in values.items() if " at 0x" not in repr(value)}
-        found |= {f"{name} setting {key}": _setting(value) for key, value in told.items()}
+        stable = {key: value for key, value in values.items() if " at 0x" not in repr(value)}
+        found |= {f"{name} setting {key}": _setting(value) for key, value in stable.items()}
     for field in dataclasses.fields(options):
         if field.name not in ("passes", "inductor", "report", "cache"):
             found[f"option {field.name}"] = repr(getattr(options, field.name))

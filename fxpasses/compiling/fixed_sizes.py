@@ -46,7 +46,7 @@ class FixedSizes:
         self._compiled: dict[Any, Run] = {_key(inputs): compile(inputs)}
         self._eager = EagerCode(with_inductor_rng(gm))
         self._lock = threading.Lock()
-        self._told = False
+        self._has_warned = False
         self._boxed_call = True
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -54,17 +54,17 @@ class FixedSizes:
         run = self._compiled.get(key)
         if run is None:
             with self._lock:
-                run = self._compiled.get(key) or self._compiled_for(key, inputs)
+                run = self._compiled.get(key) or self._compile_for(key, inputs)
         return run(inputs)
 
-    def _compiled_for(self, key: Any, inputs: Sequence[Any]) -> Run:
+    def _compile_for(self, key: Any, inputs: Sequence[Any]) -> Run:
         if len(self._compiled) >= MOST_SIZES:
-            if not self._told:
+            if not self._has_warned:
                 log.warning(
                     "a graph that cannot be lowered with symbolic sizes is compiled for %d sizes; it runs in eager for others",
                     MOST_SIZES,
                 )
-            self._told = True
+            self._has_warned = True
             return self._eager
         try:
             run = self._compile(inputs)
@@ -81,7 +81,7 @@ def _key(inputs: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def with_hints(inputs: Sequence[Any]) -> list[Any] | None:
+def inputs_from_hints(inputs: Sequence[Any]) -> list[Any] | None:
     """Fake inputs with the traced sizes as integers, or ``None`` if a size depends on data."""
     mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
 

@@ -23,12 +23,12 @@ from fxpasses.compiling.compiled_segments import (
     changed_strides,
     cut_into_segments,
     name_in_whole,
-    restrided,
     segment_module,
     stitch_segments,
+    with_strides,
 )
 from fxpasses.compiling.environment import own_source
-from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, with_hints
+from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, inputs_from_hints
 from fxpasses.compiling.isolation import Isolation, NotIsolated
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.saved_code import EagerCode, unsaved
@@ -183,7 +183,7 @@ class InductorCompiler:
         self._inputs = len(example_inputs)
         self._outputs = _torch.get_num_model_outputs(gm)
         self._compiled_callable = compiled_callable
-        self._isolates = options.repro_directory() if options.on_failure == "isolate" else None
+        self._repro_directory = options.repro_directory() if options.on_failure == "isolate" else None
         """The directory for repro files of calls that Inductor cannot lower, if these are to run in eager."""
         self._repros: dict[tuple[str, str], str] = {}
         self._dynamo_graph = gm
@@ -191,7 +191,7 @@ class InductorCompiler:
             self._extra = _torch.new_compiler_extra(gm)
             self._wrapper = _torch.wrapper_arguments()
 
-    def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+    def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Inductor's inner compiler, under our settings: a late backward graph finds nothing patched."""
         keep_outputs_fresh(gm.graph)
         found = (
@@ -200,13 +200,13 @@ class InductorCompiler:
             else cut_into_segments(gm, self._compiled_callable)
         )
         if found is not None:
-            return self._around(found, inputs, how)
-        if self._isolates is None:
-            return self._lower(gm, inputs, how, lambda: None)
-        return self._lower_or_isolate(gm, inputs, how, self._isolates)
+            return self._compile_segments(found, inputs, kwargs)
+        if self._repro_directory is None:
+            return self._lower(gm, inputs, kwargs, lambda: None)
+        return self._lower_or_isolate(gm, inputs, kwargs, self._repro_directory)
 
     def _lower_or_isolate(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any], repros: Path
+        self, gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any], repros: Path
     ) -> Callable[[list[Any]], Any]:
         """Compile the graph. If Inductor fails, compile what it can, and run the rest in eager."""
         kept, late = copy_graph(gm), False  # Inductor rewrites its input
@@ -216,30 +216,30 @@ class InductorCompiler:
             late = True
 
         try:
-            return self._lower(gm, inputs, how, generated)
+            return self._lower(gm, inputs, kwargs, generated)
         except Exception as error:
             if _torch.is_control_flow(error):
                 raise
             try:
-                search = Isolation(kept, inputs, how, self._lower, repros, self._repros)
+                search = Isolation(kept, inputs, kwargs, self._lower, repros, self._repros)
                 return search.compiled(error, late=late)
             except NotIsolated as reason:
                 log.warning("the graph cannot be cut around what Inductor cannot lower: %s", reason)
-                return self._for_sizes(kept, inputs, how, error)
+                return self._for_sizes(kept, inputs, kwargs, error)
 
     def _for_sizes(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any], error: Exception
+        self, gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any], error: Exception
     ) -> Callable[[list[Any]], Any]:
         """Compile a graph with symbolic sizes on which Inductor fails, for the sizes of each call."""
-        how = {**how, "cudagraphs": _torch.BoxedBool(False)}
+        kwargs = {**kwargs, "cudagraphs": _torch.BoxedBool(False)}
 
         def compile(given: Sequence[Any]) -> Callable[[list[Any]], Any]:
             with compiling(), _torch.outside_tracing():
                 fixed, fakes = fixed_graph(gm, given)
                 with self._patched(), _torch.compile_context(fakes):
-                    return self._lower(fixed, fakes, how, lambda: None)
+                    return self._lower(fixed, fakes, kwargs, lambda: None)
 
-        hinted = with_hints(inputs) if _torch.shape_env_of(inputs) is not None else None
+        hinted = inputs_from_hints(inputs) if _torch.shape_env_of(inputs) is not None else None
         if hinted is None:
             raise error from None
         try:
@@ -251,7 +251,11 @@ class InductorCompiler:
         return compiled
 
     def _lower(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], how: Mapping[str, Any], generated: Callable[[], None]
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        generated: Callable[[], None],
     ) -> Any:
         """Lower a graph with Inductor; ``generated`` is called when there is code, not compiled yet."""
 
@@ -275,7 +279,7 @@ class InductorCompiler:
             parts = _parts.get()
             names = {} if parts is None else {node.name: name_in_whole(node) for node in gm.graph.nodes}
             hits = _torch.dynamo_counters["inductor"]["fxgraph_cache_hit"]
-            compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
+            compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **kwargs)
             if parts is not None:
                 from_cache = _torch.dynamo_counters["inductor"]["fxgraph_cache_hit"] > hits
                 parts.append(LoweredPart(compiled, names, from_cache))
@@ -286,24 +290,26 @@ class InductorCompiler:
                 return unsaved(compiled, "it calls regions of this process by name")
             return compiled
 
-    def _around(self, found: Cut, inputs: Sequence[Any], how: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    def _compile_segments(
+        self, found: Cut, inputs: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Callable[[list[Any]], Any]:
         """Compile a graph around already compiled calls. Inductor gets only the segments between them."""
         placeholders = found.gm.graph.find_nodes(op="placeholder")
         values = dict(zip(placeholders, inputs, strict=True))
-        static = {placeholders[i] for i in how.get("static_input_idxs") or ()}
+        static = {placeholders[i] for i in kwargs.get("static_input_idxs") or ()}
         compiled = []
         # With isolation, each segment is searched for calls that fail, so none may wait for the others.
-        with one_unit() if self._isolates is None else contextlib.nullcontext():
+        with one_unit() if self._repro_directory is None else contextlib.nullcontext():
             for segment in found.segments:
                 given = [values[node] if node in values else node.meta["val"] for node in segment.inputs]
                 static_indices = [i for i, node in enumerate(segment.inputs) if node in static]
                 with _torch.of_segment() as strides:
                     module = segment_module(found.gm, segment)
                     compiled.append(
-                        self._inner_compile(module, given, **{**how, "static_input_idxs": static_indices})
+                        self._inner_compile(module, given, **{**kwargs, "static_input_idxs": static_indices})
                     )
                 for node, known in zip(segment.outputs, strides, strict=False):
-                    values[node] = restrided(node.meta["val"], known)
+                    values[node] = with_strides(node.meta["val"], known)
         return stitch_segments(found, compiled, changed_strides(found, values))
 
     def _patched(self) -> Any:

@@ -20,7 +20,7 @@ from fxpasses.compiling.options import Options
 from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.identity import Identity
 
-_KEPT = 64
+_MAX_RECORDS = 64
 """How many compilations are remembered."""
 
 
@@ -124,7 +124,7 @@ def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str |
     >>> print(fxpasses.explain_miss(*fxpasses.compilations()[-2:]))
     the cache entry differs in option memory_budget: 0.5 -> 1.0
     """
-    first, second = _loaded("a", a), _loaded("b", b)
+    first, second = _load_compilation("a", a), _load_compilation("b", b)
     differences = {
         name: Difference(name, first.factors.get(name, ""), second.factors.get(name, ""))
         for name in dict.fromkeys((*first.factors, *second.factors))
@@ -138,7 +138,12 @@ def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str |
         graph = []
     if not (inputs or graph):  # Dynamo's settings matter only through these
         settings = [d for d in settings if not d.factor.startswith("dynamo setting")]
-    found = [*settings, *_pass_differences(first.passes, second.passes), *_together(inputs), *graph]
+    found = [
+        *settings,
+        *_pass_differences(first.passes, second.passes),
+        *_merge_input_differences(inputs),
+        *graph,
+    ]
     uncached = {
         f"pass {item.name!r} depends on {label}, which has no value that can be hashed"
         for item in (*first.passes, *second.passes)
@@ -153,7 +158,7 @@ def _became_symbolic(difference: Difference) -> bool:
     return difference.factor.startswith("shape") and symbolic[0] != symbolic[1]
 
 
-def _together(inputs: Sequence[Difference]) -> list[Difference]:
+def _merge_input_differences(inputs: Sequence[Difference]) -> list[Difference]:
     """Merge the differences of inputs that differ in the same property in the same way."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for difference in inputs:
@@ -185,7 +190,7 @@ class _Recent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._records: deque[tuple[Compilation, int | None]] = deque(maxlen=_KEPT)
+        self._records: deque[tuple[Compilation, int | None]] = deque(maxlen=_MAX_RECORDS)
 
     def add(self, made: Compilation, frame: int | None) -> None:
         with self._lock:
@@ -218,7 +223,7 @@ def reset_compilations() -> None:
     recent.reset()
 
 
-def _loaded(argument: str, given: Any) -> Compilation:
+def _load_compilation(argument: str, given: Any) -> Compilation:
     if isinstance(given, Compilation):
         return given
     if not isinstance(given, (str, os.PathLike)):

@@ -80,7 +80,7 @@ class Isolation:
     Attributes:
         gm: the graph as it was passed to Inductor.
         inputs: its inputs, as Inductor takes them.
-        how: Inductor's further arguments.
+        kwargs: Inductor's further arguments.
         lower: compiles a graph.
         directory: where repro files go.
         repros: the existing repro files, by operator and reason.
@@ -88,7 +88,7 @@ class Isolation:
 
     gm: fx.GraphModule
     inputs: Sequence[Any]
-    how: Mapping[str, Any]
+    kwargs: Mapping[str, Any]
     lower: Lower
     directory: Path
     repros: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -106,9 +106,9 @@ class Isolation:
     @property
     def kind(self) -> str:
         """The kind of the graph."""
-        if self.how.get("is_backward"):
+        if self.kwargs.get("is_backward"):
             return "backward"
-        return "inference" if self.how.get("is_inference") else "forward"
+        return "inference" if self.kwargs.get("is_inference") else "forward"
 
     def compiled(self, error: Exception, *, late: bool) -> Callable[[list[Any]], Any]:
         """Build a callable (list of inputs) in which only what Inductor cannot lower runs in eager.
@@ -123,18 +123,18 @@ class Isolation:
         self._late = late
         placeholders = self.gm.graph.find_nodes(op="placeholder")
         self._values = dict(zip(placeholders, self.inputs, strict=True))
-        static = self.how.get("static_input_idxs") or ()
+        static = self.kwargs.get("static_input_idxs") or ()
         self._static = {placeholders[i] for i in static}
         units, updates = _units(self.gm)
         self._symbols = _Symbols(self.gm)
-        parts = _merged(self._parts(units, error))
+        parts = _merge_eager_parts(self._parts(units, error))
         if not self._found and updates:  # everything else can be lowered without them
-            self._note([tuple(updates)], error)
+            self._record_failure([tuple(updates)], error)
         if not any(part.compiled for part in parts):
             raise NotIsolated("nothing of it can be lowered")
         for found in self._found:
             counters.add_isolated(found)
-        self._tell(sum(part.compiled is not None for part in parts))
+        self._log_summary(sum(part.compiled is not None for part in parts))
         segments = [self._segment([node for unit in part.units for node in unit]) for part in parts]
         runs = [part.compiled for part in parts]
         if updates:
@@ -142,14 +142,14 @@ class Isolation:
             runs.append(None)
         call = stitch_segments(
             Cut(self.gm, list(segments), {}),
-            [r or self._in_eager(s) for r, s in zip(runs, segments, strict=True)],
+            [r or self._eager_code(s) for r, s in zip(runs, segments, strict=True)],
         )
         parts_saved = all(isinstance(part, _torch_inductor.OutputCode) for part in call.parts.values())  # type: ignore[attr-defined]
         if _torch_inductor.saves_compiled_code() and parts_saved:
             return StitchedCode(call.source, call.parts)  # type: ignore[attr-defined]
         return call
 
-    def _in_eager(self, segment: Segment) -> EagerCode:
+    def _eager_code(self, segment: Segment) -> EagerCode:
         """Run a segment in eager, with the traced strides that the compiled segments rely on."""
         module = with_inductor_rng(segment_module(self.gm, segment))
         return EagerCode(module, [value_of(node) for node in segment.outputs])
@@ -174,12 +174,12 @@ class Isolation:
                 continue
             culprit = culprit or (units[-1] if culprit == () else None)
             if culprit is None:
-                self._note(units, error)
+                self._record_failure(units, error)
                 yield _Part(units)
                 return
             index = units.index(culprit)
-            shown = [culprit] if self._raised([culprit]) is not None else self._window
-            self._note([culprit], self._raised(shown) or error, shown)
+            shown = [culprit] if self._trial_error([culprit]) is not None else self._window
+            self._record_failure([culprit], self._trial_error(shown) or error, shown)
             yield from self._parts(units[:index], None)
             yield _Part([culprit])
             units, error = units[index + 1 :], None
@@ -187,7 +187,7 @@ class Isolation:
     def _is_known(self, unit: Unit) -> bool:
         """Whether a call resembles one that was found, and cannot be lowered alone either."""
         alike = any(found.target == str(unit[0].target) for found in self._found)
-        return alike and self._spent < _SECONDS and self._raised([unit]) is not None
+        return alike and self._spent < _SECONDS and self._trial_error([unit]) is not None
 
     def _culprit(self, units: list[Unit], error: Exception | None) -> Unit | None:
         """Find the call to run in eager: one that fails alone, or else one without which the others succeed.
@@ -198,17 +198,17 @@ class Isolation:
         """
         name = failing_node(error, self.gm).node if error is not None else ""
         named = next((i for i, unit in enumerate(units) if any(n.name == name for n in unit)), None)
-        if len(units) == 1 or (named is not None and self._raised([units[named]]) is not None):
+        if len(units) == 1 or (named is not None and self._trial_error([units[named]]) is not None):
             return units[named or 0]
         at = set(_torch_inductor.origins_of(error)) if error is not None and not self._late else set()
         for unit in units:
-            if any(n.name in at for n in unit) and self._raised([unit]) is not None:
+            if any(n.name in at for n in unit) and self._trial_error([unit]) is not None:
                 return unit
 
         def fails(first: int, end: int) -> bool:
             if self._spent > _SECONDS:
                 raise TimeoutError
-            return first < end and self._raised(units[first:end]) is not None
+            return first < end and self._trial_error(units[first:end]) is not None
 
         self._window = units
         try:
@@ -233,7 +233,7 @@ class Isolation:
         except TimeoutError:
             return None
 
-    def _raised(self, units: list[Unit]) -> Exception | None:
+    def _trial_error(self, units: list[Unit]) -> Exception | None:
         """The exception that Inductor raises on some calls, or ``None`` if it lowers them."""
         key = (units[0], len(units), self._late)
         if key not in self._trials:
@@ -259,9 +259,9 @@ class Isolation:
         segment = self._segment([node for unit in units for node in unit])
         given = [self._values.get(node, node.meta.get("val")) for node in segment.inputs]
         static_indices = [i for i, node in enumerate(segment.inputs) if node in self._static]
-        how = {**self.how, "static_input_idxs": static_indices, "cudagraphs": _torch.BoxedBool(False)}
+        kwargs = {**self.kwargs, "static_input_idxs": static_indices, "cudagraphs": _torch.BoxedBool(False)}
         with _torch.of_segment():
-            return self.lower(segment_module(self.gm, segment), given, how, generated)
+            return self.lower(segment_module(self.gm, segment), given, kwargs, generated)
 
     def _segment(self, nodes: list[fx.Node]) -> Segment:
         segment = Segment(nodes)
@@ -269,7 +269,7 @@ class Isolation:
         segment.inputs += self._symbols.missing(segment)
         return segment
 
-    def _note(
+    def _record_failure(
         self, units: Sequence[Unit], error: Exception | None, shown: Sequence[Unit] | None = None
     ) -> None:
         """Record what runs in eager, and write a repro program of the calls that show why (``shown``)."""
@@ -304,12 +304,12 @@ class Isolation:
         )
         return str(file)
 
-    def _tell(self, parts: int) -> None:
+    def _log_summary(self, parts: int) -> None:
         """Report once what runs in eager, and why."""
-        said: dict[tuple[str, str], list[Isolated]] = {}
+        by_reason: dict[tuple[str, str], list[Isolated]] = {}
         for found in self._found:
-            said.setdefault((found.target, found.reason), []).append(found)
-        for group in said.values():
+            by_reason.setdefault((found.target, found.reason), []).append(found)
+        for group in by_reason.values():
             first = group[0]
             more = f" and {len(group) - 1} more like it" if len(group) > 1 else ""
             where = Location(first.node, first.target, first.source, first.module)
@@ -396,10 +396,10 @@ class _Symbols:
             NotIsolated: if no earlier value provides a symbol.
         """
         found: dict[fx.Node, None] = {}
-        told = self._known.union(*(_plain_symbols(value_of(node)) for node in segment.inputs))
+        known = self._known.union(*(_plain_symbols(value_of(node)) for node in segment.inputs))
         own = set(segment.nodes)
         first = min(self._index[node] for node in segment.nodes)
-        for symbol in self._needed([*segment.nodes, *segment.inputs]) - told:
+        for symbol in self._needed([*segment.nodes, *segment.inputs]) - known:
             if self._made_by.get(symbol) in own:
                 continue
             node = self._from.get(symbol)
@@ -423,7 +423,7 @@ def _plain_symbols(value: Any) -> set[Any]:
     return {size.node.expr for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
 
 
-def _merged(parts: Iterator[_Part]) -> list[_Part]:
+def _merge_eager_parts(parts: Iterator[_Part]) -> list[_Part]:
     """The parts, with adjacent parts that run in eager merged."""
     merged: list[_Part] = []
     for part in parts:

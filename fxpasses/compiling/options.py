@@ -149,10 +149,10 @@ class Options:
 
     def inductor_patches(self) -> dict[str, Any]:
         """The settings of ``torch._inductor.config`` that these options stand for."""
-        told = (
+        provenance = (
             {"trace.provenance_tracking_level": 1} if self.report else {}
         )  # records which kernel computes which node
-        return {**told, **(inductor_mode_options(self.mode) if self.mode else {}), **self.inductor}
+        return {**provenance, **(inductor_mode_options(self.mode) if self.mode else {}), **self.inductor}
 
 
 def _hint(name: str) -> str:

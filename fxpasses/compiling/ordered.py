@@ -28,19 +28,19 @@ _COPIES = {aten.cat.default, aten.clone.default, aten.constant_pad_nd.default, a
 
 def overlaps(graph: fx.Graph, direct: Collection[fx.Node]) -> bool:
     """Whether an expensive or already compiled call stands between a collective and its wait."""
-    travelling: set[fx.Node] = set()
+    in_flight: set[fx.Node] = set()
     for node in graph.nodes:
         if node.target is _WAIT:
-            travelling.discard(node.args[0])
+            in_flight.discard(node.args[0])
         elif _communicates(node):
             if any(user.target is _WAIT for user in node.users):
-                travelling.add(node)
-        elif travelling and (_is_expensive(node) or node in direct):
+                in_flight.add(node)
+        elif in_flight and (_is_expensive(node) or node in direct):
             return True
     return False
 
 
-def called_in_place(graph: fx.Graph) -> set[fx.Node]:
+def communication_calls(graph: fx.Graph) -> set[fx.Node]:
     """Collectives, and the calls that pack and unpack their messages: as cheap in eager as compiled."""
     found = {node for node in graph.nodes if _communicates(node)}
     for nodes, ends in ((graph.nodes, "all_input_nodes"), (reversed(graph.nodes), "users")):
@@ -76,7 +76,7 @@ def depths_in_order(graph: fx.Graph, running: Collection[fx.Node]) -> dict[fx.No
         elif is_getitem(node) and node.args[0] in running:
             depth[node] = depth[node.args[0]]  # type: ignore[index]
         else:
-            depth[node] = max((depth[n] + _waits_for(n, running) for n in inputs), default=0)
+            depth[node] = max((depth[n] + _is_direct_result(n, running) for n in inputs), default=0)
             if _is_expensive(node):
                 depth[node] = max(depth[node], floor)
                 expensive = max(expensive, depth[node])
@@ -85,7 +85,7 @@ def depths_in_order(graph: fx.Graph, running: Collection[fx.Node]) -> dict[fx.No
     return depth | {n: deepest for n in graph.nodes if n.op == "call_function" and is_mutating(n)}
 
 
-def _waits_for(node: fx.Node, running: Collection[fx.Node]) -> bool:
+def _is_direct_result(node: fx.Node, running: Collection[fx.Node]) -> bool:
     return node in running or (is_getitem(node) and node.args[0] in running)
 
 

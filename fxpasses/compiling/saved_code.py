@@ -126,7 +126,7 @@ def unsaved(compiled: Any, reason: str) -> Any:
     return run
 
 
-def before_unsaved(compiled: Any) -> Any:
+def unwrap_unsaved(compiled: Any) -> Any:
     """Undo :func:`unsaved` if ``compiled`` is its result."""
     return getattr(compiled, "compiled", compiled)
 

@@ -23,7 +23,7 @@ _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 _DEFINITION = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
 _SPLIT = 40_000
 """Number of kernel characters above which a second compiler process pays off, if a core is free for it."""
-_MOST = 64
+_MAX_KERNELS = 64
 """Maximum number of kernels per unit."""
 
 _BINDING = """
@@ -127,15 +127,15 @@ class AsyncCompile(_torch.AsyncCompile):
         """
         kernels = {name: value for name, value in scope.items() if isinstance(value, Kernel)}
         slots = [(scope, name, kernel) for name, kernel in kernels.items()]
-        collected = getattr(_open, "slots", None)
+        collected = getattr(_pending, "slots", None)
         if collected is not None:
             collected += slots
         else:
-            _fill(slots)
+            _compile_slots(slots)
         super().wait(scope)
 
 
-_open = threading.local()
+_pending = threading.local()
 
 
 @contextlib.contextmanager
@@ -144,18 +144,18 @@ def one_unit() -> Iterator[None]:
 
     None of the graphs may run earlier. A nested block is a unit of its own.
     """
-    outer = getattr(_open, "slots", None)
+    outer = getattr(_pending, "slots", None)
     slots: list[_Slot] = []
-    _open.slots = slots
+    _pending.slots = slots
     try:
         yield
     finally:
-        _open.slots = outer
+        _pending.slots = outer
     with _torch_inductor.cache_for_code():
-        _fill(slots)
+        _compile_slots(slots)
 
 
-def _fill(slots: Sequence[_Slot]) -> None:
+def _compile_slots(slots: Sequence[_Slot]) -> None:
     """Compile the kernels of some slots, and store them there."""
     threads = _torch.compile_threads()
     if len(slots) == 1:
@@ -222,11 +222,11 @@ def shared_source(kernels: Sequence[Kernel]) -> str:
 def _units(slots: Sequence[_Slot], threads: int) -> list[list[_Slot]]:
     """Divide the slots into units of about equal size: one for each thread that pays off."""
     size = sum(len(kernel.source) for _, _, kernel in slots)
-    number = max(min(threads, 1 + size // _SPLIT), -(-len(slots) // _MOST))
+    number = max(min(threads, 1 + size // _SPLIT), -(-len(slots) // _MAX_KERNELS))
     units: list[list[_Slot]] = []
     filled = 0
     for slot in slots:
-        if not units or filled >= size / number * len(units) or len(units[-1]) >= _MOST:
+        if not units or filled >= size / number * len(units) or len(units[-1]) >= _MAX_KERNELS:
             units.append([])
         units[-1].append(slot)
         filled += len(slot[2].source)

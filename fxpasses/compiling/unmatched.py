@@ -56,7 +56,7 @@ class Unmatched:
             if item.name not in usual
         ]
         """Passes that have not run on any graph yet."""
-        self._looked_at = [
+        self._candidates = [
             item
             for item in self._waiting
             # A pattern states itself whether it expects a match.
@@ -65,7 +65,7 @@ class Unmatched:
 
     def before(self, gm: fx.GraphModule, kind: str) -> None:
         """Record what a graph contains, before passes run on it."""
-        if not self._looked_at and not self._waiting:
+        if not self._candidates and not self._waiting:
             return
         targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
         self._graphs[kind] = len(targets)
@@ -77,33 +77,33 @@ class Unmatched:
             counters.count_pass(run.name, changed=run.changed)
             self._waiting = [item for item in self._waiting if item.name != run.name]
             if run.changed or run.sites:
-                self._looked_at = [item for item in self._looked_at if item.name != run.name]
+                self._candidates = [item for item in self._candidates if item.name != run.name]
             else:
                 self._ran.setdefault(run.name, {})[kind] = None
 
-    def tell(self) -> None:
+    def warn(self) -> None:
         """Warn once about each pass that never changed anything and has seen every graph that it takes."""
-        self._tell_of_waiting()
-        for item in self._looked_at:
+        self._warn_not_run()
+        for item in self._candidates:
             kinds = self._ran.get(item.name, {})
-            if not kinds or self._waits(item) or not counters.first_report(item.name):
+            if not kinds or self._expects_backward(item) or not counters.first_report(item.name):
                 continue
             graphs = ", ".join(f"{kind} ({self._graphs[kind]} calls)" for kind in kinds)
             log.warning(
                 "pass %r has changed nothing in the graphs that it ran on: %s. %sfxpasses.capture(model, *inputs) shows the "
                 "graphs that passes see; fxpasses.stats().unmatched has all such passes.",
-                item.name, graphs, _why(item, self._targets),
+                item.name, graphs, _decomposition_hint(item, self._targets),
             )  # fmt: skip
 
-    def _waits(self, item: Pass) -> bool:
+    def _expects_backward(self, item: Pass) -> bool:
         """Whether a graph that the pass takes is still to come."""
         return (
             "joint" in self._graphs and "backward" in item.contract.graphs and "backward" not in self._graphs
         )
 
-    def _tell_of_waiting(self) -> None:
+    def _warn_not_run(self) -> None:
         for item in self._waiting if self._graphs else ():
-            if not self._waits(item) and counters.first_without_graph(item.name):
+            if not self._expects_backward(item) and counters.first_without_graph(item.name):
                 log.warning(
                     "pass %r has not run so far: it takes %s graphs, and those compiled are %s graphs. %s"
                     "fxpasses.stats().unmatched has all such passes.",
@@ -112,19 +112,19 @@ class Unmatched:
                 )  # fmt: skip
 
 
-def _why(item: Pass, targets: Collection[Any]) -> str:
+def _decomposition_hint(item: Pass, targets: Collection[Any]) -> str:
     if type(item).__module__.startswith("fxpasses.passes"):
         return ""  # our own passes know what is decomposed
     table = decompositions()
-    gone = [
+    decomposed = [
         str(operator)
         for operator in mentioned_operators(item)
         if not any(overload in targets for overload in _torch.overloads(operator))
         and all(overload in table or _torch.is_composite(overload) for overload in _torch.overloads(operator))
     ]
-    if not gone:
+    if not decomposed:
         return ""
-    return f"It names {', '.join(gone)}: decomposed into other operators before passes run. "
+    return f"It names {', '.join(decomposed)}: decomposed into other operators before passes run. "
 
 
 def never_rewrites(item: Pass) -> bool:
@@ -169,8 +169,8 @@ def mentioned_operators(item: Pass) -> list[Any]:
         if function is None or function in seen or len(seen) > 100:
             continue
         seen.add(function)
-        for value in _values_named(function):
-            for one in _inside(value):
+        for value in _named_values(function):
+            for one in _elements(value):
                 if isinstance(one, (_torch.OpOverload, _torch.OpOverloadPacket)):
                     found[one] = None
                 elif isinstance(one, FunctionType) and one.__module__ == function.__module__:
@@ -178,7 +178,7 @@ def mentioned_operators(item: Pass) -> list[Any]:
     return list(found)
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _elements(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         yield from value
         yield from value.values()
@@ -188,7 +188,7 @@ def _inside(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _values_named(function: FunctionType) -> Iterator[Any]:
+def _named_values(function: FunctionType) -> Iterator[Any]:
     """The objects behind attribute chains in a function's code, such as ``torch.ops.aten.gelu.default``."""
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     known: dict[str, Any] = dict(function.__globals__)
@@ -205,25 +205,25 @@ def _values_named(function: FunctionType) -> Iterator[Any]:
 
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FAST", "LOAD_FAST_CHECK"}
-_NOTHING = object()
+_NO_VALUE = object()
 
 
 def _chains(code: CodeType, known: dict[str, Any]) -> Iterator[Any]:
-    value: Any = _NOTHING
+    value: Any = _NO_VALUE
     for instruction in dis.get_instructions(code):
         name = instruction.opname
-        if name in ("LOAD_ATTR", "LOAD_METHOD") and value is not _NOTHING:
+        if name in ("LOAD_ATTR", "LOAD_METHOD") and value is not _NO_VALUE:
             value = _attribute(value, str(instruction.argval))
             continue
-        if name in ("STORE_FAST", "STORE_DEREF") and value is not _NOTHING:
+        if name in ("STORE_FAST", "STORE_DEREF") and value is not _NO_VALUE:
             known[str(instruction.argval)] = value
-        elif value is not _NOTHING:
+        elif value is not _NO_VALUE:
             yield value
-        value = known.get(str(instruction.argval), _NOTHING) if name in _LOADS else _NOTHING
+        value = known.get(str(instruction.argval), _NO_VALUE) if name in _LOADS else _NO_VALUE
 
 
 def _attribute(value: Any, name: str) -> Any:
     """The attribute, if reading it runs no code except torch's operator lookup."""
     if isinstance(value, _torch.OpOverloadPacket) or inspect.ismodule(value):
-        return getattr(value, name, _NOTHING)
-    return inspect.getattr_static(value, name, _NOTHING) if isinstance(value, type) else _NOTHING
+        return getattr(value, name, _NO_VALUE)
+    return inspect.getattr_static(value, name, _NO_VALUE) if isinstance(value, type) else _NO_VALUE

@@ -56,7 +56,7 @@ _TRUNCATED = LEDGER.thread_patch(
 )
 
 
-def nothing_drawn() -> AbstractContextManager[None]:
+def skip_trunc_normal() -> AbstractContextManager[None]:
     """Inside, ``trunc_normal_`` is a no-op: it redraws values until they fit, and fake tensors have none."""
     return LEDGER.using((_TRUNCATED, lambda tensor, *_, **__: tensor))
 
@@ -68,7 +68,7 @@ _SWAP = LEDGER.thread_patch(
 )
 
 
-def converted_in_place() -> AbstractContextManager[None]:
+def convert_fakes_in_place() -> AbstractContextManager[None]:
     """Inside, ``Module.to`` and the like convert fake parameters in place.
 
     Torch would swap tensors, but not those with weak references, which a fake mode holds.
@@ -100,7 +100,7 @@ def real_meshes() -> AbstractContextManager[None]:
     return LEDGER.using((_MESH, init))
 
 
-def goes_on(code: CodeType) -> tuple[str, int]:
+def original_name_and_start(code: CodeType) -> tuple[str, int]:
     """Return the name of a function, and where its own code begins.
 
     A function that resumes after a graph break contains all the code that broke, and jumps into it. Dynamo

@@ -18,7 +18,7 @@ class Managed:
     """A parameter that FSDP2 manages.
 
     Attributes:
-        places: the modules that hold it, and its names there.
+        owners: the modules that hold it, and its names there.
         mesh: the mesh over which it is sharded. If it has two dimensions, the first is replicas.
         dimension: the sharded dimension.
         inner: mesh and placements of the gathered tensor, if that is a DTensor itself (tensor parallelism),
@@ -28,7 +28,7 @@ class Managed:
         refused: why it cannot be read as a shard, or ``""``.
     """
 
-    places: tuple[tuple[nn.Module, str], ...]
+    owners: tuple[tuple[nn.Module, str], ...]
     mesh: Any
     dimension: int | None
     inner: tuple[Any, tuple[Any, ...], int] | None
@@ -46,7 +46,7 @@ def states(model: nn.Module) -> list[FSDPState]:
 def managed(state: FSDPState) -> Iterator[Managed]:
     """Yield the parameters of one state."""
     for group in state._fsdp_param_groups:
-        common = _refused(group)
+        common = _unsupported_setting(group)
         for parameter in group.fsdp_params:
             info, mesh_info, spec = (
                 parameter._module_info,
@@ -62,10 +62,10 @@ def managed(state: FSDPState) -> Iterator[Managed]:
                 refused = "it was sharded with dp_mesh_dims"
             if parameter.unsharded_accumulated_grad is not None:
                 refused = "a gradient is accumulated that no process has reduced: read the model after a step of the optimizer"
-            places = [(info.module, info.param_name)]
-            places += zip(info.shared_modules, info.shared_param_names, strict=True)
+            owners = [(info.module, info.param_name)]
+            owners += zip(info.shared_modules, info.shared_param_names, strict=True)
             yield Managed(
-                tuple(places),
+                tuple(owners),
                 mesh_info.mesh,
                 placement.dim if sharded else None,
                 None
@@ -77,7 +77,7 @@ def managed(state: FSDPState) -> Iterator[Managed]:
             )
 
 
-def _refused(group: Any) -> str:
+def _unsupported_setting(group: Any) -> str:
     """Return the setting that only FSDP2's own gathers and reductions support, if any, or ``""``."""
     if type(group.offload_policy).__name__ != "OffloadPolicy":
         return f"offload_policy={group.offload_policy}"
@@ -105,7 +105,7 @@ def cast_dtypes(state: FSDPState) -> tuple[torch.dtype | None, torch.dtype | Non
     return policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype
 
 
-def take_off(state: FSDPState) -> None:
+def remove_hooks(state: FSDPState) -> None:
     """Remove hooks, classes and marks from the modules of a state. Parameters stay unchanged and sharded."""
     for group in state._fsdp_param_groups:
         group.reshard()

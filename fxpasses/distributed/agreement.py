@@ -161,7 +161,7 @@ def _function(code: CodeType | None) -> tuple[str, ...]:
     """Return name and content of the compiled function: equal on all ranks, and each time it is compiled."""
     if code is None:
         return ()
-    name, start = _torch.goes_on(code)
+    name, start = _torch.original_name_and_start(code)
     content = [
         # A plan passes the contents of cells as parameters.
         (

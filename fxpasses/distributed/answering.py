@@ -51,7 +51,7 @@ class Answering:
         job_store().check(
             ["fxpasses"]
         )  # fails at once if the store is gone, whereas a new connection is retried for minutes
-        here.answer_from_now_on()
+        here.ensure_answering()
 
     @staticmethod
     def introduce() -> None:
@@ -64,8 +64,8 @@ class Answering:
     @staticmethod
     def end_of(rank: int) -> str:
         """Return how a rank's process ended: it exited, or was killed on this machine; else ``""``."""
-        store, key = job_store(), here.process(rank)
-        if store.check([here.left(rank)]):
+        store, key = job_store(), here.process_key(rank)
+        if store.check([here.exit_key(rank)]):
             return "has ended"
         killed = store.check([key]) and Process(*json.loads(store.get(key))).has_ended()
         return "was killed, or crashed" if killed else ""
@@ -80,13 +80,13 @@ class Answering:
             call: the number of the call in question.
         """
         store = job_store()
-        number = here.pose(store, rank, key, call)
-        if not came(store, f"fxpasses/answer/{rank}/{number}", ASK_AFTER):
+        number = here.post_question(store, rank, key, call)
+        if not wait_for_key(store, f"fxpasses/answer/{rank}/{number}", ASK_AFTER):
             return None
         return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))
 
 
-def came(store: dist.Store, key: str, seconds: float) -> bool:
+def wait_for_key(store: dist.Store, key: str, seconds: float) -> bool:
     """Whether a key appears in the store within ``seconds``.
 
     A wait with a short timeout would be logged as a network failure.

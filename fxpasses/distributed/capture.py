@@ -75,8 +75,8 @@ def capture_rank(
             groups[str(traced.get_group(name).group_name)] = Group(mesh[name], stride, name)
             stride *= mesh[name]
         with FakeTensorMode(allow_non_fake_inputs=True):
-            with _torch.nothing_drawn(), _torch.real_meshes(), _torch.converted_in_place():
-                model, inputs = _made(make, *[traced] * distributes)
+            with _torch.skip_trunc_normal(), _torch.real_meshes(), _torch.convert_fakes_in_place():
+                model, inputs = _call_make(make, *[traced] * distributes)
             if not distributes:
                 model = shard(model, traced)
             elif isinstance(model, nn.Module) and is_fully_sharded(model):
@@ -107,7 +107,7 @@ def _takes_mesh(make: Callable[..., Any]) -> bool:
     return bool(parameters)
 
 
-def _made(make: Callable[..., Any], *mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+def _call_make(make: Callable[..., Any], *mesh: Any) -> tuple[Any, tuple[Any, ...]]:
     """Call ``make`` and return the model and its inputs."""
     try:
         made = make(*mesh)

@@ -82,14 +82,14 @@ def _walk(graph: fx.Graph, given: Mapping[str, Carried], ends: Sequence[str]) ->
         if node.op == "placeholder":
             values[node] = given[node.name]
         elif node.op != "output":
-            values[node] = _computed(node, values)
-    uses, written = _uses(graph, values, ends)
+            values[node] = _describe_value(node, values)
+    uses, written = _use_digests(graph, values, ends)
     for node in graph.nodes:
         inner = region_of(node)
         if sends(node):
             use, loosely = (
                 uses.get(node),
-                _call(node, [values[n].loosely for n in node.all_input_nodes], False),
+                _call_digest(node, [values[n].loosely for n in node.all_input_nodes], False),
             )
             text = ", ".join(_text(n, given) for n in node.all_input_nodes)
             text += "".join(f" -> {name} in place" for name in sorted(written[node]))
@@ -107,16 +107,18 @@ def _walk(graph: fx.Graph, given: Mapping[str, Carried], ends: Sequence[str]) ->
             yield from _walk(inner, at, [of.get(i, "") for i in range(len(outputs_of(inner)))])
 
 
-def _computed(node: fx.Node, values: Mapping[fx.Node, Carried]) -> Carried:
+def _describe_value(node: fx.Node, values: Mapping[fx.Node, Carried]) -> Carried:
     if _is_size(node):
         return _SIZE
     if node.op == "get_attr":
         return Carried(_CONSTANT, _constant(node), _CONSTANT)
     given = [values[n] for n in node.all_input_nodes]
-    exactly = _call(node, [value.exactly for value in given], True)
-    if _only_moves(node):
+    exactly = _call_digest(node, [value.exactly for value in given], True)
+    if _only_rearranges(node):
         return Carried(given[0].loosely, exactly, "")
-    return Carried(_call(node, [] if sends(node) else [value.loosely for value in given], False), exactly, "")
+    return Carried(
+        _call_digest(node, [] if sends(node) else [value.loosely for value in given], False), exactly, ""
+    )
 
 
 def _text(node: fx.Node, given: Mapping[str, Carried], depth: int = 3) -> str:
@@ -130,7 +132,7 @@ def _text(node: fx.Node, given: Mapping[str, Carried], depth: int = 3) -> str:
     return f"{name}({inner if len(inner) <= _LONG else '...'})" if inner else name
 
 
-def _uses(
+def _use_digests(
     graph: fx.Graph, values: Mapping[fx.Node, Carried], ends: Sequence[str]
 ) -> tuple[dict[fx.Node, str], dict[fx.Node, frozenset[str]]]:
     """Return a digest of each value's uses that reach named outputs or written inputs; and those inputs.
@@ -155,7 +157,7 @@ def _uses(
             changed = {values[given[0]].text} - {""} if _writes(user.target) else set()
             written[node] |= written.get(user, frozenset()) | changed
             end = found.get(user) or ("written" if _writes(user.target) else "")
-            if end and not _only_moves(user):
+            if end and not _only_rearranges(user):
                 end = _digest(values[user].loosely, str(given.index(node)), end)
             parts = parts | {end} if end else parts
         if parts:
@@ -163,7 +165,7 @@ def _uses(
     return found, written
 
 
-def _call(node: fx.Node, given: Sequence[str], exact: bool) -> str:
+def _call_digest(node: fx.Node, given: Sequence[str], exact: bool) -> str:
     """Return a digest of a call.
 
     Args:
@@ -173,11 +175,11 @@ def _call(node: fx.Node, given: Sequence[str], exact: bool) -> str:
     """
     name, numbers = _name(node.target), exact or node.target is operator.getitem
     left_out = {0} if name.startswith("fxpasses.region") and not exact else _groups_of(node.target)
-    places = {n: f"*{i}" for i, n in enumerate(node.all_input_nodes) if numbers or not _is_size(n)}
-    told = [_written(item, places, numbers) for i, item in enumerate(node.args) if i not in left_out]
+    labels = {n: f"*{i}" for i, n in enumerate(node.all_input_nodes) if numbers or not _is_size(n)}
+    parts = [_argument_text(item, labels, numbers) for i, item in enumerate(node.args) if i not in left_out]
     named = sorted(node.kwargs.items())
-    told += [key + _written(item, places, numbers) for key, item in named if key not in GROUPS]
-    return _digest(name, *told, *given)
+    parts += [key + _argument_text(item, labels, numbers) for key, item in named if key not in GROUPS]
+    return _digest(name, *parts, *given)
 
 
 def _is_size(node: fx.Node) -> bool:
@@ -196,26 +198,26 @@ def _groups_of(target: Any) -> set[int]:
     return {i for i, argument in enumerate(schema.arguments if schema else ()) if argument.name in GROUPS}
 
 
-def _written(value: Any, places: Mapping[fx.Node, str], numbers: bool) -> str:
+def _argument_text(value: Any, labels: Mapping[fx.Node, str], numbers: bool) -> str:
     if isinstance(value, fx.Node):
-        return places.get(value, "")
+        return labels.get(value, "")
     if isinstance(value, (list, tuple)):
-        parts = [_written(item, places, numbers) for item in value]
+        parts = [_argument_text(item, labels, numbers) for item in value]
         return f"[{','.join(parts if numbers else filter(None, parts))}]"
     if isinstance(value, torch.device):
         return value.type
     return "" if type(value) in (int, float) and not numbers else repr(value)
 
 
-def _only_moves(node: fx.Node) -> bool:
+def _only_rearranges(node: fx.Node) -> bool:
     """Whether a call's result consists of elements of its one argument, possibly rearranged."""
     if node.target is operator.getitem:
-        return _only_moves(node.args[0])  # type: ignore[arg-type]
-    return len(node.all_input_nodes) > 0 and _moves(node.target)
+        return _only_rearranges(node.args[0])  # type: ignore[arg-type]
+    return len(node.all_input_nodes) > 0 and _is_rearrangement(node.target)
 
 
 @functools.cache
-def _moves(target: Any) -> bool:
+def _is_rearrangement(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     if schema is None or schema.is_mutable:
         return False

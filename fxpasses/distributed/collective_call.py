@@ -68,12 +68,12 @@ class CollectiveCall:
         """
         return (
             (self.operator, self.arguments, self.after) == (other.operator, other.arguments, other.after)
-            and self._carries_what(other)
+            and self._carries_same_value(other)
             and len(self.operands) == len(other.operands)
             and all(map(_same_sizes, self.operands, other.operands))
         )
 
-    def _carries_what(self, other: CollectiveCall) -> bool:
+    def _carries_same_value(self, other: CollectiveCall) -> bool:
         """Whether both carry the same value. More may depend on it on a rank that returns more."""
         if self.carries == other.carries or self.source != other.source or self.returned == other.returned:
             return self.carries == other.carries
@@ -141,10 +141,10 @@ def first_difference(ours: Sequence[CollectiveCall], theirs: Sequence[Collective
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if not one.fits(other):
             return number
-    return _moved(ours, theirs) if len(ours) == len(theirs) else min(len(ours), len(theirs))
+    return _first_reordered(ours, theirs) if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
-def _moved(ours: Sequence[CollectiveCall], theirs: Sequence[CollectiveCall]) -> int | None:
+def _first_reordered(ours: Sequence[CollectiveCall], theirs: Sequence[CollectiveCall]) -> int | None:
     """Return the index of the first collective that carries what another one does on the other rank.
 
     Returns ``None`` if there is none.

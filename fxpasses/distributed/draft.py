@@ -36,7 +36,7 @@ class _Facts:
         size: bytes of memory that it allocates.
         aliased: indices of the inputs whose memory the value is in.
         is_input: whether it is a graph input, whose memory lives all the time.
-        speaks: whether it is a collective or a wait.
+        is_communication: whether it is a collective or a wait.
         waits: whether it is a wait.
         copies: whether it packs or unpacks messages, and may be moved anywhere.
         pure: whether it may be moved before other calls.
@@ -53,7 +53,7 @@ class _Facts:
     size: int = 0
     aliased: tuple[int, ...] = ()
     is_input: bool = False
-    speaks: bool = False
+    is_communication: bool = False
     waits: bool = False
     copies: bool = False
     pure: bool = True
@@ -119,12 +119,12 @@ class Sheet:
 def _facts_of(node: fx.Node, costs: CostModel, aliases: AliasInfo, steps: Steps) -> _Facts:
     if node.op != "call_function":
         return _Facts(is_input=node.op == "placeholder", pure=node.op == "get_attr")
-    speaks = communicates(node.target)
+    is_communication = communicates(node.target)
     inputs = node.all_input_nodes
     aliased = tuple(inputs.index(n) for n in aliased_arguments(node))
     fresh = not aliased and not is_getitem(node) and node.target is not WAIT
     facts: dict[str, Any] = {}
-    if speaks and node.target is not WAIT:
+    if is_communication and node.target is not WAIT:
         (wait,) = users if len(users := list(node.users)) == 1 else (None,)
         joins = node.target in (GATHER, REDUCE, SCATTER) and fits_a_bucket(node)
         if may_move(node, aliases) or joins:
@@ -138,7 +138,7 @@ def _facts_of(node: fx.Node, costs: CostModel, aliases: AliasInfo, steps: Steps)
         steps=tuple(step for _, step in steps.of(node)),
         size=costs.bytes_of(node) if fresh else 0,
         aliased=aliased,
-        speaks=speaks,
+        is_communication=is_communication,
         waits=node.target is WAIT,
         copies=copies(node, aliases),
         pure=is_pure(node) or only_samples(node),
@@ -215,7 +215,7 @@ class Draft:
             bucket = buckets.get(key) or _Bucket([])
             stays = bucket.barrier is not None and bool(needed)
             full = bucket.whole + item.facts.whole > max_bytes
-            if bucket.members and (stays or full or not self._reaches(bucket, item)):
+            if bucket.members and (stays or full or not self._can_join(bucket, item)):
                 del buckets[key]
                 self._merge(bucket, buckets.values())
                 bucket = _Bucket([])
@@ -225,7 +225,7 @@ class Draft:
         for bucket in buckets.values():
             self._merge(bucket, buckets.values())
 
-    def _reaches(self, bucket: _Bucket, item: _Item) -> bool:
+    def _can_join(self, bucket: _Bucket, item: _Item) -> bool:
         if bucket.barrier is None:
             return True
         late = _needed_before(item.inputs, bucket.barrier)
@@ -250,12 +250,12 @@ class Draft:
         facts = _Facts(
             steps=(self._sheet.message(key, message, bucket.whole),),
             size=sum(member.facts.size for member in members),
-            speaks=True,
+            is_communication=True,
             pure=last.pure,
             read=read,
             movable=True,
         )
-        waits = _Facts(steps=(Wait(key),), speaks=True, waits=True)
+        waits = _Facts(steps=(Wait(key),), is_communication=True, waits=True)
         done = self._new(waits, [self._new(facts, [flat], place)], place)
         for member in members:
             (wait,) = member.users
@@ -276,7 +276,7 @@ class Draft:
 
     def overlap(self, max_bytes: int) -> None:
         """Like ``overlap_collectives{max_bytes=...}``."""
-        starts = [item for item in self if item.facts.speaks and not item.facts.waits]
+        starts = [item for item in self if item.facts.is_communication and not item.facts.waits]
         waits = {item: next(iter(item.users)) for item in starts if item.facts.movable}
         self._wait_late(set(waits.values()))
         place = next((item for item in self if item.inputs), self._end)
@@ -337,7 +337,7 @@ class Draft:
             for used in (item, *item.inputs):
                 for root in memory[used]:
                     last[root] = item
-                if used.facts.speaks:  # reads its input until it is waited for
+                if used.facts.is_communication:  # reads its input until it is waited for
                     for source in used.inputs:
                         last.update(dict.fromkeys(memory[source], item))
         ends: dict[_Item, int] = {}

@@ -20,7 +20,7 @@ def is_fully_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def read_as_shards(model: nn.Module) -> None:
+def convert_fully_sharded(model: nn.Module) -> None:
     """Gather the parameters of a model where they are read, with calls in the graph instead of FSDP2 hooks.
 
     Parameters stay the same objects, and gathers and reductions follow its policies. Inputs and outputs that
@@ -34,7 +34,7 @@ def read_as_shards(model: nn.Module) -> None:
     parameters = [managed for state in states for managed in _torch_fsdp.managed(state)]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for managed in parameters:
-        module, name = managed.places[0]
+        module, name = managed.owners[0]
         if managed.refused:
             raise ShardingError(names.get(id(module._parameters[name]), name), managed.refused)
         if isinstance(module, nn.RNNBase):
@@ -43,7 +43,7 @@ def read_as_shards(model: nn.Module) -> None:
             )
     for state in states:
         modules, casts = _torch_fsdp.modules_of(state), _torch_fsdp.cast_dtypes(state)
-        _torch_fsdp.take_off(state)
+        _torch_fsdp.remove_hooks(state)
         for module in modules:
             _cast(module, *casts)
     wrapped = [module for state in states for module in _torch_fsdp.modules_of(state)]
@@ -51,7 +51,7 @@ def read_as_shards(model: nn.Module) -> None:
     for managed in parameters:
         reduce = managed.reduce_dtype or managed.param_dtype
         gather = Gather(managed.mesh, managed.dimension, managed.param_dtype, reduce, managed.inner)
-        for module, name in managed.places:
+        for module, name in managed.owners:
             gathers.setdefault(module, {})[name] = gather
     gather_in_graph(gathers, dict.fromkeys(wrapped, _METHODS))
 
@@ -88,18 +88,18 @@ def _floats_to(dtype: torch.dtype, values: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
 
-_CHANGE_NO_RESULT = (
+_SCHEDULING_METHODS = (
     "reset_iter_state", "reshard", "set_is_last_backward", "set_modules_to_backward_prefetch", "set_modules_to_forward_prefetch", "set_post_optim_event",
     "set_requires_all_reduce", "set_requires_gradient_sync", "set_reshard_after_backward", "set_reshard_after_forward", "set_unshard_in_backward",
 )  # fmt: skip
 """FSDPModule methods that say when to send, which passes decide. Each backward reduces: the sum is equal."""
 
 
-def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+def _no_op(self: Any, *args: Any, **kwargs: Any) -> None:
     """Replaces a method of FSDPModule whose work is done elsewhere."""
 
 
-def _refusing(name: str) -> Any:
+def _unsupported_method(name: str) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> None:
         raise ShardingError(
             "",
@@ -110,7 +110,7 @@ def _refusing(name: str) -> Any:
 
 
 _METHODS = {
-    name: _nothing if name in _CHANGE_NO_RESULT else _refusing(name)
+    name: _no_op if name in _SCHEDULING_METHODS else _unsupported_method(name)
     for name in vars(FSDPModule)
     if not name.startswith("_")
 }

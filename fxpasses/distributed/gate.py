@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, came
+from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, wait_for_key
 from fxpasses.distributed.collective_call import CollectiveCall, Signature, first_difference
 from fxpasses.errors import RankMismatchError
 from fxpasses.ranks.here import HERE, job_store
@@ -63,7 +63,7 @@ class EagerCollectives:
         return where if self._known and stuck else ""
 
 
-def _few(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
 
 
@@ -98,10 +98,10 @@ class Gate:
         """
         same = f"{offer.sent} by {offer.function} {offer.graph}" if exchangeable else offer.sent
         last = self.store.add(same, 1) == len(self.ranks)
-        if last or came(self.store, "open", ASK_AFTER):
+        if last or wait_for_key(self.store, "open", ASK_AFTER):
             opened = self.store.compare_set("open", "", _YES + _AS_BEFORE) if last else self.store.get("open")
             if _AS_BEFORE in opened.decode():  # unless another rank asked or gave up first
-                self._forget_the_one_before((), ("open", same) if last else ())
+                self._delete_previous((), ("open", same) if last else ())
                 return True
         return False
 
@@ -134,15 +134,15 @@ class Gate:
         if last:
             self._open(all_came=True)
         elif first:
-            self._ask_who_is_missing(offer)
+            self._poll_missing_ranks(offer)
         else:
             self._wait(["open"], self.patience, offer.what)
         verdict = self.store.get("open").decode()
         if not verdict.startswith(_YES):
             raise RankMismatchError(**json.loads(verdict))
         if self.store.check(["differs"]):
-            self._tell(reference.rank, int(self.store.get("differs")), difference, made)
-        self._forget_the_one_before((f"came/{self.rank}",), _SHARED if last else ())
+            self._fail(reference.rank, int(self.store.get("differs")), difference, made)
+        self._delete_previous((f"came/{self.rank}",), _SHARED if last else ())
         return Opened(_SYMBOLIC in verdict, _EXCHANGEABLE in verdict, _AS_BEFORE in verdict)
 
     def _open(self, all_came: bool = False) -> None:
@@ -151,7 +151,7 @@ class Gate:
             verdict += _EXCHANGEABLE
         self.store.compare_set("open", "", verdict)
 
-    def _forget_the_one_before(self, own: Sequence[str], shared: Sequence[str]) -> None:
+    def _delete_previous(self, own: Sequence[str], shared: Sequence[str]) -> None:
         """Delete what the previous comparison left in the store. Every rank that is here has passed it.
 
         Args:
@@ -170,7 +170,7 @@ class Gate:
     def _close(
         self, problem: str, ranks: Sequence[int], factor: str = "", values: Sequence[str] = ()
     ) -> None:
-        self.store.compare_set("open", "", _told(problem, ranks, factor, values))
+        self.store.compare_set("open", "", _error_json(problem, ranks, factor, values))
 
     def _wait(self, keys: list[str], patience: datetime.timedelta, what: str) -> None:
         try:
@@ -181,14 +181,14 @@ class Gate:
                 (self.rank,),
             ) from None
 
-    def _ask_who_is_missing(self, offer: Offer) -> None:
+    def _poll_missing_ranks(self, offer: Offer) -> None:
         """Wait for the last rank. Meanwhile, find out whether a rank will never come."""
         started, heard, fitting, warned = time.monotonic(), dict[int, float](), set[int](), set[int]()
         eager = EagerCollectives(len(self.ranks) == dist.get_world_size())
         patience = self.patience.total_seconds()
         most_silent = min(SILENT_AFTER, patience / 2)
         pause = _FIRST_ASK  # in seconds; a rank that reuses its code need not come, and answers at once
-        while not came(self.store, "open", min(pause, ASK_AFTER / 2)):
+        while not wait_for_key(self.store, "open", min(pause, ASK_AFTER / 2)):
             pause *= 2
             missing = [rank for rank in self._missing(list(self.ranks)) if rank not in fitting]
             if not missing:
@@ -217,8 +217,8 @@ class Gate:
                         return self._give_up(
                             rank, offer, f"is inside of {where}, which is not compiled there. {_DIFFERS}"
                         )
-                    elif circle := self._circle(rank, state["waits"]):
-                        return self._cross(circle, offer)  # none can leave before the next one comes
+                    elif cycle := self._find_cycle(rank, state["waits"]):
+                        return self._fail_deadlock(cycle, offer)  # none can leave before the next one comes
                     continue
                 silent = time.monotonic() - heard.get(rank, started)
                 if silent > STUCK_AFTER and rank not in warned:
@@ -248,7 +248,7 @@ class Gate:
             and HERE.calls[waits["key"]] <= waits["number"]
         )
 
-    def _circle(self, rank: int, waits: dict[str, Any] | None) -> list[tuple[int, dict[str, Any]]]:
+    def _find_cycle(self, rank: int, waits: dict[str, Any] | None) -> list[tuple[int, dict[str, Any]]]:
         """Return ranks that each wait for the next in another group, the last for this rank; or nothing.
 
         Args:
@@ -270,12 +270,12 @@ class Gate:
                 return []
         return []
 
-    def _cross(self, circle: Sequence[tuple[int, dict[str, Any]]], offer: Offer) -> None:
+    def _fail_deadlock(self, cycle: Sequence[tuple[int, dict[str, Any]]], offer: Offer) -> None:
         """Fail all ranks of a deadlock across groups. Args: the others, where they wait, and the offer."""
-        ranks = (self.rank, *(rank for rank, _ in circle))
+        ranks = (self.rank, *(rank for rank, _ in cycle))
         gates = [(self.key, self.ranks, self.number, offer.sends())]
-        gates += [(waits["key"], waits["ranks"], waits["number"], waits["sends"]) for _, waits in circle]
-        groups = [f"{key} (ranks {_few(members)})" for key, members, _, _ in gates]
+        gates += [(waits["key"], waits["ranks"], waits["number"], waits["sends"]) for _, waits in cycle]
+        groups = [f"{key} (ranks {_format_ranks(members)})" for key, members, _, _ in gates]
         told = ". ".join(
             f"Rank {rank}: group {group}, {sends}"
             for rank, group, (*_, sends) in zip(ranks, groups, gates, strict=True)
@@ -284,7 +284,7 @@ class Gate:
             f"{' and '.join(f'rank {rank}' for rank in ranks)} wait for each other: the first collectives of what they compiled belong to different process groups. "
             f"{told}. Look for what gives them other groups, or another order of them (meshes, branches on the rank)."
         )
-        error = _told(problem, ranks, "process group", groups)
+        error = _error_json(problem, ranks, "process group", groups)
         for key, _, number, _ in gates:
             _round(key, number).compare_set("open", "", error)
 
@@ -299,7 +299,7 @@ class Gate:
         half = len(ranks) // 2
         return ranks if not half else self._missing(ranks[:half]) + self._missing(ranks[half:])
 
-    def _tell(self, first: int, other: int, difference: _Difference | None, made: Compilation | None) -> None:
+    def _fail(self, first: int, other: int, difference: _Difference | None, made: Compilation | None) -> None:
         """Raise on every rank, with the reason from the records of the first rank here and one that differs.
 
         Args:
@@ -494,6 +494,6 @@ def _digest(signature: Sequence[CollectiveCall]) -> str:
     return hashlib.sha256(repr(signature).encode()).hexdigest()
 
 
-def _told(problem: str, ranks: Sequence[int], factor: str, values: Sequence[str]) -> str:
+def _error_json(problem: str, ranks: Sequence[int], factor: str, values: Sequence[str]) -> str:
     """Serialize an error for the store."""
     return json.dumps({"problem": problem, "ranks": ranks, "factor": factor, "values": values})

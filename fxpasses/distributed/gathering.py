@@ -84,11 +84,11 @@ def gather_in_graph(
     for module, gathers in modules.items():
         more = (methods or {}).get(module, {})
         key = type(module), tuple(gathers.items()), bool(more)
-        classes[key] = classes.get(key) or _gathering(type(module), gathers, more)
+        classes[key] = classes.get(key) or _gathering_class(type(module), gathers, more)
         module.__class__ = classes[key]
 
 
-def _gathering(
+def _gathering_class(
     kind: type[nn.Module], gathers: Mapping[str, Gather], more: Mapping[str, Any]
 ) -> type[nn.Module]:
     """Make a subclass whose parameters are gathered when read."""

@@ -173,7 +173,7 @@ class ScheduleCollectives(Pass):
 
         try:
             sheet = Sheet(gm.graph, self.cluster, groups)
-            chosen = best(_search(partial(_drafted, gm, sheet), self.cluster), self.cluster)
+            chosen = best(_search(partial(_simulate_draft, gm, sheet), self.cluster), self.cluster)
         except SimulationError as error:
             log.warning("collectives are left as they are: %s", error)
             return False
@@ -182,7 +182,7 @@ class ScheduleCollectives(Pass):
         return any(changed)
 
 
-def _drafted(gm: fx.GraphModule, sheet: Sheet, schedule: Schedule) -> Candidate[fx.GraphModule]:
+def _simulate_draft(gm: fx.GraphModule, sheet: Sheet, schedule: Schedule) -> Candidate[fx.GraphModule]:
     found = Draft(sheet).scheduled(schedule.bucket_bytes, schedule.ahead_bytes)
     return Candidate(schedule, gm, None, found)
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fxpasses.distributed.agreement import agree_on_shards
 from fxpasses.distributed.answering import Answering
-from fxpasses.distributed.fully_sharded import is_fully_sharded, read_as_shards
+from fxpasses.distributed.fully_sharded import convert_fully_sharded, is_fully_sharded
 from fxpasses.distributed.gathering import Gather, gather_in_graph
 from fxpasses.errors import ShardingError
 
@@ -68,7 +68,7 @@ def shard(
                 "",
                 "fully_shard was called on it: its mesh, placements and types are taken; pass the model alone",
             )
-        read_as_shards(model)
+        convert_fully_sharded(model)
         return model
     if mesh is None:
         raise ShardingError("", "pass a mesh: fully_shard was not called on the model")

@@ -30,16 +30,16 @@ class SymbolicSizes:
             names: names of its inputs, as for :func:`signatures`.
         """
         self._expressions: list[sympy.Expr] = []
-        self._shown_by: dict[sympy.Symbol, tuple[int, int | None]] = {}
+        self._symbol_sources: dict[sympy.Symbol, tuple[int, int | None]] = {}
         self._named: dict[sympy.Symbol, str] = {}
         for position, node in enumerate(graph.find_nodes(op="placeholder")):
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt):
-                self._shown_by.setdefault(value.node.expr, (position, None))
+                self._symbol_sources.setdefault(value.node.expr, (position, None))
             elif isinstance(value, torch.Tensor):
                 for dim, size in enumerate(value.shape):
                     if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                        self._shown_by.setdefault(size.node.expr, (position, dim))
+                        self._symbol_sources.setdefault(size.node.expr, (position, dim))
                         if names.get(node.name):
                             self._named.setdefault(size.node.expr, f"dimension {dim} of {names[node.name]}")
 
@@ -64,13 +64,13 @@ class SymbolicSizes:
         if not self._expressions:
             return "SizesOfCalls()"
         free = {symbol for expression in self._expressions for symbol in expression.free_symbols}
-        symbols = [symbol for symbol in self._shown_by if symbol in free]
+        symbols = [symbol for symbol in self._symbol_sources if symbol in free]
         given = {symbol: sympy.Symbol(f"s{i}", integer=True) for i, symbol in enumerate(symbols)}
         values = [
             text_of_size(expression.xreplace(given)) if expression.free_symbols <= given.keys() else "None"
             for expression in self._expressions
         ]
-        shown = [self._shown_by[symbol] for symbol in symbols]
+        shown = [self._symbol_sources[symbol] for symbol in symbols]
         names = [self._named.get(symbol, "") for symbol in symbols]
         parameters = ", ".join(map(str, given.values()))
         return f"SizesOfCalls({shown!r}, {names!r}, lambda {parameters}: ({''.join(f'{value}, ' for value in values)}))"
@@ -106,23 +106,25 @@ def signatures(
         found = {
             group: [dataclasses.replace(c, returned=count) for c in calls] for group, calls in found.items()
         }
-        if any(max(Counter(map(_alike, calls)).values()) > 1 for calls in found.values()):
+        if any(max(Counter(map(_replacement_key, calls)).values()) > 1 for calls in found.values()):
             what = carried(graph, names)
-            found = {group: _told_apart(calls, what) for group, calls in found.items()}
+            found = {group: _with_carried_values(calls, what) for group, calls in found.items()}
     return {group: tuple(calls) for group, calls in found.items()}
 
 
-def _alike(call: CollectiveCall) -> tuple[Any, ...]:
+def _replacement_key(call: CollectiveCall) -> tuple[Any, ...]:
     """Return what is equal for two collectives that could replace each other."""
     return call.operator, call.arguments, call.operands, call.carries
 
 
-def _told_apart(calls: Sequence[CollectiveCall], what: Sequence[Carried | None]) -> list[CollectiveCall]:
+def _with_carried_values(
+    calls: Sequence[CollectiveCall], what: Sequence[Carried | None]
+) -> list[CollectiveCall]:
     """Add to a group's alike collectives what they carry. Args: calls, and what all carry by position."""
-    several = Counter(map(_alike, calls))
+    several = Counter(map(_replacement_key, calls))
     return [
         dataclasses.replace(call, computed=value.loosely, exactly=value.exactly, text=value.text)
-        if several[_alike(call)] > 1 and (value := what[call.position]) is not None
+        if several[_replacement_key(call)] > 1 and (value := what[call.position]) is not None
         else call
         for call in calls
     ]
@@ -148,13 +150,13 @@ def interleaved(
             if other != group and other in found and len(ranks) > 1 and ranks.issubset(others)
         ]
         told[group] = tuple(
-            dataclasses.replace(call, after=", ".join(_before(call.position, sorted(wider))))
+            dataclasses.replace(call, after=", ".join(_preceding_collectives(call.position, sorted(wider))))
             for call in found[group]
         )
     return told
 
 
-def _before(position: int, others: Sequence[tuple[str, list[int]]]) -> list[str]:
+def _preceding_collectives(position: int, others: Sequence[tuple[str, list[int]]]) -> list[str]:
     counts = [(name, sum(other < position for other in positions)) for name, positions in others]
     return [f"{count} of group {name}" for name, count in counts if count]
 
@@ -185,8 +187,8 @@ def _collect(
     for node in graph.nodes:
         inner = region_of(node)
         if sends(node):
-            written = {v: _written(v.meta.get("val"), sizes, bound) for v in node.all_input_nodes}
-            group, call = _described(node, needs[node], reaches[node], written)
+            written = {v: _operand_text(v.meta.get("val"), sizes, bound) for v in node.all_input_nodes}
+            group, call = _collective_call(node, needs[node], reaches[node], written)
             call = dataclasses.replace(call, position=sum(map(len, found.values())))
             found.setdefault(group, []).append(call)
         elif inner is not None:
@@ -234,14 +236,14 @@ def names_on_every_rank(graph: fx.Graph, dynamo_inputs: Sequence[str]) -> dict[s
     for key, desc in described.items():
         text = _PLAIN_INPUT.sub(of_dynamo, repr(desc))
         if desc is not None and "Saved" not in text:
-            for pattern, short in _SHORT:
+            for pattern, short in _ABBREVIATIONS:
                 text = pattern.sub(short, text)
             found[key] = text
     return found
 
 
 _PLAIN_INPUT = re.compile(r"PlainAOTInput\(idx=(\d+)\)")
-_SHORT = (
+_ABBREVIATIONS = (
     (re.compile(r"PlainAOTOutput\(idx=(\d+)\)"), r"output \1"),
     (re.compile(r"SubclassGetAttrAOTInput\(base=([^()]*), attr='(\w+)'\)"), r"\1"),
     (re.compile(r"TangentAOTInput\(output=([^()]*)\)"), r"gradient of \1"),
@@ -250,7 +252,7 @@ _SHORT = (
 )
 
 
-def _described(
+def _collective_call(
     node: fx.Node, needs: frozenset[str] | None, reaches: frozenset[str], written: Mapping[fx.Node, str]
 ) -> tuple[str, CollectiveCall]:
     schema = getattr(node.target, "_schema", None)
@@ -267,14 +269,14 @@ def _described(
         if key != "out"
     )
     name = str(getattr(schema, "name", node.target)).split("::")[-1].removesuffix("_out").removesuffix("_")
-    source = _short(needs or ())
-    carries = " -> ".join(filter(None, (source, _short(reaches))))
+    source = _summarize_names(needs or ())
+    carries = " -> ".join(filter(None, (source, _summarize_names(reaches))))
     arguments = ", ".join(map(repr, named.values()))
     results = tuple(sorted(reaches))
     return group, CollectiveCall(name, arguments, operands, carries, source=source, results=results)
 
 
-def _short(names: Collection[str]) -> str:
+def _summarize_names(names: Collection[str]) -> str:
     """Return the names, or their number and a digest."""
     text = ", ".join(sorted(names))
     if len(names) <= _SHOWN:
@@ -294,7 +296,7 @@ _SPLITS = ("output_split_sizes", "input_split_sizes")
 _FIRST_SIZE = re.compile(r"\[[^,\]]+")
 
 
-def _written(value: Any, sizes: SymbolicSizes, bound: Mapping[sympy.Symbol, Any]) -> str:
+def _operand_text(value: Any, sizes: SymbolicSizes, bound: Mapping[sympy.Symbol, Any]) -> str:
     if not isinstance(value, torch.Tensor):
         return "?"
     shape = ", ".join(sizes.written(size, bound) for size in value.shape)

@@ -190,7 +190,7 @@ def measure(
     found: dict[tuple[str, str], float] = {}
     for kind, gm in _graphs(captured):
         taken: dict[str, list[float]] = {}
-        inputs = [_made_up(node) for node in gm.graph.nodes if node.op == "placeholder"]
+        inputs = [_filled_value(node) for node in gm.graph.nodes if node.op == "placeholder"]
         for _ in range(rounds):
             _Stopwatch(gm, taken, clock).run(*inputs)
         found |= {(kind, name): statistics.median(times) for name, times in taken.items()}
@@ -206,7 +206,7 @@ class _Stopwatch(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "call_function" and communicates(n.target):
-            return _made_up(n)
+            return _filled_value(n)
         start = self._clock()
         result = super().run_node(n)
         if n.op == "call_function":
@@ -214,7 +214,7 @@ class _Stopwatch(fx.Interpreter):
         return result
 
 
-def _made_up(node: fx.Node) -> Any:
+def _filled_value(node: fx.Node) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return value
@@ -316,7 +316,7 @@ class Steps:
             return self._measured.get((kind, node.name), 0.0)
         work = region_work(node)
         if work is None:
-            own = self._costs.work_of(node)
+            own = self._costs.flops_and_bytes(node)
             work = [] if own is None else [own]
         return sum(self._cluster.compute_seconds(flops, moved) for flops, moved in work)
 
@@ -366,7 +366,7 @@ class _Rank:
         inputs = [node for node in captured.forward.graph.nodes if node.op == "placeholder"]
         self._bytes = self.found.input_bytes = sum(map(self._costs.bytes_of, inputs))
         forward = AliasInfo(captured.forward.graph)
-        self._half("forward", captured.forward, forward, dict.fromkeys(inputs, 0))
+        self._run_graph("forward", captured.forward, forward, dict.fromkeys(inputs, 0))
         if captured.backward is not None:
             given = _tensors(n for n in captured.backward.graph.nodes if n.op == "placeholder")
             outputs: Any = captured.forward.graph.output_node().args[0]
@@ -376,16 +376,18 @@ class _Rank:
                 sizes[node] = sum(self._alive.pop(root, 0) for root in _memory(source, forward))
             self._bytes -= sum(self._alive.values())  # the user's outputs: few, and freed with the loss
             self._alive.clear()
-            self._half("backward", captured.backward, AliasInfo(captured.backward.graph), sizes)
+            self._run_graph("backward", captured.backward, AliasInfo(captured.backward.graph), sizes)
         return self.found
 
     def graph(self, gm: fx.GraphModule) -> Simulation:
         inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._bytes = self.found.input_bytes = sum(map(self._costs.bytes_of, inputs))
-        self._half("graph", gm, AliasInfo(gm.graph), dict.fromkeys(inputs, 0))
+        self._run_graph("graph", gm, AliasInfo(gm.graph), dict.fromkeys(inputs, 0))
         return self.found
 
-    def _half(self, kind: str, gm: fx.GraphModule, aliases: AliasInfo, inputs: Mapping[fx.Node, int]) -> None:
+    def _run_graph(
+        self, kind: str, gm: fx.GraphModule, aliases: AliasInfo, inputs: Mapping[fx.Node, int]
+    ) -> None:
         """Run one graph. ``inputs`` maps inputs to the bytes that are freed after their last use."""
         last = _last_uses(gm.graph, aliases)
         self._alive.update(inputs)

@@ -20,15 +20,15 @@ import torch.distributed as dist
 
 from fxpasses.distributed.answering import STUCK_AFTER, Answering
 from fxpasses.distributed.gate import EagerCollectives, Offer, what_differs
-from fxpasses.ranks.here import HERE, LEAVING_SECONDS, job_store, left
+from fxpasses.ranks.here import HERE, LEAVING_SECONDS, exit_key, job_store
 
 log = logging.getLogger(__name__)
 
 EXIT_CODE = 13
 """The exit code of a process that ends itself."""
-_LOOKS_EVERY, _MOST_PATIENT = 0.5, 64.0
+_CHECK_SECONDS, _MAX_ASK_SECONDS = 0.5, 64.0
 """Seconds between two checks of what runs, and maximum seconds between two questions about one call."""
-_STANDS, _MOST_ASKED = 15.0, 8
+_EAGER_STUCK_SECONDS, _MOST_ASKED = 15.0, 8
 """Seconds that all others must be at the same line, and the maximum number of others to ask."""
 _GRACE = 2.0
 """Seconds in which the library may still end the call with its own error."""
@@ -47,33 +47,34 @@ class Watch:
             if cls._thread is None or not cls._thread.is_alive():
                 cls._thread = threading.Thread(target=_watch, name="fxpasses watches calls", daemon=True)
                 cls._thread.start()
-                HERE.at_the_end.append(functools.partial(cls._thread.join, LEAVING_SECONDS))
+                HERE.exit_callbacks.append(functools.partial(cls._thread.join, LEAVING_SECONDS))
 
 
 def _watch() -> None:
-    asked, pause, told, eager, looked_at = 0.0, STUCK_AFTER, "", EagerCollectives(True, _STANDS), 0.0
-    while not HERE.leaves.wait(_LOOKS_EVERY):
+    asked, pause, logged, looked_at = 0.0, STUCK_AFTER, "", 0.0
+    eager = EagerCollectives(True, _EAGER_STUCK_SECONDS)
+    while not HERE.exiting.wait(_CHECK_SECONDS):
         since, inside = HERE.since, HERE.inside
         if not HERE.running or time.monotonic() - since < STUCK_AFTER:
             asked, pause = 0.0, STUCK_AFTER
             continue
         if time.monotonic() - asked < pause:
             continue
-        asked, pause = time.monotonic(), min(2 * pause, _MOST_PATIENT)
+        asked, pause = time.monotonic(), min(2 * pause, _MAX_ASK_SECONDS)
         if since != looked_at:
-            eager, looked_at = EagerCollectives(True, _STANDS), since
+            eager, looked_at = EagerCollectives(True, _EAGER_STUCK_SECONDS), since
         try:
-            why = _why_it_hangs(inside) or _why_nobody_comes(inside, eager)
+            why = _mismatch_reason(inside) or _absence_reason(inside, eager)
         except (dist.DistError, RuntimeError):
             return  # the store is gone, and the job soon will be
-        if why and why != told and HERE.running and HERE.since == since:
-            told = why
+        if why and why != logged and HERE.running and HERE.since == since:
+            logged = why
             log.error("%s", why)
-            if not HERE.leaves.wait(_GRACE) and HERE.running and HERE.since == since:
-                _end(why)
+            if not HERE.exiting.wait(_GRACE) and HERE.running and HERE.since == since:
+                _exit_process(why)
 
 
-def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
+def _mismatch_reason(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
     """Describe why a call hangs: the next rank of a group waits in it, too, and does not fit; else ``""``."""
     own = dist.get_rank()
     for key, ranks, number in inside:
@@ -95,7 +96,7 @@ def _why_it_hangs(inside: tuple[tuple[str, tuple[int, ...], int], ...]) -> str:
     return ""
 
 
-def _why_nobody_comes(inside: tuple[tuple[str, tuple[int, ...], int], ...], eager: EagerCollectives) -> str:
+def _absence_reason(inside: tuple[tuple[str, tuple[int, ...], int], ...], eager: EagerCollectives) -> str:
     """Describe where the others are, if none began a call and all stay in eager collectives; else ``""``.
 
     Args:
@@ -119,8 +120,8 @@ def _why_nobody_comes(inside: tuple[tuple[str, tuple[int, ...], int], ...], eage
     return ""
 
 
-def _end(why: str) -> None:
+def _exit_process(why: str) -> None:
     sys.stderr.write(f"RankMismatchError: {why}\n")
     sys.stderr.flush()
-    job_store().set(left(dist.get_rank()), "")
+    job_store().set(exit_key(dist.get_rank()), "")
     os._exit(EXIT_CODE)

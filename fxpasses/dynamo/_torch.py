@@ -23,7 +23,7 @@ from torch import fx
 from torch._dynamo import guards
 from torch._dynamo.guards import GuardManagerWrapper
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import TypeSource, is_from_source
+from torch._dynamo.source import TypeSource, is_from_source as derives_from
 from torch._dynamo.types import GuardedCode, wrap_guarded_code
 from torch._dynamo.utils import orig_code_map, set_example_value
 from torch._dynamo.variables import base as variable_bases, builtin, lazy, object_protocol
@@ -62,13 +62,13 @@ VariableTracker = variable_bases.VariableTracker
 _CHILD = re.compile(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]")
 _COMPARISONS: Mapping[str, Any] = getattr(guards, "GUARD_VALUE_DISPATCH", {})
 
-_SAME = "vt_identity_compare"
+_IDENTITY_COMPARE = "vt_identity_compare"
 CAN_REPLAY = (
     bool(_COMPARISONS)
     and hasattr(variable_builder, "handle_traced_output")
     and hasattr(VariableTracker, "get_real_python_backed_value")
     and hasattr(object_protocol, "generic_hash_impl")
-    and all(hasattr(module, _SAME) for module in (builtin, object_protocol))
+    and all(hasattr(module, _IDENTITY_COMPARE) for module in (builtin, object_protocol))
 )
 """Whether this torch describes how its guards compare a value, and checks object identity in known places."""
 
@@ -77,7 +77,7 @@ _COMPUTED = getattr(lazy, "ComputedLazyConstantVariable", ())
 """Since torch 2.14: the result of computing with numbers and strings that nothing has looked at yet."""
 
 
-def untouched_source(variable: LazyVariableTracker) -> Any:
+def unrealized_source(variable: LazyVariableTracker) -> Any:
     """The source of a value that nothing has looked at yet. ``None`` for realized and for computed values."""
     is_computed = issubclass(type(variable), _COMPUTED)  # isinstance would realize it
     return None if variable.is_realized() or is_computed else variable.original_source()
@@ -87,7 +87,7 @@ Unsupported = torch._dynamo.exc.Unsupported
 """Dynamo's exception for a frame that it leaves in eager."""
 
 
-def surround_compilations(
+def wrap_frame_compilations(
     around: Callable[[CodeType | None, Any, Mapping[str, Any]], AbstractContextManager[CodeType | None]],
 ) -> Patch:
     """Run every compilation of a frame by Dynamo inside of ``around(code, backend function, its keywords)``.
@@ -200,20 +200,20 @@ def watch_tracing(
         (_MUTATIONS, mutates),
         (_STORES, stores_attr),
         (_COMPARES, equals),
-        (_COMPARES_TOO, compares),
+        (_BUILTIN_COMPARES, compares),
         (_HASHES, hashes),
     )
 
 
-_CALLS, _MUTATIONS, _STORES, _COMPARES, _COMPARES_TOO, _HASHES = LEDGER.add(
+_CALLS, _MUTATIONS, _STORES, _COMPARES, _BUILTIN_COMPARES, _HASHES = LEDGER.add(
     *(
         ThreadPatch(owner, name, when=When.COMPILATION, lost="time: Dynamo traces every repeated module anew")
         for owner, name in (
             (UnspecializedNNModuleVariable, "call_function"),
             (SideEffects, "mutation"),
             (SideEffects, "store_attr"),
-            (object_protocol, _SAME),
-            (builtin, _SAME),
+            (object_protocol, _IDENTITY_COMPARE),
+            (builtin, _IDENTITY_COMPARE),
             (object_protocol, "generic_hash_impl"),
         )
     )
@@ -244,7 +244,7 @@ _GUARDED_BY_VALUE = (
 )  # fmt: skip
 
 
-def is_older(variable: Any) -> bool:
+def existed_before_trace(variable: Any) -> bool:
     """Whether a mutable object existed before the trace."""
     return type(variable.mutation_type).__name__.endswith("Existing")
 
@@ -285,7 +285,7 @@ def global_state(tx: Any) -> tuple[Any, ...] | None:
     )
 
 
-def made_so_far(tx: Any) -> tuple[int, ...]:
+def trace_counters(tx: Any) -> tuple[int, ...]:
     """Counts of what a trace made besides nodes and guards: hooks, random calls, attributes, symbols."""
     output, env = tx.output, tx.output.shape_env
     return (
@@ -310,14 +310,9 @@ def has_new_attributes(tx: Any, variable: Any) -> bool:
     return bool(tx.output.side_effects.has_pending_mutation(variable))
 
 
-def read_in_order(tx: Any) -> set[Any]:
+def key_order_sources(tx: Any) -> set[Any]:
     """Sources of the dictionaries that the program iterates over: Dynamo guards their items by position."""
     return tx.output.guard_on_key_order  # type: ignore[no-any-return]
-
-
-def derives_from(source: Any, base: Any) -> bool:
-    """Whether the object at a source is reached through another source."""
-    return is_from_source(source, base)
 
 
 def is_from_class(source: Any, modules: Collection[Any]) -> bool:
@@ -340,11 +335,11 @@ def build_variable(tx: Any, source: Any, value: Any) -> Any:
     tracked = tx.output.tracked_fakes
     known = len(tracked)
     built = variable_builder.VariableBuilder(tx, source)(value)
-    tracked[known:] = itertools.filterfalse(_says_nothing_of_symbols, tracked[known:])
+    tracked[known:] = itertools.filterfalse(_has_no_symbols, tracked[known:])
     return built
 
 
-def _says_nothing_of_symbols(tracked: Any) -> bool:
+def _has_no_symbols(tracked: Any) -> bool:
     """Whether the guard on symbolic sizes learns nothing here. It asks every tracked input for its symbols.
 
     The tensor's own guard compares its sizes, strides and offset. (For a wrapper subclass, the inner tensors
@@ -360,7 +355,7 @@ def _says_nothing_of_symbols(tracked: Any) -> bool:
     return all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
-def is_asked_about(number: torch.SymFloat) -> bool:
+def is_specialized_or_guarded(number: torch.SymFloat) -> bool:
     """Whether anything depends on the value of a symbolic number: it is a constant by now, or in a guard."""
     node = number.node
     if not node.expr.is_Symbol:
@@ -392,7 +387,7 @@ def guard_constant(tx: Any, source: Any) -> None:
 
 
 @contextmanager
-def running_on_fakes(tx: Any) -> Iterator[Callable[[fx.Node], None]]:
+def fake_node_runner(tx: Any) -> Iterator[Callable[[fx.Node], None]]:
     """Yields a function that runs a new node of Dynamo's graph on the fake tensors of its inputs, and stores
     the result in the node."""
 

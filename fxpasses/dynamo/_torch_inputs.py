@@ -53,12 +53,12 @@ def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:
             or source in output.variable_tracker_cache
             or source.guard_source != argument.source.guard_source
             or is_dynamic_source(source.name)
-            or not _decide_alike(value, argument.example)
+            or not _has_same_treatment(value, argument.example)
             or not _is_static(symbolic)
         ):
             return None
         value._dynamo_static_input_type = "unguarded"
-        symbolic = _symbolic_like(symbolic, source)
+        symbolic = _copy_symbolic_context(symbolic, source)
         with enable_python_dispatcher():
             fake = output.fake_mode.from_tensor(value, source=source, symbolic_context=symbolic)
         note(source, value, symbolic, fake)
@@ -88,21 +88,21 @@ def is_guarded(tx: Any, source: Any) -> bool:
     return source in tx.output.input_source_to_sizes_strides
 
 
-def _decide_alike(value: Any, other: Any) -> bool:
+def _has_same_treatment(value: Any, other: Any) -> bool:
     """Whether Dynamo makes the same decisions for both parameters."""
     if not is_dtensor(value):
-        return type(value) is torch.nn.Parameter and value.dim() > 0 and _look_alike(value, other)
+        return type(value) is torch.nn.Parameter and value.dim() > 0 and _has_same_metadata(value, other)
     local, others = local_of(value), local_of(other)
     return (
-        _look_alike(value, other, {"_local_tensor", "_spec", "_is_param"})
+        _has_same_metadata(value, other, {"_local_tensor", "_spec", "_is_param"})
         and value._spec == other._spec
         and getattr(value, "_is_param", False) is getattr(other, "_is_param", False) is True
         and type(local) is torch.Tensor
-        and _look_alike(local, others)
+        and _has_same_metadata(local, others)
     )
 
 
-def _look_alike(value: Any, other: Any, own: Set[str] = frozenset()) -> bool:
+def _has_same_metadata(value: Any, other: Any, own: Set[str] = frozenset()) -> bool:
     """Whether two tensors have the same type and metadata.
 
     Args:
@@ -132,10 +132,10 @@ def _marks(value: Any, own: Set[str]) -> dict[str, Any]:
     return {name: mark for name, mark in value.__dict__.items() if name not in own}
 
 
-def _symbolic_like(symbolic: Any, source: Any) -> Any:
+def _copy_symbolic_context(symbolic: Any, source: Any) -> Any:
     """Copy a symbolic context for static sizes to another source."""
     inner = {
-        name: _symbolic_like(context, AttrSource(source, name)) if context is not None else None
+        name: _copy_symbolic_context(context, AttrSource(source, name)) if context is not None else None
         for name, context in getattr(symbolic, "inner_contexts", {}).items()
     }
     more = {"inner_contexts": inner} if inner else {}

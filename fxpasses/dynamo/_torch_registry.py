@@ -20,7 +20,7 @@ def forget_cudagraphs() -> None:
         trees.reset_cudagraph_trees()
 
 
-_registered_once = types.FunctionType(
+_original_register_backend = types.FunctionType(
     backend_registry.register_backend.__code__, vars(backend_registry), "register_backend", (None, None, ())
 )
 _repeatable: dict[str, Callable[..., Any]] = {}
@@ -36,11 +36,11 @@ def _register_backend(compiler_fn=None, name=None, tags=()):  # type: ignore[no-
 def registered_backend(compiler_fn: Any, name: str | None, tags: Sequence[str]) -> Any:
     """``torch._dynamo.register_backend`` that ignores a repeated registration if it is allowed."""
     if _repeatable.get(name or "") is not compiler_fn or compiler_fn is None:
-        return _registered_once(compiler_fn, name, tags)
+        return _original_register_backend(compiler_fn, name, tags)
     with _registration:
         if backend_registry._COMPILER_FNS.get(str(name)) is compiler_fn:
             return compiler_fn
-        return _registered_once(compiler_fn, name, tags)
+        return _original_register_backend(compiler_fn, name, tags)
 
 
 def repeatable_registration(name: str, backend: Callable[..., Any]) -> tuple[Patch, ...]:
@@ -56,7 +56,9 @@ def repeatable_registration(name: str, backend: Callable[..., Any]) -> tuple[Pat
         backend: the backend.
     """
     _repeatable[name] = backend
-    known, found = (list(inspect.signature(f).parameters) for f in (_register_backend, _registered_once))
+    known, found = (
+        list(inspect.signature(f).parameters) for f in (_register_backend, _original_register_backend)
+    )
     problem = "" if found == known else "torch registers backends in another way than is known"
     return (
         Patch(

@@ -13,12 +13,12 @@ from torch import fx
 
 from fake.seam.dtensor import mesh_of
 from fxpasses.dynamo import _torch, _torch_inputs
-from fxpasses.dynamo.traces import Leaf, Plan, Sources, Trace, template
+from fxpasses.dynamo.traces import Leaf, Plan, SourceMap, Trace, template
 
 _NUMBERED = re.compile(r"_\d+$")
 
 
-def copy_trace(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources) -> Any:
+def copy_trace(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: SourceMap) -> Any:
     """Insert a copy of a trace into the graph, with the guards of the new call.
 
     Args:
@@ -54,7 +54,7 @@ def copy_trace(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: So
     constants: dict[fx.Node, float] = {}
     for node, source in plan.numbers.items():
         moved_source = moved(source)
-        if _torch.is_asked_about(node.meta["example_value"]):
+        if _torch.is_specialized_or_guarded(node.meta["example_value"]):
             # The number became a constant of the traced call when something asked for it. Here it is a
             # constant from the start: not a graph input, and a plain comparison instead of a guard on a
             # symbol.
@@ -68,20 +68,20 @@ def copy_trace(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: So
     if len(set(same.values())) != len(same):
         return None  # two tensors of the traced call are one tensor here
     if moved.table:
-        _install(plan, tx, moved)
+        _install_guards(plan, tx, moved)
     paths = _paths(trace, tx, module)
     replaced: dict[fx.Node, Any] = {**same, **constants}
-    with _torch.running_on_fakes(tx) as run:
+    with _torch.fake_node_runner(tx) as run:
         for node in trace.nodes:
             if node not in plan.numbers:
-                same[node] = replaced[node] = made = _copied(node, tx, replaced, paths)
+                same[node] = replaced[node] = made = _copy_node(node, tx, replaced, paths)
                 run(made)
     return _result(form, tx, same, variables)
 
 
-def _install(plan: Plan, tx: Any, moved: Sources) -> None:
+def _install_guards(plan: Plan, tx: Any, moved: SourceMap) -> None:
     installed = tx.output.guards
-    _torch.read_in_order(tx).update(map(moved, plan.in_order))
+    _torch.key_order_sources(tx).update(map(moved, plan.key_ordered))
     for guard, _, _ in plan.guards:
         if guard.create_fn_name() == "TENSOR_MATCH":
             moved_source = moved(guard.originating_source)
@@ -89,7 +89,7 @@ def _install(plan: Plan, tx: Any, moved: Sources) -> None:
                 _torch.build_variable(
                     tx, moved_source, moved.read(moved_source)
                 )  # its guard refers to the tensor
-        elif guard not in plan.of_classes:
+        elif guard not in plan.class_guards:
             moved_source = moved(guard.originating_source)
             made = _torch.Guard(moved_source, guard.create_fn, user_stack=guard.user_stack)
             installed.add(made, collect_debug_stack=False)
@@ -105,7 +105,7 @@ def _install(plan: Plan, tx: Any, moved: Sources) -> None:
             )
 
 
-def _copied(node: fx.Node, tx: Any, replaced: Mapping[fx.Node, Any], paths: _Paths) -> fx.Node:
+def _copy_node(node: fx.Node, tx: Any, replaced: Mapping[fx.Node, Any], paths: _Paths) -> fx.Node:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: replaced.get(n, n))
     name = _NUMBERED.sub("", node.name)
     made = tx.output.current_tracer.create_node(node.op, node.target, args, kwargs, name=name)

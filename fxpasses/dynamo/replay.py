@@ -73,7 +73,7 @@ class Replay:
 
     def _on_mutation(self, output: Any, item: Any, may_hold: bool) -> None:
         self._begin(output)
-        if _torch.is_older(item):
+        if _torch.existed_before_trace(item):
             # Earlier traces read the old state of the object; later traces all read the new state. Only an
             # object reached through a call's module is a different object for another module.
             self._changed.append(item.source)
@@ -100,8 +100,8 @@ class Replay:
             return trace(module, tx, args, kwargs)
         try:
             state = _torch.global_state(tx)
-            known_well = state and not self._is_changed(module)
-            leaves = list(leaves_of(tx, [module, *args], kwargs)) if known_well else None
+            is_replayable = state and not self._is_changed(module)
+            leaves = list(leaves_of(tx, [module, *args], kwargs)) if is_replayable else None
         except Unknown as reason:
             log.debug("%s is traced: %s", type(module.value).__name__, reason)
             leaves = None
@@ -115,16 +115,16 @@ class Replay:
             if copied is not None:
                 self.copied += 1
                 return copied
-        last, before = _last(tx), (state, _torch.made_so_far(tx), len(self._changed), self._unguarded)
+        last, before = _last_node(tx), (state, _torch.trace_counters(tx), len(self._changed), self._unguarded)
         self._calls.append(module.source)
         try:
             result = trace(module, tx, args, kwargs)
         finally:
             self._calls.pop()
         self.traced += 1
-        after = (_torch.global_state(tx), _torch.made_so_far(tx), len(self._changed), self._unguarded)
+        after = (_torch.global_state(tx), _torch.trace_counters(tx), len(self._changed), self._unguarded)
         if before == after and tx.output is self._output:
-            made = Trace(leaves, state, _after(tx, last), result)
+            made = Trace(leaves, state, _nodes_after(tx, last), result)
             if found is not None:
                 found.confirmed = is_confirmed(found, tx, made)
                 made.confirmed = found.confirmed
@@ -135,11 +135,11 @@ class Replay:
         return result
 
 
-def _last(tx: Any) -> fx.Node:
+def _last_node(tx: Any) -> fx.Node:
     return next(iter(reversed(tx.output.graph.nodes)), tx.output.graph._root)
 
 
-def _after(tx: Any, node: fx.Node) -> list[fx.Node]:
+def _nodes_after(tx: Any, node: fx.Node) -> list[fx.Node]:
     """The nodes after one, without graph inputs that were inserted before it."""
     found = []
     node = node.next

@@ -56,7 +56,7 @@ class Plan:
 
     guards: list[tuple[Any, Any, Any]]
     """(guard, comparison, expected metadata)"""
-    of_classes: set[Any]
+    class_guards: set[Any]
     """Guards on values read from a class: these are guarded already, and another guard checks the class."""
     same_objects: list[tuple[_torch.Guard, Any]]
     """(guard, the other source of the same object)"""
@@ -64,7 +64,7 @@ class Plan:
     """Graph inputs that came from the modules, with their sources."""
     numbers: dict[fx.Node, Any]
     """The calls that read a Python number from such an input, with the numbers' sources."""
-    in_order: list[Any]
+    key_ordered: list[Any]
     """Sources of dictionaries whose key order matters, because guards find their items by index."""
     names: Mapping[Any, Set[str]]
     """The attribute names that objects have of their own. Dynamo has no guard for lookups in ``__dict__``."""
@@ -99,7 +99,7 @@ def leaves_of(tx: Any, arguments: list[Any], keywords: Mapping[str, Any]) -> Ite
 
 def _leaf(tx: Any, variable: Any) -> Iterator[Leaf]:
     if isinstance(variable, _torch.LazyVariableTracker):
-        source = _torch.untouched_source(variable)
+        source = _torch.unrealized_source(variable)
         if source is not None:
             yield Leaf(("not looked at", source), variable=variable)
             return
@@ -158,7 +158,7 @@ def _pattern(leaves: list[Leaf]) -> list[Any]:
 
 def matched_sources(
     trace: Trace, tx: Any, leaves: list[Leaf], state: tuple[Any, ...], changed: Sequence[Any] = ()
-) -> Sources | None:
+) -> SourceMap | None:
     """Compare a call with a traced call.
 
     Args:
@@ -185,14 +185,14 @@ def matched_sources(
             trace.refused = True  # unless it gets a plan
             trace.plan = _plan(trace, tx)
             trace.refused = False
-        moved = Sources(trace, tx, leaves)
-        return moved if _holds(trace.plan, moved, changed) else None
+        moved = SourceMap(trace, tx, leaves)
+        return moved if _guards_hold(trace.plan, moved, changed) else None
     except Unknown as reason:
         log.debug("a call is traced: %s", reason)
         return None
 
 
-class Sources:
+class SourceMap:
     """Maps sources of a traced call to those of a new call, by replacing the modules that they start from."""
 
     def __init__(self, trace: Trace, tx: Any, leaves: list[Leaf]) -> None:
@@ -218,7 +218,7 @@ class Sources:
             return source
         moved = self(base)
         fields: dict[str, Any] = {} if moved is base else {"base": moved}
-        for name in _fields_but_base(source.__class__):
+        for name in _fields_except_base(source.__class__):
             value = getattr(source, name)
             # An index may itself be read from a source.
             if hasattr(value, "guard_source") and self(value) is not value:
@@ -227,7 +227,7 @@ class Sources:
 
 
 @functools.cache
-def _fields_but_base(kind: Any) -> tuple[str, ...]:
+def _fields_except_base(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind) if field.name != "base")
 
 
@@ -298,18 +298,18 @@ def _plan(trace: Trace, tx: Any) -> Plan:
                     numbers[node] = argument.source
                 else:
                     raise Unknown(f"a number that is used as a tensor: {argument.source.name}")
-    of_classes = {
+    class_guards = {
         guard for guard, _, _ in compared if _torch.is_from_class(guard.originating_source, modules)
     }
-    in_order = [source for source in _torch.read_in_order(tx) if is_under(source)]
+    key_ordered = [source for source in _torch.key_order_sources(tx) if is_under(source)]
     looked_into = {
         guard.originating_source for guard, _, _ in compared if guard.create_fn_name() == "TYPE_MATCH"
     }
     names = {source: set(getattr(read(source), "__dict__", ())) for source in looked_into}
-    return Plan(compared, of_classes, same, captured, numbers, in_order, names)
+    return Plan(compared, class_guards, same, captured, numbers, key_ordered, names)
 
 
-def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
+def _guards_hold(plan: Plan, moved: SourceMap, changed: Sequence[Any]) -> bool:
     """Whether all guards of a trace hold for another call, and none reads what the program mutated."""
     if not moved.table:
         return True
@@ -318,7 +318,7 @@ def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
     for guard, comparison, expected in plan.guards:
         moved_source = moved(guard.originating_source)
         value = read(moved_source)
-        if written and any(id(read(step)) in written for step in _way_to(moved_source)):
+        if written and any(id(read(step)) in written for step in _source_chain(moved_source)):
             return False
         if guard.create_fn_name() in _OF_CONSTANTS and type(value) is not type(expected):
             return False  # a tensor gives no plain answer when compared with a number
@@ -333,7 +333,7 @@ def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
     return all(_constant(read(moved(source))) == _constant(read(source)) for source in plan.numbers.values())
 
 
-def _way_to(source: Any) -> Iterator[Any]:
+def _source_chain(source: Any) -> Iterator[Any]:
     """A source and the sources that it is reached through."""
     while source is not None:
         yield source
@@ -376,7 +376,7 @@ def is_confirmed(predicted: Trace, tx: Any, traced: Trace) -> bool:
         if was.node is not None:
             same[was.node] = now.node
     assert predicted.plan is not None
-    moved = Sources(predicted, tx, traced.leaves)
+    moved = SourceMap(predicted, tx, traced.leaves)
     placeholders = {source: node for node, source in _placeholders(traced).items()}
     for node, source in predicted.plan.captured.items():
         same[node] = placeholders.get(moved(source))
@@ -394,7 +394,7 @@ def is_confirmed(predicted: Trace, tx: Any, traced: Trace) -> bool:
             before, after = (value.node.expr for value in values if value is not None)
             if before.is_Symbol:
                 renamed[before] = after
-        elif _described(values[0], renamed) != _described(values[1], {}):
+        elif _value_metadata(values[0], renamed) != _value_metadata(values[1], {}):
             return False
         same[old] = new
     return template(predicted.result, same) == template(traced.result, {})
@@ -405,7 +405,7 @@ def _placeholders(trace: Trace) -> dict[fx.Node, Any]:
     return {n: n.meta["grapharg"].source for n in used if n.meta.get("grapharg") is not None}
 
 
-def _described(value: Any, renamed: Mapping[Any, Any]) -> Any:
+def _value_metadata(value: Any, renamed: Mapping[Any, Any]) -> Any:
     """The metadata of the tensors in a value, with its symbolic numbers as expressions."""
 
     def described(element: Any) -> Any:

@@ -92,7 +92,7 @@ def around_compilations(backend: Callable[..., Any]) -> Patch:
                     _count_eager(code, error, options)
                 raise
 
-    return _torch.surround_compilations(around)
+    return _torch.wrap_frame_compilations(around)
 
 
 def _count_eager(code: CodeType, error: Exception, options: Any) -> None:

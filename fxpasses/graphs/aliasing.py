@@ -20,7 +20,7 @@ from fxpasses.graphs.rewriting import attribute_of
 
 aten = torch.ops.aten
 
-_OF_METADATA = {
+_METADATA_READERS = {
     aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default,
     aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
     aten.rand_like.default, aten.randn_like.default, aten.new_zeros.default, aten.new_ones.default,
@@ -31,27 +31,27 @@ _OF_METADATA = {
 def is_mutating(node: fx.Node) -> bool:
     """Whether the node writes to one of its arguments."""
     target = node.target
-    return isinstance(target, OpOverload) and _of(target).is_mutable
+    return isinstance(target, OpOverload) and _schema_facts(target).is_mutable
 
 
 def is_random(node: fx.Node) -> bool:
     """Whether the node's operator may call the RNG."""
     target = node.target
-    return isinstance(target, OpOverload) and _of(target).is_random
+    return isinstance(target, OpOverload) and _schema_facts(target).is_random
 
 
 def uses_rng(node: fx.Node) -> bool:
     """Whether the node actually calls the RNG. Attention and dropout with probability zero do not."""
     target = node.target
-    if not isinstance(target, OpOverload) or not _of(target).is_random:
+    if not isinstance(target, OpOverload) or not _schema_facts(target).is_random:
         return False
-    position = _of(target).dropout
+    position = _schema_facts(target).dropout
     if position is None:
         return True
     given = (
         node.args[position]
         if position < len(node.args)
-        else node.kwargs.get(_of(target).names[position], 0.0)
+        else node.kwargs.get(_schema_facts(target).names[position], 0.0)
     )
     return bool(given != 0.0)
 
@@ -60,7 +60,9 @@ def has_effect(node: fx.Node) -> bool:
     """Whether the node has an effect that no value shows: it prints, asserts, waits. Excludes mutation."""
     target = node.target
     if isinstance(target, OpOverload):
-        return has_effects(target) or (_of(target).returns_nothing and not _of(target).is_mutable)
+        return has_effects(target) or (
+            _schema_facts(target).returns_nothing and not _schema_facts(target).is_mutable
+        )
     return getattr(target, "__name__", "") == "with_effects"
 
 
@@ -83,9 +85,9 @@ def is_assertion(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::_assert_")
 
 
-def reads_metadata_alone(node: fx.Node) -> bool:
+def reads_only_metadata(node: fx.Node) -> bool:
     """Whether the node reads only sizes and dtypes of its arguments, not their memory."""
-    return node.target in _OF_METADATA
+    return node.target in _METADATA_READERS
 
 
 def is_alias(node: fx.Node) -> bool:
@@ -138,7 +140,7 @@ class AliasInfo:
         return None
 
 
-class _Aliasing:
+class _SchemaFacts:
     """The facts of an operator's schema, cached because reading a schema is slow."""
 
     def __init__(self, target: OpOverload) -> None:
@@ -156,7 +158,7 @@ class _Aliasing:
         self.returns_nothing = not schema.returns
 
 
-_of = functools.cache(_Aliasing)
+_schema_facts = functools.cache(_SchemaFacts)
 
 
 def aliased_arguments(node: fx.Node) -> list[fx.Node]:
@@ -164,11 +166,11 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
     if node.op != "call_function":
         return [] if node.op in ("placeholder", "get_attr") else _tensors(node)
     if isinstance(target, OpOverload):
-        return _nodes_at(node, target, _of(target).aliased)
+        return _nodes_at(node, target, _schema_facts(target).aliased)
     if target is operator.getitem and isinstance(node.args[0], fx.Node):
         # One of several results. Each has its own memory, unless the operator returns views.
         source = node.args[0]
-        fresh = isinstance(source.target, OpOverload) and not _of(source.target).aliased
+        fresh = isinstance(source.target, OpOverload) and not _schema_facts(source.target).aliased
         return [] if fresh else [source]
     return _tensors(node)  # higher-order operators, module calls
 
@@ -184,7 +186,7 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
 
 def _written(node: fx.Node) -> list[fx.Node]:
     target = node.target
-    return _nodes_at(node, target, _of(target).written) if isinstance(target, OpOverload) else []
+    return _nodes_at(node, target, _schema_facts(target).written) if isinstance(target, OpOverload) else []
 
 
 def _nodes_at(node: fx.Node, target: OpOverload, positions: tuple[int, ...]) -> list[fx.Node]:
@@ -192,7 +194,9 @@ def _nodes_at(node: fx.Node, target: OpOverload, positions: tuple[int, ...]) -> 
     found: list[fx.Node] = []
     for position in positions:
         value: Any = (
-            node.args[position] if position < len(node.args) else node.kwargs.get(_of(target).names[position])
+            node.args[position]
+            if position < len(node.args)
+            else node.kwargs.get(_schema_facts(target).names[position])
         )
         values = value if isinstance(value, (list, tuple)) else (value,)
         found.extend(v for v in values if isinstance(v, fx.Node))

@@ -45,7 +45,7 @@ def mark_fresh_outputs(graph: fx.Graph, count: int | None = None) -> None:
                     branch.graph.output_node().meta[_META] = {i: f"result {i}" for i in results}
 
 
-def hand_fresh_outputs_on(joint: fx.Graph, forward: fx.Graph) -> None:
+def copy_fresh_outputs(joint: fx.Graph, forward: fx.Graph) -> None:
     """Copy a joint graph's record to the forward graph, whose first outputs are the same."""
     forward.output_node().meta[_META] = joint.output_node().meta[_META]
 
@@ -54,7 +54,7 @@ def keep_outputs_fresh(graph: fx.Graph) -> None:
     """Copy fresh outputs that now share memory with an input, or newly share it with another output."""
     output = graph.output_node()
     bases, outputs = _bases(graph), outputs_of(graph)
-    taken = _in_memory_of_inputs(graph)
+    taken = _written_to_inputs(graph)
     together: dict[tuple[str, fx.Node], list[int]] = {}
     for i, name in output.meta.get(_META, {}).items():
         if (base := bases[i]) is not None:
@@ -64,13 +64,13 @@ def keep_outputs_fresh(graph: fx.Graph) -> None:
             taken.add(base)
             continue
         root = base if len(indices) > 1 else outputs[indices[0]]
-        moved = {root: _call_behind(root, aten.clone.default, (root,))}
+        moved = {root: _insert_call_after(root, aten.clone.default, (root,))}
         for i in indices:
-            outputs[i] = _moved(outputs[i], moved)
+            outputs[i] = _rebuild_view(outputs[i], moved)
     output.args = (tuple(outputs),) if isinstance(output.args[0], (list, tuple)) else (outputs[0],)
 
 
-def _in_memory_of_inputs(graph: fx.Graph) -> set[fx.Node]:
+def _written_to_inputs(graph: fx.Graph) -> set[fx.Node]:
     """The values that a graph finally copies into an input, and the values these are built from.
 
     Inductor performs these writes in the input's memory, one after the other, and does not see that the graph
@@ -91,16 +91,16 @@ def _in_memory_of_inputs(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _moved(node: fx.Node, moved: dict[fx.Node, fx.Node]) -> fx.Node:
+def _rebuild_view(node: fx.Node, moved: dict[fx.Node, fx.Node]) -> fx.Node:
     """Recreate a view on top of the moved value."""
     if node not in moved:
-        _moved(aliased_arguments(node)[0], moved)
+        _rebuild_view(aliased_arguments(node)[0], moved)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: moved.get(n, n))
-        moved[node] = _call_behind(node, node.target, args, kwargs)
+        moved[node] = _insert_call_after(node, node.target, args, kwargs)
     return moved[node]
 
 
-def _call_behind(node: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
+def _insert_call_after(node: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
     """Insert a call directly after another node. Later, someone may have written to what it reads."""
     graph, before = node.graph, node.next
     while before.op == "placeholder":

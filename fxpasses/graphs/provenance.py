@@ -29,7 +29,7 @@ _GRADIENT_SUM = "Gradient addition node"
 """The text that AOTAutograd writes into the stack trace of a gradient accumulation."""
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?\n?(?P<code>.*)')
 
-_OF_MODULE = re.compile(r"\._(?:parameters|buffers)\[")
+_MODULE_SOURCE = re.compile(r"\._(?:parameters|buffers)\[")
 _LONGEST_LINE = 300
 """How many characters of a line are kept. The line is repeated for each of its operators."""
 
@@ -67,7 +67,7 @@ class Provenance:
         return f"{self.file}:{self.line}{inside}" + (f": {self.code}" if self.code else "")
 
 
-def described_inputs(gm: fx.GraphModule) -> list[str]:
+def user_input_names(gm: fx.GraphModule) -> list[str]:
     """The names of a Dynamo graph's inputs in the user's program (``layers.0.weight``), "" where unknown."""
     from fake.symbols.terms import text_of_source  # imports Dynamo
 
@@ -75,7 +75,7 @@ def described_inputs(gm: fx.GraphModule) -> list[str]:
     for node in gm.graph.find_nodes(op="placeholder"):
         source = getattr(node.meta.get("grapharg"), "source", None)
         text = "" if source is None else text_of_source(source)
-        is_held = source is not None and _OF_MODULE.search(source.name)
+        is_held = source is not None and _MODULE_SOURCE.search(source.name)
         found.append(text.partition(".")[2] if is_held else text)
     return found
 
@@ -87,7 +87,7 @@ def annotate(joint: fx.GraphModule, inputs: Sequence[str] = ()) -> None:
 
     Args:
         joint: the graph as traced by AOTAutograd.
-        inputs: the names of the original graph's inputs: see :func:`described_inputs`. Stored in
+        inputs: the names of the original graph's inputs: see :func:`user_input_names`. Stored in
             ``meta["input"]`` for messages.
     """
     for node in joint.graph.find_nodes(op="placeholder") if inputs else ():
@@ -109,10 +109,10 @@ def annotate(joint: fx.GraphModule, inputs: Sequence[str] = ()) -> None:
         if backward:
             forward = first_of.get(node.meta.get("seq_nr", -1))
             if _GRADIENT_SUM in (node.meta.get("stack_trace") or ""):
-                forward = _summed_for(node, last_forward) or forward
+                forward = _accumulated_value(node, last_forward) or forward
             else:
                 last_forward = forward
-        found = _of(node, backward, forward)
+        found = _node_provenance(node, backward, forward)
         if not found.file and not found.module:
             # AOTAutograd's own calls, such as the final copy into an updated buffer, get the provenance of
             # their inputs. (Calls of a ``Sequential`` that is compiled directly have a module but no line.)
@@ -125,7 +125,7 @@ def annotate(joint: fx.GraphModule, inputs: Sequence[str] = ()) -> None:
         node.meta[_KEY] = found
 
 
-def _summed_for(addition: fx.Node, consumer: fx.Node | None) -> fx.Node | None:
+def _accumulated_value(addition: fx.Node, consumer: fx.Node | None) -> fx.Node | None:
     """The value whose gradient ``addition`` accumulates: one that ``consumer`` and some other node use.
 
     Autograd adds the gradients of a value that is used more than once as soon as they arrive. The addition
@@ -154,7 +154,7 @@ def is_backward(node: fx.Node) -> bool:
 
 def provenance(node: fx.Node) -> Provenance:
     """The provenance of a node: its annotation, or what the node's own metadata says."""
-    return node.meta.get(_KEY) or _of(node, is_backward(node), None)
+    return node.meta.get(_KEY) or _node_provenance(node, is_backward(node), None)
 
 
 def locate(node: fx.Node) -> Location:
@@ -197,7 +197,7 @@ def _named_node(text: str, gm: fx.GraphModule) -> Location:
     return Location()
 
 
-def _of(node: fx.Node, backward: bool, forward: fx.Node | None) -> Provenance:
+def _node_provenance(node: fx.Node, backward: bool, forward: fx.Node | None) -> Provenance:
     meta = node.meta
     trace = (
         meta.get("stack_trace") or (forward.meta.get("stack_trace") if forward is not None else None) or ""

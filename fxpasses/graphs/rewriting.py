@@ -79,7 +79,7 @@ def insert_call(
     for leaf in tree_leaves((args, dict(kwargs or {}))):
         if isinstance(leaf, torch.Tensor) or (isinstance(leaf, fx.Node) and leaf.graph is not graph):
             raise ArgumentTypeError("insert_call", "args", leaf, "nodes of the graph, and constants")
-    args, named = _sizes_as_inputs(graph, (args, dict(kwargs or {})))
+    args, named = _replace_sizes_by_inputs(graph, (args, dict(kwargs or {})))
     node = graph.call_function(target, args, named)
     node.meta.update({key: like.meta[key] for key in PROVENANCE if key in like.meta})
     mode = fake_mode_of(graph)
@@ -96,7 +96,7 @@ def insert_call(
     return node
 
 
-def _sizes_as_inputs(graph: fx.Graph, arguments: Any) -> Any:
+def _replace_sizes_by_inputs(graph: fx.Graph, arguments: Any) -> Any:
     if not any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves(arguments)):
         return arguments
     inputs = [n for n in graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)]
@@ -116,8 +116,8 @@ def _sizes_as_inputs(graph: fx.Graph, arguments: Any) -> Any:
 
 def compute_value(node: fx.Node, mode: Any) -> Any:
     """Compute a call's fake value from those of its arguments, without adding guards on symbolic sizes."""
-    args: Any = map_arg(node.args, lambda n: _in_mode(value_of(n), mode))
-    kwargs: Any = map_arg(node.kwargs, lambda n: _in_mode(value_of(n), mode))
+    args: Any = map_arg(node.args, lambda n: _to_mode(value_of(n), mode))
+    kwargs: Any = map_arg(node.kwargs, lambda n: _to_mode(value_of(n), mode))
     if node.target is operator.getitem:
         return args[0][args[1]]
     environment = getattr(mode, "shape_env", None)
@@ -131,10 +131,10 @@ def compute_value(node: fx.Node, mode: Any) -> Any:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _in_mode(value: Any, mode: Any) -> Any:
+def _to_mode(value: Any, mode: Any) -> Any:
     """Convert a value of another fake mode to this mode. Tracing real tensors makes one mode for each."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_in_mode(v, mode) for v in value)
+        return type(value)(_to_mode(v, mode) for v in value)
     if not isinstance(value, FakeTensor) or value.fake_mode is mode:
         return value
     with mode:
@@ -187,7 +187,7 @@ def copy_graph(
         new.meta = copy.copy(old.meta)
     copied.meta = copy.copy(gm.meta)
     if constants:
-        _own_constants(copied, constants_of(like) if like is not None else {})
+        _copy_constants(copied, constants_of(like) if like is not None else {})
     return copied
 
 
@@ -208,7 +208,7 @@ def same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
         return torch.equal(*(_bytes(value) for value in (a, b)))
 
 
-_MOST_SUMMED = 2**24
+_MAX_CHECKSUM_BYTES = 2**24
 
 
 def checksum(value: torch.Tensor) -> int:
@@ -216,7 +216,7 @@ def checksum(value: torch.Tensor) -> int:
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
         return 0
     storage = value.untyped_storage()
-    if value.device.type != "cpu" or not 0 < storage.nbytes() <= _MOST_SUMMED:
+    if value.device.type != "cpu" or not 0 < storage.nbytes() <= _MAX_CHECKSUM_BYTES:
         return 0
     with disable_current_modes():
         return zlib.crc32(torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data)
@@ -226,7 +226,7 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
     return value.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-def _own_constants(gm: fx.GraphModule, known: Mapping[str, torch.Tensor]) -> None:
+def _copy_constants(gm: fx.GraphModule, known: Mapping[str, torch.Tensor]) -> None:
     """Replace the graph's constants by copies. Constants that share memory still share it."""
     storages: dict[int, torch.UntypedStorage] = {}
     for name, value in constants_of(gm).items():

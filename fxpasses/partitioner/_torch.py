@@ -108,16 +108,18 @@ def overwritten_inputs(placeholders: list[fx.Node], output_descriptions: list[An
     inputs.
     """
     overwritten = [
-        _outer(_outer(description).mutated_input)
+        _base_description(_base_description(description).mutated_input)
         for description in output_descriptions
-        if isinstance(_outer(description), InputMutationAOTOutput)
+        if isinstance(_base_description(description), InputMutationAOTOutput)
     ]
     return (
-        [node for node in placeholders if _outer(node.meta.get("desc")) in overwritten] if overwritten else []
+        [node for node in placeholders if _base_description(node.meta.get("desc")) in overwritten]
+        if overwritten
+        else []
     )
 
 
-def _outer(description: Any) -> Any:
+def _base_description(description: Any) -> Any:
     """The description of the user's value. A tensor subclass's inner tensors are described as parts of it."""
     while description is not None and hasattr(description, "base"):
         description = description.base

@@ -72,11 +72,11 @@ def cuts_by_price(component: Component) -> list[Cut]:
     last = cut_component(component, Fraction(0))
     if last.weight == first.weight:
         return [first]
-    return [first, *_between(component, first, last), last]
+    return [first, *_hull_between(component, first, last), last]
 
 
-def cut_within(component: Component, dear: Cut, cheap: Cut, price: Fraction, weight: int) -> Cut:
-    """Find a cut between two neighbors of `cuts_by_price` that weighs at most `weight`, as `cheap` does.
+def cut_within(component: Component, high_price: Cut, low_price: Cut, price: Fraction, weight: int) -> Cut:
+    """Find a cut between two neighbors of `cuts_by_price` that weighs at most `weight`, as `low_price` does.
 
     The vertices that change sides between the two are released one after the other, in graph order. With
     each, the minimum cut at `price` grows, its FLOPs do not fall, and its weight plus price times FLOPs does
@@ -84,15 +84,15 @@ def cut_within(component: Component, dear: Cut, cheap: Cut, price: Fraction, wei
     never gets a larger cut.
 
     Args:
-        price: a price at which `cheap` is the only minimum cut.
+        price: a price at which `low_price` is the only minimum cut.
     """
-    changing = sorted(cheap.backward - dear.backward)
-    fixed = [vertex for vertex in range(component.size) if vertex not in cheap.backward]
-    best, released, too_few = cheap, len(changing), 0
+    changing = sorted(low_price.backward - high_price.backward)
+    fixed = [vertex for vertex in range(component.size) if vertex not in low_price.backward]
+    best, released, too_few = low_price, len(changing), 0
     while released - too_few > 1:
         middle = (released + too_few) // 2
         cut = cut_component(
-            component, price, forward=fixed + changing[middle:], backward=sorted(dear.backward)
+            component, price, forward=fixed + changing[middle:], backward=sorted(high_price.backward)
         )
         if cut.weight <= weight:
             best, released = cut, middle
@@ -101,13 +101,17 @@ def cut_within(component: Component, dear: Cut, cheap: Cut, price: Fraction, wei
     return best
 
 
-def _between(component: Component, dear: Cut, cheap: Cut) -> list[Cut]:
+def _hull_between(component: Component, high_price: Cut, low_price: Cut) -> list[Cut]:
     """The cuts strictly between two others, on the lower convex hull of weight over FLOPs."""
-    price = Fraction(dear.weight - cheap.weight, cheap.flops - dear.flops)
+    price = Fraction(high_price.weight - low_price.weight, low_price.flops - high_price.flops)
     middle = cut_component(component, price)
-    if middle.weight + price * middle.flops == dear.weight + price * dear.flops:
+    if middle.weight + price * middle.flops == high_price.weight + price * high_price.flops:
         return []
-    return [*_between(component, dear, middle), middle, *_between(component, middle, cheap)]
+    return [
+        *_hull_between(component, high_price, middle),
+        middle,
+        *_hull_between(component, middle, low_price),
+    ]
 
 
 def _measure(component: Component, backward: frozenset[int]) -> Cut:
@@ -185,16 +189,16 @@ class Chain:
         cuts = self._cuts_after(steps)
         if steps > 0 and self.weights[steps] < weight:
             occurrence = self.steps[steps - 1]
-            component, cheap, options = (
+            component, low_price, options = (
                 self.network.occurrences[occurrence].component,
                 cuts[occurrence],
                 self.cuts[occurrence],
             )
-            reached = options.index(cheap)
+            reached = options.index(low_price)
             gains = [_gain(*pair) for pair in itertools.pairwise(options[reached - 1 : reached + 2])]
             price = (gains[0] + (gains[1] if len(gains) == 2 else 0)) / 2
-            allowed = weight - (self.weights[steps] - cheap.weight)
-            cuts[occurrence] = cut_within(component, options[reached - 1], cheap, price, allowed)
+            allowed = weight - (self.weights[steps] - low_price.weight)
+            cuts[occurrence] = cut_within(component, options[reached - 1], low_price, price, allowed)
         return _sides(self.network, cuts)
 
     def sides_after(self, steps: int) -> bytearray:

@@ -107,7 +107,8 @@ class JointGraph:
             earlier node are not live.
         in_forward: whether the forward pass must compute it, whatever is saved.
         in_backward: whether it depends on something that only the backward pass has.
-        wanted: numbers of the nodes that the backward graph returns although no tangent reaches them.
+        tangent_free_outputs: numbers of the nodes that the backward graph returns although no tangent
+            reaches them.
         primals: the forward graph's inputs, without tangents and random-number seeds.
         outputs: the joint graph's outputs, including ``None`` and constants, those of the forward pass first.
         output_descriptions: AOTAutograd's descriptors of the outputs, None where it has none.
@@ -123,7 +124,7 @@ class JointGraph:
     live: bytearray
     in_forward: bytearray
     in_backward: bytearray
-    wanted: list[int]
+    tangent_free_outputs: list[int]
     primals: list[int]
     outputs: list[Any]
     output_descriptions: list[Any]
@@ -139,7 +140,7 @@ class JointGraph:
     @property
     def has_backward(self) -> bool:
         """Whether there is anything to compute in a backward pass."""
-        return bool(self.wanted) or any(self.in_backward)
+        return bool(self.tangent_free_outputs) or any(self.in_backward)
 
 
 def read_joint_graph(
@@ -183,13 +184,13 @@ def read_joint_graph(
                 or (live[i] and _torch.tagged_backward(node))
             ):
                 in_backward[i] = 1
-                kept_for_backward.update(_written_to(node, index))
+                kept_for_backward.update(_mutated_nodes(node, index))
             elif live[i] or _torch.must_be_in_forward(node):
                 live[i] = in_forward[i] = 1
-                overwritten.update(_written_to(node, index))
+                overwritten.update(_mutated_nodes(node, index))
     for k, node in enumerate(outputs[:num_fwd_outputs]):
         if isinstance(node, fx.Node):
-            outputs[k] = node = _computed_in_forward(node, index, in_backward)
+            outputs[k] = node = _forward_value(node, index, in_backward)
             in_forward[index[node]] = 1
     for i in returned:
         live[i] = 1
@@ -229,7 +230,7 @@ def read_joint_graph(
     )
 
 
-def _computed_in_forward(node: fx.Node, index: dict[fx.Node, int], in_backward: bytearray) -> fx.Node:
+def _forward_value(node: fx.Node, index: dict[fx.Node, int], in_backward: bytearray) -> fx.Node:
     """The value that forward returns for an output: an input if the output is its state after backward."""
     while in_backward[index[node]] and node.op != "placeholder":
         behind = _torch.input_behind_backward_output(node)
@@ -240,7 +241,7 @@ def _computed_in_forward(node: fx.Node, index: dict[fx.Node, int], in_backward: 
     return node
 
 
-def _written_to(node: fx.Node, index: dict[fx.Node, int]) -> list[int]:
+def _mutated_nodes(node: fx.Node, index: dict[fx.Node, int]) -> list[int]:
     """Numbers of the nodes whose storage `node` writes to, according to its operator's schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:

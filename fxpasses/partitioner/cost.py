@@ -46,7 +46,7 @@ class CostModel:
         """Whether a formula counts the node's FLOPs: it is a matmul, a convolution or attention."""
         return isinstance(node.target, _torch.OpOverload) and _formula(node) is not None
 
-    def work_of(self, node: fx.Node) -> tuple[int, int] | None:
+    def flops_and_bytes(self, node: fx.Node) -> tuple[int, int] | None:
         """FLOPs of a call, and the bytes that it reads and writes; ``None`` for a free call."""
         computes = node.op == "call_function" and not is_view(node) and not is_getitem(node)
         if not computes or not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
@@ -64,7 +64,7 @@ class CostModel:
         return max(read, written)
 
     def _by_formula(self, node: fx.Node, formula: Any) -> int:
-        values = pytree.tree_map(_stand_in, (node.args, node.kwargs, node.meta.get("val")))
+        values = pytree.tree_map(_to_meta, (node.args, node.kwargs, node.meta.get("val")))
         key = (node.target, repr(values))
         if key not in self._flops_of_shapes:
             args, kwargs, output = values
@@ -115,7 +115,7 @@ def _numel(tensor: torch.Tensor) -> int:
     return numel
 
 
-def _stand_in(value: object) -> object:
+def _to_meta(value: object) -> object:
     """Replace an argument of a FLOP formula: a tensor becomes one without data and with integer sizes."""
     if isinstance(value, fx.Node):
         value = value.meta.get("val")

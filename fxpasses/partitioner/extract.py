@@ -39,7 +39,7 @@ def extract(
         saved: numbers of the nodes to save. Those that the backward graph does not read are omitted.
     """
     needed, read = _needed_in_backward(graph, frozenset(saved))
-    sections = _in_sections(joint, graph, sorted(read), needed)
+    sections = _sort_into_sections(joint, graph, sorted(read), needed)
     forward_graph = _forward_graph(graph, sections)
     backward_graph = _backward_graph(graph, sections, needed)
     forward = _torch.make_graph_module(joint, forward_graph)
@@ -91,7 +91,9 @@ def _needed_in_backward(graph: JointGraph, saved: frozenset[int]) -> tuple[bytea
     return needed, read
 
 
-def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int], needed: bytearray) -> _Saved:
+def _sort_into_sections(
+    joint: fx.GraphModule, graph: JointGraph, saved: list[int], needed: bytearray
+) -> _Saved:
     """Sort saved values into sections, and add the symbols that their sizes mention.
 
     Symbols that are themselves values of nodes come first: the backward graph's compiler binds sizes to them
@@ -123,9 +125,9 @@ def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int], nee
             tensors.append(i)
     known = {_torch.symbol_bound_by(graph.nodes[i]) for i in binding}
     tangents = [i for i, node in enumerate(graph.nodes) if _torch.is_tangent(node)]
-    depends = [i for i, node in enumerate(graph.nodes) if needed[i] and "unbacked_bindings" in node.meta]
+    unbacked = [i for i, node in enumerate(graph.nodes) if needed[i] and "unbacked_bindings" in node.meta]
     bindings = _torch.symbol_bindings(joint.graph)
-    for i in (*derived, *tensors, *unchecked, *tangents, *depends):
+    for i in (*derived, *tensors, *unchecked, *tangents, *unbacked):
         for symbol in _torch.symbols_in(graph.nodes[i].meta.get("val")):
             if symbol not in known:
                 known.add(symbol)
@@ -198,8 +200,8 @@ def _name_when_saved(graph: JointGraph, i: int) -> str:
 
 def _forward_graph(graph: JointGraph, saved: _Saved) -> fx.Graph:
     needed = bytearray(graph.in_forward)
-    handed_over = [*saved.tensors, *saved.tensors_without_version_check, *saved.opaque, *saved.symbols]
-    for i in handed_over:
+    saved_values = [*saved.tensors, *saved.tensors_without_version_check, *saved.opaque, *saved.symbols]
+    for i in saved_values:
         needed[i] = 1
     for i in range(len(graph.nodes) - 1, -1, -1):
         if needed[i]:
@@ -209,15 +211,15 @@ def _forward_graph(graph: JointGraph, saved: _Saved) -> fx.Graph:
     seeds = [i for i, node in enumerate(graph.nodes) if _torch.is_forward_seed(node)]
     for i in (*graph.primals, *seeds):
         writer.placeholder(i)
-    copies = {i: writer.renamed_copy(i) for i in handed_over if i in graph.mutated_inputs}
+    copies = {i: writer.renamed_copy(i) for i in saved_values if i in graph.mutated_inputs}
     for i, node in enumerate(graph.nodes):
         if needed[i] and node.op != "placeholder":
             writer.copy(i)
     outputs = [writer.value(n) if isinstance(n, fx.Node) else n for n in graph.forward_outputs]
-    outputs += [copies.get(i, writer.value(graph.nodes[i])) for i in handed_over]
+    outputs += [copies.get(i, writer.value(graph.nodes[i])) for i in saved_values]
     unchecked = range(len(saved.tensors), len(saved.tensors) + len(saved.tensors_without_version_check))
     descriptions = graph.output_descriptions[: graph.num_forward_outputs] + [
-        _torch.saved_value_description(k, k in unchecked) for k in range(len(handed_over))
+        _torch.saved_value_description(k, k in unchecked) for k in range(len(saved_values))
     ]
     return _finish(writer.graph, outputs, descriptions)
 
@@ -231,7 +233,7 @@ def _backward_graph(graph: JointGraph, saved: _Saved, needed: bytearray) -> fx.G
         for i, node in enumerate(nodes):
             if kind(node):
                 writer.placeholder(i)
-    wanted = frozenset(graph.wanted)
+    wanted = frozenset(graph.tangent_free_outputs)
     for i, node in enumerate(nodes):
         if needed[i] and (graph.in_backward[i] or i in wanted) and node.op != "placeholder":
             writer.copy(i)

@@ -156,7 +156,7 @@ def _forced_sides(
 ) -> bytearray:
     count = len(graph.nodes)
     side = bytearray(2 * count)
-    for i in graph.wanted:
+    for i in graph.tangent_free_outputs:
         side[2 * i + 1] = BACKWARD
     for i in range(count - 1, -1, -1):  # readers come after what they read
         if not graph.live[i]:
@@ -194,9 +194,9 @@ def _edges(
     weights: Sequence[int | None],
     side: bytearray,
     priced: bool,
-) -> tuple[list[Edge], list[tuple[int, int]], "_Merge"]:
+) -> tuple[list[Edge], list[tuple[int, int]], "_UnionFind"]:
     """Edges between undecided vertices and the terminals, with chains merged."""
-    merged = _Merge(2 * len(graph.nodes))
+    merged = _UnionFind(2 * len(graph.nodes))
     edges: list[Edge] = []
     prices: list[tuple[int, int]] = []
     into: dict[int, list[int]] = {}
@@ -233,7 +233,7 @@ def _edges(
 
 
 def _split(
-    side: bytearray, edges: list[Edge], prices: list[tuple[int, int]], merged: "_Merge"
+    side: bytearray, edges: list[Edge], prices: list[tuple[int, int]], merged: "_UnionFind"
 ) -> list[Occurrence]:
     """Drop what no path from source to sink crosses, and split the rest into components."""
     capacity: dict[tuple[int, int], int | None] = {}
@@ -270,7 +270,7 @@ def _split(
 def _components(
     members: dict[int, list[int]], capacity: dict[tuple[int, int], int | None], price_of: dict[int, int]
 ) -> list[Occurrence]:
-    together = _Merge(max(members, default=0) + 1)
+    together = _UnionFind(max(members, default=0) + 1)
     inner = [
         (t, h, c) for (t, h), c in capacity.items() if (t < 0 or t in members) and (h < 0 or h in members)
     ]
@@ -312,7 +312,7 @@ def _reachable(start: int, neighbours: dict[int, list[int]]) -> set[int]:
     return seen
 
 
-class _Merge:
+class _UnionFind:
     """Union-find over vertices. The lowest number of a set represents it."""
 
     def __init__(self, count: int) -> None:

@@ -93,7 +93,7 @@ class PartitionReport:
         Inductor pickles a graph module, including its ``meta``, to compute a cache key. Seconds, size hints
         and source lines in the key would prevent cache hits for equal graphs.
         """
-        return (_left_behind, ())
+        return (_empty_report, ())
 
     def _repr_html_(self) -> str:
         rows = [
@@ -118,7 +118,7 @@ class PartitionReport:
         return "\n".join(lines)
 
 
-def _left_behind() -> PartitionReport:
+def _empty_report() -> PartitionReport:
     return PartitionReport(1.0, (), (), 0, 0, None, 0, {})
 
 

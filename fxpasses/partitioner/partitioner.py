@@ -76,7 +76,7 @@ def partition(
         ("joint", joint, fx.GraphModule, "the joint graph, a torch.fx.GraphModule"),
         ("num_fwd_outputs", num_fwd_outputs, _is_count, "how many outputs are the forward pass's"),
         ("static_lifetime_input_indices", static, _are_counts, "positions among the inputs"),
-        ("decides", decides or _named, callable, "a function of the joint graph and names of nodes"),
+        ("decides", decides or _nodes_by_name, callable, "a function of the joint graph and names of nodes"),
     ):
         check_type("partition", name, value, kinds, expected)
     if aot_kwargs:
@@ -92,18 +92,18 @@ def partition(
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
-    budget = _budget_in_force(joint, graph, memory_budget)
+    budget = _effective_budget(joint, graph, memory_budget)
     cost = CostModel()
     policy = RecomputePolicy.from_torch_config()
     terms = recompute_verdicts(graph, cost, policy)
     clock.lap("classify")
-    side, full, zero = _decide(graph, cost, terms, policy, budget)
+    side, full, zero = _compute_sides(graph, cost, terms, policy, budget)
     clock.lap("cut")
     saved = [graph.nodes[i] for i in range(len(graph.nodes)) if _is_saved(i, side)]
     if _torch.functorch_config._sync_decision_cross_ranks:
         saved = _torch.sync_decision_cross_ranks(joint.graph, saved)
     if decides is not None:
-        saved = _named(graph.nodes, decides(joint, [node.name for node in saved]))
+        saved = _nodes_by_name(graph.nodes, decides(joint, [node.name for node in saved]))
     forward, backward = extract(joint, graph, [graph.index[node] for node in saved])
     clock.lap("extract")
     report = make_report(
@@ -116,7 +116,7 @@ def partition(
     return forward, backward
 
 
-def _named(nodes: Sequence[fx.Node], names: Any) -> list[fx.Node]:
+def _nodes_by_name(nodes: Sequence[fx.Node], names: Any) -> list[fx.Node]:
     by_name = {node.name: node for node in nodes}
     known = isinstance(names, Sequence) and all(name in by_name for name in names)
     if not known:
@@ -153,7 +153,7 @@ def prepare(joint: fx.GraphModule) -> fx.GraphModule:
     return joint
 
 
-def _budget_in_force(joint: fx.GraphModule, graph: JointGraph, memory_budget: float | None) -> float:
+def _effective_budget(joint: fx.GraphModule, graph: JointGraph, memory_budget: float | None) -> float:
     """The budget of the user's region if there is one, else the given budget, else torch's setting."""
     budgets: set[float] = set()
     outside: list[str] = []
@@ -190,7 +190,7 @@ def _budget_in_force(joint: fx.GraphModule, graph: JointGraph, memory_budget: fl
     return float(memory_budget)
 
 
-def _decide(
+def _compute_sides(
     graph: JointGraph, cost: CostModel, terms: list[Verdict], policy: RecomputePolicy, budget: float
 ) -> tuple[bytearray, int, int | None]:
     """The sides of all vertices, the bytes saved at a budget of 1, and those at 0 if they were computed."""

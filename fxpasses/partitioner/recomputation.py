@@ -113,7 +113,7 @@ def _verdict(
     if node.target is operator.getitem:
         return FREE
     target: Any = node.target
-    forbidden = table.why_never(target)
+    forbidden = table.no_rerun_reason(target)
     if forbidden == RANDOM and _dropout_is_off(node):
         return Verdict(Terms.PRICED, "expensive")
     if forbidden == COLLECTIVE and _torch.functorch_config.unsafe_allow_optimization_of_collectives:
@@ -127,7 +127,7 @@ def _verdict(
     if _torch.is_opaque(node):
         return Verdict(Terms.NEVER, "makes an opaque object")
     if isinstance(target, _torch.HigherOrderOperator):
-        inner = _why_subgraphs_never(node, table)
+        inner = _subgraphs_no_rerun_reason(node, table)
         return (
             Verdict(Terms.NEVER, inner)
             if inner
@@ -171,7 +171,7 @@ def _is_materialized_in_backward(i: int, graph: JointGraph, table: "_OperatorTab
     return False
 
 
-def _why_subgraphs_never(node: fx.Node, table: "_OperatorTable") -> str | None:
+def _subgraphs_no_rerun_reason(node: fx.Node, table: "_OperatorTable") -> str | None:
     """Why a higher-order operator may not run twice, considering the graphs that it calls; None if it may."""
     if _torch.is_with_effects(node):
         return "has an effect"
@@ -179,10 +179,10 @@ def _why_subgraphs_never(node: fx.Node, table: "_OperatorTable") -> str | None:
         module = attribute_of(argument) if argument.op == "get_attr" else None
         if isinstance(module, fx.GraphModule):
             for inner in module.graph.nodes:
-                if inner.op == "call_function" and (reason := table.why_never(inner.target)):
+                if inner.op == "call_function" and (reason := table.no_rerun_reason(inner.target)):
                     return reason
                 if isinstance(inner.target, _torch.HigherOrderOperator) and (
-                    reason := _why_subgraphs_never(inner, table)
+                    reason := _subgraphs_no_rerun_reason(inner, table)
                 ):
                     return reason
     return None
@@ -221,10 +221,10 @@ class _OperatorTable:
             return False
         return packet in self._fusible and _packet(producer.target) in self._fusible
 
-    def why_never(self, target: Any) -> str | None:
+    def no_rerun_reason(self, target: Any) -> str | None:
         """Why an operator may never run twice, or None."""
         if target not in self._never:
-            self._never[target] = _why_never(target)
+            self._never[target] = _no_rerun_reason(target)
         return self._never[target]
 
 
@@ -237,7 +237,7 @@ def _packet(target: Any) -> Any:
     return getattr(target, "overloadpacket", target)
 
 
-def _why_never(target: Any) -> str | None:
+def _no_rerun_reason(target: Any) -> str | None:
     if isinstance(target, _torch.HigherOrderOperator):
         return _NEVER_HIGHER_ORDER.get(target.name())
     if not isinstance(target, _torch.OpOverload):

@@ -91,7 +91,7 @@ def identify(item: Any) -> Identity:
     code fxpasses.passes.eliminate_dead_code.EliminateDeadCode.apply
     code fxpasses.passes.eliminate_dead_code._may_be_erased
     """
-    walk = _Walk(_homes(item))
+    walk = _Walk(_followed_packages(item))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         walk.reference(type(item))
         for option in dataclasses.fields(item):
@@ -142,13 +142,13 @@ _IGNORED = {
 class _Walk:
     """One walk. Values become text; what has a name of its own becomes a factor, represented by its label."""
 
-    def __init__(self, homes: frozenset[str]) -> None:
-        self.homes = homes
+    def __init__(self, packages: frozenset[str]) -> None:
+        self.packages = packages
         self.factors: dict[str, str] = {}
         self.unknown: list[str] = []
         self._labels: dict[int, str] = {}
         self._read: set[tuple[types.ModuleType, types.CodeType]] = set()
-        self._kept: list[Any] = []
+        self._kept_alive: list[Any] = []
         """Keeps the labeled objects alive, so that no other object gets the id of one."""
 
     def factor(self, label: str, value: Any) -> None:
@@ -170,7 +170,7 @@ class _Walk:
         same = sum(other == label or other.startswith(f"{label} #") for other in self._labels.values())
         label += f" #{same + 1}" if same else ""
         self._labels[id(value)] = label
-        self._kept.append(value)
+        self._kept_alive.append(value)
         self._write(label, self._definition, value)
         return label
 
@@ -204,17 +204,17 @@ class _Walk:
                 self.factors[label] = "state"
                 self.unknown.append(label)
             elif value is not function:
-                parts.append(self._named(label, value))
+                parts.append(self._named_value(label, value))
         scope = function.__globals__
         for name in global_names(function.__code__):
             if name in scope:
-                parts.append(self._named(f"constant {function.__module__}.{name}", scope[name]))
+                parts.append(self._named_value(f"constant {function.__module__}.{name}", scope[name]))
                 self._attributes(scope[name], function.__code__)
         if wrapped := getattr(function, "__wrapped__", None):
             parts.append(self.text(wrapped))
         return "\n".join(parts)
 
-    def _named(self, label: str, value: Any) -> str:
+    def _named_value(self, label: str, value: Any) -> str:
         """A global or closed-over value: a definition is named by its label, a constant becomes a factor."""
         if isinstance(value, (type, types.ModuleType, types.FunctionType)) or _is_plain(value):
             return self.text(value)
@@ -234,7 +234,7 @@ class _Walk:
             self._read.add((value, code))
             for name in attribute_names(code):
                 if name in vars(value):
-                    self._named(f"constant {value.__name__}.{name}", vars(value)[name])
+                    self._named_value(f"constant {value.__name__}.{name}", vars(value)[name])
                     self._attributes(vars(value)[name], code)
 
     def _class(self, value: type) -> str:
@@ -276,7 +276,7 @@ class _Walk:
         if not self._is_followed(kind.__module__) and not dataclasses.is_dataclass(value):
             raise _Unknown
         self._labels[id(value)] = f"the {len(self._labels)}th object"
-        self._kept.append(value)
+        self._kept_alive.append(value)
         if dataclasses.is_dataclass(value):
             names = [f.name for f in dataclasses.fields(value)]
         else:
@@ -287,7 +287,7 @@ class _Walk:
 
     def _is_followed(self, module: str) -> bool:
         top = top_level(module)
-        return module not in _FRAMEWORK and (top in self.homes or not is_installed(top))
+        return module not in _FRAMEWORK and (top in self.packages or not is_installed(top))
 
 
 _Writer = Callable[[_Walk, Any], str]
@@ -337,7 +337,7 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _homes(item: Any) -> frozenset[str]:
+def _followed_packages(item: Any) -> frozenset[str]:
     """The top-level modules that the item belongs to: its class's and those of functions in its fields."""
     given = vars(item).values() if dataclasses.is_dataclass(item) and not isinstance(item, type) else ()
     owners = [item, *(value for value in given if isinstance(value, types.FunctionType))]

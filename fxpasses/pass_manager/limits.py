@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +83,7 @@ class Limits:
             return ()
         allowed = tuple(passes[: self.passes])
         if self.passes and len(allowed) == self.passes and not self.check:
-            return (*allowed[:-1], _limited(allowed[-1], self.sites))
+            return (*allowed[:-1], _limit_sites(allowed[-1], self.sites))
         return allowed
 
 
@@ -163,7 +163,7 @@ def limited_lowerings() -> Iterator[None]:
         yield
 
 
-def _limited(item: Pass, sites: int | None) -> Pass:
+def _limit_sites(item: Pass, sites: int | None) -> Pass:
     """Restrict the pass to its first ``sites`` match sites."""
 
     def allowed(name: str) -> bool:
@@ -177,11 +177,7 @@ def _limited(item: Pass, sites: int | None) -> Pass:
         if not found.claimed:
             return item.apply(gm) if changed and allowed(f"graph of {len(gm.graph.nodes)} nodes") else False
         verdicts = [allowed(str(site.location)) for site in found.claimed]
-        with collect_sites(_position_in(verdicts)):
+        with collect_sites(lambda index: verdicts[min(index, len(verdicts) - 1)]):
             return item.apply(gm)
 
     return FunctionPass(function=apply, name=item.name, contract=item.contract)
-
-
-def _position_in(verdicts: list[bool]) -> Callable[[int], bool]:
-    return lambda index: verdicts[index] if index < len(verdicts) else verdicts[-1]

@@ -32,7 +32,7 @@ from fxpasses.pass_manager.runs import PassRun, PassRuns, Snapshot
 from fxpasses.pass_manager.sites import Sites, collect_sites
 from fxpasses.pass_manager.structure import Facts, check_structure
 
-_PLACE = ("stack_trace", "nn_module_stack", "fxpasses")
+_LOCATION_KEYS = ("stack_trace", "nn_module_stack", "fxpasses")
 """Metadata that says where a node comes from. The rest of its provenance says how to treat it."""
 
 
@@ -42,7 +42,11 @@ def inherit_provenance(before: Snapshot, after: Snapshot) -> None:
     A new call replaces the call that its user had as an argument before. New calls that feed it get the same
     provenance. Others get that of their arguments, or else of their users.
     """
-    new = [entry.node for entry in after.entries if entry.node not in before.by_node and _lacks(entry.node)]
+    new = [
+        entry.node
+        for entry in after.entries
+        if entry.node not in before.by_node and _lacks_provenance(entry.node)
+    ]
     if not new:
         return
     wanting = set(new)
@@ -53,27 +57,29 @@ def inherit_provenance(before: Snapshot, after: Snapshot) -> None:
         was, now = _nodes(old.args, old.kwargs), _nodes(entry.args, entry.kwargs)
         for replaced, node in zip(was, now, strict=False) if len(was) == len(now) else ():
             if node in wanting and node is not replaced:
-                _take(node, replaced, PROVENANCE if replaced not in after.by_node else _PLACE)
+                _copy_metadata(
+                    node, replaced, PROVENANCE if replaced not in after.by_node else _LOCATION_KEYS
+                )
     for node in reversed(new):
-        _take_first(node, [user for user in node.users if user in wanting], PROVENANCE)
+        _copy_from_first(node, [user for user in node.users if user in wanting], PROVENANCE)
     for node in new:
-        _take_first(node, node.all_input_nodes, _PLACE)
+        _copy_from_first(node, node.all_input_nodes, _LOCATION_KEYS)
     for node in reversed(new):
-        _take_first(node, node.users, _PLACE)
+        _copy_from_first(node, node.users, _LOCATION_KEYS)
 
 
-def _lacks(node: fx.Node) -> bool:
-    return node.op == "call_function" and not any(key in node.meta for key in _PLACE)
+def _lacks_provenance(node: fx.Node) -> bool:
+    return node.op == "call_function" and not any(key in node.meta for key in _LOCATION_KEYS)
 
 
-def _take_first(node: fx.Node, others: Iterable[fx.Node], keys: tuple[str, ...]) -> None:
+def _copy_from_first(node: fx.Node, others: Iterable[fx.Node], keys: tuple[str, ...]) -> None:
     for other in others:
-        if _lacks(node) and other.op == "call_function":
-            _take(node, other, keys)
+        if _lacks_provenance(node) and other.op == "call_function":
+            _copy_metadata(node, other, keys)
 
 
-def _take(node: fx.Node, other: fx.Node, keys: tuple[str, ...]) -> None:
-    if _lacks(node):
+def _copy_metadata(node: fx.Node, other: fx.Node, keys: tuple[str, ...]) -> None:
+    if _lacks_provenance(node):
         node.meta.update({key: other.meta[key] for key in keys if key in other.meta})
 
 
@@ -88,10 +94,10 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = os.path.join(_PACKAGE, "passes") + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _OTHERS = tuple(os.path.dirname(package.__file__ or "") + os.sep for package in (torch, fake))
-_MOST_LINES = 6
+_MAX_FRAMES = 6
 
 
-def lines_of_pass(item: Pass, error: BaseException) -> list[str]:
+def pass_frames(item: Pass, error: BaseException) -> list[str]:
     """The frames of the pass and its callees as ``file:line in function: code``, innermost last.
 
     Frames of torch and of the code that runs passes are omitted, as are middle frames if there are more than
@@ -101,15 +107,15 @@ def lines_of_pass(item: Pass, error: BaseException) -> list[str]:
     found = [
         f"{frame.filename}:{frame.lineno} in {frame.name}" + (f": {frame.line}" if frame.line else "")
         for frame in traceback.extract_tb(error.__traceback__)
-        if _is_of_pass(frame.filename)
+        if _is_pass_file(frame.filename)
     ]
-    if len(found) > _MOST_LINES:
-        left_out = len(found) - _MOST_LINES + 1
+    if len(found) > _MAX_FRAMES:
+        left_out = len(found) - _MAX_FRAMES + 1
         found = [found[0], f"... {left_out} more", *found[left_out + 1 :]]
     return found or _definition(item)
 
 
-def _is_of_pass(file: str) -> bool:
+def _is_pass_file(file: str) -> bool:
     if file.startswith(_LIBRARY):
         return True
     standard = file.startswith(_STANDARD) and "site-packages" not in file
@@ -238,9 +244,9 @@ def _run_group(group: Fixpoint, graph: _Graph) -> list[PassRun]:
         runs += latest
         if not any(run.changed for run in latest):
             return runs
-    busy = ", ".join(repr(run.name) for run in latest if run.changed)
+    still_changing = ", ".join(repr(run.name) for run in latest if run.changed)
     warnings.warn(
-        f"fixpoint group {group.name!r} stopped after its limit of {group.limit} rounds; {busy} still changed the "
+        f"fixpoint group {group.name!r} stopped after its limit of {group.limit} rounds; {still_changing} still changed the "
         f"{graph.kind} graph: raise the limit, or look for passes that undo each other",
         FixpointWarning,
         stacklevel=3,
@@ -263,10 +269,10 @@ class _Change:
     inner: dict[str, _Change] = field(default_factory=dict)
 
     @property
-    def really(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether anything changed."""
         return bool(self.added or self.removed or self.modified or self.reordered) or any(
-            change.really for change in self.inner.values()
+            change.has_changes for change in self.inner.values()
         )
 
     def add(self, name: str, change: _Change) -> None:
@@ -277,7 +283,7 @@ class _Change:
             setattr(self, part, getattr(self, part) + names)
 
 
-def _versions(gm: fx.GraphModule) -> dict[str, tuple[torch.Tensor, int, int]]:
+def _constant_versions(gm: fx.GraphModule) -> dict[str, tuple[torch.Tensor, int, int]]:
     """The tensors that the graph holds, each with its version counter and a checksum of its data.
 
     Inference tensors do not count writes, and nothing counts writes through ``.data`` or ``numpy()``.
@@ -296,7 +302,7 @@ class _Graph:
         self.gm, self.kind, self.checks, self.structure = gm, kind, checks, structure
         self._snapshot = Snapshot(gm.graph)
         self._facts: Facts | None = None
-        self._constants = _versions(gm)
+        self._constants = _constant_versions(gm)
         self._inner = {name: _Graph(graph, kind, (), structure) for name, graph in subgraphs(gm).items()}
         """The graphs that are passed to operators such as ``torch.cond``."""
 
@@ -310,20 +316,20 @@ class _Graph:
         changed, sites = self._apply(item)
         applied = time.perf_counter()
         change = self._change()
-        if change.really and not changed:
+        if change.has_changes and not changed:
             raise PassError(
                 "apply returned False but changed the graph", pass_name=item.name, graph=self.kind
             )
         after = change.after
         if changed:
-            self._settle(item, change, sites)
+            self._update_and_check(item, change, sites)
             for check, memory in zip(self.checks, remembered, strict=True):
                 check.after(item, self.gm, self.kind, memory, tuple(sites.claimed))
             after = self._snapshot
         run = PassRun(
             name=item.name,
             graph=self.kind,
-            changed=change.really,
+            changed=change.has_changes,
             seconds=applied - start,
             nodes_before=len(before.entries),
             nodes_after=len(after.entries),
@@ -351,7 +357,7 @@ class _Graph:
     def _change(self) -> _Change:
         """The changes since the last snapshot, including those of the subgraphs."""
         before, after = self._snapshot, Snapshot(self.gm.graph)
-        known, self._constants = self._constants, _versions(self.gm)
+        known, self._constants = self._constants, _constant_versions(self.gm)
         if before.is_untouched(after):
             change = _Change(after)
         else:
@@ -372,11 +378,11 @@ class _Graph:
                 change.add(name, graph._change())
         return change
 
-    def _settle(self, item: Pass, change: _Change, sites: Sites) -> None:
+    def _update_and_check(self, item: Pass, change: _Change, sites: Sites) -> None:
         """Update the metadata, check the structure, and remember the graph's current state."""
         for name, inner in change.inner.items():
-            if inner.really:
-                self._inner[name]._settle(item, inner, sites)
+            if inner.has_changes:
+                self._inner[name]._update_and_check(item, inner, sites)
         inherit_provenance(self._snapshot, change.after)
         differences = self._refresh(item, self._snapshot, change.after)
         if self._facts is not None:
@@ -399,7 +405,7 @@ class _Graph:
             failure = PassError(
                 describe_error(error), failing_node(error, self.gm), pass_name=item.name, graph=self.kind
             )
-            failure.add_lines(lines_of_pass(item, error))
+            failure.add_lines(pass_frames(item, error))
             raise failure from error
         if not isinstance(changed, bool):
             raise PassError(

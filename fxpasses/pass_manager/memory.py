@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses.graphs.aliasing import AliasInfo, is_alias, reads_metadata_alone
+from fxpasses.graphs.aliasing import AliasInfo, is_alias, reads_only_metadata
 from fxpasses.pass_manager.runs import Snapshot
 
 Version = tuple[fx.Node, fx.Node | None]
@@ -46,7 +46,7 @@ class Memory:
             if not node.all_input_nodes:
                 contents[node] = frozenset([(node, None)] if node in self.writes else ())
                 continue
-            read = [] if reads_metadata_alone(node) else node.all_input_nodes
+            read = [] if reads_only_metadata(node) else node.all_input_nodes
             seen: frozenset[Version] = frozenset().union(
                 *(contents[root] for value in read for root in aliases.roots(value))
             )
@@ -80,7 +80,7 @@ def stale_read(
     """
     known = snapshot.by_node
     same_write = _matching_writes(before, after)
-    behind = _behind_new_calls(graph, known) if before is not None and after is not None else set()
+    behind = _depending_on_new_calls(graph, known) if before is not None and after is not None else set()
     for node in graph.nodes:
         old = known.get(node)
         if old is None:
@@ -88,7 +88,7 @@ def stale_read(
         if (
             before is not None
             and after is not None
-            and (found := _moved(node, before, after, same_write, node in behind))
+            and (found := _unexpected_read(node, before, after, same_write, node in behind))
         ):
             return node, found
         if after is not None and (found := _newly_overwritten(node, old.args, after, same_write)):
@@ -96,12 +96,14 @@ def stale_read(
     if before is not None and after is not None:
         for new, write in same_write.items():
             if new is not write and (
-                found := _unseen(after.seen[new], before.seen[write], before, same_write, new in behind)
+                found := _unexpected_version(
+                    after.seen[new], before.seen[write], before, same_write, new in behind
+                )
             ):
                 return new, found
         for root in after.writes.keys() & before.writes.keys():
             last = after.writes[root][-1] in behind
-            if found := _unseen(after.final[root], before.final[root], before, same_write, last):
+            if found := _unexpected_version(after.final[root], before.final[root], before, same_write, last):
                 return after.writes[root][-1], f"what is left in {root.name} is not the same: {found}"
     return None
 
@@ -120,7 +122,7 @@ def _matching_writes(before: Memory | None, after: Memory | None) -> dict[fx.Nod
     return found
 
 
-def _behind_new_calls(graph: fx.Graph, known: Container[fx.Node]) -> set[fx.Node]:
+def _depending_on_new_calls(graph: fx.Graph, known: Container[fx.Node]) -> set[fx.Node]:
     """The calls that are new or depend on a new call."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
@@ -129,17 +131,17 @@ def _behind_new_calls(graph: fx.Graph, known: Container[fx.Node]) -> set[fx.Node
     return found
 
 
-def _moved(
+def _unexpected_read(
     node: fx.Node, before: Memory, after: Memory, same_write: dict[fx.Node, fx.Node], on_new_calls: bool
 ) -> str | None:
     """Describe a version that ``node`` sees now and did not see before, if there is one."""
     if node.op != "output" and is_alias(node) and node not in same_write:
         return None  # a view reads nothing; its users do
     now, was = after.seen.get(node, frozenset()), before.seen.get(node, frozenset())
-    return _unseen(now, was, before, same_write, on_new_calls)
+    return _unexpected_version(now, was, before, same_write, on_new_calls)
 
 
-def _unseen(
+def _unexpected_version(
     now: frozenset[Version],
     was: frozenset[Version],
     before: Memory,
@@ -179,7 +181,7 @@ def _newly_overwritten(
     kept: set[fx.Node] = set()
     fx.node.map_arg(old_args, lambda n: kept.add(n) or n)  # type: ignore[func-returns-value]
     for value in node.all_input_nodes:
-        if value not in kept or reads_metadata_alone(node):
+        if value not in kept or reads_only_metadata(node):
             continue
         for root in after.aliases.roots(value):
             for write in after.writes.get(root, ()):

@@ -76,7 +76,7 @@ def refresh(
             continue
         if node.op == "get_attr" and "val" not in node.meta:
             _set_attribute_value(gm, node, mode)
-        elif before is not None and _takes_the_like(node, before):
+        elif before is not None and _arguments_match(node, before):
             continue
         elif node.op == "call_function" and _is_computable(node):
             recorded = value_of(node)
@@ -116,7 +116,7 @@ def metadata_difference(a: Any, b: Any, strides: bool = True) -> str | None:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
         found = (metadata_difference(x, y, strides) for x, y in zip(a, b, strict=True))
         return next((problem for problem in found if problem is not None), None)
-    if _is_whole(a) and _is_whole(b):
+    if _is_integer(a) and _is_integer(b):
         return None if _equal_sizes(a, b) else f"value {a} became {b}"
     if type(a) is not type(b):
         return f"{type(a).__name__} became {type(b).__name__}"
@@ -153,11 +153,11 @@ def _equal_sizes(a: Any, b: Any) -> bool:
     return None in hints or hints[0] == hints[1]
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
-def _takes_the_like(node: fx.Node, before: Snapshot) -> bool:
+def _arguments_match(node: fx.Node, before: Snapshot) -> bool:
     """Whether only arguments changed, to ones of equal metadata, so that the result's metadata is equal."""
     old = before.by_node.get(node)
     if old is None or old.target != node.target or old.value is not value_of(node) or is_alias(node):

@@ -21,7 +21,7 @@ def check_names(passes: Sequence[Pass]) -> None:
         owner = _definition(item)
         if (other := owners.setdefault(item.name, owner)) is not owner:
             raise ContractError(
-                f"two passes are called {item.name!r}: {_place(other)} and {_place(owner)}; rename one of them "
+                f"two passes are called {item.name!r}: {_describe_definition(other)} and {_describe_definition(owner)}; rename one of them "
                 f"(a name of the form 'library::pass' is unlikely to be taken)",
                 (item.name, item.name),
             )
@@ -41,7 +41,7 @@ def in_order(passes: Sequence[Pass], holds: Sequence[str] = ()) -> dict[GraphKin
     """
     check_names(passes)
     plan: dict[GraphKind, list[Pass]] = {"joint": order_for("joint", passes, holds)}
-    partitioned = sorted(_holding_after(plan["joint"], holds))
+    partitioned = sorted(_properties_after(plan["joint"], holds))
     for kind in ("forward", "backward"):
         plan[kind] = order_for(kind, passes, partitioned)  # type: ignore[index, arg-type]
     plan["inference"] = order_for("inference", passes, holds)
@@ -170,7 +170,7 @@ def _try_edge(constraints: networkx.DiGraph, a: int, b: int) -> bool:
     return True
 
 
-def _holding_after(ordered: Sequence[Pass], holds: Sequence[str]) -> set[str]:
+def _properties_after(ordered: Sequence[Pass], holds: Sequence[str]) -> set[str]:
     found = set(holds)
     for item in ordered:
         found -= set(item.contract.invalidates)
@@ -183,7 +183,7 @@ def _definition(item: Pass) -> object:
     return getattr(item, "function", None) or getattr(item, "pattern", None) or type(item)
 
 
-def _place(owner: object) -> str:
+def _describe_definition(owner: object) -> str:
     """The module, name and line of a definition."""
     code = getattr(owner, "__code__", None)
     line = f":{code.co_firstlineno}" if code is not None else ""

@@ -112,20 +112,22 @@ def check_structure(
     Raises:
         StructureError: names the pass, the problem, the node, the user's line and the match site.
     """
-    check = _Comparison(item, kind, before, sites, made_at or {})
-    check.is_well_formed(gm)
+    comparison = _Comparison(item, kind, before, sites, made_at or {})
+    comparison.check_well_formed(gm)
     after = Facts(gm.graph)
-    check.constants_hold_data(after)
-    check.values_are_true(gm, differences)
-    check.inputs_are_kept(after)
-    check.metadata_is_kept(after)
-    check.outputs_are_kept(after)
-    check.order_is_kept("effect", "effects", before.effects, check.without_more_assertions(after.effects))
+    comparison.check_constants(after)
+    comparison.check_values(gm, differences)
+    comparison.check_inputs(after)
+    comparison.check_metadata(after)
+    comparison.check_outputs(after)
+    comparison.check_order(
+        "effect", "effects", before.effects, comparison.without_new_assertions(after.effects)
+    )
     if item.contract.numerics != "none":
-        check.order_is_kept("call of the RNG", "random numbers", before.rng_calls, after.rng_calls)
-    check.writes_are_kept(after)
+        comparison.check_order("call of the RNG", "random numbers", before.rng_calls, after.rng_calls)
+    comparison.check_writes(after)
     if before.memory is not None or after.memory is not None:
-        check.reads_are_kept(gm, after)
+        comparison.check_reads(gm, after)
     return after
 
 
@@ -143,7 +145,7 @@ class _Comparison:
     sites: tuple[MatchSite, ...]
     made_at: Mapping[fx.Node, int]
 
-    def is_well_formed(self, gm: fx.GraphModule) -> None:
+    def check_well_formed(self, gm: fx.GraphModule) -> None:
         try:
             gm.graph.lint()
         except Exception as error:
@@ -155,14 +157,14 @@ class _Comparison:
             reason = f"node {astray.name!r} stands beside one that had been erased, and is in the graph when it is read forwards alone: insert nodes before others are erased"
             raise self._error("lint", reason, astray)
 
-    def constants_hold_data(self, after: Facts) -> None:
+    def check_constants(self, after: Facts) -> None:
         """Reject new fake constants. A tensor that a pass creates during tracing is fake."""
         for node in after.fake_constants:
             if node.name not in {old.name for old in self.before.fake_constants}:
                 reason = f"its constant {node.target} is a fake tensor, which holds no data: tensors that a pass makes are traced, as the graph is"
                 raise self._error("metadata", reason, node)
 
-    def values_are_true(self, gm: fx.GraphModule, differences: Sequence[Difference]) -> None:
+    def check_values(self, gm: fx.GraphModule, differences: Sequence[Difference]) -> None:
         """New nodes, and nodes whose value the pass has set, must have the value that their call returns."""
         known = self.before.snapshot.by_node
         for found in differences:
@@ -178,7 +180,7 @@ class _Comparison:
                     reason = "a new node has no fake value, and none can be computed; make nodes with fxpasses.insert_call"
                     raise self._error("metadata", reason, node)
 
-    def inputs_are_kept(self, after: Facts) -> None:
+    def check_inputs(self, after: Facts) -> None:
         """The graph must take the same inputs, in the same order."""
         was, now = (
             [entry.name for entry in snapshot.entries if entry.node.op == "placeholder"]
@@ -188,7 +190,7 @@ class _Comparison:
             reason = f"the graph took the inputs {', '.join(was)} before and takes {', '.join(now)} now"
             raise self._error("inputs", reason, None)
 
-    def outputs_are_kept(self, after: Facts) -> None:
+    def check_outputs(self, after: Facts) -> None:
         was, now = self.before.outputs, after.outputs
         if len(was) != len(now) or _shape(self.before.snapshot.output) != _shape(after.snapshot.output):
             reason = f"the graph returned {len(was)} values before and returns {len(now)} now"
@@ -201,10 +203,10 @@ class _Comparison:
             b_value = value_of(b) if isinstance(b, fx.Node) else b
             if (a is None) != (b is None):
                 reason = f"output {position} was {_describe(a_value)} and is {_describe(b_value)}"
-                raise self._error("outputs", reason, _more_telling(b, a))
+                raise self._error("outputs", reason, _node_to_report(b, a))
             if (problem := metadata_difference(a_value, b_value)) is not None:
                 reason = f"output {position}: {problem}"
-                raise self._error("outputs", reason, _more_telling(b, a))
+                raise self._error("outputs", reason, _node_to_report(b, a))
         for position, (a, b) in enumerate(zip(was, now, strict=True)):
             if self._is_moved(position, a, b, now):
                 reason = f"output {position} was {a.name}, which is output {now.index(a)} now"
@@ -213,9 +215,9 @@ class _Comparison:
             zip(self.before.output_aliases, after.output_aliases, strict=True)
         ):
             if a_memory != b_memory:
-                was_own, is_now = _sharing(position, a_memory), _sharing(position, b_memory)
+                was_own, is_now = _describe_aliases(position, a_memory), _describe_aliases(position, b_memory)
                 reason = f"output {position} {was_own} before, and {is_now} now"
-                raise self._error("aliasing", reason, _more_telling(now[position], was[position]))
+                raise self._error("aliasing", reason, _node_to_report(now[position], was[position]))
 
     def _is_moved(self, position: int, a: Any, b: Any, now: list[Any]) -> bool:
         """Whether an output was swapped with another one."""
@@ -224,7 +226,7 @@ class _Comparison:
         was = self.before.outputs
         return b in was and was.count(a) == now.count(a) and was.count(b) == now.count(b)
 
-    def metadata_is_kept(self, after: Facts) -> None:
+    def check_metadata(self, after: Facts) -> None:
         """Remaining nodes must keep the metadata that the contract promises."""
         promise = self.item.contract.metadata
         known = self.before.snapshot.by_node
@@ -245,7 +247,7 @@ class _Comparison:
                 )
                 raise self._error("metadata", reason, entry.node)
 
-    def order_is_kept(self, one: str, many: str, was: list[fx.Node], now: list[fx.Node]) -> None:
+    def check_order(self, one: str, many: str, was: list[fx.Node], now: list[fx.Node]) -> None:
         """Compare calls whose order matters. A new call may replace a removed one if it is the same call.
 
         Args:
@@ -277,7 +279,7 @@ class _Comparison:
             raise self._error("order", f"{article} {one} is new: {len(was)} before, {len(now)} now", new)
         raise self._error("order", f"the {many} are not the same as before", new)
 
-    def without_more_assertions(self, now: list[fx.Node]) -> list[fx.Node]:
+    def without_new_assertions(self, now: list[fx.Node]) -> list[fx.Node]:
         """The effects without added assertions, which do nothing while they hold: a question of values."""
         was = self.before.effects
         more = Counter(str(n.target) for n in now) - Counter(
@@ -295,14 +297,14 @@ class _Comparison:
         entry = snapshot.by_node[node]
         return str(entry.target), _describe(entry.value)
 
-    def writes_are_kept(self, after: Facts) -> None:
+    def check_writes(self, after: Facts) -> None:
         was, now = self.before.written_inputs, after.written_inputs
         for root in was.keys() - now.keys():
             raise self._error("mutation", f"input {root!r} is not written to any more", was[root])
         for root in now.keys() - was.keys():
             raise self._error("mutation", f"input {root!r} is written to now", now[root])
 
-    def reads_are_kept(self, gm: fx.GraphModule, after: Facts) -> None:
+    def check_reads(self, gm: fx.GraphModule, after: Facts) -> None:
         found = stale_read(gm.graph, self.before.snapshot, self.before.memory, after.memory)
         if found is not None:
             node, reason = found
@@ -353,7 +355,7 @@ def _describe(value: Any) -> str:
     return type(value).__name__
 
 
-def _sharing(position: int, memory: tuple[frozenset[str], frozenset[int]] | None) -> str:
+def _describe_aliases(position: int, memory: tuple[frozenset[str], frozenset[int]] | None) -> str:
     """Describe what an output shares memory with."""
     if memory is None:
         return "was no tensor"
@@ -363,7 +365,7 @@ def _sharing(position: int, memory: tuple[frozenset[str], frozenset[int]] | None
     return f"shared memory with {', '.join(shared)}" if shared else "had memory of its own"
 
 
-def _more_telling(new: Any, old: Any) -> Any:
+def _node_to_report(new: Any, old: Any) -> Any:
     """The node to name for an output: the current one, or the previous one if only that has a user's line."""
     if isinstance(old, fx.Node) and not (isinstance(new, fx.Node) and locate(new).source):
         return old

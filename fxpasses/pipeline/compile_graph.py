@@ -142,20 +142,20 @@ def unpartitioned_compiler(options: Options, gm: fx.GraphModule, example_inputs:
     return UnpartitionedCompiler(options, decompose=True)
 
 
-def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) -> CompiledRegion:
+def _compile_region(region_graph: RegionGraph, options: Options, outer_hooks: Hooks) -> CompiledRegion:
     """Compile the graph of a region like any other graph, and return what the region's operators call.
 
     Args:
         region_graph: the graph.
         options: the options of the enclosing graph's compilation.
-        around: the enclosing graph's hooks.
+        outer_hooks: the enclosing graph's hooks.
 
     Raises:
         RegionRefused: if AOTAutograd shows that it is not a function from tensors to fresh tensors.
         StageError: if a stage fails.
     """
     start = time.perf_counter()
-    observers = [observer.of_region(region_graph.gm) for observer in around.observers]
+    observers = [observer.of_region(region_graph.gm) for observer in outer_hooks.observers]
     check = next((c for c in (observer.region_check(options) for observer in observers) if c), None)
     own = dataclasses.replace(
         options.of_region(region_graph.gm),
@@ -176,19 +176,19 @@ def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) 
         compiler,
         observers,
         check,
-        decides=around.decides,
+        decides=outer_hooks.decides,
         of_region=True,
         counts=False,
-        regions=around.regions,
+        regions=outer_hooks.regions,
     )
     try:
         compiled = compile_graph(region_graph.gm, region_graph.example_inputs, own, hooks)
     except StageError as error:
-        refused = _cause(error)
+        refused = _find_refusal(error)
         if refused is not None:
             raise refused from error
         raise
-    return compilers[0].finished(getattr(compiled, "fxpasses_regions", []), time.perf_counter() - start)
+    return compilers[0].register(getattr(compiled, "fxpasses_regions", []), time.perf_counter() - start)
 
 
 def _trace_gathers(region_graph: RegionGraph, options: Options) -> CompiledRegion:
@@ -211,14 +211,14 @@ def _trace_gathers(region_graph: RegionGraph, options: Options) -> CompiledRegio
         own,
         Hooks(lambda *_: region_compiler, of_region=True, counts=False),
     )
-    region = region_compiler.finished([], 0.0)
+    region = region_compiler.register([], 0.0)
     if region.symbols or any(node.op == "get_attr" for graph in kept.graphs.values() for node in graph.nodes):
         raise RegionRefused("it takes more than parameters")
     region.inlined = kept.graphs
     return region
 
 
-def _cause(error: BaseException | None) -> RegionRefused | None:
+def _find_refusal(error: BaseException | None) -> RegionRefused | None:
     while error is not None and not isinstance(error, RegionRefused):
         error = error.__cause__ or error.__context__
     return error

@@ -34,8 +34,8 @@ from fxpasses.errors import (
     StageError,
     ValueMismatchError,
 )
-from fxpasses.graphs.fresh_outputs import hand_fresh_outputs_on, mark_fresh_outputs
-from fxpasses.graphs.provenance import annotate, described_inputs, failing_node
+from fxpasses.graphs.fresh_outputs import copy_fresh_outputs, mark_fresh_outputs
+from fxpasses.graphs.provenance import annotate, failing_node, user_input_names
 from fxpasses.graphs.rewriting import copy_graph, use_returned_arguments
 from fxpasses.partitioner._torch import BackwardState
 from fxpasses.pass_manager.manager import PassManager
@@ -93,7 +93,7 @@ class Stages:
         self._values = hooks.values
         if hooks.values is not None:
             hooks.values.observers = hooks.observers
-        self._to_eager = options.on_failure != "raise" and not hooks.of_region
+        self._falls_back = options.on_failure != "raise" and not hooks.of_region
         self._manager = PassManager(
             options.passes, [self._values] if self._values else [], structure=options.check != "off"
         )
@@ -110,7 +110,7 @@ class Stages:
         the graph, and whether that cache may be used at all.
         """
         if self._hooks.observers or self._values:  # only these show input names to the user
-            self._inputs = described_inputs(gm)
+            self._inputs = user_input_names(gm)
         # Code that torch saves for other processes is saved as entries of this cache.
         whole = (
             _torch.functorch_config.patch(enable_autograd_cache=False)
@@ -137,17 +137,17 @@ class Stages:
             compiled = trace()
         except StageError as error:
             self._count_graph()
-            return self._eager_instead(error, original.forward)
+            return self._fall_back_to_eager(error, original.forward)
         except Exception as error:
             if _torch.is_control_flow(error):
                 raise  # Dynamo traces again and comes back with another graph
             self._count_graph()
             failure = CaptureError(describe_error(error), failing_node(error, gm), graph="Dynamo")
             failure.__cause__ = error
-            return self._eager_instead(failure, original.forward)
+            return self._fall_back_to_eager(failure, original.forward)
         self._count_graph()
         if self._hooks.counts:
-            self._unmatched.tell()
+            self._unmatched.warn()
         for observer in self._hooks.observers:
             if self._ran:
                 observer.done()
@@ -196,7 +196,7 @@ class Stages:
             aot["decides"] = self._hooks.decides
         with self._stage(PartitionError, joint, "joint"):
             forward, backward = compiler.partition(joint, joint_inputs, **aot)
-        hand_fresh_outputs_on(joint.graph, forward.graph)
+        copy_fresh_outputs(joint.graph, forward.graph)
         if self._values is not None:
             self._values.partitioned(forward, backward)
         return forward, backward
@@ -219,18 +219,18 @@ class Stages:
             mark_fresh_outputs(gm.graph)
         use_returned_arguments(gm)
         # A failing pass, or Inductor, may leave the graph half rewritten, so eager gets a copy made before.
-        kept = self._to_eager or (kind == "backward" and _may_depend_on_data(gm.graph))
+        kept = self._falls_back or (kind == "backward" and _may_depend_on_data(gm.graph))
         eager = with_inductor_rng(copy_graph(gm, constants=True)) if kept else gm
         try:
             self.run_passes(gm, kind)
-            compiled = self._handed_over(gm, kind, compile)
+            compiled = self._compile_and_check(gm, kind, compile)
         except StageError as error:
             run = (
                 EagerCode(eager)
                 if _torch_inductor.saves_compiled_code()
                 else _torch.make_boxed_func(eager.forward)
             )
-            compiled = self._eager_instead(error, run)
+            compiled = self._fall_back_to_eager(error, run)
         return as_output_code(compiled, "it calls functions that only this process has")
 
     def lower_backward(
@@ -247,14 +247,16 @@ class Stages:
         with compiling(), accelerated(self._options.accelerate):
             compiled = self.lower(gm, "backward", compile)
         if self._hooks.counts:
-            self._unmatched.tell()
+            self._unmatched.warn()
         return compiled
 
-    def _handed_over(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
+    def _compile_and_check(
+        self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]
+    ) -> Any:
         """Compile the graph, and wrap the result in the checks of its first calls."""
         lowered, ranks = self._hooks.lowered, self._hooks.ranks
         handed_over = copy_graph(gm) if lowered is not None else gm
-        gate = ranks.compiling(kind, gm) if ranks is not None else nullcontext(_unchanged)
+        gate = ranks.compiling(kind, gm) if ranks is not None else nullcontext(lambda compiled: compiled)
         try:
             with self._stage(HandoverError, gm, kind), gate as gated, lowered_parts() as parts:
                 compiled = gated(compile())
@@ -267,13 +269,13 @@ class Stages:
             observer.lowered(kind, parts)
         if lowered is not None:
             compiled = lowered.watch(handed_over, compiled)
-        return compiled if self._values is None else self._watched(kind, compiled)
+        return compiled if self._values is None else self._with_value_checks(kind, compiled)
 
-    def _watched(self, kind: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_value_checks(self, kind: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the compiled graph so that its first calls are checked by value."""
 
         def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
-            return self._eager_instead(error, before.forward)
+            return self._fall_back_to_eager(error, before.forward)
 
         assert self._values is not None
         # A wrong forward graph sends the whole graph to eager (see _eager_if_wrong). For a wrong backward
@@ -292,7 +294,7 @@ class Stages:
             except ValueMismatchError as error:
                 if error.pass_name == "partition" and not error.repro:
                     values.explain_partition(error, gm, inputs)
-                if self._hooks.advises and not self._to_eager:
+                if self._hooks.advises and not self._falls_back:
                     error.advise()
                 raise
 
@@ -300,7 +302,7 @@ class Stages:
 
     def _eager_if_wrong(self, compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
         """Run ``compiled`` until the value check finds it wrong, then eager, unless failures are raised."""
-        if self._values is None or not self._to_eager:
+        if self._values is None or not self._falls_back:
             return compiled
         running = compiled
 
@@ -309,7 +311,7 @@ class Stages:
             try:
                 return running(*inputs)
             except ValueMismatchError as error:
-                running = self._eager_instead(error, eager)
+                running = self._fall_back_to_eager(error, eager)
                 return running(*inputs)
 
         return run
@@ -327,12 +329,12 @@ class Stages:
             reason = describe_error(error)
             raise failure(reason, failing_node(error, gm), graph=kind) from error
 
-    def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
+    def _fall_back_to_eager(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
         for observer in (
             () if self._hooks.of_region else self._hooks.observers
         ):  # a failing region may merely be refused
             observer.failed(error)
-        if not self._to_eager and not self._depends_on_data(error):
+        if not self._falls_back and not self._depends_on_data(error):
             if self._hooks.advises:
                 error.advise()
             raise error
@@ -376,7 +378,3 @@ def _may_depend_on_data(graph: fx.Graph) -> bool:
     """Whether sizes of results, or a number, may depend on data: see :meth:`Stages._depends_on_data`."""
     kinds = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     return any(not kinds.isdisjoint(getattr(node.target, "tags", ())) for node in graph.nodes)
-
-
-def _unchanged(compiled: Any) -> Any:
-    return compiled

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fake.seam.symbolic_shapes import text_of_size
-from fxpasses.compiling.saved_code import before_unsaved
+from fxpasses.compiling.saved_code import unwrap_unsaved
 from fxpasses.plans import _torch
 from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
 from fxpasses.plans.code import codes_inside, named_by
@@ -100,7 +100,7 @@ class Module:
     def _graph(self, compiled: Any) -> str:
         if id(compiled) not in self._made:
             self._kept.append(compiled)
-            code = before_unsaved(compiled)
+            code = unwrap_unsaved(compiled)
             if (sends := getattr(compiled, "sends", None)) is not None:
                 body = self._gated(sends, compiled.called[0])
             elif isinstance(code, CompiledFxGraph):

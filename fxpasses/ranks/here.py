@@ -58,8 +58,8 @@ class Here:
         answering: the thread that answers.
         waits: where the rank compares what it compiled: group, ranks and number of the comparison, and what
             it sends; None elsewhere.
-        leaves: set when the process exits.
-        at_the_end: what the process waits for on exit.
+        exiting: set when the process exits.
+        exit_callbacks: what the process waits for on exit.
     """
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -79,8 +79,8 @@ class Here:
     comes: dict[str, int] = dataclasses.field(default_factory=dict)
     answering: Any = None
     waits: dict[str, Any] | None = None
-    leaves: threading.Event = dataclasses.field(default_factory=threading.Event)
-    at_the_end: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    exiting: threading.Event = dataclasses.field(default_factory=threading.Event)
+    exit_callbacks: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
     def forget(self) -> None:
         """Forget all comparisons: ``torch._dynamo.reset()`` gives the same numbers to other code."""
@@ -146,7 +146,7 @@ def _eager_collective() -> str:
         if communicates(called):
             name = str(called)
         frame = frame.f_back
-    while frame is not None and _is_no_users(frame.f_code.co_filename.replace("\\", "/")):
+    while frame is not None and _is_library_file(frame.f_code.co_filename.replace("\\", "/")):
         if "/torch/distributed/" in frame.f_code.co_filename.replace("\\", "/"):
             own = frame.f_code.co_name
             # Each function of torch.distributed has a wrapper.
@@ -160,7 +160,7 @@ def _eager_collective() -> str:
     return f"{name}, called in {frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_name}"
 
 
-def _is_no_users(file: str) -> bool:
+def _is_library_file(file: str) -> bool:
     return "/torch/" in file or file.startswith(_OWN)
 
 
@@ -177,7 +177,7 @@ def job_store() -> Any:
     return sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
 
 
-def answer_from_now_on() -> None:
+def ensure_answering() -> None:
     """Start answering other ranks, unless this rank already does."""
     with HERE.lock:
         if HERE.answering is None:
@@ -188,35 +188,35 @@ def _start(rank: int) -> threading.Thread | None:
     """Start the thread that answers; none if a second thread cannot wait on the store."""
     try:
         store = job_store().clone()
-        store.set(process(rank), json.dumps(dataclasses.astuple(Process.own())))
+        store.set(process_key(rank), json.dumps(dataclasses.astuple(Process.own())))
     except RuntimeError as error:
         log.info("this rank does not answer other ranks: %s", error)
         return None
     thread = threading.Thread(target=_answer, args=(store, rank), name="fxpasses ranks", daemon=True)
     thread.start()
-    HERE.at_the_end.append(functools.partial(_end, thread, store.clone(), rank))
+    HERE.exit_callbacks.append(functools.partial(_end, thread, store.clone(), rank))
     return thread
 
 
 @atexit.register
 def _leave() -> None:
     """Let the threads finish: Python ends those that return from C++ at exit, and C++ then aborts."""
-    HERE.leaves.set()
-    for wait in HERE.at_the_end:  # first the thread that waits for a process group, as it may start to answer
-        wait()
+    HERE.exiting.set()
+    for callback in HERE.exit_callbacks:  # first the thread that waits for a group, as it may start to answer
+        callback()
 
 
 def _end(thread: threading.Thread, store: Any, rank: int) -> None:
     """Wake the thread up for the last time."""
     try:
-        store.set(left(rank), "")
-        pose(store, rank)
+        store.set(exit_key(rank), "")
+        post_question(store, rank)
     except RuntimeError as error:  # the store is gone, and the thread soon will be
         log.debug("the store cannot be reached any more: %s", error)
     thread.join(LEAVING_SECONDS)
 
 
-def pose(store: Any, rank: int, key: str = "", call: int = 0) -> int:
+def post_question(store: Any, rank: int, key: str = "", call: int = 0) -> int:
     """Ask a rank a question, and return the question's number.
 
     Args:
@@ -232,7 +232,7 @@ def pose(store: Any, rank: int, key: str = "", call: int = 0) -> int:
 
 def _answer(store: Any, rank: int) -> None:
     number = 1
-    while not HERE.leaves.is_set():
+    while not HERE.exiting.is_set():
         try:
             store.wait([f"fxpasses/ask/{rank}/{number}"], datetime.timedelta(days=7))
             state = HERE.state(*json.loads(store.get(f"fxpasses/ask/{rank}/{number}")))
@@ -242,45 +242,45 @@ def _answer(store: Any, rank: int) -> None:
         number += 1
 
 
-def left(rank: int) -> str:
+def exit_key(rank: int) -> str:
     """Return the key that a rank sets in the store when its process exits."""
     return f"fxpasses/left/{rank}"
 
 
-def process(rank: int) -> str:
+def process_key(rank: int) -> str:
     """Return the key under which a rank's process identifies itself in the store."""
     return f"fxpasses/process/{rank}"
 
 
-def answer_from_the_first_group() -> None:
+def answer_once_initialized() -> None:
     """Start a thread that waits for the process group of a ``torchrun`` job; single processes need none."""
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
         thread = threading.Thread(
             target=_wait_for_group, name="fxpasses waits for a process group", daemon=True
         )
         thread.start()
-        HERE.at_the_end.insert(0, functools.partial(thread.join, LEAVING_SECONDS))
+        HERE.exit_callbacks.insert(0, functools.partial(thread.join, LEAVING_SECONDS))
 
 
 def _wait_for_group() -> None:
-    while not HERE.leaves.is_set():
-        if (distributed := _with_group()) is not None:
+    while not HERE.exiting.is_set():
+        if (distributed := _initialized_distributed()) is not None:
             if distributed.get_backend() != "fake":
-                answer_from_now_on()
+                ensure_answering()
             return
-        HERE.leaves.wait(_PAUSE)
+        HERE.exiting.wait(_PAUSE)
     distributed = (
-        _with_group()
+        _initialized_distributed()
     )  # exits right after its first group began: tell the others, as it does not answer
     if distributed is not None and distributed.get_backend() != "fake" and HERE.answering is None:
         with contextlib.suppress(RuntimeError):  # the store is gone
-            job_store().set(left(distributed.get_rank()), "")
+            job_store().set(exit_key(distributed.get_rank()), "")
 
 
-def _with_group() -> Any:
+def _initialized_distributed() -> Any:
     """Return ``torch.distributed`` if this process is in a group."""
     distributed = sys.modules.get("torch.distributed")
     return distributed if distributed is not None and getattr(distributed, "is_initialized", bool)() else None
 
 
-answer_from_the_first_group()
+answer_once_initialized()

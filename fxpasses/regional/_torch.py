@@ -68,17 +68,17 @@ def sets_grad_mode(node: fx.Node) -> bool:
 _LAZY = [DispatchKeySet(key) for key in (DispatchKey.Conjugate, DispatchKey.Negative, DispatchKey.ZeroTensor)]
 
 
-def as_outside_of_modes() -> Any:
+def resolve_lazy_conj_and_neg() -> Any:
     """Return a context in which operators resolve lazy conjugates and negatives.
 
     Under a dispatch mode (AOTAutograd's check of custom operators in the first call, or a user's own) a
     Python kernel runs without that, and takes ``x.conj()`` for ``x``.
     """
-    left_out = local_exclude_set()
-    if not left_out.has(DispatchKey.Conjugate):
+    excluded = local_exclude_set()
+    if not excluded.has(DispatchKey.Conjugate):
         return contextlib.nullcontext()
-    kept = functools.reduce(operator.sub, _LAZY, left_out)
-    return torch._C._ForceDispatchKeyGuard(local_include_set(), kept)
+    still_excluded = functools.reduce(operator.sub, _LAZY, excluded)
+    return torch._C._ForceDispatchKeyGuard(local_include_set(), still_excluded)
 
 
 def context_calls() -> tuple[Any, Any, Any]:
@@ -86,7 +86,7 @@ def context_calls() -> tuple[Any, Any, Any]:
     return _ENTER_AUTOCAST, _EXIT_AUTOCAST, set_grad_enabled
 
 
-def in_transforms(calls: Sequence[fx.Node]) -> tuple[list[bool], list[int]]:
+def transform_nesting(calls: Sequence[fx.Node]) -> tuple[list[bool], list[int]]:
     """Return which calls a transform or mode rules out of a region, and the depth of ``vmap``.
 
     The depth is the number of open ``vmap`` before each call and after the last. A region may contain a whole
@@ -96,11 +96,11 @@ def in_transforms(calls: Sequence[fx.Node]) -> tuple[list[bool], list[int]]:
     found, depth = [], []
     for node in calls:
         name = str(getattr(node.target, "__name__", ""))
-        of_vmap = name in _VMAP
+        is_vmap = name in _VMAP_CALLS
         depth.append(len(opened))
         if name.endswith("_increment_nesting"):
-            opened.append(of_vmap)
-        found.append(not all(opened) or (_is_of_mode(node, name) and not of_vmap))
+            opened.append(is_vmap)
+        found.append(not all(opened) or (_is_transform_call(node, name) and not is_vmap))
         if name.endswith("_decrement_nesting"):
             if not opened:
                 return [True] * len(calls), [0] * (len(calls) + 1)
@@ -110,19 +110,19 @@ def in_transforms(calls: Sequence[fx.Node]) -> tuple[list[bool], list[int]]:
     return found, [*depth, 0]
 
 
-_VMAP = frozenset(
+_VMAP_CALLS = frozenset(
     {"_vmap_increment_nesting", "_vmap_decrement_nesting", "_add_batch_dim", "_remove_batch_dim", "lazy_load_decompositions"}
 )  # fmt: skip
 
 
-def _is_of_mode(node: fx.Node, name: str) -> bool:
+def _is_transform_call(node: fx.Node, name: str) -> bool:
     module = str(getattr(node.target, "__module__", "") or "")
     if module.startswith(("torch._functorch", "torch._C._functorch", "torch.autograd.forward_ad")):
         return True
-    return name.startswith(_OF_MODES) and not (enters_autocast(node) or exits_autocast(node))
+    return name.startswith(_TRANSFORM_PREFIXES) and not (enters_autocast(node) or exits_autocast(node))
 
 
-_OF_MODES = (
+_TRANSFORM_PREFIXES = (
     "_enter_",
     "_exit_",
     "_vmap_",
@@ -138,7 +138,7 @@ def is_inlined_operator(target: Any) -> bool:
     return isinstance(target, HigherOrderOperator) and target.name() in INLINED_OPERATORS
 
 
-def checkpointed(node: fx.Node) -> bool:
+def is_checkpoint_call(node: fx.Node) -> bool:
     """Whether this calls a checkpointed function, whose graph is the first argument."""
     return isinstance(node.target, HigherOrderOperator) and node.target.name() == "tag_activation_checkpoint"
 
@@ -162,7 +162,7 @@ def expression(value: Any) -> Any:
     return value
 
 
-def _applied(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
+def _apply_or_record(function: Callable[..., Any], x: Any, *rest: Any) -> Any:
     """Apply a function that Python calls for an integer at once, or record a call on a graph's number."""
     if isinstance(x, fx.Proxy):
         return x.tracer.create_proxy("call_function", function, (x, *rest), {})
@@ -178,31 +178,31 @@ class _PythonNumbers(PythonReferenceAnalysis):
 
     @staticmethod
     def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _applied(math.trunc, x)
+        return _apply_or_record(math.trunc, x)
 
     @staticmethod
     def floor_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _applied(math.floor, x)
+        return _apply_or_record(math.floor, x)
 
     @staticmethod
     def ceil_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _applied(math.ceil, x)
+        return _apply_or_record(math.ceil, x)
 
     @staticmethod
     def round_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _applied(round, x)
+        return _apply_or_record(round, x)
 
     @staticmethod
     def round_decimal(x: Any, digits: Any) -> Any:
-        return _applied(round, x, digits)
+        return _apply_or_record(round, x, digits)
 
     @staticmethod
     def floor(x: Any) -> Any:
-        return torch.sym_float(_applied(math.floor, x))
+        return torch.sym_float(_apply_or_record(math.floor, x))
 
     @staticmethod
     def ceil(x: Any) -> Any:
-        return torch.sym_float(_applied(math.ceil, x))
+        return torch.sym_float(_apply_or_record(math.ceil, x))
 
 
 def evaluate(value: Any, bindings: Mapping[Any, Any]) -> Any:
@@ -219,7 +219,7 @@ def has_unbacked(value: Any) -> bool:
     return bool(free_unbacked_symbols(value))
 
 
-def of_sizes(value: Any) -> bool:
+def depends_only_on_sizes(value: Any) -> bool:
     """Whether a symbolic number is computed only from sizes of inputs."""
     symbols = free_symbols(value)
     return bool(symbols) and all(symbol_is_type(symbol, SymT.SIZE) for symbol in symbols)
@@ -237,13 +237,13 @@ def storage_of(tensor: torch.Tensor) -> int:
     return id(tensor) if storage is None else storage
 
 
-def symbol_facts(shape_env: Any, symbol: sympy.Symbol) -> tuple[str, str]:
+def hint_and_range(shape_env: Any, symbol: sympy.Symbol) -> tuple[str, str]:
     """Return a symbol's size hint and its range at compile time: all that guards depend on."""
     return str(hints_of(shape_env).get(symbol)), str(shape_env.var_to_range.get(symbol))
 
 
 @contextlib.contextmanager
-def capture_surroundings(fake_mode: Any) -> Iterator[None]:
+def region_tracing_context(fake_mode: Any) -> Iterator[None]:
     """Set AOTAutograd up for a region: its own tracing context, eager backward compilation, and no cache.
 
     A hit in AOTAutograd's cache would return one callable for both passes, but we need the two inside.
@@ -305,7 +305,7 @@ def copy_dynamo_attributes(old: fx.GraphModule, new: fx.GraphModule) -> None:
             b._dynamo_source = a._dynamo_source
 
 
-def may_contain_regions() -> str:
+def reason_against_regions() -> str:
     """Return why settings of this process rule regions out, or ""."""
     if wrapper_arguments():
         return "Inductor's cpp_wrapper and fx_wrapper have no calls back into Python"
@@ -324,7 +324,7 @@ def ambient_state() -> str:
 
 
 @contextlib.contextmanager
-def trying_out(fake_mode: Any) -> Iterator[None]:
+def fake_execution(fake_mode: Any) -> Iterator[None]:
     """Run a Dynamo graph on fake tensors to observe it. Unbacked sizes that this creates are ignored."""
     shape_env = fake_mode.shape_env
     ignoring = contextlib.nullcontext() if shape_env is None else shape_env.ignore_fresh_unbacked_symbols()
@@ -337,7 +337,7 @@ def trying_out(fake_mode: Any) -> Iterator[None]:
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
-def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
+def unwrap_functional(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
     """Return the tensors inside functional tensors, after all writes to them."""
     views = [t for t in tensors if not torch._is_functional_tensor_base(t.elem)]
     annotate = getattr(mode, "_sync_view_replay_annotations", None)  # torch 2.12 and newer
@@ -348,7 +348,7 @@ def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
     return [from_functional_tensor(tensor.elem) for tensor in tensors]
 
 
-def functional(tensor: torch.Tensor, mode: Any) -> Any:
+def wrap_functional(tensor: torch.Tensor, mode: Any) -> Any:
     """Wrap a fresh tensor as a functional one, below autograd."""
     return FunctionalTensor(torch._to_functional_tensor(tensor), mode)
 

@@ -31,7 +31,7 @@ def is_placement(value: Any) -> bool:
     )
 
 
-def described(value: Any) -> tuple[Any, Sequence[Any]] | None:
+def mesh_and_placements(value: Any) -> tuple[Any, Sequence[Any]] | None:
     """Return a DTensor's mesh and placements; ``None`` if their repr does not describe them fully."""
     placements = value._spec.placements
     return (value._spec.mesh, placements) if all(map(is_placement, placements)) else None

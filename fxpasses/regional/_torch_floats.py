@@ -12,14 +12,14 @@ from fake.seam.dynamo import TensorifyScalarRestartAnalysis
 from fake.seam.symbolic_shapes import SymT, hints_of, symbol_is_type
 
 
-def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
+def mark_floats_specialized(shape_env: Any, kept: set[Any]) -> None:
     """Tell AOTAutograd that only the floats in ``kept`` are left for it to convert or specialize."""
     for symbol in hints_of(shape_env):
         if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
             TensorifyState.specialize(str(symbol))
 
 
-def trace_again_with_constants(shape_env: Any) -> None:
+def retrace_with_constant_floats(shape_env: Any) -> None:
     """Make Dynamo retrace with all floats as constants instead of inputs. Does nothing if it already did."""
     floats = [str(s) for s in hints_of(shape_env) if symbol_is_type(s, SymT.FLOAT)]
     left = [name for name in floats if not TensorifyState.should_specialize(name)]
@@ -31,7 +31,7 @@ def trace_again_with_constants(shape_env: Any) -> None:
 
 @contextlib.contextmanager
 def floats_of_one_graph() -> Iterator[None]:
-    """Limit facts about floats that are stated in this block (see :func:`floats_are_settled`) to it.
+    """Limit facts about floats that are stated in this block (see :func:`mark_floats_specialized`) to it.
 
     Torch keeps them by symbol name for whatever it traces next. There the name may be another input's, and
     Dynamo then drops writes to that input (torch 2.13). They are kept only if Dynamo is about to retrace the

@@ -33,7 +33,7 @@ def separate_aliases(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[f
         n for n in gm.graph.find_nodes(op="placeholder") if isinstance(n.meta.get("val"), torch.Tensor)
     ]
     number = {node: i for i, node in enumerate(tensors)}
-    chains = [_chain(node) if isinstance(node, fx.Node) else None for node in outputs]
+    chains = [_base_and_views(node) if isinstance(node, fx.Node) else None for node in outputs]
     shared: dict[fx.Node, set[fx.Node]] = {}
     for node, chain in zip(outputs, chains, strict=True):
         if chain is not None:
@@ -45,7 +45,7 @@ def separate_aliases(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[f
             sources.append(None)
             continue
         root, views = chain
-        steps = _steps(views)
+        steps = _view_steps(views)
         if root in number and steps is not None:
             sources.append(Source(True, number[root], steps))
         elif root not in number and len(shared[root]) == 1:
@@ -89,16 +89,16 @@ def _copy(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
     return copy
 
 
-def _chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+def _base_and_views(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """Return the node that owns this node's memory, and the views from there to this node."""
     views: list[fx.Node] = []
-    while (base := _base(node)) is not None:
+    while (base := _view_base(node)) is not None:
         views.append(node)
         node = base
     return node, views[::-1]
 
 
-def _base(node: fx.Node) -> fx.Node | None:
+def _view_base(node: fx.Node) -> fx.Node | None:
     """Return the node that this one is a view of, or ``None`` if it owns its memory."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
@@ -121,7 +121,7 @@ class _NotConstant(Exception):
     pass
 
 
-def _steps(views: Sequence[fx.Node]) -> tuple[Step, ...] | None:
+def _view_steps(views: Sequence[fx.Node]) -> tuple[Step, ...] | None:
     """Return views with constant or symbolic arguments; ``None`` if one takes another tensor or an offset."""
     steps = []
 

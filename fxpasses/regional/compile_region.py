@@ -49,7 +49,7 @@ class RegionCompiler:
     _strides: list[Any] = field(default_factory=list)
     _text: str = ""
 
-    def finished(self, inner: Sequence[CompiledRegion], seconds: float) -> CompiledRegion:
+    def register(self, inner: Sequence[CompiledRegion], seconds: float) -> CompiledRegion:
         """Add the region to the table in which the operators look it up.
 
         Args:
@@ -79,7 +79,7 @@ class RegionCompiler:
         # Each graph is searched for what cannot be compiled, so none may wait for the others.
         unit = contextlib.nullcontext() if self._options.on_failure == "isolate" else one_unit()
         fake_mode = _torch.detect_fake_mode(self._region_graph.inputs)
-        with unit, _torch.capture_surroundings(fake_mode), self._compiler.settings():
+        with unit, _torch.region_tracing_context(fake_mode), self._compiler.settings():
             yield
 
     def aot_arguments(self) -> dict[str, Any]:
@@ -130,16 +130,16 @@ class RegionCompiler:
         random = any(_is_random(node) for node in gm.graph.nodes)
         self._text += gm.graph.python_code("self").src
         communicating = self._communicating(gm)
-        work = _work(gm)
+        work = _call_costs(gm)
         exact = {"forward": self._values.exact_run(gm)} if self._values is not None else {}
         with _torch.output_strides() as strides:
             compiled = self._compiler.forward(gm, inputs, inference=inference, visible=visible)
         if self._values is not None:
             compiled = self._values.watch("inference" if inference else "forward", compiled, None)
-        self._strides = _known(strides, returned, dynamic=bool(self._region_graph.symbols))
+        self._strides = _reported_strides(strides, returned, dynamic=bool(self._region_graph.symbols))
         self._region = CompiledRegion(
             symbols=list(self._region_graph.symbols),
-            given=[spec_of(value) for value in self._region_graph.inputs],
+            input_specs=[spec_of(value) for value in self._region_graph.inputs],
             forward=compiled,
             forward_specs=[spec_of(n.meta["val"], s) for n, s in zip(returned, self._strides, strict=True)],
             outputs=sources[:count],  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ class RegionCompiler:
             communicating={"forward": communicating} if communicating else {},
             work={"forward": work},
         )
-        return _never
+        return _raise_if_called
 
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         region = self._compiled()
@@ -176,17 +176,17 @@ class RegionCompiler:
         communicating = self._communicating(gm)
         if communicating is not None:
             region.communicating["backward"] = communicating
-        region.work["backward"] = _work(gm)
+        region.work["backward"] = _call_costs(gm)
         if self._values is not None:
             region.exact["backward"] = self._values.exact_run(gm)
         with _torch.output_strides() as strides:
             region.backward = self._compiler.backward(gm, given)
         if self._values is not None:
             region.backward = self._values.watch_backward(region.backward, sources)
-        known = _known(strides, returned, dynamic=bool(self._region_graph.symbols))
+        known = _reported_strides(strides, returned, dynamic=bool(self._region_graph.symbols))
         region.backward_specs = [spec_of(n.meta["val"], s) for n, s in zip(returned, known, strict=True)]
         region.gradients = sources[len(self._region_graph.symbols) :]
-        return _never
+        return _raise_if_called
 
     def _restride(self, value: torch.Tensor, source: Source) -> torch.Tensor:
         """Give a saved value the strides that it has in the compiled forward graph."""
@@ -209,11 +209,11 @@ class RegionCompiler:
         return copy_graph(gm).graph
 
 
-def _work(gm: fx.GraphModule) -> list[tuple[int, int]]:
+def _call_costs(gm: fx.GraphModule) -> list[tuple[int, int]]:
     """Return FLOPs and bytes of each call, including those inside called regions."""
     costs, found = CostModel(), list[tuple[int, int]]()
     for node in gm.graph.nodes:
-        inner, own = region_work(node), costs.work_of(node)
+        inner, own = region_work(node), costs.flops_and_bytes(node)
         found += inner if inner is not None else [own] if own is not None else []
     return found
 
@@ -233,7 +233,7 @@ def _keeps_strides(source: Source, user: Sequence[Source | None]) -> bool:
     return bool(source.steps) or any(s is source for s in user)
 
 
-def _known(strides: list[Any], returned: Sequence[fx.Node], *, dynamic: bool) -> list[Any]:
+def _reported_strides(strides: list[Any], returned: Sequence[fx.Node], *, dynamic: bool) -> list[Any]:
     """Return, per output, the strides that the compiler reports, or ``None`` to use the traced ones."""
     if dynamic or len(strides) != len(returned):
         return [None] * len(returned)
@@ -247,5 +247,5 @@ def _is_random(node: fx.Node) -> bool:
     return "rng" in str(target)
 
 
-def _never(*_: Any) -> Any:
+def _raise_if_called(*_: Any) -> Any:
     raise AssertionError("the callable that AOTAutograd was given for a region is not the one that runs")

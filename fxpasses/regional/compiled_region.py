@@ -128,7 +128,7 @@ class CompiledRegion:
 
     Attributes:
         symbols: the symbols whose values its operators take as ``sizes``.
-        given: metadata of its tensor inputs at compile time.
+        input_specs: metadata of its tensor inputs at compile time.
         forward: takes a list of sizes and tensors; returns the tensors described by ``forward_specs``.
         outputs: how its outputs are made from its inputs and the results of ``forward``.
         differentiable: for each output, whether the backward pass takes a gradient for it.
@@ -152,7 +152,7 @@ class CompiledRegion:
     """
 
     symbols: list[sympy.Symbol]
-    given: list[TensorSpec]
+    input_specs: list[TensorSpec]
     forward: Callable[[list[Any]], Sequence[torch.Tensor]]
     forward_specs: list[TensorSpec]
     outputs: list[Source]
@@ -172,7 +172,7 @@ class CompiledRegion:
     work: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     inlined: dict[str, fx.Graph] = field(default_factory=dict)
     grad_placements: list[tuple[Any, ...] | None] = field(default_factory=list)
-    _mend: dict[str, list[int] | None] = field(default_factory=dict)
+    _results_to_copy: dict[str, list[int] | None] = field(default_factory=dict)
 
     def bindings(self, sizes: Sequence[Size]) -> dict[sympy.Symbol, Size]:
         """Map the symbols to their values."""
@@ -204,14 +204,14 @@ class CompiledRegion:
         exact = self.exact.get(which)
         if exact is not None and [t.dtype for t in tensors] != exact.dtypes:
             return exact.run([*first, *tensors])
-        mend = self._mend.get(which)
-        kept = list(tensors) if mend is None else ()
+        to_copy = self._results_to_copy.get(which)
+        kept = list(tensors) if to_copy is None else ()
         given = [*first, *tensors]
         tensors.clear()
         results = compiled(given)
-        return list(results) if mend == [] else self._conform(which, results, kept, specs, sizes)
+        return list(results) if to_copy == [] else self._match_specs(which, results, kept, specs, sizes)
 
-    def _conform(
+    def _match_specs(
         self,
         which: str,
         results: Sequence[torch.Tensor],
@@ -228,10 +228,10 @@ class CompiledRegion:
         results = list(results)
         if len(results) != len(specs):
             raise RegionContractError(self.key, f"{which} returned {len(results)} tensors, not {len(specs)}")
-        mend = self._mend.get(which)
-        if mend is None:
-            taken = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
-            mend = []
+        to_copy = self._results_to_copy.get(which)
+        if to_copy is None:
+            storages = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+            to_copy = []
             for i, (result, spec) in enumerate(zip(results, specs, strict=True)):
                 shape = tuple(_torch.evaluate(s, bindings) for s in spec.shape)
                 if result.dtype is not spec.dtype or tuple(result.shape) != shape:
@@ -239,12 +239,12 @@ class CompiledRegion:
                         self.key,
                         f"result {i} of {which} is {result.dtype} {tuple(result.shape)}, not {spec.dtype} {shape}",
                     )
-                memory = result.untyped_storage().data_ptr()
-                if result.numel() and (memory in taken or result.stride() != spec.strides(bindings)):
-                    mend.append(i)
-                taken.add(memory)
-            self._mend[which] = mend
-        for i in mend:
+                storage = result.untyped_storage().data_ptr()
+                if result.numel() and (storage in storages or result.stride() != spec.strides(bindings)):
+                    to_copy.append(i)
+                storages.add(storage)
+            self._results_to_copy[which] = to_copy
+        for i in to_copy:
             results[i] = specs[i].empty(bindings).copy_(results[i])
         return results
 

@@ -51,12 +51,12 @@ _CHEAP = frozenset(
         "to_local",
     }
 )
-_KERNELS_OF_THEIR_OWN = (
+_OWN_KERNEL_NAMES = (
     "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv", "scaled_dot_product", "embedding", "sdpa", "einsum",
     "tag_activation_checkpoint",
 )  # fmt: skip
 
-_MADE_OF_MANY = {
+_COMPOSITE_WEIGHTS = {
     "tag_activation_checkpoint": 12.0,
     "_transformer_encoder_layer_fwd": 12.0,
     "_native_multi_head_attention": 6.0,
@@ -142,7 +142,7 @@ class CostModel:
         name = target_name(node)
         if name in _CHEAP:
             return 0.15
-        return _MADE_OF_MANY.get(name, 1.0)
+        return _COMPOSITE_WEIGHTS.get(name, 1.0)
 
     def saved(self, weight: float, copies: int, dynamic: bool) -> float:
         """Return the seconds of compile time that a region saves.
@@ -242,11 +242,11 @@ def _boundary_bytes(facts: GraphFacts, start: int, stop: int) -> tuple[int, str]
 
 def is_fused(nodes: Sequence[fx.Node]) -> bool:
     """Whether calls are only pointwise work and reductions."""
-    return not any(_has_own_kernel(node) or target_name(node) in _MADE_OF_MANY for node in nodes)
+    return not any(_has_own_kernel(node) or target_name(node) in _COMPOSITE_WEIGHTS for node in nodes)
 
 
 def _has_own_kernel(node: fx.Node) -> bool:
-    return any(part in target_name(node) for part in _KERNELS_OF_THEIR_OWN)
+    return any(part in target_name(node) for part in _OWN_KERNEL_NAMES)
 
 
 def _bytes(value: Any, device: str) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional._torch_dtensor import FUNCTIONAL
 from fxpasses.regional.parameters import gathered_parameters, is_static
-from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of, without_empty
+from fxpasses.regional.sizes import is_literal, literal, simplify_stride, sizes_of_inputs, value_of
 from fxpasses.regional.writes import target_name
 
 _FORBIDDEN_METHODS = frozenset(
@@ -42,8 +42,8 @@ _FORBIDDEN_METHODS = frozenset(
     | {"untyped_storage", "__setattr__", "data_ptr"}
 )
 _FORBIDDEN_NAMES = re.compile(r"^(_assert|_check|manual_seed|set_rng_state|get_rng_state|trace_wrapped)")
-_PLAIN = (int, float, bool, str, complex, type(None), type(Ellipsis))
-_REPR = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_CONSTANT_TYPES = (int, float, bool, str, complex, type(None), type(Ellipsis))
+_REPR_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
 @dataclass
@@ -148,7 +148,7 @@ def read_facts(gm: fx.GraphModule, calls: list[fx.Node] | None = None) -> GraphF
     )
     open_autocast: tuple[fx.Node, ...] = ()
     grad_mode: bool | None = None
-    transformed, facts.vmaps = _torch.in_transforms(calls)
+    transformed, facts.vmaps = _torch.transform_nesting(calls)
     for index, node in enumerate(calls):
         facts.autocast.append(open_autocast)
         facts.grad_mode.append(grad_mode)
@@ -204,7 +204,7 @@ def clean_path(path: str) -> str:
     return path.strip(".")
 
 
-class _Unknown(Exception):
+class _NotComparable(Exception):
     """A constant or value that cannot be compared."""
 
 
@@ -248,7 +248,7 @@ class _Reader:
                 repr(ambient),
                 self._offsets(node, reads),
             )
-        except _Unknown as unknown:
+        except _NotComparable as unknown:
             reads[:] = node.all_input_nodes
             return self.unique(), "", str(unknown)
         # Functions of the same name may differ, so within a process the object itself decides.
@@ -258,22 +258,22 @@ class _Reader:
     def _refuse(self, node: fx.Node) -> None:
         target = node.target
         if node.op not in ("call_function", "call_method"):
-            raise _Unknown(f"it calls {node.op} {target}")
+            raise _NotComparable(f"it calls {node.op} {target}")
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if node.op == "call_method" and name in _FORBIDDEN_METHODS:
-            raise _Unknown(f"it calls Tensor.{name}")
+            raise _NotComparable(f"it calls Tensor.{name}")
         if _FORBIDDEN_NAMES.match(str(name)):
-            raise _Unknown(f"it calls {name}")
+            raise _NotComparable(f"it calls {name}")
         if isinstance(target, _torch.HigherOrderOperator) and not _torch.is_inlined_operator(target):
-            raise _Unknown(f"it calls the higher-order operator {target}")
+            raise _NotComparable(f"it calls the higher-order operator {target}")
         if isinstance(target, _torch.OpOverload) and (
             target.namespace == "c10d" or (target.namespace in FUNCTIONAL and target._schema.is_mutable)
         ):
-            raise _Unknown("it communicates with other processes in place")
+            raise _NotComparable("it communicates with other processes in place")
 
     def _offsets(self, node: fx.Node, reads: Sequence[fx.Node]) -> tuple[Any, ...]:
         """Return the storage offsets of the operands, for the few calls that depend on them."""
-        if not counts_from_storage(node):
+        if not uses_storage_offset(node):
             return ()
         values = map(value_of, reads)
         return tuple(self._size(v.storage_offset()) for v in values if isinstance(v, torch.Tensor))
@@ -281,9 +281,9 @@ class _Reader:
     def _constant(self, value: Any, reads: list[fx.Node]) -> Any:
         if isinstance(value, fx.Node):
             return self._node(value, reads)
-        if isinstance(value, _PLAIN):
+        if isinstance(value, _CONSTANT_TYPES):
             return type(value).__name__, repr(value)
-        if isinstance(value, _REPR):
+        if isinstance(value, _REPR_TYPES):
             return repr(value)
         if _torch_dtensor.is_placement(value):
             return type(value).__name__, repr(value)
@@ -301,7 +301,7 @@ class _Reader:
             and not hasattr(value, "__self__")
         ):
             return _target(value)
-        raise _Unknown(f"an argument of type {type(value).__name__} cannot be compared")
+        raise _NotComparable(f"an argument of type {type(value).__name__} cannot be compared")
 
     def _node(self, node: fx.Node, reads: list[fx.Node]) -> Any:
         if is_literal(node):
@@ -313,7 +313,9 @@ class _Reader:
             if isinstance(attribute, fx.GraphModule):
                 return "graph", self._graph(str(node.target), attribute)
             if not isinstance(attribute, torch.Tensor):
-                raise _Unknown(f"it reads the attribute {node.target} of type {type(attribute).__name__}")
+                raise _NotComparable(
+                    f"it reads the attribute {node.target} of type {type(attribute).__name__}"
+                )
         reads.append(self._equal_sizes.get(node, node))
         return "node"
 
@@ -327,7 +329,7 @@ class _Reader:
                 number_of[node] = number
                 reads: list[fx.Node] = []
                 if node.op == "get_attr" and not isinstance(attribute_of(node, gm), fx.GraphModule):
-                    raise _Unknown("a nested graph has tensors of its own")
+                    raise _NotComparable("a nested graph has tensors of its own")
                 if node.op not in ("placeholder", "output", "get_attr"):
                     nested._refuse(node)
                 constants = (
@@ -359,7 +361,7 @@ class _Reader:
     def _describe(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_nested or value.is_quantized:
-                raise _Unknown("a value is sparse, nested or quantized")
+                raise _NotComparable("a value is sparse, nested or quantized")
             if _torch_dtensor.is_dtensor(value):
                 return self._describe_dtensor(value)
             if isinstance(value, _torch.FakeTensor) or type(value) in (torch.Tensor, torch.nn.Parameter):
@@ -367,27 +369,27 @@ class _Reader:
                     str(value.dtype),
                     str(value.device),
                     self._sizes(value.shape),
-                    tuple(map(without_empty, self._sizes(value.stride()))),
+                    tuple(map(simplify_stride, self._sizes(value.stride()))),
                     value.requires_grad,
                     value.is_conj() or value.is_neg(),
                 )
-            raise _Unknown(f"a value is a {type(value).__name__}")
+            raise _NotComparable(f"a value is a {type(value).__name__}")
         if isinstance(value, (torch.SymInt, torch.SymBool)):
             return "size", self._size(value)
         if isinstance(value, torch.SymFloat):
-            if _torch.of_sizes(value):
+            if _torch.depends_only_on_sizes(value):
                 return "float of sizes", self._size(value)
             if isinstance(_torch.expression(value), sympy.Basic):
-                raise _Unknown("it computes with a float that may change from call to call")
+                raise _NotComparable("it computes with a float that may change from call to call")
             return "float", repr(_torch.expression(value))
         if isinstance(value, (list, tuple)):
             return tuple(self._describe(v) for v in value)
         return (type(value).__name__,)
 
     def _describe_dtensor(self, value: Any) -> Any:
-        placed = _torch_dtensor.described(value)
+        placed = _torch_dtensor.mesh_and_placements(value)
         if placed is None:
-            raise _Unknown("a DTensor is placed in a way that its text does not describe")
+            raise _NotComparable("a DTensor is placed in a way that its text does not describe")
         mesh, placements = placed
         return (
             "DTensor",
@@ -417,7 +419,7 @@ class _Reader:
         if isinstance(expr, sympy.Basic):
             self.dynamic = True
             if _torch.has_unbacked(size):
-                raise _Unknown("a size depends on data")
+                raise _NotComparable("a size depends on data")
         return expr
 
 
@@ -431,7 +433,7 @@ def _is_pending(node: fx.Node) -> bool:
     )
 
 
-def counts_from_storage(node: fx.Node) -> bool:
+def uses_storage_offset(node: fx.Node) -> bool:
     """Whether a call depends on the storage offset of an operand."""
     return target_name(node).startswith(("as_strided", "storage_offset"))
 

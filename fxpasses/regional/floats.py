@@ -37,62 +37,64 @@ def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
     """
     shape_env = _shape_env(gm)
     if as_constants and shape_env is not None:
-        _torch_floats.trace_again_with_constants(shape_env)
-    _read_inside(gm)
+        _torch_floats.retrace_with_constant_floats(shape_env)
+    _sink_item_calls(gm)
     found = [
         (owner, node)
         for owner in gm.modules()
         if isinstance(owner, fx.GraphModule)
         for node in owner.graph.nodes
-        if isinstance(value_of(node), torch.SymFloat) and not _torch.of_sizes(value_of(node))
+        if isinstance(value_of(node), torch.SymFloat) and not _torch.depends_only_on_sizes(value_of(node))
     ]
     if not found:
         # Torch prepares a number for each 0-dim float64 input. AOTAutograd considers unused ones as constants
         # to specialize, and when Dynamo then retraces, writes to that input are lost (torch 2.13).
         if shape_env is not None:
-            _torch_floats.floats_are_settled(shape_env, set())
+            _torch_floats.mark_floats_specialized(shape_env, set())
         return
     shape_env = value_of(found[0][1]).node.shape_env
     kept: set[Any] = set()
     for _, node in found:
-        if node.users and all(map(_computes, node.users)):
+        if node.users and all(map(_is_tensorifiable, node.users)):
             kept |= _torch.free_symbols(value_of(node))
     for _, node in found:
         if not all(map(_may_take_symbolic, node.users)):
             kept -= _torch.free_symbols(value_of(node))
-    stay: list[_Place] = []
+    dynamic: list[_Place] = []
     for owner, node in reversed(found):
         value = value_of(node)
         symbols = _torch.free_symbols(value)
         if _torch.has_unbacked(value) or (symbols and symbols <= kept):
-            stay.insert(0, (owner, node))
+            dynamic.insert(0, (owner, node))
             continue
         number = float(value if symbols else value.node.expr)  # may be NaN, which equals nothing
         for user in list(node.users):
-            _put_in_place(user, node, number)
+            _replace_argument(user, node, number)
         if node.op != "placeholder":
             owner.graph.erase_node(node)
-    if all(_may_be_tensor(node) for _, node in stay):
-        for owner, node in stay:
-            _make_tensor(owner, node)
-        _move_to_the_start({node: owner for owner, node in stay})
+    if all(_can_be_tensor(node) for _, node in dynamic):
+        for owner, node in dynamic:
+            _tensorify(owner, node)
+        _hoist({node: owner for owner, node in dynamic})
         kept = set()
-    _torch_floats.floats_are_settled(shape_env, kept)
+    _torch_floats.mark_floats_specialized(shape_env, kept)
     for owner in {id(owner): owner for owner, _ in found}.values():
         owner.recompile()
 
 
-def _read_inside(gm: fx.GraphModule) -> None:
+def _sink_item_calls(gm: fx.GraphModule) -> None:
     """Read the floats of checkpointed functions inside them; torch 2.15 reads them before the call.
 
     A tensor input can stand for the number there, and calls that differ only in the number stay equal.
     """
     for node in list(gm.graph.nodes):
-        body = getattr(gm, node.args[0].target) if _torch.checkpointed(node) else None
+        body = getattr(gm, node.args[0].target) if _torch.is_checkpoint_call(node) else None
         if not isinstance(body, fx.GraphModule) or len(node.args[0].users) > 1:
             continue
         inputs = body.graph.find_nodes(op="placeholder")
-        read = {inner: outer for inner, outer in zip(inputs, node.args[1:], strict=True) if _is_read(outer)}
+        read = {
+            inner: outer for inner, outer in zip(inputs, node.args[1:], strict=True) if _is_item_call(outer)
+        }
         for inner, outer in read.items():
             with body.graph.inserting_after(inputs[-1]):
                 number = body.graph.call_method("item", (inner,))
@@ -101,7 +103,7 @@ def _read_inside(gm: fx.GraphModule) -> None:
             node.replace_input_with(outer, outer.args[0])
         for outer in {outer for outer in read.values() if not outer.users}:
             gm.graph.erase_node(outer)
-        _read_inside(body)
+        _sink_item_calls(body)
 
 
 def _shape_env(gm: fx.GraphModule) -> Any:
@@ -122,18 +124,18 @@ def _may_take_symbolic(user: fx.Node) -> bool:
     are examined separately.
     """
     return (
-        _computes(user)
+        _is_tensorifiable(user)
         or isinstance(value_of(user), torch.SymFloat)
         or isinstance(user.target, HigherOrderOperator)
     )
 
 
-def _computes(user: fx.Node) -> bool:
+def _is_tensorifiable(user: fx.Node) -> bool:
     """Whether AOTAutograd can compute a call on a tensor; not with keywords, like ``alpha`` (torch 2.13)."""
     return _name(user) in _ARITHMETIC and not user.kwargs
 
 
-def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
+def _replace_argument(user: fx.Node, node: fx.Node, number: float) -> None:
     """Replace a node in a call's arguments by a number."""
 
     def known(read: fx.Node) -> Any:
@@ -143,9 +145,9 @@ def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
     user.kwargs = fx.node.map_arg(user.kwargs, known)
 
 
-def _may_be_tensor(node: fx.Node) -> bool:
+def _can_be_tensor(node: fx.Node) -> bool:
     """Whether a float can be a 0-dim float64 tensor: computed from such, and equivalent for all users."""
-    return (_is_read(node) or _is_arithmetic(node) or _is_root(node)) and all(
+    return (_is_item_call(node) or _is_arithmetic(node) or _is_root(node)) and all(
         _is_root(user)
         or (
             _is_arithmetic(user) and (isinstance(value_of(user), torch.SymFloat) or _takes_tensor(user, node))
@@ -154,7 +156,7 @@ def _may_be_tensor(node: fx.Node) -> bool:
     )
 
 
-def _is_read(node: Any) -> bool:
+def _is_item_call(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return False
     source = value_of(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
@@ -195,10 +197,10 @@ def _writes(user: fx.Node) -> bool:
     return _name(user).startswith("i") or _name(user).endswith("_")
 
 
-def _make_tensor(owner: fx.GraphModule, node: fx.Node) -> None:
+def _tensorify(owner: fx.GraphModule, node: fx.Node) -> None:
     """Replace a float by the tensor that it is read or computed from."""
     users = [user for user in node.users if isinstance(value_of(user), torch.Tensor)]
-    if _is_read(node):
+    if _is_item_call(node):
         tensor = node.args[0]
         assert isinstance(tensor, fx.Node)
         node.replace_all_uses_with(tensor)
@@ -211,10 +213,10 @@ def _make_tensor(owner: fx.GraphModule, node: fx.Node) -> None:
         with next(v.fake_mode for v in values if isinstance(v, _torch.FakeTensor)):
             node.meta["example_value"] = node.target(*values)  # type: ignore[operator]
     for user in users:
-        _convert(owner.graph, user, tensor)
+        _keep_result_dtype(owner.graph, user, tensor)
 
 
-def _move_to_the_start(made: dict[fx.Node, fx.GraphModule]) -> None:
+def _hoist(made: dict[fx.Node, fx.GraphModule]) -> None:
     """Move computations that several calls read to the start, if they only need inputs.
 
     Dynamo computes them at first use, in the first of several equal layers, and the other layers read them
@@ -236,7 +238,7 @@ def _move_to_the_start(made: dict[fx.Node, fx.GraphModule]) -> None:
                     at.prepend(node)
 
 
-def _convert(graph: fx.Graph, user: fx.Node, tensor: fx.Node) -> None:
+def _keep_result_dtype(graph: fx.Graph, user: fx.Node, tensor: fx.Node) -> None:
     """Keep the dtype of a result if a 0-dim tensor would promote the other operand and a number would not."""
     (other,) = (value_of(a) for a in user.args if a is not tensor)  # type: ignore[arg-type]
     if _writes(user) or (other.ndim and (other.is_floating_point() or other.is_complex())):

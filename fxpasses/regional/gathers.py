@@ -29,9 +29,9 @@ from fxpasses.regional.parameters import gathered_parameters
 from fxpasses.regional.region_operators import inlined_graph
 from fxpasses.regional.region_search import Search, Subgraph
 
-_FEWEST = 16
+_MIN_CALLS_SAVED = 16
 """Minimum number of calls not traced again, from which on an operator pays off."""
-_OF_ONE_CALL = ("val", "tensor_meta", "eager_input_vals")
+_VALUE_METADATA = ("val", "tensor_meta", "eager_input_vals")
 """Metadata that describes a node's own value."""
 
 
@@ -59,7 +59,9 @@ def equal_gathers(gm: fx.GraphModule) -> tuple[Search, list[list[Subgraph]]]:
             )
         start = stop
     return Search(facts), [
-        group for group in groups.values() if (len(group) - 1) * (group[0].stop - group[0].start) >= _FEWEST
+        group
+        for group in groups.values()
+        if (len(group) - 1) * (group[0].stop - group[0].start) >= _MIN_CALLS_SAVED
     ]
 
 
@@ -102,7 +104,7 @@ def inline_gathers(gm: fx.GraphModule) -> None:
         values: dict[fx.Node, Any] = dict(
             zip(inner.find_nodes(op="placeholder"), call.args[1], strict=True)  # type: ignore[arg-type]
         )
-        shared = {name: value for name, value in call.meta.items() if name not in _OF_ONE_CALL}
+        shared = {name: value for name, value in call.meta.items() if name not in _VALUE_METADATA}
         with gm.graph.inserting_before(call):
             for node in inner.nodes:
                 if node.op == "call_function":

@@ -22,7 +22,7 @@ from fake.error_text import describe_error
 from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.errors import RegionRefused
-from fxpasses.regional.facts import GraphFacts, counts_from_storage, is_literal, literal, value_of, wiring
+from fxpasses.regional.facts import GraphFacts, is_literal, literal, uses_storage_offset, value_of, wiring
 from fxpasses.regional.parameters import is_static
 from fxpasses.regional.region_search import Subgraph
 from fxpasses.regional.writes import target_name, updated_statistics
@@ -89,12 +89,12 @@ class RegionGraph:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def outside_of(facts: GraphFacts, subgraph: Subgraph) -> list[fx.Node]:
+def input_tensors(facts: GraphFacts, subgraph: Subgraph) -> list[fx.Node]:
     """Return the tensors that a subgraph reads from outside, in order of first use."""
     return [
         n
         for n in wiring(facts, subgraph.start, subgraph.stop)[1]
-        if isinstance(_tensor(n, facts), torch.Tensor)
+        if isinstance(_node_value(n, facts), torch.Tensor)
     ]
 
 
@@ -112,10 +112,10 @@ def extract_region(
     Raises:
         RegionRefused: if it cannot be a function from tensors to fresh tensors.
     """
-    return _Cutter(gm, facts, subgraphs, symbols).cut()
+    return _RegionExtractor(gm, facts, subgraphs, symbols).extract()
 
 
-class _Cutter:
+class _RegionExtractor:
     def __init__(
         self,
         gm: fx.GraphModule,
@@ -128,13 +128,13 @@ class _Cutter:
         self.calls = facts.calls[self.subgraph.start : self.subgraph.stop]
         self.position = {node: i for i, node in enumerate(self.calls)}
         self.wires, outside = wiring(facts, self.subgraph.start, self.subgraph.stop)
-        self.tensors = outside_of(facts, self.subgraph)
+        self.tensors = input_tensors(facts, self.subgraph)
         for node in outside:
-            value = _tensor(node, facts)
+            value = _node_value(node, facts)
             if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int)):
                 raise RegionRefused(f"it takes {node.name}, which is a {type(value).__name__}")
         self._refuse_storage_offsets()
-        locals_ = [_torch_dtensor.local_of(_tensor(n, facts)) for n in self.tensors]
+        locals_ = [_torch_dtensor.local_of(_node_value(n, facts)) for n in self.tensors]
         self.fake_mode: Any = _torch.detect_fake_mode(locals_)
         if self.fake_mode is None:
             raise RegionRefused("the graph has no fake values")
@@ -142,7 +142,7 @@ class _Cutter:
 
     def _wrap(self, node: fx.Node) -> _torch_dtensor.WrapLocal | None:
         """Return the function that wraps the local tensor inside, if the value is a DTensor."""
-        value = _tensor(node, self.facts)
+        value = _node_value(node, self.facts)
         if not _torch_dtensor.is_dtensor(value):
             return None
         self._refuse_dtensor(node)
@@ -150,8 +150,8 @@ class _Cutter:
 
     def _refuse_dtensor(self, node: fx.Node) -> None:
         """Refuse a DTensor that its local tensor and a placement known to both sides do not describe."""
-        value = _tensor(node, self.facts)
-        if _torch_dtensor.described(value) is None:
+        value = _node_value(node, self.facts)
+        if _torch_dtensor.mesh_and_placements(value) is None:
             raise RegionRefused(f"{node.name} is a DTensor with the placements {value.placements}")
         if any(_torch.free_symbols(size) for size in value.shape):
             raise RegionRefused(f"{node.name} is a DTensor of symbolic size")
@@ -159,20 +159,20 @@ class _Cutter:
     def _refuse_storage_offsets(self) -> None:
         """Refuse calls that depend on an input's storage offset, which is 0 inside a region."""
         for number, call in enumerate(self.calls):
-            if not counts_from_storage(call):
+            if not uses_storage_offset(call):
                 continue
             for subgraph in self.subgraphs:
                 reads = self.facts.reads[subgraph.start + number]
-                storages = {_torch.storage_of(_tensor(n, self.facts)) for n in reads}
-                for node in outside_of(self.facts, subgraph):
-                    value = _tensor(node, self.facts)
+                storages = {_torch.storage_of(_node_value(n, self.facts)) for n in reads}
+                for node in input_tensors(self.facts, subgraph):
+                    value = _node_value(node, self.facts)
                     if (
                         _torch.storage_of(value) in storages
                         and _torch.expression(value.storage_offset()) != 0
                     ):
                         raise RegionRefused(f"{call.name} depends on where in its memory {node.name} begins")
 
-    def cut(self) -> RegionGraph:
+    def extract(self) -> RegionGraph:
         needed = sorted(
             {
                 position - subgraph.start
@@ -181,10 +181,10 @@ class _Cutter:
                 if self.facts.last_use[position] >= subgraph.stop
             }
         )
-        inputs = [self._fresh(_tensor(node, self.facts)) for node in self.tensors]
+        inputs = [self._fresh(_node_value(node, self.facts)) for node in self.tensors]
         symbols = self._symbols()
         written = self._written(symbols, inputs)
-        outputs, copied, same = self._sort(needed, written)
+        outputs, copied, same = self._classify_values(needed, written)
         for position in outputs:
             if _torch_dtensor.is_dtensor(value_of(self.calls[position])):
                 self._refuse_dtensor(self.calls[position])
@@ -193,7 +193,7 @@ class _Cutter:
         gm = self._graph(symbols, inputs, written, outputs)
         descriptions = [self.facts.descriptions[i] for i in range(self.subgraph.start, self.subgraph.stop)]
         shape_env = self.fake_mode.shape_env
-        facts = [(str(s), _torch.symbol_facts(shape_env, s)) for s in symbols]
+        facts = [(str(s), _torch.hint_and_range(shape_env, s)) for s in symbols]
         text = repr(
             (descriptions, self.wires, outputs, written, facts, self._ambient(), _torch.ambient_state())
         )
@@ -213,11 +213,11 @@ class _Cutter:
         )
 
     def _shared(self, written: list[int]) -> list[bool]:
-        given = [outside_of(self.facts, subgraph) for subgraph in self.subgraphs]
+        given = [input_tensors(self.facts, subgraph) for subgraph in self.subgraphs]
         return [
             len(self.subgraphs) > 1
             and i not in written
-            and not _tensor(node, self.facts).requires_grad
+            and not _node_value(node, self.facts).requires_grad
             and all(nodes[i] is node for nodes in given)
             for i, node in enumerate(self.tensors)
         ]
@@ -233,18 +233,14 @@ class _Cutter:
         for node in [
             *self.tensors,
             *self.calls,
-            *(n for i in range(*self._range) for n in self.facts.reads[i]),
+            *(n for i in range(self.subgraph.start, self.subgraph.stop) for n in self.facts.reads[i]),
         ]:
-            for value in _leaves(_tensor(node, self.facts)):
+            for value in _leaves(_node_value(node, self.facts)):
                 found.update(dict.fromkeys(sorted(_torch.free_symbols(value), key=str)))
         for symbol in found:
             if symbol not in self.known_symbols:
                 raise RegionRefused(f"the size {symbol} is not an input of the graph")
         return list(found)
-
-    @property
-    def _range(self) -> tuple[int, int]:
-        return self.subgraph.start, self.subgraph.stop
 
     def _fresh(self, value: torch.Tensor) -> torch.Tensor:
         """Create a fake tensor with the same (local) metadata: a leaf with its own memory."""
@@ -259,7 +255,7 @@ class _Cutter:
         copies = [self._fresh(value).detach() for value in inputs]
         sizes = [self.known_symbols[s].meta["example_value"] for s in symbols]
         try:
-            with _torch.trying_out(self.fake_mode):
+            with _torch.fake_execution(self.fake_mode):
                 everything(*sizes, *copies)
         except Exception as error:
             raise RegionRefused(f"it cannot run on its own: {describe_error(error)}") from error
@@ -272,17 +268,19 @@ class _Cutter:
             if inputs[index].requires_grad and self.tensors[index].op == "placeholder":
                 raise RegionRefused(f"it writes to {self.tensors[index].name}, which needs a gradient")
             for subgraph in self.subgraphs:
-                nodes = outside_of(self.facts, subgraph)
-                storages = [_torch.storage_of(_tensor(n, self.facts)) for n in nodes]
+                nodes = input_tensors(self.facts, subgraph)
+                storages = [_torch.storage_of(_node_value(n, self.facts)) for n in nodes]
                 if storages.count(storages[index]) > 1:
                     raise RegionRefused(
                         f"it writes to {nodes[index].name}, which shares memory with another input"
                     )
         return sorted(written)
 
-    def _sort(self, needed: list[int], written: list[int]) -> tuple[list[int], list[int], dict[int, int]]:
+    def _classify_values(
+        self, needed: list[int], written: list[int]
+    ) -> tuple[list[int], list[int], dict[int, int]]:
         """Sort needed values into outputs, calls repeated outside, and aliases of other nodes."""
-        outside = {_torch.storage_of(_tensor(node, self.facts)): i for i, node in enumerate(self.tensors)}
+        outside = {_torch.storage_of(_node_value(node, self.facts)): i for i, node in enumerate(self.tensors)}
         outputs: list[int] = []
         copied: set[int] = set()
         same: dict[int, int] = {}
@@ -298,21 +296,21 @@ class _Cutter:
             if isinstance(value, torch.Tensor):
                 wanted.setdefault(_torch.storage_of(value), []).append(position)
             elif isinstance(value, (torch.SymInt, int, torch.SymBool, torch.Size)):
-                copied |= self._copies(position, set(), set(written))
+                copied |= self._recomputed_calls(position, set(), set(written))
             elif value is not None:
                 raise RegionRefused(f"its value {self.calls[position].name} is a {type(value).__name__}")
         for storage, indices in wanted.items():
             if storage in outside:
                 index = outside[storage]
                 for position in indices:
-                    if value_of(self.calls[position]) is _tensor(self.tensors[index], self.facts):
+                    if value_of(self.calls[position]) is _node_value(self.tensors[index], self.facts):
                         same[position] = -1 - index
                     elif index in written:
                         raise RegionRefused(
                             f"{self.calls[position].name} is a view of an input that it writes to"
                         )
                     else:
-                        copied |= self._copies(position, set(), set(written))
+                        copied |= self._recomputed_calls(position, set(), set(written))
                 continue
             distinct = {id(value_of(self.calls[p])): p for p in reversed(indices)}
             base = indices[0] if len(distinct) == 1 else first[storage]
@@ -324,10 +322,10 @@ class _Cutter:
                 if value_of(self.calls[position]) is value_of(self.calls[base]):
                     same[position] = base
                 else:
-                    copied |= self._copies(position, {base}, set(written))
+                    copied |= self._recomputed_calls(position, {base}, set(written))
         return sorted(outputs), sorted(copied), same
 
-    def _copies(self, position: int, available: set[int], written: set[int]) -> set[int]:
+    def _recomputed_calls(self, position: int, available: set[int], written: set[int]) -> set[int]:
         """Return the calls that compute a view or a number from values known outside."""
         node = self.calls[position]
         if target_name(node) not in _VIEWS:
@@ -338,7 +336,7 @@ class _Cutter:
         for read in self.facts.reads[self.subgraph.start + position]:
             inner = self.position.get(read)
             if inner is not None and inner not in available:
-                copies |= self._copies(inner, available, written)
+                copies |= self._recomputed_calls(inner, available, written)
             elif inner is None and read in self.tensors and self.tensors.index(read) in written:
                 raise RegionRefused(f"{node.name} is a view of an input that it writes to")
         return copies
@@ -432,7 +430,7 @@ class _Cutter:
             graph.call_function(leave, (node,))
 
 
-def _tensor(node: fx.Node, facts: GraphFacts) -> Any:
+def _node_value(node: fx.Node, facts: GraphFacts) -> Any:
     value = value_of(node)
     if value is None and node.op == "get_attr":
         return attribute_of(node, facts.graph.owning_module)

@@ -18,7 +18,7 @@ import fake
 from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.compiled_region import Bindings, CompiledRegion, Size, TensorSpec, table
 from fxpasses.regional.region_tracing import functionalize_region_call, trace_region_call
-from fxpasses.regional.sizes import without_empty
+from fxpasses.regional.sizes import simplify_stride
 
 _library = torch.library.Library("fxpasses", "DEF")
 _SIGNATURE = "(str key, Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
@@ -66,7 +66,7 @@ class _Region(torch.autograd.Function):
         taken = [source.view(base, bindings) for source, base in zip(region.saved, bases, strict=True)]
         wanted = [g for g, d in zip(gradients, region.differentiable, strict=True) if d]
         for gradient, spec in zip(wanted, region.tangents, strict=True):
-            taken.append(_as_compiled_for(gradient, spec, bindings))
+            taken.append(_match_spec(gradient, spec, bindings))
         results = torch.ops.fxpasses.region_backward.default(region.key, taken, ctx.sizes)
         found: list[Any] = [source and source.get(taken, results, bindings) for source in region.gradients]
         for index, dtensor in enumerate(ctx.dtensors):
@@ -81,17 +81,17 @@ def _forward_operator(region: CompiledRegion) -> _torch.OpOverload:
     return operators.region_forward_random.default if region.random else operators.region_forward.default
 
 
-def _same(strides: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
+def _equal_strides(strides: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
     """Whether strides are equal, as numbers or expressions. Installs no guards."""
     return all(
         a == b
         if type(a) is int and type(b) is int
-        else without_empty(_torch.expression(a)) == without_empty(_torch.expression(b))
+        else simplify_stride(_torch.expression(a)) == simplify_stride(_torch.expression(b))
         for a, b in zip(strides, wanted, strict=True)
     )
 
 
-def _as_compiled_for(
+def _match_spec(
     tensor: torch.Tensor, spec: TensorSpec, bindings: Bindings, grad_placements: Any = None
 ) -> torch.Tensor:
     """Return a tensor with the strides and dtype that a region was compiled for, copied if its own differ.
@@ -100,7 +100,7 @@ def _as_compiled_for(
     an empty tensor keeps those of the other one), and gradients may have any strides.
     """
     local = _torch_dtensor.local_of(tensor)
-    if _same(local.stride(), spec.strides(bindings)) and local.dtype is spec.dtype:
+    if _equal_strides(local.stride(), spec.strides(bindings)) and local.dtype is spec.dtype:
         return tensor
     if local is not tensor:
         tensor = tensor.to_local(grad_placements=grad_placements)  # type: ignore[attr-defined]
@@ -121,8 +121,8 @@ def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> lis
     region = table[key]
     bindings = region.bindings(sizes)
     tensors = [
-        _as_compiled_for(tensor, spec, bindings, placements)
-        for tensor, spec, placements in zip(tensors, region.given, region.grad_placements, strict=True)
+        _match_spec(tensor, spec, bindings, placements)
+        for tensor, spec, placements in zip(tensors, region.input_specs, region.grad_placements, strict=True)
     ]
     if region.backward is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return list(_Region.apply(region, list(sizes), *tensors))
@@ -132,12 +132,12 @@ def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> lis
 
 
 def _run_forward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
-    with _torch.as_outside_of_modes():
+    with _torch.resolve_lazy_conj_and_neg():
         return table[key].run_forward(list(tensors), sizes)
 
 
 def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
-    with _torch.as_outside_of_modes():
+    with _torch.resolve_lazy_conj_and_neg():
         return table[key].run_backward(list(tensors), sizes)
 
 
@@ -159,23 +159,23 @@ def compiled_callable(node: fx.Node) -> Callable[..., Any] | None:
 
 def communicating_graph(node: fx.Node) -> fx.Graph | None:
     """Return the graph behind a region call if it has collectives. It takes sizes, then tensors."""
-    half = _half_of(node)
-    return table[str(node.args[0])].communicating.get(half) if half else None
+    direction = _direction_of(node)
+    return table[str(node.args[0])].communicating.get(direction) if direction else None
 
 
 def inlined_graph(node: fx.Node) -> fx.Graph | None:
     """Return the graph that replaces a region call after tracing, if it is only called during tracing."""
-    half = _half_of(node)
-    return table[str(node.args[0])].inlined.get(half) if half else None
+    direction = _direction_of(node)
+    return table[str(node.args[0])].inlined.get(direction) if direction else None
 
 
 def region_work(node: fx.Node) -> list[tuple[int, int]] | None:
     """Return FLOPs and bytes of each call in the region that a node calls; ``None`` for any other call."""
-    half = _half_of(node)
-    return table[str(node.args[0])].work[half] if half else None
+    direction = _direction_of(node)
+    return table[str(node.args[0])].work[direction] if direction else None
 
 
-def _half_of(node: fx.Node) -> str:
+def _direction_of(node: fx.Node) -> str:
     """Return which half of a region a node calls, or ``""``."""
     if node.target in _FORWARD:
         return "forward"

@@ -40,10 +40,10 @@ _BOUNDARIES = 4
 
 _CROSSING_SECONDS = 0.001
 """Cost in seconds of one more value across a boundary, for comparing candidates."""
-_AS_GOOD = 0.05
+_GAIN_TOLERANCE = 0.05
 """Plans whose gains differ by less than this fraction are equally good, as estimates are no better.
 Of those, the search takes the one with the fewest region calls."""
-_MOST_LEFT = 30
+_MAX_REJECTED = 30
 """The search stops after this many rejected repeated subgraphs. Those nested in others are not reported."""
 
 
@@ -120,7 +120,7 @@ class _Searcher:
         self.result, self.facts, self.choice, self.cost = result, result.facts, choice, cost
         self.fewest = 1 if isinstance(choice, tuple) else 2
         self.crossing = _crossing(self.facts)
-        self._alike: dict[_Candidate, list[tuple[int, ...]]] = {}
+        self._wiring_groups: dict[_Candidate, list[tuple[int, ...]]] = {}
         self._decisions: dict[_Candidate, IsomorphicSubgraphs] = {}
         weights = [cost.weight(node) for node in self.facts.calls]
         self.weights = [0.0, *itertools.accumulate(weights)]
@@ -132,22 +132,22 @@ class _Searcher:
             chosen = [w for w, path in subgraphs if any(fnmatch.fnmatchcase(path, p) for p in self.choice)]
             paths = {path for _, path in subgraphs}
             self.result.unmatched = tuple(p for p in self.choice if not fnmatch.filter(paths, p))
-            plans = [self._plan([self._ranked(self._by_tokens(chosen), self._rank)])]
+            plans = [self._plan([self._ranked(self._by_tokens(chosen), self._rank_by_gain)])]
         else:
             modules = self._by_tokens([w for w, _ in subgraphs])
             heavy = any(self.cost.weight(node) >= SHORTEST for node in self.facts.calls)
             others: list[_Candidate] = []
             for repeat in repeated_substrings(self.facts.tokens, 1 if heavy else SHORTEST, self.fewest):
-                others += self._phases(repeat.length, repeat.starts)
-            by_gain = self._ranked([*modules, *others], self._rank)
+                others += self._shifted_candidates(repeat.length, repeat.starts)
+            by_gain = self._ranked([*modules, *others], self._rank_by_gain)
             plans = [
                 self._plan([by_gain], at_once=True),
                 self._plan([by_gain]),
-                self._plan([self._ranked(modules, self._rank), by_gain]),
-                self._plan([self._ranked(modules, self._size), by_gain]),
+                self._plan([self._ranked(modules, self._rank_by_gain), by_gain]),
+                self._plan([self._ranked(modules, self._rank_by_size), by_gain]),
             ]
         most = max(plan.gain for plan in plans)
-        good = [plan for plan in plans if plan.gain >= most - _AS_GOOD * abs(most)]
+        good = [plan for plan in plans if plan.gain >= most - _GAIN_TOLERANCE * abs(most)]
         best = min(good, key=lambda plan: plan.calls)
         self.result.taken, self.result.left = best.taken, best.left
         if self.choice == "auto":
@@ -180,10 +180,10 @@ class _Searcher:
         candidate = first.stop - first.start, tuple(subgraph.start for subgraph in subgraphs)
         known = self._decisions.get(candidate)
         if known is None:
-            known = self._decisions[candidate] = self._decided(subgraphs)
+            known = self._decisions[candidate] = self._evaluate(subgraphs)
         return known
 
-    def _decided(self, subgraphs: list[Subgraph]) -> IsomorphicSubgraphs:
+    def _evaluate(self, subgraphs: list[Subgraph]) -> IsomorphicSubgraphs:
         first = subgraphs[0]
         weight = self._weight(first.start, first.stop)
         estimate = self.cost.estimate(self.facts, first.start, first.stop, len(subgraphs), weight)
@@ -215,7 +215,7 @@ class _Searcher:
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for subgraph in subgraphs:
             tokens = tuple(self.facts.tokens[subgraph.start : subgraph.stop])
-            if self._long(subgraph.start, subgraph.stop) and not any(token < 0 for token in tokens):
+            if self._is_long_enough(subgraph.start, subgraph.stop) and not any(token < 0 for token in tokens):
                 groups[tokens].append(subgraph.start)
         return [
             (len(tokens), tuple(sorted(set(starts))))
@@ -223,10 +223,10 @@ class _Searcher:
             if len(set(starts)) >= self.fewest
         ]
 
-    def _phases(self, length: int, starts: Sequence[int]) -> list[_Candidate]:
+    def _shifted_candidates(self, length: int, starts: Sequence[int]) -> list[_Candidate]:
         """Return a repeated subgraph, and variants with moved boundaries."""
         kept = not_overlapping(starts, length)
-        if len(kept) < self.fewest or not self._long(kept[0], kept[0] + length):
+        if len(kept) < self.fewest or not self._is_long_enough(kept[0], kept[0] + length):
             return []
         if self._is_periodic(kept[0], length):
             return []
@@ -237,10 +237,10 @@ class _Searcher:
             model = tokens[kept[0] : kept[0] + length]
             best = sorted(range(1, length), key=lambda r: self.crossing[kept[0] + r])[:_BOUNDARIES]
             for shift in best:
-                turned = model[shift:] + model[:shift]
-                moved = [s + shift for s in kept if tokens[s + shift : s + shift + length] == turned]
+                rotated = model[shift:] + model[:shift]
+                moved = [s + shift for s in kept if tokens[s + shift : s + shift + length] == rotated]
                 before = kept[0] + shift - length
-                if before >= 0 and tokens[before : before + length] == turned:
+                if before >= 0 and tokens[before : before + length] == rotated:
                     moved.insert(0, before)
                 if len(moved) >= self.fewest:
                     found.append((length, tuple(moved)))
@@ -260,7 +260,7 @@ class _Searcher:
             if tokens[period] == tokens[0] and tokens[period : period + SHORTEST] == tokens[:SHORTEST]
         )
 
-    def _rank(self, candidate: _Candidate) -> tuple[float, int]:
+    def _rank_by_gain(self, candidate: _Candidate) -> tuple[float, int]:
         """Rank by most seconds saved, then by fewest values across the boundary."""
         length, starts = candidate
         first, copies = starts[0], len(starts)
@@ -272,20 +272,20 @@ class _Searcher:
         crossing = self.crossing[first] + self.crossing[first + length]
         return -saved + _CROSSING_SECONDS * crossing * copies, crossing
 
-    def _size(self, candidate: _Candidate) -> tuple[float, int]:
+    def _rank_by_size(self, candidate: _Candidate) -> tuple[float, int]:
         """Rank by size, largest first."""
         length, starts = candidate
         return -self._weight(starts[0], starts[0] + length), 0
 
-    def _long(self, start: int, stop: int) -> bool:
+    def _is_long_enough(self, start: int, stop: int) -> bool:
         return max(stop - start, self._weight(start, stop)) >= SHORTEST
 
     def _weight(self, start: int, stop: int) -> float:
         return self.weights[stop] - self.weights[start]
 
-    def alike(self, length: int, starts: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def group_by_wiring(self, length: int, starts: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Group subgraphs with equal tokens by wiring, leaving out those that cannot be regions."""
-        known = self._alike.get((length, starts))
+        known = self._wiring_groups.get((length, starts))
         if known is None:
             groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
             for start in starts:
@@ -293,8 +293,8 @@ class _Searcher:
                     start, start + length
                 ):
                     groups[wiring(self.facts, start, start + length)[0]].append(start)
-            known = self._alike[length, starts] = [tuple(group) for group in groups.values()]
-            self._alike.update({(length, group): [group] for group in known})
+            known = self._wiring_groups[length, starts] = [tuple(group) for group in groups.values()]
+            self._wiring_groups.update({(length, group): [group] for group in known})
         return known
 
     def _splits_a_tuple(self, start: int, stop: int) -> bool:
@@ -345,12 +345,14 @@ class _Plan:
 
     def add(self, waiting: list[_Ranked]) -> None:
         """Take candidates that are worth it, best first."""
-        while waiting and self._declined < _MOST_LEFT:
+        while waiting and self._declined < _MAX_REJECTED:
             _, number, (length, starts), rank = heapq.heappop(waiting)
             free = tuple(not_overlapping([s for s in starts if 0 not in self._free[s : s + length]], length))
             if len(free) < self.searcher.fewest or (length, free) in self._decided:
                 continue
-            groups = [g for g in self.searcher.alike(length, free) if len(g) >= self.searcher.fewest]
+            groups = [
+                g for g in self.searcher.group_by_wiring(length, free) if len(g) >= self.searcher.fewest
+            ]
             for group in groups:
                 if self.at_once or group == starts:
                     self._decided.add((length, group))

@@ -36,8 +36,8 @@ def functionalize_region_call(
     key, tensors, sizes = args
     if not all(type(t) is _torch.FunctionalTensor for t in tensors):
         return mode.__torch_dispatch__(func, types, args, kwargs)
-    results = func(key, _torch.inside_of(tensors, mode), sizes)
-    return [_torch.functional(t, mode) for t in results]
+    results = func(key, _torch.unwrap_functional(tensors, mode), sizes)
+    return [_torch.wrap_functional(t, mode) for t in results]
 
 
 def trace_region_call(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:

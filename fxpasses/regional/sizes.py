@@ -17,7 +17,7 @@ def value_of(node: fx.Node) -> Any:
     return meta["example_value"] if "example_value" in meta else meta.get("val")
 
 
-def without_empty(stride: Any) -> Any:
+def simplify_stride(stride: Any) -> Any:
     """Simplify a stride for tensors that have elements.
 
     Torch writes the stride over a dimension of ``n`` elements as ``Max(1, n)``, unless it took the strides
@@ -43,17 +43,19 @@ def sizes_of_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         value = value_of(node)
         if not isinstance(value, (torch.SymInt, torch.SymFloat)):
             continue
-        if not isinstance(_torch.expression(value), sympy.Basic) or not _torch.of_sizes(value):
+        if not isinstance(_torch.expression(value), sympy.Basic) or not _torch.depends_only_on_sizes(value):
             continue
         computed = node.op == "call_function" and all(
             n in found or is_literal(n) for n in node.all_input_nodes
         )
-        if node.op == "placeholder" or (computed and node.all_input_nodes and _is_plain(node.target)):
+        if node.op == "placeholder" or (
+            computed and node.all_input_nodes and _is_pure_arithmetic(node.target)
+        ):
             found[node] = first.setdefault(_torch.expression(value), node)
     return found
 
 
-def _is_plain(target: Any) -> bool:
+def _is_pure_arithmetic(target: Any) -> bool:
     """Whether a function of numbers only computes a number, so that it can be recomputed."""
     return getattr(target, "__module__", "") in ("_operator", "math") or "sym_" in getattr(
         target, "__name__", ""

@@ -25,7 +25,7 @@ from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.facts import GraphFacts, value_of
 from fxpasses.regional.gathers import equal_gathers
-from fxpasses.regional.region_graph import RegionGraph, extract_region, outside_of
+from fxpasses.regional.region_graph import RegionGraph, extract_region, input_tensors
 from fxpasses.regional.region_report import RegionReport, make_report
 from fxpasses.regional.region_search import Search, Subgraph, search
 from fxpasses.regional.writes import changed_memory
@@ -127,15 +127,15 @@ def _with_gathers(
         return gm, []
     work = copy_graph(gm)
     _torch.copy_dynamo_attributes(gm, work)
-    moved = _moved(found, gm, work)
+    translated = _translate_search(found, gm, work)
     symbols = _symbols(work)
     traced: list[tuple[list[Subgraph], RegionGraph, CompiledRegion]] = []
     for subgraphs in groups:
         try:
-            traced.append((subgraphs, *_compile(work, moved, subgraphs, symbols, known, trace)))
+            traced.append((subgraphs, *_compile(work, translated, subgraphs, symbols, known, trace)))
         except (RegionRefused, StageError) as error:
             log.info("gathers of %d equal layers are traced one by one: %s", len(subgraphs), error)
-    stitcher = _Stitcher(work, moved, symbols)
+    stitcher = _Stitcher(work, translated, symbols)
     for subgraphs, region_graph, region in traced:
         for subgraph in subgraphs:
             stitcher.replace(subgraph, region_graph, region)
@@ -158,15 +158,17 @@ def _regionalize(
     ``runs_twice`` tells whether the backward pass recomputes the graph (a checkpointed function), ``whole``
     whether Dynamo made the graph.
     """
-    refused = _torch.may_contain_regions() if options.compiler == "inductor" else ""
+    refused = _torch.reason_against_regions() if options.compiler == "inductor" else ""
     choice = "off" if refused else options.regions
     found = planned_search(gm) if whole and not refused else None
     found = found or search(gm, choice, CostModel.for_compiler(options.compiler))
-    done = _replaced(gm, found, refused, runs_twice, known, compile)
-    return done if choice == "off" else _inside_checkpoints(done, gm, found.facts, options, known, compile)
+    done = _replace_regions(gm, found, refused, runs_twice, known, compile)
+    return (
+        done if choice == "off" else _regionalize_checkpoints(done, gm, found.facts, options, known, compile)
+    )
 
 
-def _replaced(
+def _replace_regions(
     gm: fx.GraphModule,
     found: Search,
     refused: str,
@@ -179,12 +181,12 @@ def _replaced(
         return RegionalizedGraph(gm, make_report(gm, found, {}, refused))
     work = copy_graph(gm)
     _torch.copy_dynamo_attributes(gm, work)
-    moved = _moved(found, gm, work)
+    translated = _translate_search(found, gm, work)
     symbols = _symbols(work)
     compiled: dict[int, tuple[RegionGraph, CompiledRegion]] = {}
-    for number, item in enumerate(moved.taken):
+    for number, item in enumerate(translated.taken):
         try:
-            compiled[number] = _compile(work, moved, item.subgraphs, symbols, known, compile)
+            compiled[number] = _compile(work, translated, item.subgraphs, symbols, known, compile)
             if runs_twice and compiled[number][1].random:
                 del compiled[number]
                 raise RegionRefused("its checkpoint has to sample the same random numbers again")
@@ -194,9 +196,9 @@ def _replaced(
             # The whole graph will show whether it can be compiled at all.
             log.warning("a repeated subgraph is not compiled on its own: %s", error)
             item.reason = f"stage {error.stage!r} failed on it: {error.reason}"
-    stitcher = _Stitcher(work, moved, symbols)
+    stitcher = _Stitcher(work, translated, symbols)
     for number, (region_graph, region) in compiled.items():
-        for subgraph in moved.taken[number].subgraphs:
+        for subgraph in translated.taken[number].subgraphs:
             stitcher.replace(subgraph, region_graph, region)
     left = [item for number, item in enumerate(found.taken) if number not in compiled]
     regions = {id(found.taken[number]): region for number, (_, region) in compiled.items()}
@@ -209,7 +211,7 @@ def _replaced(
     return RegionalizedGraph(work, make_report(gm, found, regions, refused), list(regions.values()))
 
 
-def _inside_checkpoints(
+def _regionalize_checkpoints(
     done: RegionalizedGraph,
     gm: fx.GraphModule,
     facts: GraphFacts,
@@ -218,15 +220,15 @@ def _inside_checkpoints(
     compile: CompileRegion,
 ) -> RegionalizedGraph:
     """Also replace repeated subgraphs of checkpointed functions, which the backward pass calls again."""
-    left = {node.name: node for node in done.gm.graph.nodes if _torch.checkpointed(node)}
+    left = {node.name: node for node in done.gm.graph.nodes if _torch.is_checkpoint_call(node)}
     work, report, regions = done.gm, done.report, list(done.regions)
     for index, node in enumerate(facts.calls):
-        if node.name not in left or not _torch.checkpointed(left[node.name]):
+        if node.name not in left or not _torch.is_checkpoint_call(left[node.name]):
             continue
         name = str(node.args[0].target)  # type: ignore[union-attr]
         body = gm.get_submodule(name)
         assert isinstance(body, fx.GraphModule)
-        reason = _untouchable(body, facts, index)
+        reason = _reason_not_to_replace(body, facts, index)
         if reason:
             found = search(body, options.regions, CostModel.for_compiler(options.compiler))
             for item in found.taken:
@@ -245,7 +247,7 @@ def _inside_checkpoints(
     return RegionalizedGraph(work, report, regions)
 
 
-def _untouchable(body: fx.GraphModule, facts: GraphFacts, index: int) -> str:
+def _reason_not_to_replace(body: fx.GraphModule, facts: GraphFacts, index: int) -> str:
     """Return why a checkpointed function must not call regions, or ""."""
     if _torch.checkpoint_policy(body) is not None:
         return "its checkpoint decides for each operator whether to keep its result"
@@ -272,11 +274,11 @@ def _compile(
     return region_graph, known[same]
 
 
-def _moved(found: Search, old: fx.GraphModule, new: fx.GraphModule) -> Search:
+def _translate_search(found: Search, old: fx.GraphModule, new: fx.GraphModule) -> Search:
     """Translate search results to a copy of the graph."""
     same = dict(zip(old.graph.nodes, new.graph.nodes, strict=True))
     facts = found.facts
-    moved = dataclasses.replace(
+    translated = dataclasses.replace(
         facts,
         graph=new.graph,
         calls=[same[n] for n in facts.calls],
@@ -284,7 +286,7 @@ def _moved(found: Search, old: fx.GraphModule, new: fx.GraphModule) -> Search:
         reads=[[same[n] for n in reads] for reads in facts.reads],
         autocast=[tuple(same[n] for n in opened) for opened in facts.autocast],
     )
-    return Search(moved, list(found.taken), [], found.seconds)
+    return Search(translated, list(found.taken), [], found.seconds)
 
 
 def _symbols(gm: fx.GraphModule) -> dict[Any, fx.Node]:
@@ -304,7 +306,7 @@ class _Stitcher:
         self.graph, self.facts, self.symbols = gm.graph, found.facts, symbols
         self.replaced: dict[fx.Node, fx.Node] = {}
         """Maps erased nodes to their replacements."""
-        self.changing = changed_memory(found.facts.calls)
+        self.mutated_storages = changed_memory(found.facts.calls)
         """Memory that some call of the graph writes to."""
 
     def replace(self, subgraph: Subgraph, region_graph: RegionGraph, region: CompiledRegion) -> None:
@@ -316,18 +318,18 @@ class _Stitcher:
             region: the compiled region.
         """
         calls = self.facts.calls[subgraph.start : subgraph.stop]
-        outside = outside_of(self.facts, subgraph)
-        tensors = [self._now(node) for node in outside]
+        outside = input_tensors(self.facts, subgraph)
+        tensors = [self._current_node(node) for node in outside]
         values: dict[fx.Node, fx.Node] = {}
         with self.graph.inserting_before(calls[-1].next):
             given = list(tensors)
             for index in {s.index for s in region.outputs if s.is_input and region_graph.wraps[s.index]}:
-                given[index] = self._local(tensors[index], region.grad_placements[index])
+                given[index] = self._to_local(tensors[index], region.grad_placements[index])
             for index in {s.index for s in region.saved if s.is_input}:
                 # The backward pass needs the current value, not what is written there later.
-                if _torch.storage_of(value_of(outside[index])) in self.changing:
+                if _torch.storage_of(value_of(outside[index])) in self.mutated_storages:
                     if region_graph.wraps[index]:
-                        given[index] = self._local(tensors[index], region.grad_placements[index])
+                        given[index] = self._to_local(tensors[index], region.grad_placements[index])
                     example = value_of(given[index])
                     given[index] = self._call(calls[0], torch.clone, (given[index],), example)
             sizes = [self.symbols[s] for s in region_graph.symbols]
@@ -343,7 +345,7 @@ class _Stitcher:
                 copy.meta["example_value"] = example
             for call_index, original in region_graph.same.items():
                 values[calls[call_index]] = (
-                    self._now(outside[-1 - original]) if original < 0 else values[calls[original]]
+                    self._current_node(outside[-1 - original]) if original < 0 else values[calls[original]]
                 )
             for call_index in region_graph.copied:
                 values[calls[call_index]] = self.graph.node_copy(
@@ -355,7 +357,7 @@ class _Stitcher:
         for node in reversed(calls):
             self.graph.erase_node(node)
 
-    def _local(self, node: fx.Node, grad_placements: Any) -> fx.Node:
+    def _to_local(self, node: fx.Node, grad_placements: Any) -> fx.Node:
         """Return the local tensor of a DTensor, with placements for the gradient that a region returns."""
         local = self.graph.call_method("to_local", (node,), {"grad_placements": grad_placements})
         local.meta = {name: node.meta[name] for name in _INHERITED if name in node.meta}
@@ -377,7 +379,7 @@ class _Stitcher:
             node.meta["example_value"] = example
         return node
 
-    def _now(self, node: fx.Node) -> fx.Node:
+    def _current_node(self, node: fx.Node) -> fx.Node:
         """Return the node that now stands for a node, following chains of replacements."""
         while node in self.replaced:
             node = self.replaced[node]

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fxpasses.distributed import answering, shard, watching
 
-answering.STUCK_AFTER = watching.STUCK_AFTER = watching._STANDS = 0.5
+answering.STUCK_AFTER = watching.STUCK_AFTER = watching._EAGER_STUCK_SECONDS = 0.5
 watching._GRACE = 0.2
 dist.init_process_group("gloo")
 model = shard(nn.Linear(8, 8), init_device_mesh("cpu", (2,)))

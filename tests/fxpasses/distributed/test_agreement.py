@@ -285,14 +285,14 @@ def test_a_gate_that_another_rank_was_faster_to_open_is_not_as_before(monkeypatc
 def test_a_rank_answers_before_it_compiles(monkeypatch):
     """One that stands in eager's collectives could not be told from a slow one."""
     introduced = []
-    monkeypatch.setattr(here, "answer_from_now_on", lambda: introduced.append(1))
+    monkeypatch.setattr(here, "ensure_answering", lambda: introduced.append(1))
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     before = set(threading.enumerate())
     for world in ("1", "2"):
         monkeypatch.setenv("WORLD_SIZE", world)
         monkeypatch.setenv("RANK", "0")
-        here.answer_from_the_first_group()
+        here.answer_once_initialized()
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
     assert introduced == [1]
@@ -338,7 +338,7 @@ def test_ranks_that_leave_out_a_call_end_with_the_reason(what, told):
 
 def test_a_rank_that_decides_for_others_and_was_killed_is_named(monkeypatch):
     monkeypatch.setattr(decision, "_published", lambda rank: None)
-    monkeypatch.setattr(decision, "came", lambda *args: False)
+    monkeypatch.setattr(decision, "wait_for_key", lambda *args: False)
     monkeypatch.setattr(decision.Answering, "end_of", lambda rank: "was killed")
     monkeypatch.setattr(decision.dist, "get_rank", lambda: 1)
     monkeypatch.setattr(decision.dist, "get_world_size", lambda: 2)
@@ -412,7 +412,7 @@ def test_a_rank_that_decides_for_others_and_is_elsewhere_is_named(monkeypatch, r
     monkeypatch.setattr(decision, "time", SimpleNamespace(monotonic=lambda: next(now)))
     monkeypatch.setattr(decision, "job_store", lambda: SimpleNamespace(timeout=timedelta(seconds=300)))
     monkeypatch.setattr(decision, "_published", lambda rank: None)
-    monkeypatch.setattr(decision, "came", lambda *args: False)
+    monkeypatch.setattr(decision, "wait_for_key", lambda *args: False)
     monkeypatch.setattr(decision.Answering, "end_of", lambda rank: "")
     monkeypatch.setattr(decision.Answering, "ask", lambda rank: state)
     monkeypatch.setattr(decision.dist, "get_rank", lambda: 1)

@@ -49,7 +49,7 @@ def test_graphs_are_those_of_gathers_traced_one_by_one(mesh, monkeypatch, needs_
         return compile_graph(gm, inputs, Options.parse({"compiler": "eager"}), Hooks(observers=[seen[-1]]))
 
     for fewest in (8, 1000):
-        monkeypatch.setattr(gathers, "_FEWEST", fewest)
+        monkeypatch.setattr(gathers, "_MIN_CALLS_SAVED", fewest)
         seen.append(Seen())
         torch._dynamo.reset()
         with torch.set_grad_enabled(needs_gradient):
