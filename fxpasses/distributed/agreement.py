@@ -2,8 +2,8 @@
 
 The protocol runs for each process group, and each compiled graph with collectives. Before its first call, a
 rank registers at the job's key-value store, without any collective. The first rank leaves its signature for
-the others, who compare; the last one opens the gate. That takes five store operations per rank, for any
-number of ranks. Only if signatures differ do two ranks also leave everything that decided their compilations.
+the others, who compare; the last one opens the gate. That takes eight store operations per rank (ten for
+the last one), for any number of ranks. Only if signatures differ do two ranks also leave everything that decided their compilations.
 The first difference is reported as the reason.
 
 A rank that does not come is harder: it may still be compiling, or run something else and never come. So each
