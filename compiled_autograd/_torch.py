@@ -1,6 +1,6 @@
-"""All private names of torch that this package uses, and all differences between torch versions.
+"""Private names of torch for capturing a backward pass, and all differences between torch versions.
 
-Torch does not document the protocol of the engine hook. It is taken from
+Names that ``fake`` uses, too, are in ``fake/seam``. Torch does not document the protocol of the engine hook. It is taken from
 ``torch/csrc/dynamo/python_compiled_autograd.cpp`` and ``torch/_dynamo/compiled_autograd.py`` (2.11 to 2.13).
 """
 

@@ -1,7 +1,7 @@
-"""Every private torch name that ``fxpasses`` relies on, and every difference between torch versions.
+"""Private torch names that several folders of ``fxpasses`` use: the entry points of AOTAutograd and Inductor.
 
-No other module of the package imports from ``torch._*``, so a new torch release means work on this
-file alone. Known to work with torch 2.11 and 2.13.
+Names that one folder alone uses are in its own ``_torch*.py``, and names that ``fake`` or
+``compiled_autograd`` use, too, in ``fake/seam``. No other module imports from ``torch._*``.
 """
 
 from __future__ import annotations

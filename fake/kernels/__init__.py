@@ -3,6 +3,11 @@
 Eager is the specification. Operators whose meta kernels and decompositions agree with eager have no rule. For
 the others, :func:`find` returns the rule.
 
+A rule is a function with the decorator ``rule`` of ``rule_registry``, in the file of its family; a new file is
+imported below. Eager's checks of arguments are in ``checks``. A C++ composite that reads data runs before any
+rule: ``composites`` replaces it. ``outputs`` makes results, ``trials`` and ``dtypes`` try eager's kernels, and
+steps of ``fake.dispatch`` call ``overlaps`` and ``gradients``.
+
 >>> import torch, fake.kernels
 >>> fake.kernels.find(torch.ops.aten.logaddexp.default) is not None
 True

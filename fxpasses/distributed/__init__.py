@@ -1,11 +1,17 @@
-"""Distributed jobs: check that what the ranks compile fits together, and shard parameters.
+"""Distributed jobs: check that what the ranks compile fits together, shard parameters, and simulate steps.
 
 Each rank compiles for itself. If one of them gets another graph (other options, another source, a graph
 break, a stale cache), its collectives differ. The job then hangs or, if only two equal ones are swapped,
-computes wrong numbers. :mod:`.signature` describes what a compiled graph will send, in an order and in words
-that do not depend on the rank. :mod:`.agreement` compares that between ranks through the store of the process
-group, before the graph runs for the first time. :mod:`.sharding` puts the gathers of sharded parameters into
-the graph.
+computes wrong numbers.
+
+* ``signature``: what a compiled graph will send, in an order and in words that do not depend on the rank
+* ``agreement``, ``gated_call``, ``gate``: the ranks compare their signatures through the store of the process
+  group, before the graph runs for the first time; the comparison itself is ``gate.what_differs``
+* ``decision``: one rank decides what all of them save for the backward pass
+* ``answering``, ``watching``: what a rank tells others while it compiles, waits or hangs
+* ``sharding``, ``gathering``, ``fully_sharded``: the gathers of sharded parameters, in the graph
+* ``simulate``: a training step on a clock; ``network``: what a collective costs; ``schedule``, ``draft``: the
+  best buckets by simulation; ``capture``: the graphs of one rank of many, in one process
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Private names of ``torch._dynamo`` for tracing for our backend. Known to work with torch 2.11 and 2.13.
+"""Private names of ``torch._dynamo`` for tracing for our backend.
 
 Replay needs torch's descriptions of guards as plain comparisons, which exist since 2.12; see
 :data:`CAN_REPLAY`.

@@ -1,4 +1,4 @@
-"""Make graph inputs for parameters like another one's. Private names of torch 2.13, as in ``_torch.py``.
+"""Make graph inputs for parameters like another one's. Private torch names.
 
 Dynamo makes some forty checks before it turns a tensor into a graph input: whether it is a view, sparse,
 nested, a subclass, marked as dynamic, on the storage of another input, and what a program may learn from its

@@ -1,4 +1,4 @@
-"""A Dynamo guard on inputs that alias a mutated input. Private names of torch 2.13, as in ``_torch.py``.
+"""A Dynamo guard on inputs that alias a mutated input. Private torch names.
 
 AOTAutograd compiles for the aliasing that it sees in the first call: inputs that overlap a mutated input
 become views of one base, at their current offsets. With static sizes, and for inputs that share nothing at

@@ -1,4 +1,4 @@
-"""Every private torch name that the partitioner uses, and every difference between releases.
+"""Private torch names of the partitioner, and every difference between releases.
 
 This file is AOTAutograd's contract for a partition function: how it marks placeholders, which tags it puts on
 nodes, and which rewrites of the two graphs it expects. The decision what to save is not taken from torch.

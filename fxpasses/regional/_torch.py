@@ -1,4 +1,4 @@
-"""All private torch names that regions use, and all differences between torch versions."""
+"""Private torch names of regions: tracing and metadata of AOTAutograd, symbolic sizes, and calls in Dynamo graphs."""
 
 from __future__ import annotations
 
