@@ -15,7 +15,7 @@ import torch
 
 from compiled_autograd import _torch
 from compiled_autograd.capture.build import build_graph, ordered_nodes
-from compiled_autograd.capture.hook import Capture, GraphCompiler
+from compiled_autograd.capture.recorder import Capture, PassRecorder
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError, StrayPassError
 from compiled_autograd.program.cached_graph import CapturedGraph
@@ -51,7 +51,7 @@ def run_pass(
     reason = eager_reason()
     if reason is None:
         try:
-            # C++ walks the nodes and finds a graph, or has one captured: `_Pass.make_compiler`,
+            # C++ walks the nodes and finds a graph, or has one captured: `_Pass.make_recorder`,
             # `_Pass.captured`
             result = backward_pass.walk_in_engine(run_backward)
         except (AttributeError, NotImplementedError, RuntimeError) as error:
@@ -144,19 +144,19 @@ class _Pass:
 
     def walk_in_engine(self, run_backward: Callable[[], Any]) -> Any:
         """Let C++ find or capture the graph. Return the engine's result, used if it did not run our graph."""
-        with walks.walking(self.make_compiler, self.session.dynamic) as self.end_walk:
+        with walks.walking(self.make_recorder, self.session.dynamic) as self.end_walk:
             outer, _current_pass.current = _current_pass.current, self
             try:
                 return run_backward()
             finally:
                 _current_pass.current = outer
 
-    def make_compiler(self) -> GraphCompiler:
+    def make_recorder(self) -> PassRecorder:
         """Return a recorder of this pass. C++ calls this if it has no graph for these nodes."""
         if _current_pass.current is not self:
             raise StrayPassError
         walks.pause_collector()
-        return GraphCompiler(self.walk, self.captured)
+        return PassRecorder(self.walk, self.captured)
 
     def captured(self, capture: Capture) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Build the graph of a complete recording. Return what C++ stores for it."""

@@ -26,7 +26,7 @@ from compiled_autograd.capture.captured_steps import (
     Value,
     leaves,
 )
-from compiled_autograd.capture.hook import Capture
+from compiled_autograd.capture.recorder import Capture
 from compiled_autograd.runtime import functional
 from compiled_autograd.runtime._torch_nodes import NodeWriter
 from compiled_autograd.runtime.executing import graph_module

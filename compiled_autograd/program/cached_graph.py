@@ -13,7 +13,7 @@ from compiled_autograd.capture.aot import reason_to_call
 from compiled_autograd.capture.build import build_graph
 from compiled_autograd.capture.cache_misses import Shape, miss_reason
 from compiled_autograd.capture.captured_steps import CapturedNode
-from compiled_autograd.capture.hook import Capture
+from compiled_autograd.capture.recorder import Capture
 from compiled_autograd.config import config
 from compiled_autograd.program import cudagraphs
 from compiled_autograd.program.program import build_program

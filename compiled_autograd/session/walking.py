@@ -54,7 +54,7 @@ class Walks:
     # Walking
 
     @contextlib.contextmanager
-    def walking(self, make_compiler: Callable[[], Any], dynamic: bool) -> Iterator[Callable[[], None]]:
+    def walking(self, make_recorder: Callable[[], Any], dynamic: bool) -> Iterator[Callable[[], None]]:
         """Let C++ capture this thread's passes. Yield a function that ends the walk before the block ends."""
         with self._lock:
             outer = self._thread
@@ -66,7 +66,7 @@ class Walks:
             self._thread = threading.get_ident()
             try:
                 _torch.set_verbose_logger(cpp_logger())
-                before = _torch.set_autograd_compiler(make_compiler, dynamic)
+                before = _torch.set_autograd_compiler(make_recorder, dynamic)
             except BaseException:
                 self._thread = outer
                 raise

@@ -8,7 +8,8 @@ computes wrong numbers.
 * ``agreement``, ``gated_call``, ``gate``: the ranks compare their signatures through the store of the process
   group, before the graph runs for the first time; the comparison itself is ``gate.what_differs``
 * ``decision``: one rank decides what all of them save for the backward pass
-* ``answering``, ``watching``: what a rank tells others while it compiles, waits or hangs
+* ``answering``: questions to ranks that do not come; ``watching``: calls that hang because ranks run what was
+  compared before in another order
 * ``sharding``, ``gathering``, ``fully_sharded``: the gathers of sharded parameters, in the graph
 * ``simulate``: a training step on a clock; ``network``: what a collective costs; ``schedule``, ``draft``: the
   best buckets by simulation; ``capture``: the graphs of one rank of many, in one process

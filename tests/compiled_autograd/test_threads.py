@@ -11,7 +11,7 @@ import torch
 from torch.fx._symbolic_trace import is_fx_tracing
 
 import compiled_autograd
-from compiled_autograd.capture.hook import GraphCompiler
+from compiled_autograd.capture.recorder import PassRecorder
 from fake.tracing.compiling import compiling
 from tests.compiled_autograd.support import dynamo_eager, keep
 
@@ -85,14 +85,14 @@ def test_threads_leave_the_process_as_it_was(compiler, depths):
 
 def test_eager_passes_wait_for_a_walk_of_another_thread(monkeypatch):
     walking, may_end = threading.Event(), threading.Event()
-    begin = GraphCompiler.begin_capture
+    begin = PassRecorder.begin_capture
 
     def slow(self, *args, **kwargs):
         walking.set()
         may_end.wait(0.5)
         return begin(self, *args, **kwargs)
 
-    monkeypatch.setattr(GraphCompiler, "begin_capture", slow)
+    monkeypatch.setattr(PassRecorder, "begin_capture", slow)
 
     def captured():
         x = torch.ones(3, requires_grad=True)

@@ -48,7 +48,7 @@ class Capture:
 
 
 def _raise_capture_ended(*_: Any) -> Any:
-    raise AssertionError("a capture is over, and its compiler is asked for more")
+    raise AssertionError("a capture is over, and its recorder is asked for more")
 
 
 class _SwallowOps(_torch.TorchDispatchMode):
@@ -73,9 +73,10 @@ class _SwallowOps(_torch.TorchDispatchMode):
 _CONSTANTS = {type(None), int, float, bool, str, torch.device, torch.dtype}
 
 
-class GraphCompiler:
-    """Records one backward pass. C++ calls the methods in the order of the protocol.
+class PassRecorder:
+    """Records one backward pass, in the place of torch's ``AutogradCompilerInstance``.
 
+    C++ calls the methods in the order of the protocol.
     ``walk()`` returns the nodes that this pass runs, or None if they are unknown. ``finish(capture)`` turns a
     complete capture into ``(runtime_wrapper, compiled_fn)``.
     """
