@@ -38,6 +38,13 @@ def test_examples_run(page, tmp_path, monkeypatch):
     exec(compile(script.read_text(), str(script), "exec"), vars(module))
 
 
+def test_the_files_that_pages_name_exist():
+    path = r"`((?:fxpasses|fake|compiled_autograd|tests|benchmarks|docs)/[\w./-]*)`"
+    named = {name for page in PAGES for name in re.findall(path, page.read_text())}
+    assert len(named) > 40
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
 def test_readme_has_one_command_to_run_and_one_to_test():
     text = (ROOT / "README.md").read_text()
     for name in ("demo", "test"):
