@@ -1,8 +1,9 @@
 """Dispatch of one operator through the cache: one handler per operator, generated from its schema.
 
-``Engine.handler(func)`` returns ``handler(mode, func, types, args, kwargs)``. A cache hit costs building a
-key, a dictionary lookup and the recipe's closure. A miss goes to :meth:`Engine.miss`, which runs the real
-dispatch and records the result.
+``Engine.handler(func)`` returns ``handler(mode, func, types, args, kwargs)``, made from the template
+``fake.cache.key.HANDLER``. A cache hit costs building a key, a dictionary lookup and a call of the function
+that a recipe was built into. A miss goes to :meth:`Engine.miss`, which dispatches the call (for our own modes
+by ``fake.dispatch.steps``) and records the result.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Engine:
 
     Args:
         tensor_class: the exact class of the tensors that the engine makes and recognizes.
-        dispatch: ``dispatch(mode, func, types, args, kwargs)``, the real dispatch, called on a miss.
+        dispatch: ``dispatch(mode, func, types, args, kwargs)``, which works the result out, called on a miss.
         limit: the number of entries at which the older half is dropped.
         is_own: whether ``dispatch`` is this package's. It leaves caching of operators that take graphs to the
             engine, and refuses arguments that overlap.

@@ -1,8 +1,9 @@
 """Dispatch on a cache miss: a list of steps, tried in order.
 
-A step takes ``(mode, call)`` and returns the operator's result, or ``NotImplemented`` to try the next step.
-Meta kernels, decompositions and the rules of ``torch._subclasses.fake_impls`` are libraries that the steps
-call; the rules of ``fake.kernels`` come first where those differ from eager.
+:data:`STEPS`, at the end of the file, is the list, and :func:`dispatch` goes through it. A step takes
+``(mode, call)`` and returns the operator's result, or ``NotImplemented`` to try the next step. Meta kernels,
+decompositions and the rules of ``torch._subclasses.fake_impls`` are libraries that the steps call; the rules of
+``fake.kernels`` come first where those differ from eager.
 """
 
 from __future__ import annotations
