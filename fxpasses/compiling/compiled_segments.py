@@ -31,8 +31,9 @@ MOST_BETWEEN_MESSAGES = 16
 COPY = torch.ops.aten.copy_.default
 """The operator with which a functional graph writes to its inputs, at its end."""
 
-Direct = Callable[[fx.Node], Callable[..., Any] | None]
-"""Maps an already compiled node to its callable, which takes the node's argument lists and may empty them."""
+FindCallable = Callable[[fx.Node], Callable[..., Any] | None]
+"""Returns the callable of an already compiled call, and ``None`` for other calls. It takes the call's argument
+lists, and may empty them."""
 
 
 @dataclass
@@ -73,8 +74,8 @@ class Cut:
         return [step for step in self.steps if isinstance(step, Segment)]
 
 
-def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
-    """Take the calls that are already compiled out of a functional graph.
+def cut_into_segments(gm: fx.GraphModule, compiled_callable: FindCallable) -> Cut | None:
+    """Take the calls that are already compiled, the *direct calls*, out of a functional graph.
 
     A segment runs as soon as the direct calls that it needs have run. The final updates of inputs (``copy_``)
     run last, when no one reads the old values anymore. Where messages travel while something is computed,
@@ -84,7 +85,7 @@ def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
         ``None`` if there is no such call, or if the graph is better left alone: it would need too many
         segments, writes to memory in other ways, or must call the RNG in eager's order.
     """
-    running = {node: run for node in gm.graph.nodes if (run := direct(node)) is not None}
+    running = {node: run for node in gm.graph.nodes if (run := compiled_callable(node)) is not None}
     communication = communication_calls(gm.graph) if overlaps(gm.graph, running) else set()
     if not (running or communication) or not all(
         _may_move(node) for node in gm.graph.nodes if node not in running

@@ -19,7 +19,7 @@ from fxpasses import _torch
 from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.compiled_segments import (
     Cut,
-    Direct,
+    FindCallable,
     changed_strides,
     cut_into_segments,
     name_in_whole,
@@ -173,23 +173,23 @@ class InductorCompiler:
         options: Options,
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
-        compiled_callable: Direct = lambda node: None,
+        compiled_callable: FindCallable = lambda node: None,
     ) -> None:
         partitioner = partitioner_of(options, cache_identity(options))
         self.patches = {**options.inductor_patches(), "custom_partitioner_fn": partitioner}
         if partitioner.digest is None:
             self.patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
         self._example_inputs = example_inputs
-        self._inputs = len(example_inputs)
-        self._outputs = _torch.get_num_model_outputs(gm)
+        self._num_inputs = len(example_inputs)
+        self._num_outputs = _torch.get_num_model_outputs(gm)
         self._compiled_callable = compiled_callable
         self._repro_directory = options.repro_directory() if options.on_failure == "isolate" else None
         """The directory for repro files of calls that Inductor cannot lower, if these are to run in eager."""
         self._repros: dict[tuple[str, str], str] = {}
         self._dynamo_graph = gm
         with self._patched():
-            self._extra = _torch.new_compiler_extra(gm)
-            self._wrapper = _torch.wrapper_arguments()
+            self._config_extra = _torch.new_compiler_extra(gm)
+            self._wrapper_arguments = _torch.wrapper_arguments()
 
     def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Inductor's inner compiler, under our settings: a late backward graph finds nothing patched."""
@@ -279,7 +279,7 @@ class InductorCompiler:
             parts = _parts.get()
             names = {} if parts is None else {node.name: name_in_whole(node) for node in gm.graph.nodes}
             hits = _torch.dynamo_counters["inductor"]["fxgraph_cache_hit"]
-            compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **kwargs)
+            compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper_arguments, **kwargs)
             if parts is not None:
                 from_cache = _torch.dynamo_counters["inductor"]["fxgraph_cache_hit"] > hits
                 parts.append(LoweredPart(compiled, names, from_cache))
@@ -324,7 +324,7 @@ class InductorCompiler:
             yield
 
     def aot_arguments(self) -> dict[str, Any]:
-        return {"decompositions": decompositions(), **_torch.aot_extra_arguments(self._extra)}
+        return {"decompositions": decompositions(), **_torch.aot_extra_arguments(self._config_extra)}
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
@@ -344,14 +344,14 @@ class InductorCompiler:
         with self._patched():
             if inference and _torch.freezes_parameters():
                 return _torch.compile_frozen(
-                    gm, inputs, self._dynamo_graph, self._inputs, self._inner_compile, self._extra
+                    gm, inputs, self._dynamo_graph, self._num_inputs, self._inner_compile, self._config_extra
                 )
             return _torch.compile_fx_forward(
                 gm,
                 inputs,
-                num_orig_model_outputs=self._outputs if visible is None else visible,
-                num_example_inputs=self._inputs,
-                compiler_config_extra=self._extra,
+                num_orig_model_outputs=self._num_outputs if visible is None else visible,
+                num_example_inputs=self._num_inputs,
+                compiler_config_extra=self._config_extra,
                 inner_compile=self._inner_compile,
                 is_inference=inference,
             )
@@ -359,7 +359,7 @@ class InductorCompiler:
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with self._patched():
             return _torch.compile_fx_backward(
-                gm, inputs, compiler_config_extra=self._extra, inner_compile=self._inner_compile
+                gm, inputs, compiler_config_extra=self._config_extra, inner_compile=self._inner_compile
             )
 
 
@@ -395,7 +395,7 @@ class EagerCompiler:
     """
 
     def __init__(
-        self, options: Options, decompose: bool = False, compiled_callable: Direct = lambda node: None
+        self, options: Options, decompose: bool = False, compiled_callable: FindCallable = lambda node: None
     ) -> None:
         self._partition = partitioner_of(options, None)
         self._decompose = decompose

@@ -98,7 +98,7 @@ class Stages:
             options.passes, [self._values] if self._values else [], structure=options.check != "off"
         )
         self._unmatched = Unmatched(options.asked_for())
-        self._inputs: list[str] = []
+        self._input_names: list[str] = []
         self._ran = False
         """Whether any stage has run. AOTAutograd may take the whole result from its cache instead."""
 
@@ -110,7 +110,7 @@ class Stages:
         the graph, and whether that cache may be used at all.
         """
         if self._hooks.observers or self._values:  # only these show input names to the user
-            self._inputs = user_input_names(gm)
+            self._input_names = user_input_names(gm)
         # Code that torch saves for other processes is saved as entries of this cache.
         whole = (
             _torch.functorch_config.patch(enable_autograd_cache=False)
@@ -162,7 +162,7 @@ class Stages:
         self._ran = True
         mark_fresh_outputs(joint.graph, outputs)
         counters.count("joint")
-        annotate(joint, self._inputs)
+        annotate(joint, self._input_names)
         for observer in self._hooks.observers:
             observer.joint(joint)
 
@@ -215,7 +215,7 @@ class Stages:
         counters.count(kind)
         if kind == "inference":
             self._ran = True
-            annotate(gm, self._inputs)
+            annotate(gm, self._input_names)
             mark_fresh_outputs(gm.graph)
         use_returned_arguments(gm)
         # A failing pass, or Inductor, may leave the graph half rewritten, so eager gets a copy made before.
