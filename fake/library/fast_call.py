@@ -115,23 +115,48 @@ class FastCall:
         return required_tensor and all(kind in known for kind, _ in kinds)
 
     def _generate(self) -> None:
+        """Write and compile the function: its parameters, the checks, and the run of the kernel."""
         op = self._op
         if not self._supported():
             return
-        schema = op._opoverload._schema
-        arguments = list(schema.arguments)
+        arguments = list(op._opoverload._schema.arguments)
         positional = [a for a in arguments if not a.kwarg_only]
         keyword_only = [a for a in arguments if a.kwarg_only]
         source = _Source()
         values = "(" + "".join(f"{a.name}, " for a in positional) + ")"
         keywords = "{" + ", ".join(f"{a.name!r}: {a.name}" for a in keyword_only) + "}"
         source.slow = f"_slow(_op, {values}, {keywords}, _extra, _unknown)"
+        self._emit_checks(source, arguments)
+        self._emit_run(source, positional, keyword_only)
+
+        parameters = ["_op"]
+        parameters += [f"{a.name}=_default_{a.name}" for a in positional]
+        parameters.append("*_extra")
+        parameters += [f"{a.name}=_default_{a.name}" for a in keyword_only]
+        parameters.append("**_unknown")
+        defaults = dict(op._python_defaults)
+        for argument in arguments:
+            source.namespace[f"_default_{argument.name}"] = defaults.get(argument.name, MISSING)
+        head = [
+            f"def __call__({', '.join(parameters)}):",
+            "    if _compiling() or _function_mode() or _profiling() or _frame_hook() is not None or _extra or _unknown:",
+            f"        return {source.slow}",
+        ]
+        self.source = "\n".join(head + source.lines) + "\n"
+        self._namespace = {**source.namespace, **self._names()}
+        filename = f"<fake.library call of {op.qualname}>"
+        exec(compile(self.source, filename, "exec"), self._namespace)
+        linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
+        self.function = self._namespace["__call__"]
+
+    def _emit_checks(self, source: _Source, arguments: list[Any]) -> None:
+        types = self._op._argument_types
         # The tensor that decides the dispatch keys comes first.
-        tensors = [a for a in arguments if op._argument_types[a.name] == ("Tensor", False)]
+        tensors = [a for a in arguments if types[a.name] == ("Tensor", False)]
         rest = [a for a in arguments if a not in tensors]
         add = source.lines.append
         tensor_names = ", ".join(argument.name for argument in tensors)
-        plain = all("Tensor" not in op._argument_types[argument.name][0] for argument in rest)
+        plain = all("Tensor" not in types[argument.name][0] for argument in rest)
         if plain:
             add("    _same, _kernel = _last")
             add(f"    if len(_registrations) != _registered or not _same({tensor_names}):")
@@ -150,25 +175,10 @@ class FastCall:
             add(f"{inner}_cache_check(_kernel, {tensor_names})")
             for argument in rest:
                 self._emit_check(source, argument)
-        self._emit_run(source, positional, keyword_only)
 
-        defaults = dict(self._op._python_defaults)
-        parameters = ["_op"]
-        for argument in positional:
-            parameters.append(f"{argument.name}=_default_{argument.name}")
-        parameters.append("*_extra")
-        parameters += [f"{a.name}=_default_{a.name}" for a in keyword_only]
-        parameters.append("**_unknown")
-        for argument in arguments:
-            source.namespace[f"_default_{argument.name}"] = defaults.get(argument.name, MISSING)
-        head = [
-            f"def __call__({', '.join(parameters)}):",
-            "    if _compiling() or _function_mode() or _profiling() or _frame_hook() is not None or _extra or _unknown:",
-            f"        return {source.slow}",
-        ]
-        self.source = "\n".join(head + source.lines) + "\n"
-        self._namespace = {
-            **source.namespace,
+    def _names(self) -> dict[str, Any]:
+        """Return what the names in the source stand for, besides defaults of parameters."""
+        return {
             "_INCLUDE": 0,
             "_EXCLUDE": 0,
             "_INT_MAX": INT_MAX,
@@ -203,10 +213,6 @@ class FastCall:
             "_require_grad": any_requires_grad,
             **dict(LISTS.values()),
         }
-        filename = f"<fake.library call of {op.qualname}>"
-        exec(compile(self.source, filename, "exec"), self._namespace)
-        linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
-        self.function = self._namespace["__call__"]
 
     def _emit_check(self, source: _Source, argument: Any) -> None:
         name = argument.name
