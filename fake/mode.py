@@ -102,7 +102,7 @@ class FakeTensorMode(TorchFakeTensorMode, metaclass=_AnyFakeModeMeta):
     """
 
     supports_higher_order_operators = True
-    asks_rules = True
+    uses_rules = True
     cache_custom_ops = False
     cache = CacheView(ENGINE.store)  # type: ignore[assignment]
     """Static entries of the process's dispatch cache, for inspection: ``(operator, ...)`` keys to recipes."""

@@ -35,7 +35,7 @@ class RulesMode(FakeTensorMode):
     fallback to real kernels is off as well, because it would hide missing rules.
     """
 
-    asks_rules = True
+    uses_rules = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_fallback_kernels": False, **options})

@@ -286,7 +286,7 @@ def _checked_override(func: OpOverload) -> Callable[..., Any]:
 
 def _is_ours(value: Any) -> bool:
     """Return whether the value's mode uses our rules; fake tensors of torch's modes keep torch's behavior."""
-    return getattr(getattr(value, "fake_mode", None), "asks_rules", False)
+    return getattr(getattr(value, "fake_mode", None), "uses_rules", False)
 
 
 PATCHES = LEDGER.add(

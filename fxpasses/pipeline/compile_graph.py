@@ -108,8 +108,12 @@ def compile_graph(
             return stages.lower(gm, "inference", lambda: compiler.forward(gm, inputs, inference=True))
 
         def trace() -> Callable[..., Any]:
-            sizes, gradients = _torch.data_dependent_sizes(example_inputs), _torch.gradients_of_results()
-            with stages.tracing(gm, cached=not overlap), compiler.settings(), sizes, gradients:
+            with (
+                stages.tracing(gm, cached=not overlap),
+                compiler.settings(),
+                _torch.data_dependent_sizes(example_inputs),
+                _torch.gradients_of_results(),
+            ):
                 return _torch.aot_autograd(
                     partition_fn=partition_joint,
                     fw_compiler=_torch.serializable(compile_forward),
