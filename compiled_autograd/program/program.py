@@ -89,6 +89,7 @@ class _Segment:
     def __call__(
         self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> Any:
+        """Run the form that matches this call. If there is none, make one, or run uncompiled."""
         values.extend(rest)
         if len(set(map(id, values))) != len(values) and (positions := _first_positions(values)) is not None:
             kept = [values[position] for index, position in enumerate(positions) if position == index]
@@ -202,6 +203,7 @@ class _Segment:
     def _compile_static(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any], lifted: Sequence[int] = ()
     ) -> Any:
+        """Record the segment on these values and compile the recording for them. Return the results."""
         started = time.perf_counter()
         kept = list(values)
         lowered = lower(self.part, values, sizes, scalars, lifted)

@@ -344,6 +344,7 @@ class Engine:
         call: Any,
         evaluations: Any,
     ) -> None:
+        """Store what a miss returned as a recipe, or store the reason why calls with this key bypass the cache."""
         try:
             if preferred_device_type() is not None:
                 raise Unkeyable("preferred device type")

@@ -129,6 +129,7 @@ def _make(
     tags: Tags,
     differentiable: bool,
 ) -> CustomOpDef:
+    """Make the schema and check it against the function, then replace an earlier definition."""
     namespace, name = split_qualname(qualname)
     normalized = tags_of(qualname, tags)
     for device_type in [] if device_types is None else device_list(qualname, device_types):

@@ -64,6 +64,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         layout: ArgumentLayout | None,
         differentiable: bool,
     ) -> CustomOpDef:
+        """Define the operator, and give its class the generated fast call, if there is one."""
         # One class per operator: Python looks up `__call__` on the class, and a generated one with the
         # operator's own parameters costs half as much as one that takes *args and **kwargs.
         own: Any = type(f"CustomOpDef_{name.replace('.', '_')}", (cls,), {"__module__": cls.__module__})

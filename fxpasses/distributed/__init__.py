@@ -4,7 +4,8 @@ Each rank compiles for itself. If one of them gets another graph (other options,
 break, a stale cache), its collectives differ. The job then hangs or, if only two equal ones are swapped,
 computes wrong numbers.
 
-* ``signature``: what a compiled graph will send, in an order and in words that do not depend on the rank
+* ``signature``: what a compiled graph will send, in an order and in words that do not depend on the rank;
+  ``collective_call`` and ``carried_values`` describe one collective
 * ``agreement``, ``gated_call``, ``gate``: the ranks compare their signatures through the store of the process
   group, before the graph runs for the first time; the comparison itself is ``gate.what_differs``
 * ``decision``: one rank decides what all of them save for the backward pass

@@ -95,6 +95,7 @@ class Replay:
     def _call(
         self, trace: Callable[..., Any], module: Any, tx: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
+        """Copy an earlier trace that fits this module call, or else trace the call and keep the trace."""
         self._begin(tx.output)
         if not _torch.plain_module(module) or not module.source or not module.value._modules:
             return trace(module, tx, args, kwargs)

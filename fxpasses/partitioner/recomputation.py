@@ -108,6 +108,7 @@ def recompute_verdicts(graph: JointGraph, cost: CostModel, policy: RecomputePoli
 def _verdict(
     node: fx.Node, graph: JointGraph, cost: CostModel, policy: RecomputePolicy, table: "_OperatorTable"
 ) -> Verdict:
+    """Decide for a call of the forward pass. Facts that forbid it come first, then what it costs."""
     if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:
         return Verdict(Terms.NEVER, "marked to be saved")
     if node.target is operator.getitem:

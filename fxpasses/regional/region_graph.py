@@ -344,6 +344,7 @@ class _RegionExtractor:
     def _graph(
         self, symbols: list[sympy.Symbol], inputs: list[torch.Tensor], written: list[int], outputs: list[int]
     ) -> fx.GraphModule:
+        """Copy the calls into a graph of their own: sizes and tensors in, outputs and written tensors out."""
         graph = fx.Graph()
         attributes: dict[str, Any] = {}
         known: dict[Any, Any] = {}

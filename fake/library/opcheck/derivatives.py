@@ -149,6 +149,11 @@ def _compare_along(
     gradient: torch.Tensor | None,
     seed: int,
 ) -> Comparison:
+    """Compare the formula with finite differences of one output along one direction of one input.
+
+    Steps get larger until the differences are smooth. If the operator has a kink there, or is constant, the
+    comparison stays undecided, or says so.
+    """
     tensor = [t for _, _, t in named_tensors(op._schema, call) if t.requires_grad][index].detach()
     direction = _signs_like(tensor, seed)
     scale = max(float(tensor.abs().mean()), 0.1) if tensor.numel() else 1.0

@@ -33,6 +33,8 @@ def check(op: Any, call: Call) -> str:
 
 
 def _compare(op: Any, call: Call, batched: list[torch.Tensor], dim: int, label: str) -> None:
+    """Raise ``Fault`` if the vmap rule gives other values than a loop over the batch."""
+
     def element(tensor: torch.Tensor, index: int) -> torch.Tensor:
         return tensor.roll(index, 0) if tensor.dim() else tensor + index
 

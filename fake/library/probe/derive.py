@@ -201,6 +201,7 @@ def _fit_classes(
     with_shape: bool,
     few: bool,
 ) -> None:
+    """Find expressions that fit all calls of a class: coarse classes first, finer ones for what is left."""
     min_observations = 1 if few else _MIN_OBSERVATIONS
 
     def attempt(group: ObservedValues, level: Level) -> list[str]:
