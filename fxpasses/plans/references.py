@@ -11,7 +11,7 @@ from typing import Any
 _HEAP_TYPE = 1 << 9
 
 
-def can_go(value: Any) -> bool:
+def can_be_weak(value: Any) -> bool:
     """Whether a plan need not keep an object alive: a module, an optimizer or another bag of attributes."""
     kind = type(value)
     return (
@@ -23,7 +23,7 @@ def can_go(value: Any) -> bool:
     )
 
 
-def reference_to(value: Any, gone: Callable[[Any], None] | None = None) -> Callable[[], Any]:
+def reference_to(value: Any, on_collected: Callable[[Any], None] | None = None) -> Callable[[], Any]:
     """A function that returns the object, or None once it is gone. The object is kept unless it
-    :func:`can_go`; then ``gone`` is called."""
-    return weakref.ref(value, gone) if can_go(value) else lambda: value
+    :func:`can_be_weak`; then ``on_collected`` is called."""
+    return weakref.ref(value, on_collected) if can_be_weak(value) else lambda: value
