@@ -329,7 +329,7 @@ def _guard_argument(
     """
     place, value, detail = asked
     if place == "number":
-        return lambda: given, value
+        return lambda: given.values, value
     if place == "attribute":
         return walk.owners[value], detail
     if place == "argument":

@@ -83,6 +83,16 @@ def test_numbers_of_a_call():
     torch.testing.assert_close(given.as_input("1"), torch.tensor(0.5, dtype=torch.float64))
 
 
+def test_keywords_may_have_any_names():
+    given = GivenNumbers()
+    numbers = {name: i for i, name in enumerate(dir(given))}
+    for _ in range(2):
+        given.update_from((), numbers)
+        assert given.fit_kinds(dict.fromkeys(numbers, "int"))
+        assert given.have_values({name: str(i) for name, i in numbers.items()})
+        assert [given.as_input(name) for name in numbers] == list(numbers.values())
+
+
 def test_each_thread_has_its_own_numbers(tmp_path):
     compiled = fxpasses.compile(start, cache=tmp_path)
     x, wrong = torch.randn(4, 8), []
