@@ -124,10 +124,7 @@ def _summary_table(eager: Run, ours: Run, inductor: Run, verdict: Verdict, their
     table = Table(title="Summary")
     for heading in ("", "eager", "fxpasses", "inductor"):
         table.add_column(heading, justify="left" if not heading else "right")
-
-    def row(name: str, *cells: str) -> None:
-        table.add_row(name, *cells)
-
+    row = table.add_row
     row("last loss", *(f"{run.losses[-1]:.6f}" for run in (eager, ours, inductor)))
     row(
         "largest loss difference from eager",

@@ -107,7 +107,7 @@ class _Matcher:
         elif isinstance(pattern, (list, tuple)):
             if isinstance(actual, (list, tuple)) and len(actual) == len(pattern):
                 yield from self._match_all(list(zip(pattern, actual, strict=True)), binding)
-        elif _is_number(actual) and (open_number := self.numbers.get(_number_key(pattern))) is not None:
+        elif _is_number(actual) and (open_number := self.numbers.get(number_key(pattern))) is not None:
             yield from self._bind(open_number, actual, binding)
         elif self._equal(pattern, actual):
             yield binding
@@ -179,7 +179,7 @@ def call_arguments(node: fx.Node) -> list[Any]:
     return found
 
 
-def _number_key(constant: Any) -> tuple[type, Any]:
+def number_key(constant: Any) -> tuple[type, Any]:
     """Return a lookup key with the number's type. Other constants (lists are unhashable) never match one."""
     return (type(constant), constant if type(constant) in (int, float) else None)
 

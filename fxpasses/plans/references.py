@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_HEAP_TYPE = 1 << 9
+from fxpasses.plans.kinds import HEAP_TYPE
 
 
 def can_be_weak(value: Any) -> bool:
@@ -19,7 +19,7 @@ def can_be_weak(value: Any) -> bool:
         and kind.__dictoffset__ != 0
         and not copyreg._slotnames(kind)  # type: ignore[attr-defined]
         and kind is not functools.partial
-        and next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE) is object
+        and next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE) is object
     )
 
 
