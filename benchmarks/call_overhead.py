@@ -61,9 +61,9 @@ def _return_at_once(compiled: fxpasses.Compiled[Any], *arguments: torch.Tensor) 
     """Replace the code of the plan by a function that returns the results of one call."""
     for _ in range(2):  # the first call traces the model again, because Dynamo has left marks on it
         compiled(*arguments)
-    (armed,) = compiled._armed.known
-    assert armed._quick
-    for _, _, plan in armed._quick:
+    (walked_model,) = compiled._walked_models.known
+    assert walked_model._quick
+    for _, _, plan in walked_model._quick:
         outputs = plan._run(plan._inputs_of(arguments))
         plan._run = lambda inputs, outputs=outputs: outputs
 

@@ -383,7 +383,7 @@ def compile_caches() -> dict[str, bool]:
 
 
 @contextlib.contextmanager
-def of_segment() -> Iterator[list[Any]]:
+def segment_context() -> Iterator[list[Any]]:
     """Compile a segment of a graph. Yields the list that Inductor fills with the strides of its outputs.
 
     AOTAutograd names the inputs that a backward graph may overwrite by their positions in the whole graph, so

@@ -101,7 +101,7 @@ def _compile(
     """Compile one Dynamo graph with settled options, together with its checks, reports and recording."""
     made = describe_compilation(gm, example_inputs, parsed)
     traced = gm.graph
-    cached = _FromCache()
+    cached = _CacheObserver()
     observers: list[Observer] = [cached]
     if parsed.report:
         observers.append(GraphFiles(parsed.report))
@@ -144,7 +144,7 @@ def _compile(
     return compiled
 
 
-class _FromCache(Observer):
+class _CacheObserver(Observer):
     found = False
 
     def taken_from_cache(self) -> None:

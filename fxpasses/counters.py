@@ -118,7 +118,7 @@ class Stats:
 
     def _repr_html_(self) -> str:
         rows = [
-            (name, _in_a_cell(value))
+            (name, _cell_text(value))
             for name, value in vars(self).items()
             if value and name not in ("fallbacks", "isolated", "region_reports")
         ]
@@ -134,7 +134,7 @@ class Stats:
         return as_html(text, ("", ""), [*rows, *left])
 
 
-def _in_a_cell(value: object) -> object:
+def _cell_text(value: object) -> object:
     if not isinstance(value, dict):
         return value
     return ", ".join(
@@ -188,14 +188,14 @@ class _Counters:
     def count_pass(self, name: str, *, changed: bool) -> None:
         with self._lock:
             now = self._stats
-            self._stats = replace(now, pass_runs=_added(now.pass_runs, name, 1))
+            self._stats = replace(now, pass_runs=_incremented(now.pass_runs, name, 1))
             if changed:
-                self._stats = replace(self._stats, pass_changes=_added(now.pass_changes, name, 1))
+                self._stats = replace(self._stats, pass_changes=_incremented(now.pass_changes, name, 1))
 
     def count_refused_plan(self, reason: str) -> None:
         with self._lock:
             refused = self._stats.plans_refused
-            self._stats = replace(self._stats, plans_refused=_added(refused, reason, 1))
+            self._stats = replace(self._stats, plans_refused=_incremented(refused, reason, 1))
 
     def first_report(self, name: str) -> bool:
         """Whether a pass never changed anything and nobody reported it yet. Marks it as reported."""
@@ -249,7 +249,7 @@ class _Counters:
             self._reported = set()
 
 
-def _added(table: dict, key: str, amount: float) -> dict:
+def _incremented(table: dict, key: str, amount: float) -> dict:
     return {**table, key: table.get(key, 0) + amount}
 
 

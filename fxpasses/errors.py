@@ -51,7 +51,8 @@ class OptionsError(FxPassesError, ValueError):
     ) -> None:
         self.option, self.given, self.expected, self.valid = option, given, expected, tuple(valid)
         super().__init__(
-            problem or f"option {option!r}: expected {expected}, got {_shown(given)} ({type(given).__name__})"
+            problem
+            or f"option {option!r}: expected {expected}, got {_short_text(given)} ({type(given).__name__})"
         )
 
     @classmethod
@@ -73,7 +74,7 @@ class OptionsError(FxPassesError, ValueError):
             given,
             f"one of {choices}",
             valid=valid,
-            problem=f"option {option!r}: expected one of {choices}, got {_shown(given)}{did_you_mean(given, valid)}",
+            problem=f"option {option!r}: expected one of {choices}, got {_short_text(given)}{did_you_mean(given, valid)}",
         )
 
 
@@ -162,7 +163,7 @@ class PatternError(FxPassesError, ValueError):
         super().__init__(f"{function}: {problem}")
 
 
-def _shown(value: object) -> str:
+def _short_text(value: object) -> str:
     from fake.error_text import short_repr  # only once it is known that this is our `fake`
 
     return short_repr(value)
@@ -198,8 +199,10 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
     near = get_close_matches(given, names, n=10, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     if len(names) > 40:
-        return f"unknown {kind} {_shown(given)}{hint} Nearest of {len(names)}: {', '.join(near) or 'none'}."
-    return f"unknown {kind} {_shown(given)}{hint} Valid {kind}{'es' if kind.endswith('s') else 's'}: {', '.join(names)}."
+        return (
+            f"unknown {kind} {_short_text(given)}{hint} Nearest of {len(names)}: {', '.join(near) or 'none'}."
+        )
+    return f"unknown {kind} {_short_text(given)}{hint} Valid {kind}{'es' if kind.endswith('s') else 's'}: {', '.join(names)}."
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fxpasses.commands.outcome import Outcome, UsageError, positive, working
+from fxpasses.commands.outcome import Outcome, UsageError, positive, show_progress
 
 HELP = "find the stage, pass and match site that make a script fail"
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             compile(script.read_bytes(), str(script), "exec")
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"{str(script)!r} is not Python: {error}") from error
-    with working("importing torch"):
+    with show_progress("importing torch"):
         from fxpasses.checking.bisection import bisect_script
     verdict = bisect_script(
         arguments.script,

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fxpasses.commands.outcome import Outcome, UsageError, console, working
+from fxpasses.commands.outcome import Outcome, UsageError, console, show_progress
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.plan_files import cache_directory, check_owner, read_sections
 from fxpasses.tuning.kept import read_result
@@ -24,7 +24,7 @@ _OWN_FILES = {
     "plans": ("*/*.plan", "*/*.none", "kernels/*.so", "sources/*"),
     "tuned": ("tuned/*/*.json", "tuned/calls/*.call"),
 }
-_VARIABLES = {
+_WHY_NO_DIRECTORY = {
     "plans": "FXPASSES_CACHE_DIR is 'off', or TORCHINDUCTOR_FORCE_DISABLE_CACHES is 1",
     "tuned": "FXPASSES_CACHE_DIR is 'off', or TORCHINDUCTOR_FORCE_DISABLE_CACHES is 1",
     "fake": "FAKE_DISPATCH_CACHE is not set",
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     entries = [entry for cache, root in roots.items() for entry in _folders(cache, root)]
     if arguments.action == "list":
         wanted = [arguments.only] if arguments.only else _CACHES
-        missing = {cache: _VARIABLES[cache] for cache in wanted if cache not in roots}
+        missing = {cache: _WHY_NO_DIRECTORY[cache] for cache in wanted if cache not in roots}
         return Outcome(0, entries, lambda: _show(roots, entries, missing))
     if entries and not arguments.yes:
         _confirm(entries)
@@ -101,7 +101,7 @@ def _roots(arguments: argparse.Namespace) -> dict[str, Path]:
     wanted = [arguments.only] if arguments.only else [*_CACHES]
     roots = {}
     if "inductor" in wanted:
-        with working("importing torch"):
+        with show_progress("importing torch"):
             from fxpasses._torch import compile_cache_directory
         roots["inductor"] = Path(compile_cache_directory())
     directory = cache_directory("auto")
@@ -139,7 +139,7 @@ def _folders(cache: str, root: Path) -> list[Entry]:
 
 def _verify(roots: dict[str, Path]) -> Outcome:
     problems, looked_at = [], 0
-    with working("reading the caches") as tell:
+    with show_progress("reading the caches") as tell:
         pickles = [
             path
             for folder in _PICKLED

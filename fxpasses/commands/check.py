@@ -8,7 +8,7 @@ import ast
 from typing import Any
 
 from fxpasses.commands.named import model_named
-from fxpasses.commands.outcome import Outcome, plain_data, working
+from fxpasses.commands.outcome import Outcome, plain_data, show_progress
 
 HELP = "compare a model in eager, after each stage, and compiled"
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Make the model and check it. The table is printed at the end."""
     model, inputs = model_named(arguments.model)
-    with working("importing torch"):
+    with show_progress("importing torch"):
         from fxpasses.checking.model import check
     result = check(
         model,

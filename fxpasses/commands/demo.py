@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fxpasses.commands.outcome import Outcome, UsageError, positive, working
+from fxpasses.commands.outcome import Outcome, UsageError, positive, show_progress
 
 HELP = "train a small GPT in eager, fxpasses and Inductor, and compare"
 _SIZES = (
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         raise UsageError(f"--width {arguments.width} must be a multiple of --heads {arguments.heads}")
     if arguments.report is not None and Path(arguments.report).is_file():
         raise UsageError(f"--report {arguments.report!r} is a file, not a directory")
-    with working("importing torch"):
+    with show_progress("importing torch"):
         import torch
 
         from fxpasses.demo.show import run_demo, show_demo

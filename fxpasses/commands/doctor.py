@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fxpasses.commands.outcome import Outcome, plain_data, working
+from fxpasses.commands.outcome import Outcome, plain_data, show_progress
 
 HELP = "show what is in force with this torch and compiler, what is not, and why"
 
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Examine torch and this machine."""
-    with working("examining torch and this machine"):
-        from fxpasses.doctor.health import examine, in_short, versions
+    with show_progress("examining torch and this machine"):
+        from fxpasses.doctor.health import abbreviated, examine, versions
         from fxpasses.doctor.seam import check_seam
 
         found = versions()
@@ -43,5 +43,5 @@ def run(arguments: argparse.Namespace) -> Outcome:
         ],
     }
     return Outcome(
-        0, data, lambda: print(head, *(findings if arguments.names else in_short(findings)), sep="\n")
+        0, data, lambda: print(head, *(findings if arguments.names else abbreviated(findings)), sep="\n")
     )

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         nothing = "no results of tuning, or none for such a step"
         return Outcome(0, data, lambda: _show(table_of_entries(entries) if entries else nothing))
     found = changes(_read(Path(arguments.against), arguments.step), entries)
-    told = [
+    rows = [
         {
             "change": change.word,
             "before": change.before and change.before.to_data(),
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         for change in found
     ]
     worse = any(change.word == "loses" for change in found)
-    return Outcome(int(worse), told, lambda: _show(table_of_changes(found)))
+    return Outcome(int(worse), rows, lambda: _show(table_of_changes(found)))
 
 
 def _read(path: Path, step: str | None) -> list[Entry]:

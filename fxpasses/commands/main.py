@@ -41,7 +41,7 @@ from fxpasses.commands import (
     report,
     simulation,
 )
-from fxpasses.commands.outcome import Command, Outcome, UsageError, end_quietly, plain_data
+from fxpasses.commands.outcome import Command, Outcome, UsageError, discard_stdout, plain_data
 from fxpasses.errors import BisectError, OptionsError, ReportError, did_you_mean
 
 COMMANDS: dict[str, Command] = {
@@ -60,7 +60,7 @@ COMMANDS: dict[str, Command] = {
     "cache": cache,
 }
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
-_MISTAKES = (UsageError, OptionsError, BisectError, ReportError)
+_USER_ERRORS = (UsageError, OptionsError, BisectError, ReportError)
 """Exceptions for a user's mistakes, which are reported in one line.
 
 An ``OSError`` about a file is one as well, unless the user's code opened the file.
@@ -96,23 +96,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        end_quietly()
+        discard_stdout()
         return 0
-    except _MISTAKES as error:
+    except _USER_ERRORS as error:
         if arguments.debug:
             raise
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     except (Exception, SystemExit) as error:
         if isinstance(error.__context__, BrokenPipeError):  # rich turns it into a SystemExit
-            end_quietly()
+            discard_stdout()
             return 0
         if arguments.debug:
             raise
-        if isinstance(error, OSError) and error.filename is not None and not _users_line(error):
+        if isinstance(error, OSError) and error.filename is not None and not _user_code_line(error):
             print(f"{parser.prog}: error: {error.filename}: {error.strerror}", file=sys.stderr)
             return 2
-        print(_told(parser.prog, error), file=sys.stderr)
+        print(_error_text(parser.prog, error), file=sys.stderr)
         return 3
 
 
@@ -163,15 +163,15 @@ def _completion(arguments: argparse.Namespace) -> Outcome:
     return Outcome(0, None, lambda: print(shtab.complete(make_parser(), arguments.shell)))
 
 
-def _told(prog: str, error: BaseException) -> str:
+def _error_text(prog: str, error: BaseException) -> str:
     """Return an exception in a few lines: the error, where in the user's files it arose, and its notes."""
     text = describe_error(error)
     notes = getattr(error, "__notes__", [])
-    where = [line] if (line := _users_line(error)) else []
+    where = [line] if (line := _user_code_line(error)) else []
     return "\n".join([f"{prog}: {text}", *where, *notes, "(use --debug to show the traceback)"])
 
 
-def _users_line(error: BaseException) -> str:
+def _user_code_line(error: BaseException) -> str:
     """Return the innermost line of the user's files in an exception's traceback, or ""."""
     if isinstance(error, SyntaxError) and error.filename:
         return f'  File "{error.filename}", line {error.lineno}: {(error.text or "").strip()}'

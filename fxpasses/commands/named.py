@@ -59,7 +59,7 @@ def object_named(text: str, what: str) -> Any:
     if not source or not name:
         expected = what.upper()
         raise UsageError(f"expected FILE.py:{expected} or MODULE:{expected}, got {text!r}")
-    found: Any = _module_in(source) if source.endswith(".py") else _module_called(source, name)
+    found: Any = _run_file(source) if source.endswith(".py") else _import_module(source, name)
     for part in name.split("."):
         if not hasattr(found, part):
             raise UsageError(f"{source!r} has no {what} {name!r}{did_you_mean(part, dir(found))}")
@@ -67,7 +67,7 @@ def object_named(text: str, what: str) -> Any:
     return found
 
 
-def _module_called(source: str, name: str) -> types.ModuleType:
+def _import_module(source: str, name: str) -> types.ModuleType:
     if source.startswith(".") or importlib.util.find_spec(source.partition(".")[0]) is None:
         meant = f"; for the file, write {source}.py:{name}" if Path(f"{source}.py").is_file() else ""
         raise UsageError(f"there is no module {source!r}{meant}")
@@ -79,7 +79,7 @@ def _module_called(source: str, name: str) -> types.ModuleType:
         raise UsageError(f"there is no module {error.name!r}") from error
 
 
-def _module_in(file: str) -> types.ModuleType:
+def _run_file(file: str) -> types.ModuleType:
     """Run a file as a module and return it.
 
     It is in ``sys.modules``: when Dynamo splits a function at a graph break, it finds the globals by module
@@ -119,11 +119,13 @@ def read_operator(arguments: argparse.Namespace) -> tuple[Any, Calls]:
     from fake.library.errors import UnknownOpError
     from fake.library.opcheck.runner import resolve
 
-    samples = _samples_in(arguments.samples)
+    samples = _read_samples(arguments.samples)
     if ":" not in arguments.op:
         expected = "FILE.py:OPERATOR, MODULE:OPERATOR or namespace::name"
         raise UsageError(f"expected {expected}, got {arguments.op!r}")
-    op = _registered(arguments.op) if "::" in arguments.op else object_named(arguments.op, "operator")
+    op = (
+        _registered_operator(arguments.op) if "::" in arguments.op else object_named(arguments.op, "operator")
+    )
     try:
         resolve(op)
     except (UnknownOpError, RuntimeError) as error:
@@ -131,7 +133,7 @@ def read_operator(arguments: argparse.Namespace) -> tuple[Any, Calls]:
     return op, samples
 
 
-def _registered(name: str) -> Any:
+def _registered_operator(name: str) -> Any:
     """Return the operator ``namespace::name`` or ``namespace::name.overload``."""
     import torch
 
@@ -148,12 +150,12 @@ def _registered(name: str) -> Any:
 _SAMPLES = "a list of argument tuples or (args, kwargs) pairs, or a function that returns one"
 
 
-def _samples_in(file: str) -> Calls:
+def _read_samples(file: str) -> Calls:
     """Return the sample calls of a Python file.
 
     Its ``samples`` is a list of argument tuples or ``(args, kwargs)`` pairs, or a function that returns one.
     """
-    content = vars(_module_in(file))
+    content = vars(_run_file(file))
     if "samples" not in content:
         raise UsageError(f"{file} must define `samples`, {_SAMPLES}")
     found = content["samples"]() if callable(content["samples"]) else content["samples"]

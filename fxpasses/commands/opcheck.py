@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from fxpasses.commands.named import add_operator, read_operator
-from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
+from fxpasses.commands.outcome import Outcome, UsageError, plain_data, show_progress
 
 HELP = "check a custom operator's registrations on sample calls"
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Check each sample."""
-    with working("importing torch") as tell:
+    with show_progress("importing torch") as tell:
         from fake.library.opcheck.runner import ALL_TEST_UTILS, opcheck
         from fxpasses.errors import did_you_mean
 
@@ -47,13 +47,18 @@ def run(arguments: argparse.Namespace) -> Outcome:
         print(f"{passed} of {len(samples)} samples passed")
 
     data = [
-        {"sample": n, "ok": v.ok, "op": v.op, "checks": {name: _told(result) for name, result in v.items()}}
+        {
+            "sample": n,
+            "ok": v.ok,
+            "op": v.op,
+            "checks": {name: _result_data(result) for name, result in v.items()},
+        }
         for n, v in enumerate(verdicts)
     ]
     return Outcome(int(passed < len(samples)), data, show)
 
 
-def _told(result: Any) -> dict[str, Any]:
+def _result_data(result: Any) -> dict[str, Any]:
     if isinstance(result, str):
         return {"ok": True, "note": getattr(result, "note", "")}
     evidence = plain_data(result.evidence)

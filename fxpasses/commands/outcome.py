@@ -58,7 +58,7 @@ def console() -> Any:
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[Callable[..., None]]:
+def show_progress(what: str) -> Iterator[Callable[..., None]]:
     """Show progress on standard error while inside; nothing in a file or pipe.
 
     Args:
@@ -116,6 +116,6 @@ def plain_data(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
-def end_quietly() -> None:
+def discard_stdout() -> None:
     """Make Python's flush at exit write to nowhere: standard output has no reader left (``| head``)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

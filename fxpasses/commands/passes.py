@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fxpasses.commands.outcome import Outcome, UsageError, console, plain_data, working
+from fxpasses.commands.outcome import Outcome, UsageError, console, plain_data, show_progress
 
 HELP = "list the passes that can be selected by name"
 
@@ -28,17 +28,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """List all passes, or describe the named ones."""
     if not all(name.strip(" ,") for name in arguments.names):
         raise UsageError("no pass is named; omit the names to list all passes")
-    with working("importing torch"):
+    with show_progress("importing torch"):
         from fxpasses.pass_manager.specification import parse_pass, split_pipeline
         from fxpasses.passes.registry import available_passes
     available = available_passes()
     if not arguments.names:
-        return Outcome(0, [_described(n, p) for n, p in available.items()], lambda: _show_list(available))
+        return Outcome(0, [_pass_data(n, p) for n, p in available.items()], lambda: _show_list(available))
     chosen = [parse_pass(text, available) for text in split_pipeline(",".join(arguments.names))]
-    return Outcome(0, [_described(str(item), item) for item in chosen], lambda: _show_each(chosen))
+    return Outcome(0, [_pass_data(str(item), item) for item in chosen], lambda: _show_each(chosen))
 
 
-def _described(name: str, item: Any) -> dict[str, Any]:
+def _pass_data(name: str, item: Any) -> dict[str, Any]:
     documented = _documented(item)
     return {
         "name": name,
@@ -67,13 +67,13 @@ def _show_each(chosen: list[Any]) -> None:
         out.print(str(item), style="bold", markup=False, highlight=False)
         for field in dataclasses.fields(_contract(item)):
             value = getattr(_contract(item), field.name)
-            described = value if isinstance(value, str) else ", ".join(sorted(value))
-            if described:
-                out.print(f"  {field.name}: {described}", markup=False, highlight=False)
-        print(_plain(inspect.getdoc(_documented(item)) or ""))
+            text = value if isinstance(value, str) else ", ".join(sorted(value))
+            if text:
+                out.print(f"  {field.name}: {text}", markup=False, highlight=False)
+        print(_without_markup(inspect.getdoc(_documented(item)) or ""))
 
 
-def _plain(text: str) -> str:
+def _without_markup(text: str) -> str:
     """Return a docstring without its markup."""
     return re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fxpasses.commands.named import add_operator, read_operator
-from fxpasses.commands.outcome import Outcome, UsageError, positive, working
+from fxpasses.commands.outcome import Outcome, UsageError, positive, show_progress
 
 HELP = "derive the fake kernel of a custom operator from sample calls"
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Derive the fake kernel and print its source."""
-    with working("importing torch") as tell:
+    with show_progress("importing torch") as tell:
         from fake.library.errors import ProbeError
         from fake.library.probe.run_probe import probe
 

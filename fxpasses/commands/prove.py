@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 from fxpasses.commands.named import model_named, object_named
-from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
+from fxpasses.commands.outcome import Outcome, UsageError, plain_data, show_progress
 
 HELP = "prove at each match site that a pass is correct"
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Find the pass and prove it."""
-    with working("importing torch"):
+    with show_progress("importing torch"):
         from fxpasses.pass_manager.pass_base import Pass
         from fxpasses.pass_manager.specification import parse_pass
         from fxpasses.passes.registry import available_passes
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         model, inputs = model_named(arguments.model)
         given = (model, *inputs)
     try:
-        with working(f"proving {arguments.passed}"):
+        with show_progress(f"proving {arguments.passed}"):
             proof = prove(item, *given, dynamic=arguments.dynamic or None)
     except NoSiteError as error:
         raise UsageError(str(error)) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fxpasses.commands.named import function_named
-from fxpasses.commands.outcome import Outcome, UsageError, console, positive, working
+from fxpasses.commands.outcome import Outcome, UsageError, console, positive, show_progress
 
 HELP = "simulate a training step on many devices"
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         except OSError as error:
             raise UsageError(f"{arguments.report!r} cannot be made a directory: {error.strerror}") from error
     make = function_named(arguments.model)
-    with working("importing torch") as say:
+    with show_progress("importing torch") as say:
         from fxpasses.distributed.capture import capture_rank
         from fxpasses.distributed.network import Cluster
         from fxpasses.distributed.schedule import best, candidates
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             found = chosen.found
             others = {
                 what: simulate(chosen.captured, other, groups, chosen.measured).seconds
-                for what, other in _variations(cluster).items()
+                for what, other in _cluster_variants(cluster).items()
             }
         except (SimulationError, ShardingError) as error:
             raise UsageError(str(error)) from error
@@ -112,7 +112,7 @@ def _write_page(simulation: dict[str, Any], directory: Path) -> None:
     report(directory)
 
 
-def _variations(cluster: Any) -> dict[str, Any]:
+def _cluster_variants(cluster: Any) -> dict[str, Any]:
     """Return variants of the cluster: other networks and devices."""
     factors: dict[str, dict[str, float]] = {
         "twice the latency": {"latency": 2, "local_latency": 2},

@@ -26,7 +26,7 @@ from torch._inductor.utils import fresh_cache
 import fake
 from fake.seam.inductor import GraphLowering, OutputCode
 from fake.seam.patches import LEDGER
-from fxpasses._torch import inductor_config, of_segment, shape_env_of
+from fxpasses._torch import inductor_config, segment_context, shape_env_of
 from fxpasses.graphs.onednn import onednn_matmul, onednn_pixelwise, onednn_pixelwise_weight
 
 
@@ -49,7 +49,7 @@ def saves_compiled_code() -> bool:
 
 def loaded_code(code: OutputCode, graph_kwargs: Any) -> OutputCode:
     """Make compiled code that was read from disk ready to call."""
-    with of_segment():
+    with segment_context():
         loadable = BundledOutputCodeLoadable(code)
         return loadable.post_compile(loadable.load([]), graph_kwargs)
 

@@ -303,7 +303,7 @@ class InductorCompiler:
             for segment in found.segments:
                 given = [values[node] if node in values else node.meta["val"] for node in segment.inputs]
                 static_indices = [i for i, node in enumerate(segment.inputs) if node in static]
-                with _torch.of_segment() as strides:
+                with _torch.segment_context() as strides:
                     module = segment_module(found.gm, segment)
                     compiled.append(
                         self._inner_compile(module, given, **{**kwargs, "static_input_idxs": static_indices})

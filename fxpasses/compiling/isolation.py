@@ -260,7 +260,7 @@ class Isolation:
         given = [self._values.get(node, node.meta.get("val")) for node in segment.inputs]
         static_indices = [i for i, node in enumerate(segment.inputs) if node in self._static]
         kwargs = {**self.kwargs, "static_input_idxs": static_indices, "cudagraphs": _torch.BoxedBool(False)}
-        with _torch.of_segment():
+        with _torch.segment_context():
             return self.lower(segment_module(self.gm, segment), given, kwargs, generated)
 
     def _segment(self, nodes: list[fx.Node]) -> Segment:

@@ -90,12 +90,12 @@ def show_demo(demo: Demo, console: Console | None = None) -> None:
     """Print losses, times and the verdict."""
     console = console or Console()
     _, eager, ours, inductor = demo.runs
-    console.print(_losses(eager, ours))
-    console.print(_summary(eager, ours, inductor, demo.verdict, demo.theirs))
+    console.print(_loss_table(eager, ours))
+    console.print(_summary_table(eager, ours, inductor, demo.verdict, demo.theirs))
     _print_verdict(console, demo.verdict, demo.settings)
 
 
-def _losses(eager: Run, ours: Run) -> Table:
+def _loss_table(eager: Run, ours: Run) -> Table:
     table = Table(title="Loss per step (nats)")
     for heading in (
         "step",
@@ -120,14 +120,11 @@ def _losses(eager: Run, ours: Run) -> Table:
     return table
 
 
-def _summary(eager: Run, ours: Run, inductor: Run, verdict: Verdict, theirs: Verdict) -> Table:
+def _summary_table(eager: Run, ours: Run, inductor: Run, verdict: Verdict, theirs: Verdict) -> Table:
     table = Table(title="Summary")
     for heading in ("", "eager", "fxpasses", "inductor"):
         table.add_column(heading, justify="left" if not heading else "right")
-
-    def row(name: str, *cells: str) -> None:
-        table.add_row(name, *cells)
-
+    row = table.add_row
     row("last loss", *(f"{run.losses[-1]:.6f}" for run in (eager, ours, inductor)))
     row(
         "largest loss difference from eager",

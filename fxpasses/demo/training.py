@@ -97,11 +97,11 @@ class Run:
 
     def step(self, tokens: Tensor, targets: Tensor) -> None:
         """Run one training step. Only forward and backward are timed."""
-        before = _graphs()
+        before = _graph_count()
         loss, seconds = self._forward_and_backward(tokens, targets)
         self.seconds.append(seconds)
-        self.compiled.append(_graphs() > before)
-        self.graphs += _graphs() - before
+        self.compiled.append(_graph_count() > before)
+        self.graphs += _graph_count() - before
         self.sizes.append((tokens.shape[0], tokens.shape[1]))
         self.losses.append(loss.item())
         named = self.model.named_parameters()
@@ -179,5 +179,5 @@ def _warm_up(device: str) -> None:
     torch.compile(f, backend="inductor")(torch.ones(2, 2, 8, 8, device=device, requires_grad=True)).backward()
 
 
-def _graphs() -> int:
+def _graph_count() -> int:
     return dynamo_counters["stats"]["unique_graphs"]

@@ -22,7 +22,7 @@ from fxpasses.distributed.simulate import Clock, Compute, Event, Group, Send, Si
 from fxpasses.graphs.aliasing import AliasInfo, aliased_arguments, is_random
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.partitioner.cost import CostModel, is_getitem
-from fxpasses.passes._matching import is_pure, only_samples
+from fxpasses.passes._matching import is_pure, is_pure_rng_call
 from fxpasses.passes.bucket_collectives import GATHER, REDUCE, SCATTER, fits_a_bucket, kind_of
 from fxpasses.passes.overlap_collectives import WAIT, copies, may_move
 
@@ -141,7 +141,7 @@ def _facts_of(node: fx.Node, costs: CostModel, aliases: AliasInfo, steps: Steps)
         is_communication=is_communication,
         waits=node.target is WAIT,
         copies=copies(node, aliases),
-        pure=is_pure(node) or only_samples(node),
+        pure=is_pure(node) or is_pure_rng_call(node),
         random=is_random(node),
         **facts,
     )

@@ -73,14 +73,14 @@ def versions() -> dict[str, str]:
 
 def examine() -> list[Finding]:
     """Examine everything that may be off without an error."""
-    return [*map(_looked, _LOOKS), *patches()]
+    return [*map(_run_check, _CHECKS), *patches()]
 
 
-def _looked(look: Callable[[], Finding]) -> Finding:
+def _run_check(check: Callable[[], Finding]) -> Finding:
     try:
-        return look()
+        return check()
     except fake.MissingTorchNameError as missing:
-        what = look.__name__.strip("_").replace("_", " ")
+        what = check.__name__.strip("_").replace("_", " ")
         return Finding(what, str(missing), cost="what needs that name raises the same error", advice=_INSTALL)
 
 
@@ -102,7 +102,7 @@ def patches() -> list[Finding]:
     ]
 
 
-def in_short(findings: Iterable[Finding]) -> list[Finding]:
+def abbreviated(findings: Iterable[Finding]) -> list[Finding]:
     """Return the same findings, with patches that are in force counted instead of named."""
     shown: list[Finding] = []
     counts: Counter[str] = Counter()
@@ -188,7 +188,7 @@ def _fake_cache() -> Finding:
     )
 
 
-_LOOKS: tuple[Callable[[], Finding], ...] = (
+_CHECKS: tuple[Callable[[], Finding], ...] = (
     _acceleration,
     _copies,
     _engine,

@@ -115,13 +115,13 @@ def check_seam(files: Iterable[Path] | None = None, entries: Iterable[Entry] | N
             if found is _ABSENT:
                 (report.absent if use.optional else report.missing).append(use)
             else:
-                why = "" if use.call is None else _misfit(found, *use.call)
+                why = "" if use.call is None else _signature_problem(found, *use.call)
                 if why:
                     report.unfit.append((use, why))
     for entry in LEDGER.entries if entries is None else entries:
         if isinstance(entry, Patch) and (entry.versions is None or is_known_version(entry.versions)):
-            left = ", ".join(_not_taken(*entry.both()))
-            why = entry.problem() or (left and f"its replacement does not take {left}")
+            missing = ", ".join(_missing_parameters(*entry.both()))
+            why = entry.problem() or (missing and f"its replacement does not take {missing}")
             if why:
                 report.unfit.append((Use("ledger of patches", 0, entry.name), why))
     return report
@@ -130,12 +130,15 @@ def check_seam(files: Iterable[Path] | None = None, entries: Iterable[Entry] | N
 def uses_in(source: str, file: str = "") -> list[Use]:
     """Return the names of torch in the source of one file, in order."""
     tree = ast.parse(source)
-    reader = _Reader(file)
-    reader.bind_imports(tree)
-    reader.bind_assignments(tree)
-    reader.visit(tree)
-    asked = {use.name for use in reader.found if use.optional}
-    found = [replace(use, optional=use.optional or use.name in asked) for use in dict.fromkeys(reader.found)]
+    collector = _UseCollector(file)
+    collector.bind_imports(tree)
+    collector.bind_assignments(tree)
+    collector.visit(tree)
+    optional_names = {use.name for use in collector.found if use.optional}
+    found = [
+        replace(use, optional=use.optional or use.name in optional_names)
+        for use in dict.fromkeys(collector.found)
+    ]
     return sorted(found, key=lambda use: use.line)
 
 
@@ -160,7 +163,7 @@ def resolve(name: str) -> Any:
     return found
 
 
-def _misfit(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
+def _signature_problem(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
     """Return why a function does not take these arguments, or ""."""
     try:
         signature = inspect.signature(function)
@@ -173,7 +176,7 @@ def _misfit(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
     return ""
 
 
-def _not_taken(original: Any, ours: Any) -> list[str]:
+def _missing_parameters(original: Any, ours: Any) -> list[str]:
     """Return the arguments of a function that its replacement does not take."""
     original, ours = getattr(original, "__func__", original), getattr(ours, "__func__", ours)
     try:
@@ -197,14 +200,14 @@ def _not_taken(original: Any, ours: Any) -> list[str]:
 @functools.cache
 def _names_of(module: str) -> dict[str, str]:
     """Map the names of a seam file to the names of torch that they stand for."""
-    reader, tree = _Reader(module), ast.parse((_ROOT / f"{module.replace('.', '/')}.py").read_text())
+    collector, tree = _UseCollector(module), ast.parse((_ROOT / f"{module.replace('.', '/')}.py").read_text())
     tree.body = [part for part in tree.body if not isinstance(part, ast.FunctionDef | ast.ClassDef | ast.If)]
-    reader.bind_imports(tree)
-    reader.bind_assignments(tree)
-    return reader.bound
+    collector.bind_imports(tree)
+    collector.bind_assignments(tree)
+    return collector.bound
 
 
-class _Reader(ast.NodeVisitor):
+class _UseCollector(ast.NodeVisitor):
     """Collects uses. ``bound`` maps names in the file to the names of torch that they stand for."""
 
     def __init__(self, file: str) -> None:

@@ -105,7 +105,7 @@ def is_pure(node: fx.Node) -> bool:
     return not (is_mutating(node) or is_random(node) or has_effect(node) or node.is_impure())
 
 
-def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
+def move_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
     """Move ``nodes``, with their inputs, before ``anchor``. If impossible, move nothing and return False.
 
     See :func:`needed_before`. The graph must not write to what they read (see
@@ -129,7 +129,7 @@ def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | N
         node = stack.pop()
         if node in late:
             continue
-        if node is anchor or not (is_pure(node) or only_samples(node)):
+        if node is anchor or not (is_pure(node) or is_pure_rng_call(node)):
             return None
         late.add(node)
         stack.extend(n for n in node.all_input_nodes if not n < anchor)
@@ -142,7 +142,7 @@ def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | N
     return late
 
 
-def only_samples(node: fx.Node) -> bool:
+def is_pure_rng_call(node: fx.Node) -> bool:
     return is_random(node) and not is_mutating(node) and not has_effect(node)
 
 

@@ -16,7 +16,7 @@ from fxpasses.graphs.aliasing import AliasInfo, is_mutating
 from fxpasses.graphs.rewriting import replace, value_of
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
-from fxpasses.passes._matching import bring_before, calls_before, is_call, shape_of
+from fxpasses.passes._matching import calls_before, is_call, move_before, shape_of
 from fxpasses.passes._options import require_at_least
 
 aten = torch.ops.aten
@@ -85,7 +85,9 @@ class BucketCollectives(Pass):
             open_one = buckets.get(key)
             # A call that needs pending results cannot move to where other results are needed.
             stays = open_one is not None and open_one.barrier is not None and bool(needed)
-            if open_one is not None and (stays or not self._fits(open_one, node) or not open_one.reach(node)):
+            if open_one is not None and (
+                stays or not self._fits(open_one, node) or not open_one.make_available(node)
+            ):
                 del buckets[key]
                 changed |= open_one.merge(buckets.values())
             bucket = buckets.setdefault(key, _Bucket())
@@ -97,7 +99,7 @@ class BucketCollectives(Pass):
         return changed
 
     def _fits(self, bucket: _Bucket, node: fx.Node) -> bool:
-        return sum(_whole_bytes(member) for member in (*bucket.members, node)) <= self.max_bytes
+        return sum(_message_bytes(member) for member in (*bucket.members, node)) <= self.max_bytes
 
 
 def kind_of(node: fx.Node) -> Any:
@@ -106,7 +108,7 @@ def kind_of(node: fx.Node) -> Any:
     return node.target, tuple(node.args[1:]), source.dtype, source.device
 
 
-def _whole_bytes(node: fx.Node) -> int:
+def _message_bytes(node: fx.Node) -> int:
     return max(value_of(node).nbytes, value_of(node.args[0]).nbytes)  # type: ignore[arg-type]
 
 
@@ -130,9 +132,9 @@ class _Bucket:
     members: list[fx.Node] = field(default_factory=list)
     barrier: fx.Node | None = None
 
-    def reach(self, node: fx.Node) -> bool:
+    def make_available(self, node: fx.Node) -> bool:
         """Whether ``node``'s input can be available where the bucket is sent. Moves it there."""
-        return self.barrier is None or bring_before([node.args[0]], self.barrier)  # type: ignore[list-item]
+        return self.barrier is None or move_before([node.args[0]], self.barrier)  # type: ignore[list-item]
 
     def _is_written_before(self, point: fx.Node, aliases: AliasInfo) -> bool:
         """Whether reduced memory is written before all of it is read (in-place reductions write later)."""
@@ -156,7 +158,7 @@ class _Bucket:
         if self._is_written_before(point, aliases):
             return False
         call = calls_before(point, like=last)
-        rows = [_ranks(last)] if last.target is SCATTER else []
+        rows = [_group_size(last)] if last.target is SCATTER else []
         parts = [call(aten.view.default, node.args[0], [*rows, -1]) for node in self.members]
         for other in others:
             if other.barrier in self.members:
@@ -165,7 +167,7 @@ class _Bucket:
         if rows:
             flat = call(aten.view.default, flat, [-1])
         done = call(_WAIT, call(last.target, flat, *last.args[1:]))
-        rows = [_ranks(last)] if last.target is GATHER else []
+        rows = [_group_size(last)] if last.target is GATHER else []
         if rows:
             done = call(aten.view.default, done, [*rows, -1])
         sizes = [value_of(node).numel() // math.prod(rows) for node in self.members]
@@ -184,6 +186,6 @@ class _Bucket:
         return True
 
 
-def _ranks(node: fx.Node) -> int:
+def _group_size(node: fx.Node) -> int:
     """Return the number of processes given to a gathering or scattering collective."""
     return node.args[1 if node.target is GATHER else 2]  # type: ignore[return-value]

@@ -16,11 +16,11 @@ from fxpasses.graphs.rewriting import replace
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
-    bring_before,
     calls_before,
     find_calls,
     is_call,
     is_pure,
+    move_before,
     needed_before,
     shape_of,
     untransposed,
@@ -82,7 +82,7 @@ class ChunkLogits(Pass):
             if not _is_normalized(logits):
                 continue
             subgraph = _Subgraph(logits)
-            if subgraph.grow() and subgraph.is_loss() and claim(logits):
+            if subgraph.find_nodes() and subgraph.is_loss() and claim(logits):
                 changed |= subgraph.split(self.chunks)
         return changed
 
@@ -132,19 +132,23 @@ class _Subgraph:
 
     def __init__(self, logits: fx.Node) -> None:
         self.rows, columns = shape_of(logits) or (0, 0)
-        self.big = self.rows * columns // 2
+        self.big_numel = self.rows * columns // 2
         self.logits = logits
         self.nodes: set[fx.Node] = {logits}
         self.exits: list[fx.Node] = []
         self.graph = logits.graph
 
-    def grow(self) -> bool:
+    def find_nodes(self) -> bool:
         """Find the nodes. Returns False if something does not treat rows independently."""
         pending = [self.logits]
         while pending:
             node = pending.pop()
-            near = [n for n in node.all_input_nodes if self._is_big(n)] if node is not self.logits else []
-            for other in (*near, *(node.users if self._is_big(node) else ())):
+            near = (
+                [n for n in node.all_input_nodes if self._has_logits_size(n)]
+                if node is not self.logits
+                else []
+            )
+            for other in (*near, *(node.users if self._has_logits_size(node) else ())):
                 if other in self.nodes or other in self.exits:
                     continue
                 if other in node.users and self._is_exit(other):
@@ -155,7 +159,7 @@ class _Subgraph:
                 else:
                     return False
             if not pending:
-                between = self._between()
+                between = self._nodes_between()
                 if between is None:
                     return False
                 self.nodes |= between
@@ -166,9 +170,9 @@ class _Subgraph:
         """Whether gradients are computed here, and no logits are returned."""
         return bool(self.exits) and not any(user.op == "output" for n in self.nodes for user in n.users)
 
-    def _is_big(self, node: fx.Node) -> bool:
+    def _has_logits_size(self, node: fx.Node) -> bool:
         shape = shape_of(node)
-        return shape is not None and shape[:1] == (self.rows,) and math.prod(shape) >= self.big
+        return shape is not None and shape[:1] == (self.rows,) and math.prod(shape) >= self.big_numel
 
     def _is_rowwise(self, node: fx.Node) -> bool:
         shape = shape_of(node)
@@ -178,7 +182,7 @@ class _Subgraph:
 
     def _is_exit(self, node: fx.Node) -> bool:
         if is_call(node, *_MATMULS):
-            return node.target is aten.mm.default and self._is_big(node.args[0])  # type: ignore[arg-type]
+            return node.target is aten.mm.default and self._has_logits_size(node.args[0])  # type: ignore[arg-type]
         if is_call(node, aten.sum.dim_IntList):
             dims: Any = node.args[1]
             return [d % 2 for d in dims] == [0]
@@ -187,7 +191,7 @@ class _Subgraph:
             for user in node.users
         )
 
-    def _between(self) -> set[fx.Node] | None:
+    def _nodes_between(self) -> set[fx.Node] | None:
         """Return row-wise values on paths from the subgraph back into it; None if one is not row-wise."""
         downstream: set[fx.Node] = set()
         for node in self.graph.nodes:
@@ -209,38 +213,40 @@ class _Subgraph:
         parts = [_Chunk(0, a, b, {}) for a, b in itertools.pairwise(bounds)]
         made: list[fx.Node] = []
         early, late = halves
-        leaving = self._leaving()
-        totals: dict[fx.Node, list[fx.Node]] = {node: [] for node in leaving}
+        reductions = self._reductions()
+        totals: dict[fx.Node, list[fx.Node]] = {node: [] for node in reductions}
         copied = all(self._copy(early, part, made) for part in parts)
         in_early = len(made)
         for part in parts if copied else ():
             copied = copied and self._copy(late, part, made)
             # Compute a chunk's contributions at once, so that its gradient is dropped before the next chunk.
-            for node in leaving if copied else ():
-                self._leave(node, part, totals[node], _recording(calls_before(late.anchor, like=node), made))
+            for node in reductions if copied else ():
+                self._add_contribution(
+                    node, part, totals[node], _recording(calls_before(late.anchor, like=node), made)
+                )
         if not copied:
             for call_made in reversed(made):
                 self.graph.erase_node(call_made)
             return False
-        bring_before(self._others(late.nodes), next(iter(made[in_early:]), late.anchor))
+        move_before(self._reduction_inputs(late.nodes), next(iter(made[in_early:]), late.anchor))
         for node, rows in totals.items():
             whole = calls_before(late.anchor, like=node)
             replace(node, whole(aten.cat.default, rows, 0) if len(rows) > 1 else rows[0])
         for half in halves:
-            self._hand_out(half, parts)
+            self._replace_outside_uses(half, parts)
         self._erase()
         return True
 
     def _halves(self) -> tuple[_Half, _Half] | None:
         """Return the forward and backward parts; None if they cannot be separated."""
-        late = self._late()
+        late = self._backward_nodes()
         ordered = [node for node in self.graph.nodes if node in self.nodes]
         early_nodes = [node for node in ordered if node not in late]
         late_nodes = [node for node in ordered if node in late]
         if not early_nodes or not late_nodes or any(e < late_nodes[-1] for e in self.exits):
             return None
         before_early, before_late = early_nodes[-1].next, late_nodes[-1].next
-        others = self._others(late_nodes)
+        others = self._reduction_inputs(late_nodes)
         while before_late in others:
             before_late = before_late.next
         if needed_before(others, before_late) is None:
@@ -249,11 +255,15 @@ class _Subgraph:
             return None
         return _Half(early_nodes, before_early, True), _Half(late_nodes, before_late, False)
 
-    def _others(self, late: list[fx.Node]) -> set[fx.Node]:
+    def _reduction_inputs(self, late: list[fx.Node]) -> set[fx.Node]:
         """Return the other inputs of the reductions over rows."""
-        return {n for e in self._leaving() for n in e.all_input_nodes} - {late[-1], *self.exits, *self.nodes}
+        return {n for e in self._reductions() for n in e.all_input_nodes} - {
+            late[-1],
+            *self.exits,
+            *self.nodes,
+        }
 
-    def _leaving(self) -> list[fx.Node]:
+    def _reductions(self) -> list[fx.Node]:
         """Return the reductions over rows and the rows' gradient: the exits, or a transpose's matmuls."""
         return [p for e in self.exits for p in (e.users if untransposed(e) is not None else [e])]
 
@@ -264,12 +274,12 @@ class _Subgraph:
             if copy is None:
                 return False
             part.copies[node] = copy
-            if half.is_forward and self._is_big(node):
+            if half.is_forward and self._has_logits_size(node):
                 # As in activation checkpointing: dropped after the forward pass, and recomputed.
                 copy.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=1 << 30)
         return True
 
-    def _hand_out(self, half: _Half, parts: list[_Chunk]) -> None:
+    def _replace_outside_uses(self, half: _Half, parts: list[_Chunk]) -> None:
         """Give users outside the subgraph the concatenated chunks of its values."""
         for node in half.nodes:
             outside = [user for user in node.users if user not in self.nodes and user not in self.exits]
@@ -286,7 +296,7 @@ class _Subgraph:
             if not node.users:
                 self.graph.erase_node(node)
 
-    def _late(self) -> set[fx.Node]:
+    def _backward_nodes(self) -> set[fx.Node]:
         """Return the nodes that only the backward pass needs."""
         late: set[fx.Node] = set()
         depends = depending_on_gradients(self.graph)
@@ -296,25 +306,25 @@ class _Subgraph:
                 late.add(node)
         return late
 
-    def _leave(
-        self, leaving: fx.Node, part: _Chunk, made: list[fx.Node], call: Callable[..., fx.Node]
+    def _add_contribution(
+        self, reduction: fx.Node, part: _Chunk, made: list[fx.Node], call: Callable[..., fx.Node]
     ) -> None:
         """Add one chunk's contribution to a reduction over rows, or to the gradient of the rows.
 
         Args:
-            leaving: the reduction, or the gradient.
+            reduction: the reduction, or the gradient.
             part: the chunk.
             made: the sum so far, or the rows so far.
             call: makes a call.
         """
-        source: Any = leaving.args[0]
-        if leaving.target is aten.sum.dim_IntList:
-            term = call(leaving.target, part.copies[source], *leaving.args[1:], **leaving.kwargs)
+        source: Any = reduction.args[0]
+        if reduction.target is aten.sum.dim_IntList:
+            term = call(reduction.target, part.copies[source], *reduction.args[1:], **reduction.kwargs)
         elif untransposed(source) is not None:
             flipped = call(aten.permute.default, part.copies[untransposed(source)], [1, 0])  # type: ignore[index]
-            term = call(leaving.target, flipped, part.of(leaving.args[1], call))  # type: ignore[arg-type]
+            term = call(reduction.target, flipped, part.of(reduction.args[1], call))  # type: ignore[arg-type]
         else:
-            made.append(call(leaving.target, part.copies[source], leaving.args[1]))
+            made.append(call(reduction.target, part.copies[source], reduction.args[1]))
             return
         made[:] = [call(aten.add.Tensor, made[0], term) if made else term]
 

@@ -52,7 +52,7 @@ class EliminateCommonSubexpressions(Pass):
             first = seen.setdefault(key, node)
             if first is node:
                 continue
-            memory, first_memory = _memory(node, aliases), _memory(first, aliases)
+            memory, first_memory = _result_roots(node, aliases), _result_roots(first, aliases)
             if first_memory & aliases.output and memory & aliases.output:
                 continue
             if not claim(node):
@@ -80,27 +80,27 @@ class EliminateCommonSubexpressions(Pass):
             return None
         policy = tuple(repr(node.meta.get(k)) for k in ("recompute", "ac_graph_id", "partitioner_tag"))
         try:
-            key = (target, _typed(node.args), _typed(node.kwargs), policy)
+            key = (target, _hashable(node.args), _hashable(node.kwargs), policy)
             hash(key)
         except TypeError:
             return None  # an argument that cannot be compared, such as a Generator
         return key
 
 
-def _memory(node: fx.Node, aliases: AliasInfo) -> frozenset[fx.Node]:
+def _result_roots(node: fx.Node, aliases: AliasInfo) -> frozenset[fx.Node]:
     """Return the roots of a call's results."""
     items = [user for user in node.users if user.target is operator.getitem]
     return aliases.roots(node).union(*(aliases.roots(item) for item in items))
 
 
-def _typed(argument: Any) -> Any:
+def _hashable(argument: Any) -> Any:
     """Return a hashable form of an argument in which equal values of different types differ."""
     if isinstance(argument, (list, tuple)):
-        return tuple(_typed(a) for a in argument)
+        return tuple(_hashable(a) for a in argument)
     if isinstance(argument, dict):
-        return tuple(sorted((k, _typed(v)) for k, v in argument.items()))
+        return tuple(sorted((k, _hashable(v)) for k, v in argument.items()))
     if isinstance(argument, slice):
-        return ("slice", _typed(argument.start), _typed(argument.stop), _typed(argument.step))
+        return ("slice", _hashable(argument.start), _hashable(argument.stop), _hashable(argument.step))
     if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         raise TypeError("comparing symbolic values would add a guard")
     if isinstance(argument, float):

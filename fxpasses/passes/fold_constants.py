@@ -22,7 +22,7 @@ from fxpasses.passes._options import require_at_least
 
 aten = torch.ops.aten
 
-_GIVEN = FACTORIES | {aten.lift_fresh_copy.default}
+_CONSTANT_SOURCES = FACTORIES | {aten.lift_fresh_copy.default}
 """Calls that are already constants, so that there is nothing to fold."""
 
 _CHEAP = {
@@ -83,7 +83,11 @@ class FoldConstants(Pass):
         changed = False
         for node in constants:
             # Only constants used by a non-constant call are worth keeping.
-            if node.op == "get_attr" or node.target in _GIVEN or constants.keys() >= node.users.keys():
+            if (
+                node.op == "get_attr"
+                or node.target in _CONSTANT_SOURCES
+                or constants.keys() >= node.users.keys()
+            ):
                 continue
             if aliases.roots(node) & aliases.output and len(aliases.roots(node) - {node}):
                 continue  # a returned view of another value must stay a view
@@ -144,7 +148,7 @@ def _is_static(fake: torch.Tensor) -> bool:
 
 def _is_cheap(node: fx.Node) -> bool:
     """Whether a kernel computes a call from its loop index for free: views, pointwise integer calls."""
-    if node.op == "get_attr" or node.target in _GIVEN | _CHEAP or is_alias(node):
+    if node.op == "get_attr" or node.target in _CONSTANT_SOURCES | _CHEAP or is_alias(node):
         return True
     value = value_of(node)
     whole = not (value.is_floating_point() or value.is_complex())

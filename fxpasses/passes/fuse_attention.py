@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 _KERNEL = aten._scaled_dot_product_flash_attention_for_cpu.default
 Call = Callable[..., fx.Node]
-_HIDDEN = -1e30
+_MASKED_SCORE = -1e30
 """A mask value at or below this hides a score: beside any other score of the row, its exponential is zero."""
 
 
@@ -89,9 +89,9 @@ class _Attention:
 
 def _attention(matmul: fx.Node) -> _Attention | None:
     weights, value = matmul.args
-    if is_call(weights, *RESHAPES) and _used_once(weights):
+    if is_call(weights, *RESHAPES) and _has_one_user(weights):
         weights = weights.args[0]
-    scores = _of_softmax(weights)
+    scores = _softmax_input(weights)
     shape = shape_of(scores)
     if scores is None or shape is None or len(shape) not in (3, 4) or not isinstance(value, fx.Node):
         return None
@@ -101,18 +101,18 @@ def _attention(matmul: fx.Node) -> _Attention | None:
         if not (isinstance(left, fx.Node) and isinstance(right, fx.Node)):
             return None
         scores, mask = left, right
-        if not _used_once(scores) or shape_of(scores) != shape:
+        if not _has_one_user(scores) or shape_of(scores) != shape:
             return None
     scale = 1.0
     if is_call(scores, aten.mul.Tensor, aten.div.Tensor) and isinstance(scores.args[1], (int, float)):
         factor = float(scores.args[1])
         scale = factor if scores.target is aten.mul.Tensor else 1 / factor if factor else 0.0
         scores = scores.args[0]  # type: ignore[assignment]
-        if not _used_once(scores):
+        if not _has_one_user(scores):
             return None
     if is_call(scores, *RESHAPES):
         scores = scores.args[0]  # type: ignore[assignment]
-        if not _used_once(scores):
+        if not _has_one_user(scores):
             return None
     if not is_call(scores, aten.bmm.default):
         return None
@@ -120,41 +120,41 @@ def _attention(matmul: fx.Node) -> _Attention | None:
     if not (isinstance(query, fx.Node) and isinstance(key, fx.Node)):
         return None
     found = _Attention(query, key, value, shape, scale, mask)
-    return found if _fits(matmul, scores, found) else None
+    return found if _is_supported(matmul, scores, found) else None
 
 
-def _of_softmax(weights: object) -> fx.Node | None:
+def _softmax_input(weights: object) -> fx.Node | None:
     """Return the scores whose softmax (last dimension) is ``weights``, if the steps have no other use."""
-    if not is_call(weights, aten.div.Tensor) or not _used_once(weights):
+    if not is_call(weights, aten.div.Tensor) or not _has_one_user(weights):
         return None
     exp, total = weights.args
     if not is_call(exp, aten.exp.default) or not is_call(total, aten.sum.dim_IntList):
         return None
-    if total.args[0] is not exp or not _along_the_last(total) or set(exp.users) != {weights, total}:
+    if total.args[0] is not exp or not _reduces_last_dim(total) or set(exp.users) != {weights, total}:
         return None
     shifted = exp.args[0]
-    if not is_call(shifted, aten.sub.Tensor) or shifted.kwargs or not _used_once(shifted):
+    if not is_call(shifted, aten.sub.Tensor) or shifted.kwargs or not _has_one_user(shifted):
         return None
     scores, largest = shifted.args
-    if not is_call(largest, aten.amax.default) or largest.args[0] is not scores or not _used_once(largest):
+    if not is_call(largest, aten.amax.default) or largest.args[0] is not scores or not _has_one_user(largest):
         return None
-    if not _along_the_last(largest) or not isinstance(scores, fx.Node) or len(scores.users) != 2:
+    if not _reduces_last_dim(largest) or not isinstance(scores, fx.Node) or len(scores.users) != 2:
         return None
     return scores
 
 
-def _along_the_last(reduction: fx.Node) -> bool:
+def _reduces_last_dim(reduction: fx.Node) -> bool:
     rank = value_of(reduction.args[0]).dim()  # type: ignore[arg-type]
     dims = reduction.args[1] if len(reduction.args) > 1 else []
     keeps = len(reduction.args) > 2 and bool(reduction.args[2])
     return keeps and not reduction.kwargs and [d % rank for d in dims] == [rank - 1]  # type: ignore[union-attr]
 
 
-def _used_once(node: object) -> bool:
+def _has_one_user(node: object) -> bool:
     return isinstance(node, fx.Node) and len(node.users) == 1
 
 
-def _fits(matmul: fx.Node, scores: fx.Node, found: _Attention) -> bool:
+def _is_supported(matmul: fx.Node, scores: fx.Node, found: _Attention) -> bool:
     """Whether the kernel takes these: float32/64 on CPU, static sizes, values as wide as keys, rows kept."""
     nodes = [matmul, scores, found.query, found.key, found.value, *([found.mask] if found.mask else [])]
     values = [value_of(n) for n in nodes]
@@ -189,7 +189,7 @@ def _is_causal(gm: fx.GraphModule, found: _Attention) -> bool:
     with disable_current_modes():
         mask = mask.expand(found.shape)
         after = torch.ones(rows, columns, dtype=torch.bool).triu(1)
-        return bool((mask[..., ~after] == 0).all() and (mask[..., after] <= _HIDDEN).all())
+        return bool((mask[..., ~after] == 0).all() and (mask[..., after] <= _MASKED_SCORE).all())
 
 
 def _replace(matmul: fx.Node, found: _Attention, causal: bool) -> None:
@@ -197,20 +197,20 @@ def _replace(matmul: fx.Node, found: _Attention, causal: bool) -> None:
     *batch, rows, columns = found.shape
     lead = list(batch) if len(batch) == 2 else [1, *batch]
     width = value_of(found.query).shape[2]
-    query = _heads(found.query, [*lead, rows, width], call)
-    key = call(aten.permute.default, _heads(found.key, [*lead, width, columns], call), [0, 1, 3, 2])
-    value = _heads(found.value, [*lead, columns, width], call)
+    query = _with_heads(found.query, [*lead, rows, width], call)
+    key = call(aten.permute.default, _with_heads(found.key, [*lead, width, columns], call), [0, 1, 3, 2])
+    value = _with_heads(found.value, [*lead, columns, width], call)
     mask = None
     if found.mask is not None and not causal:
         mask = call(aten.expand.default, found.mask, list(found.shape))
         mask = call(aten.unsqueeze.default, mask, 0) if len(batch) == 1 else mask
-    given = [_rows_in_order(x, call) for x in (query, key, value)]
+    given = [_with_contiguous_rows(x, call) for x in (query, key, value)]
     both = call(_KERNEL, *given, 0.0, causal, attn_mask=mask, scale=found.scale)
     out = call(aten.clone.default, call(operator.getitem, both, 0), memory_format=torch.contiguous_format)
     replace(matmul, call(aten.view.default, out, list(value_of(matmul).shape)))
 
 
-def _heads(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
+def _with_heads(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
     """Return the value with separate batch and head dimensions: what was copied to merge them, if known."""
     source = node.args[0] if is_call(node, *RESHAPES) else None
     if is_call(source, aten.clone.default):
@@ -221,7 +221,7 @@ def _heads(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
     return call(aten.view.default, dense, shape)
 
 
-def _rows_in_order(node: fx.Node, call: Call) -> fx.Node:
+def _with_contiguous_rows(node: fx.Node, call: Call) -> fx.Node:
     """Return a value whose last dimension is contiguous, as the kernel requires."""
     if value_of(node).stride(-1) == 1:
         return node

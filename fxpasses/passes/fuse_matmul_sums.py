@@ -72,12 +72,12 @@ class FuseMatmulSums(Pass):
             matmuls = [
                 term for term in terms if term.is_matmul() and not term.reads(aliases.mutated, aliases)
             ]
-            if self._is_worth_it(matmuls) and claim(total):
+            if self._is_profitable(matmuls) and claim(total):
                 _multiply(total, matmuls, [term.node for term in terms if term not in matmuls])
                 aliases, changed = AliasInfo(gm.graph), True
         return changed
 
-    def _is_worth_it(self, matmuls: list[_Term]) -> bool:
+    def _is_profitable(self, matmuls: list[_Term]) -> bool:
         if len(matmuls) < 2:
             return False
         rows, columns = value_of(matmuls[0].node).shape

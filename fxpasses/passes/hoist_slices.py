@@ -66,7 +66,7 @@ class HoistSlices(Pass):
         # From end to start: a selection that moves up is inserted before the node, and visited later.
         while node.op != "root":
             fixed = written.intersection((node, *node.all_input_nodes)) or shared.intersection(_results(node))
-            chosen = None if fixed else _chosen(node)
+            chosen = None if fixed else _selected_part(node)
             if chosen is not None and claim(node):
                 moved += _move(node, chosen, other_strides)
             used_up, node = node, node.prev
@@ -100,7 +100,7 @@ def _results(node: fx.Node) -> list[fx.Node]:
     return [item for item in node.users if item.target is operator.getitem]
 
 
-def _chosen(node: fx.Node) -> Selection | None:
+def _selected_part(node: fx.Node) -> Selection | None:
     """Return the part of a call's result that all of its users select, or None."""
     if node.op != "call_function" or node.target is operator.getitem or not is_pure(node):
         return None

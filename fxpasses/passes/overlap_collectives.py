@@ -76,11 +76,11 @@ class OverlapCollectives(Pass):
         if not waits or not claim(next(iter(waits))):
             return False
         order = list(gm.graph.nodes)
-        _wait_late(gm.graph, set(waits.values()), aliases)
-        self._start_early(gm.graph, starts, waits, aliases)
+        _sink_waits(gm.graph, set(waits.values()), aliases)
+        self._hoist_starts(gm.graph, starts, waits, aliases)
         return order != list(gm.graph.nodes)
 
-    def _start_early(
+    def _hoist_starts(
         self, graph: fx.Graph, starts: list[fx.Node], waits: dict[fx.Node, fx.Node], aliases: AliasInfo
     ) -> None:
         """Move collectives up, and waits before those that need room, as the limit in flight allows."""
@@ -90,30 +90,30 @@ class OverlapCollectives(Pass):
             if node not in waits:
                 place, in_flight = node.next, [other for other in in_flight if node < waits[other]]
                 continue
-            there, earlier = place, sorted(in_flight, key=waits.__getitem__)
+            target, earlier = place, sorted(in_flight, key=waits.__getitem__)
             while earlier and self._is_full([*earlier, node]) and waits[earlier[0]] < node:
-                there = waits[earlier.pop(0)].next
-            while copies(there, aliases):  # this collective may pack one of them
-                there = there.next
-            needed = needed_before([node.args[0]], there) if there < node else None  # type: ignore[list-item]
+                target = waits[earlier.pop(0)].next
+            while copies(target, aliases):  # this collective may pack one of them
+                target = target.next
+            needed = needed_before([node.args[0]], target) if target < node else None  # type: ignore[list-item]
             if (
                 needed is not None
                 and not self._is_full([*earlier, node])
                 and all(copies(n, aliases) for n in needed)
             ):
                 for moved in (*sorted(needed), node):
-                    there.prepend(moved)
+                    target.prepend(moved)
             else:
                 earlier = [other for other in in_flight if node < waits[other]]
                 while earlier and self._is_full([*earlier, node]):
                     node.prepend(waits[earlier.pop(0)])
             place, in_flight = node.next, [*earlier, node]
 
-    def _is_full(self, on_their_way: list[fx.Node]) -> bool:
-        return sum(max(value_of(n).nbytes, value_of(n.args[0]).nbytes) for n in on_their_way) > self.max_bytes  # type: ignore[arg-type]
+    def _is_full(self, in_flight: list[fx.Node]) -> bool:
+        return sum(max(value_of(n).nbytes, value_of(n.args[0]).nbytes) for n in in_flight) > self.max_bytes  # type: ignore[arg-type]
 
 
-def _wait_late(graph: fx.Graph, waits: set[fx.Node], aliases: AliasInfo) -> None:
+def _sink_waits(graph: fx.Graph, waits: set[fx.Node], aliases: AliasInfo) -> None:
     """Move waits, and the calls that unpack their messages, to just before the first call that needs them."""
     late = set(waits)
     for node in graph.nodes:

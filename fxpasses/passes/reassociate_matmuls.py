@@ -60,10 +60,10 @@ class ReassociateMatmuls(Pass):
             if not uses:
                 continue
             before = _cost(inner) + sum(_cost(user) for user, _ in uses)
-            after = sum(_cost_apart(inner, user, flipped) for user, flipped in uses)
+            after = sum(_reassociated_cost(inner, user, flipped) for user, flipped in uses)
             if before >= after * self.gain and claim(inner):
                 for user, flipped in uses:
-                    _take_apart(inner, user, flipped)
+                    _reassociate(inner, user, flipped)
                 changed = True
         return changed
 
@@ -102,7 +102,7 @@ def _cost(matmul: fx.Node) -> int:
     return math.prod(left) * right[-1]
 
 
-def _cost_apart(inner: fx.Node, user: fx.Node, flipped: bool) -> int:
+def _reassociated_cost(inner: fx.Node, user: fx.Node, flipped: bool) -> int:
     """Return the number of multiplications of ``user`` with ``inner`` split up."""
     left, right = (shape_of(x) for x in inner.args[:2])
     assert left is not None
@@ -113,22 +113,22 @@ def _cost_apart(inner: fx.Node, user: fx.Node, flipped: bool) -> int:
         rows, columns = columns, rows
     shape = shape_of(user)
     assert shape is not None
-    other = shape[-2] if _other_is_left(inner, user) else shape[-1]
+    other = shape[-2] if _is_right_operand(inner, user) else shape[-1]
     return math.prod(batch) * other * between * (rows + columns)
 
 
-def _other_is_left(inner: fx.Node, user: fx.Node) -> bool:
+def _is_right_operand(inner: fx.Node, user: fx.Node) -> bool:
     """Whether ``user`` multiplies ``inner`` from the left."""
     right = user.args[1]
     return right is inner or (isinstance(right, fx.Node) and right in inner.users and _is_transpose(right))
 
 
-def _take_apart(inner: fx.Node, user: fx.Node, flipped: bool) -> None:
+def _reassociate(inner: fx.Node, user: fx.Node, flipped: bool) -> None:
     call = calls_before(user, like=user)
     left, right = inner.args[:2]
     if flipped:
         left, right = (_transpose(x, call) for x in (right, left))
-    if _other_is_left(inner, user):
+    if _is_right_operand(inner, user):
         new = call(user.target, call(user.target, user.args[0], left), right)
     else:
         new = call(user.target, left, call(user.target, right, user.args[1]))

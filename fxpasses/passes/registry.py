@@ -27,12 +27,12 @@ ENTRY_POINTS = "fxpasses.passes"
 
 
 @dataclass(frozen=True)
-class _Used:
+class _ActivePass:
     item: Pass
     owner: str
 
 
-_active: ContextVar[tuple[_Used, ...]] = ContextVar("active_passes", default=())
+_active: ContextVar[tuple[_ActivePass, ...]] = ContextVar("active_passes", default=())
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def use_passes(*passes: Pass | str, owner: str | None = None) -> Iterator[tuple[
             raise OptionsError(
                 "use_passes", item, "passes and pass names; wrap a function with fxpasses.graph_pass"
             )
-        mine = _Used(item, owner or _package(item))
+        mine = _ActivePass(item, owner or _package(item))
         other = next((u for u in used if u.item.name == item.name), None)
         if other is None:
             used = (*used, mine)
@@ -94,10 +94,10 @@ def available_passes() -> Mapping[str, Any]:
     Raises:
         ContractError: if two libraries list a pass of the same name; names both.
     """
-    return _Available({**library(), **{item.name: item for item in active_passes()}}, _entry_points())
+    return _AvailablePasses({**library(), **{item.name: item for item in active_passes()}}, _entry_points())
 
 
-class _Available(Mapping[str, Any]):
+class _AvailablePasses(Mapping[str, Any]):
     """Passes by name. Entry points are loaded on lookup."""
 
     def __init__(self, known: dict[str, Any], points: Mapping[str, importlib.metadata.EntryPoint]) -> None:

@@ -138,10 +138,10 @@ def _widens(narrow: fx.Node, wide: fx.Node) -> bool:
     a, b = value_of(narrow).dtype, value_of(wide).dtype
     if value_of(narrow).device != value_of(wide).device:
         return False
-    return a is not b and _holds(b, a)
+    return a is not b and _represents_all(b, a)
 
 
-def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+def _represents_all(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Whether ``wide`` represents every value of ``narrow``.
 
     Torch's promotion does not tell: int64 promotes to float16, float8 to nothing.

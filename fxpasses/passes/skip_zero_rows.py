@@ -85,7 +85,7 @@ def _reaches_matmul(node: fx.Node) -> bool:
         for user in pending.pop().users:
             if is_call(user, aten.mm.default):
                 return True
-            if user not in seen and (user.target in _LINEAR or is_call(user, *RESHAPES, *_OTHERS)):
+            if user not in seen and (user.target in _LINEAR or is_call(user, *RESHAPES, *_FOLLOWED)):
                 seen.add(user)
                 pending.append(user)
     return False
@@ -287,7 +287,7 @@ class _Rows:
         return True
 
 
-_OTHERS = (
+_FOLLOWED = (
     aten.permute.default,
     aten.mul.Tensor,
     aten.where.self,

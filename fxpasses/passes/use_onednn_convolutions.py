@@ -20,7 +20,7 @@ from fxpasses.passes._options import require_at_least
 
 aten = torch.ops.aten
 
-_HOW = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+_CONV_ARGUMENTS = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 """Stride, padding, dilation, transposed, output padding, groups."""
 
 
@@ -64,16 +64,16 @@ class UseOnednnConvolutions(Pass):
         changed = False
         for node in find_calls(gm.graph, aten.convolution.default):
             x, weight, bias, *how = node.args
-            if self._pays(x, weight, how, node.kwargs):
-                changed |= _replaced(node, [(node, onednn_pixelwise, x, weight, bias, x)])
+            if self._is_profitable(x, weight, how, node.kwargs):
+                changed |= _replace_results(node, [(node, onednn_pixelwise, x, weight, bias, x)])
         for node in find_calls(gm.graph, aten.convolution_backward.default):
             grad, x, weight, _, *how, _ = node.args
-            if self._pays(x, weight, how, node.kwargs) and is_float32_on_cpu(grad, 4):
-                changed |= _replaced(node, list(_gradients(node, grad, x, weight)))
+            if self._is_profitable(x, weight, how, node.kwargs) and is_float32_on_cpu(grad, 4):
+                changed |= _replace_results(node, list(_gradients(node, grad, x, weight)))
         return changed
 
-    def _pays(self, x: Any, weight: Any, how: Any, named: Any) -> bool:
-        if named or [list(v) if isinstance(v, (list, tuple)) else v for v in how] != list(_HOW):
+    def _is_profitable(self, x: Any, weight: Any, how: Any, named: Any) -> bool:
+        if named or [list(v) if isinstance(v, (list, tuple)) else v for v in how] != list(_CONV_ARGUMENTS):
             return False
         if not (is_float32_on_cpu(x, 4) and is_float32_on_cpu(weight, 4)):
             return False
@@ -97,7 +97,7 @@ def _gradients(node: fx.Node, grad: Any, x: Any, weight: Any) -> Iterator[tuple[
             yield user, aten.sum.dim_IntList, grad, [0, 2, 3]
 
 
-def _replaced(node: fx.Node, calls: Sequence[tuple[Any, ...]]) -> bool:
+def _replace_results(node: fx.Node, calls: Sequence[tuple[Any, ...]]) -> bool:
     """Replace the results of a convolution if all replacements have the same strides."""
     made = [(old, calls_before(old, like=old)(target, *args)) for old, target, *args in calls]
     fits = all(same_metadata(value_of(new), value_of(old)) for old, new in made)

@@ -59,7 +59,7 @@ class UseOnednnMatmuls(Pass):
         changed = False
         for node in find_calls(gm.graph, aten.mm.default, aten.addmm.default):
             bias, a, b = node.args if node.target is aten.addmm.default else (None, *node.args)
-            if node.kwargs or not self._pays(a, b) or not _is_bias(bias, node) or not claim(node):
+            if node.kwargs or not self._is_profitable(a, b) or not _is_bias(bias, node) or not claim(node):
                 continue
             new = calls_before(node, like=node)(onednn_matmul, a, b, bias)
             assert same_metadata(value_of(new), value_of(node))
@@ -67,7 +67,7 @@ class UseOnednnMatmuls(Pass):
             changed = True
         return changed
 
-    def _pays(self, a: Any, b: Any) -> bool:
+    def _is_profitable(self, a: Any, b: Any) -> bool:
         if not (is_float32_on_cpu(a, 2) and is_float32_on_cpu(b, 2) and _is_dense(value_of(b))):
             return False
         if not statically_known_true(value_of(b).shape[0] > 0):  # oneDNN raises for empty sums

@@ -107,7 +107,7 @@ class _Matcher:
         elif isinstance(pattern, (list, tuple)):
             if isinstance(actual, (list, tuple)) and len(actual) == len(pattern):
                 yield from self._match_all(list(zip(pattern, actual, strict=True)), binding)
-        elif _is_number(actual) and (open_number := self.numbers.get(_number_key(pattern))) is not None:
+        elif _is_number(actual) and (open_number := self.numbers.get(number_key(pattern))) is not None:
             yield from self._bind(open_number, actual, binding)
         elif self._equal(pattern, actual):
             yield binding
@@ -117,7 +117,7 @@ class _Matcher:
             yield from self._bind(pattern, actual, binding)
             return
         if _is_number(value_of(pattern)):  # a size that is computed from sizes of the inputs
-            if (not self.exact and _is_whole(actual)) or self._equal(value_of(pattern), actual):
+            if (not self.exact and _is_integer(actual)) or self._equal(value_of(pattern), actual):
                 yield binding
             return
         if not isinstance(actual, fx.Node) or actual.op != pattern.op or actual.target != pattern.target:
@@ -159,7 +159,7 @@ class _Matcher:
         """Whether two constants are equal. Integers need only be equal in an exact match."""
         if isinstance(actual, fx.Node):
             actual = value_of(actual)
-        if _is_whole(pattern) and _is_whole(actual):
+        if _is_integer(pattern) and _is_integer(actual):
             return not self.exact or same_size(pattern, actual)
         if type(pattern) in (int, float) and type(actual) in (int, float):
             return pattern == actual or (pattern != pattern and actual != actual)  # NaN is NaN here
@@ -179,12 +179,12 @@ def call_arguments(node: fx.Node) -> list[Any]:
     return found
 
 
-def _number_key(constant: Any) -> tuple[type, Any]:
+def number_key(constant: Any) -> tuple[type, Any]:
     """Return a lookup key with the number's type. Other constants (lists are unhashable) never match one."""
     return (type(constant), constant if type(constant) in (int, float) else None)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     if isinstance(value, fx.Node):
         value = value_of(value)
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)

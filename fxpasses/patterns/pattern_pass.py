@@ -92,12 +92,12 @@ def replace_pattern(
     ['aten.mul.Tensor', 'aten.relu.default']
     """
     check_type("replace_pattern", "gm", gm, fx.GraphModule, "a torch.fx.GraphModule")
-    _check("replace_pattern", pattern, replacement, inputs, where)
+    _check_arguments("replace_pattern", pattern, replacement, inputs, where)
     traced = TracedPattern(pattern, replacement, tuple(inputs))
-    return _replaced(gm, traced, where, f"pattern {_name(pattern)!r}", expect_match)
+    return _replace_all(gm, traced, where, f"pattern {_name(pattern)!r}", expect_match)
 
 
-def _replaced(
+def _replace_all(
     gm: fx.GraphModule, traced: TracedPattern, where: Guard | None, called: str, expect: bool
 ) -> int:
     """Replace a pattern. ``called`` is its name in warnings."""
@@ -130,10 +130,10 @@ class PatternPass(Pass):
         object.__setattr__(self, "inputs", tuple(map(ExampleTensor.of, self.inputs)))
 
     def apply(self, gm: fx.GraphModule) -> bool:
-        _check("replace_pattern", self.pattern, self.replacement, self.inputs, self.where)
+        _check_arguments("replace_pattern", self.pattern, self.replacement, self.inputs, self.where)
         traced = TracedPattern(self.pattern, self.replacement, self.inputs)
         called = f"pattern {_name(self.pattern)!r} of pass {self.name!r}"
-        return _replaced(gm, traced, self.where, called, self.expect_match) > 0
+        return _replace_all(gm, traced, self.where, called, self.expect_match) > 0
 
     def __str__(self) -> str:
         return self.name
@@ -176,7 +176,7 @@ def pattern_pass(
         PatternError: if the functions cannot be traced, or do not fit each other.
         ContractError: if the contract is invalid.
     """
-    _check("pattern_pass", pattern, replacement, inputs, where)
+    _check_arguments("pattern_pass", pattern, replacement, inputs, where)
     if name is not None and (not isinstance(name, str) or not name):
         raise PatternError("pattern_pass", f"name is {name!r}, not a text that a pass can be asked for by")
     TracedPattern(
@@ -194,7 +194,7 @@ def pattern_pass(
     )
 
 
-def _check(call: str, pattern: object, replacement: object, inputs: object, where: object) -> None:
+def _check_arguments(call: str, pattern: object, replacement: object, inputs: object, where: object) -> None:
     """Raise `PatternError` if one of these has the wrong type."""
     for word, function in (("pattern", pattern), ("replacement", replacement), ("where", where)):
         if not callable(function) and not (function is None and word == "where"):

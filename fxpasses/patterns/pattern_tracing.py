@@ -16,7 +16,7 @@ from fake.seam.fake_tensor import FakeTensorMode
 from fxpasses.errors import PatternError
 from fxpasses.graphs.aliasing import AliasInfo, is_mutating
 from fxpasses.graphs.rewriting import outputs_of, remove_full_slices
-from fxpasses.patterns.matching import Numbers
+from fxpasses.patterns.matching import Numbers, number_key
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _check_pattern(traced: TracedFunction) -> None:
                 traced.name, f"writes to an argument ({node.target}); captured graphs have no such calls"
             )
         if node.op == "call_function":
-            fx.node.map_aggregate((node.args, node.kwargs), lambda a: constants.add(_key(a)))
+            fx.node.map_aggregate((node.args, node.kwargs), lambda a: constants.add(number_key(a)))
     for name, node in traced.parameters.items():
         number = next((value for value, other in traced.numbers.items() if other is node), None)
         if number is not None and number not in constants:
@@ -200,10 +200,6 @@ def _check_pattern(traced: TracedFunction) -> None:
             raise PatternError(traced.name, f"result {position} is a parameter, not a computed value")
     if not any(isinstance(n.target, OpOverload) for n in traced.graph.nodes):
         raise PatternError(traced.name, "calls no operator")
-
-
-def _key(value: Any) -> Any:
-    return (type(value), value) if type(value) in (int, float) else None
 
 
 def _writes_to_own_tensors(graph: fx.Graph) -> bool:

@@ -80,7 +80,7 @@ class Replacer:
                 continue
             match, replacement = self._match(pattern, anchor, decompose)
             if match is not None and replacement is not None and claim(anchor):
-                erased.update(self._put(match, replacement))
+                erased.update(self._rewrite(match, replacement))
                 self._aliases = None
                 count += 1
         return count
@@ -107,7 +107,7 @@ class Replacer:
                 nodes = sorted({v for k, v in binding.items() if k.op == "call_function"})
                 outputs = tuple(binding[node] for node in exact.outputs)
                 match = Match(given, tuple(nodes), outputs)
-                reason = self._objection(match, exact, replacement)
+                reason = self._reason_to_refuse(match, exact, replacement)
                 if reason is None:
                     return match, replacement
                 reasons.append(reason)
@@ -124,12 +124,14 @@ class Replacer:
             self._traces[key] = TracedFunction(function, values, decompose, guards)
         return self._traces[key]
 
-    def _objection(self, match: Match, pattern: TracedFunction, replacement: TracedFunction) -> str | None:
+    def _reason_to_refuse(
+        self, match: Match, pattern: TracedFunction, replacement: TracedFunction
+    ) -> str | None:
         """Return why the match must not be replaced, or ``None``."""
         inside = set(match.nodes)
         for node in match.nodes:
             outside = [] if node in match.outputs else [u for u in node.users if u not in inside]
-            if others := [user.name for user in outside if not _is_for_assertions(user)]:
+            if others := [user.name for user in outside if not _feeds_only_assertions(user)]:
                 return f"{node.name} is used outside of the match too, by {others[0]}"
         if len({is_backward(node) for node in match.nodes}) > 1:
             return "it is part of the forward and of the backward computation"
@@ -138,7 +140,7 @@ class Replacer:
         for position, (old, new) in enumerate(zip(match.outputs, replacement.outputs, strict=True)):
             if not same_metadata(value_of(old), value_of(new)):
                 return f"result {position} would be {_describe(value_of(new))} instead of {_describe(value_of(old))}"
-        if (written := self._written_meanwhile(match)) is not None:
+        if (written := self._interfering_write(match)) is not None:
             return f"{written.name} writes to memory that it reads"
         if self._aliasing_differs(match, pattern, replacement):
             return "its results would share memory with other values than before"
@@ -154,7 +156,7 @@ class Replacer:
         inputs = [value for value in match.inputs.values() if isinstance(value, fx.Node)]
         return point if all(value < point for value in inputs) else None
 
-    def _written_meanwhile(self, match: Match) -> fx.Node | None:
+    def _interfering_write(self, match: Match) -> fx.Node | None:
         """Return a write, between the first and last call of the match, to memory that the match uses."""
         point = self._insertion_point(match)
         assert point is not None
@@ -172,7 +174,7 @@ class Replacer:
 
     def _aliasing_differs(self, match: Match, pattern: TracedFunction, replacement: TracedFunction) -> bool:
         """Whether the results would alias other values, if writes or the caller could observe that."""
-        if _signature(pattern) == _signature(replacement):
+        if _alias_signature(pattern) == _alias_signature(replacement):
             return False
         aliases = self._alias_info()
         inputs = [value for value in match.inputs.values() if isinstance(value, fx.Node)]
@@ -185,7 +187,7 @@ class Replacer:
             self._aliases = AliasInfo(self.graph)
         return self._aliases
 
-    def _put(self, match: Match, replacement: TracedFunction) -> tuple[fx.Node, ...]:
+    def _rewrite(self, match: Match, replacement: TracedFunction) -> tuple[fx.Node, ...]:
         """Rewrite one match. Returns the erased nodes."""
         point = self._insertion_point(match)
         assert point is not None
@@ -195,7 +197,7 @@ class Replacer:
         with self.graph.inserting_before(point):
             for node in replacement.graph.nodes:
                 if node.op == "call_function":
-                    new[node] = self._size_at(node, point) or insert_call(
+                    new[node] = self._available_size(node, point) or insert_call(
                         self.graph,
                         node.target,
                         fx.node.map_arg(node.args, lambda n: new[n]),
@@ -204,14 +206,14 @@ class Replacer:
                     )
         for old, result in zip(match.outputs, outputs_of(replacement.graph), strict=True):
             old.replace_all_uses_with(new[result])
-        gone = []
+        erased = []
         for node in reversed(match.nodes):
             if not node.users:
                 self.graph.erase_node(node)
-                gone.append(node)
-        return tuple(gone)
+                erased.append(node)
+        return tuple(erased)
 
-    def _size_at(self, node: fx.Node, point: fx.Node) -> fx.Node | None:
+    def _available_size(self, node: fx.Node, point: fx.Node) -> fx.Node | None:
         """Return a node before ``point`` with the symbolic size that ``node`` reads from a tensor, if any."""
         if node.target not in (aten.sym_size.int, aten.sym_stride.int):
             return None
@@ -224,12 +226,12 @@ class Replacer:
         return None
 
 
-def _is_for_assertions(node: fx.Node) -> bool:
+def _feeds_only_assertions(node: fx.Node) -> bool:
     """Whether a call only serves assertions, like ``one_hot``'s on indices: then it stays for them."""
-    return is_assertion(node) or (bool(node.users) and all(map(_is_for_assertions, node.users)))
+    return is_assertion(node) or (bool(node.users) and all(map(_feeds_only_assertions, node.users)))
 
 
-def _signature(traced: TracedFunction) -> list[tuple[frozenset[str], frozenset[int]]]:
+def _alias_signature(traced: TracedFunction) -> list[tuple[frozenset[str], frozenset[int]]]:
     """Return, for each result, the parameters and the other results that it may share memory with."""
     aliases = AliasInfo(traced.graph)
     names = {node: name for name, node in traced.parameters.items()}

@@ -44,20 +44,20 @@ CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_im
 """A bound method of one of these functions is the call of its module."""
 
 
-def call_in_eager(model: Any) -> Callable[..., Any]:
+def eager_callable(model: Any) -> Callable[..., Any]:
     """A callable that runs a model in Python, even if ``Module.compile`` was used on it."""
     if isinstance(model, torch.nn.Module) and model._compiled_call_impl is not None:
         return model._call_impl
     return model  # type: ignore[no-any-return]
 
 
-as_traced = torch.compiler._compile_session_context  # type: ignore[attr-defined]
+compile_session_context = torch.compiler._compile_session_context  # type: ignore[attr-defined]
 """Within, models in Python take the branches of a trace: ``torch.compiler.is_compiling()`` is true."""
 storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
 """Where the memory of a tensor begins. Unlike ``data_ptr``, it does not count as a write to the tensor."""
 
 
-ABOUT_HARDWARE = tuple(
+HARDWARE_QUERIES = tuple(
     getattr(torch.cuda, name) for name in ("is_available", "is_initialized", "device_count", "current_device")
 )
 """Functions whose results are constants for Dynamo, but differ on other machines."""
@@ -71,21 +71,21 @@ def is_trusted(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in TRUSTED_MODULES and not issubclass(cls, torch.nn.Module)
 
 
-HAS_VERSIONS = sys.version_info < (3, 12)
+DICTS_HAVE_VERSIONS = sys.version_info < (3, 12)
 """Whether dictionaries have a version number that changes with each mutation."""
 
 
 def dictionary_state(values: dict[Any, Any]) -> Any:
     """A value that changes whenever a dictionary does: its version, or its keys and values."""
-    if HAS_VERSIONS:
+    if DICTS_HAVE_VERSIONS:
         return _guards.dict_version(values)
     return [*dict.keys(values), *dict.values(values)]
 
 
-def is_in_state(values: dict[Any, Any], state: Any) -> bool:
+def has_dictionary_state(values: dict[Any, Any], state: Any) -> bool:
     """Whether :func:`dictionary_state` still is ``state``."""
     now = dictionary_state(values)
-    if HAS_VERSIONS:
+    if DICTS_HAVE_VERSIONS:
         return bool(now == state)
     return len(now) == len(state) and all(map(operator.is_, now, state))
 
@@ -137,7 +137,7 @@ def foreign_operators(value: Any) -> list[OpOverload]:
     return [value] if isinstance(value, OpOverload) and not is_operator_of_torch(value) else []
 
 
-def operator_named(name: str) -> OpOverload | None:
+def find_operator(name: str) -> OpOverload | None:
     """The operator with a name such as ``namespace.operator.overload``, if it is registered."""
     found: Any = torch.ops
     for part in name.split("."):
@@ -145,7 +145,7 @@ def operator_named(name: str) -> OpOverload | None:
     return found if isinstance(found, OpOverload) else None
 
 
-class Registered(NamedTuple):
+class OperatorRegistrations(NamedTuple):
     """What decides how calls of an operator are traced.
 
     Attributes:
@@ -165,14 +165,14 @@ _ROLES = {
     "_backward_fn": "backward",
     "_vmap_fn": "vmap",
 }
-_OF_OTHERS = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd", "AutocastCPU")
+_UNINSPECTABLE_KEYS = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd", "AutocastCPU")
 
 
-def registered(operator: OpOverload) -> Registered | None:
+def operator_registrations(operator: OpOverload) -> OperatorRegistrations | None:
     """The registrations of an operator outside torch, or None if some of its code cannot be inspected."""
     name = operator.name()
     entry, made = simple_registry.singleton.find(name), OPDEFS.get(name)
-    others = {key for key in _OF_OTHERS if has_kernel(name, key)} - (
+    others = {key for key in _UNINSPECTABLE_KEYS if has_kernel(name, key)} - (
         {"Autograd", "AutocastCPU"} if made else set()
     )
     if others or entry.effect.effect is not None or operator.py_kernels:
@@ -182,19 +182,21 @@ def registered(operator: OpOverload) -> Registered | None:
         return (
             None
             if kernel is None
-            else Registered({"fake": _as_registered(kernel.func)}, "", [(entry.fake_impl, ("kernel",))])
+            else OperatorRegistrations(
+                {"fake": _unwrapped_fake_impl(kernel.func)}, "", [(entry.fake_impl, ("kernel",))]
+            )
         )
     if made._torch_dispatch_fns:
         return None
     functions = {role: getattr(made, name) for name, role in _ROLES.items()}
     autocast = repr(vars(made).get("_autocast_dtype"))
-    return Registered(functions, autocast, [(made, tuple(_ROLES))])
+    return OperatorRegistrations(functions, autocast, [(made, tuple(_ROLES))])
 
 
-def _as_registered(fake: Any) -> Any:
+def _unwrapped_fake_impl(fake: Any) -> Any:
     """Unwrap the user's function. Torch's wrapper notes in its closure whether it was called already."""
-    is_around = getattr(fake, "__qualname__", "").startswith("_check_pystubs_once.")
-    return inspect.getclosurevars(fake).nonlocals["func"] if is_around else fake
+    is_wrapper = getattr(fake, "__qualname__", "").startswith("_check_pystubs_once.")
+    return inspect.getclosurevars(fake).nonlocals["func"] if is_wrapper else fake
 
 
 def is_in_transform(tensor: torch.Tensor) -> bool:
@@ -256,17 +258,17 @@ class TensorLayout(NamedTuple):
 
 
 TENSOR_LAYOUT = TensorLayout()
-MOST_DIMENSIONS = 5
+MAX_INLINE_DIMENSIONS = 5
 """How many sizes and strides a tensor stores inline. More are stored elsewhere."""
 
-_OF_RECORDING = (
+_RECORDING_SETTINGS = (
     "torch._dynamo.config.skip_nnmodule_hook_guards",
     "torch._functorch.config.enable_autograd_cache",
 )
 """What recording changes. No plan depends on an extra guard, or on where a result comes from."""
 
 
-OF_DYNAMIC = (
+DYNAMIC_SETTINGS = (
     "setting torch._dynamo.config.assume_static_by_default",
     "setting torch._dynamo.config.automatic_dynamic_shapes",
 )
@@ -286,12 +288,12 @@ def changed_settings() -> dict[str, Any]:
         config = sys.modules.get(name)
         if config is not None:
             for key in config._config:  # type: ignore[attr-defined]
-                if f"{name}.{key}" not in _OF_RECORDING and not _is_default(config, key):
+                if f"{name}.{key}" not in _RECORDING_SETTINGS and not _is_default(config, key):
                     found[f"{name}.{key}"] = getattr(config, key)
     return found
 
 
-_IMPORTED_LATER = (
+_LAZY_MODULES = (
     "torch._dynamo",
     "torch._inductor",
     "torch._functorch",
@@ -301,7 +303,7 @@ _IMPORTED_LATER = (
 )
 
 
-OF_TRACING = ("_is_compiling_flag", "_is_exporting_flag")
+TRACING_FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 """Settings that say that something is being traced."""
 
 
@@ -309,10 +311,10 @@ def is_imported_with_torch(module: types.ModuleType) -> bool:
     """Whether every process has a module of torch. The settings of compilers are in
     :func:`changed_settings`."""
     name = module.__name__
-    return name.partition(".")[0] == "torch" and not name.startswith(_IMPORTED_LATER)
+    return name.partition(".")[0] == "torch" and not name.startswith(_LAZY_MODULES)
 
 
-def is_imported_later(value: object) -> bool:
+def is_lazy_module(value: object) -> bool:
     """Whether a value is a module of torch that ``import torch`` does not import."""
     return (
         isinstance(value, types.ModuleType)
@@ -340,19 +342,19 @@ def _is_default(config: Any, key: str) -> bool:
     return type(value) is type(default) and value == default
 
 
-A_STANCE = "a stance of torch.compile's"
-_WITH_WHAT_IS_COMPILED = ("default", "fail_on_recompile", "eager_on_recompile")
+STANCE_REASON = "a stance of torch.compile's"
+_STANCES_THAT_RUN_COMPILED = ("default", "fail_on_recompile", "eager_on_recompile")
 """Stances in which compiled code runs."""
 
 
 def _is_usual_stance() -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is None or (
-        dynamo._stance.stance in _WITH_WHAT_IS_COMPILED and dynamo._stance.backend is None
+        dynamo._stance.stance in _STANCES_THAT_RUN_COMPILED and dynamo._stance.backend is None
     )
 
 
-def compiles_nothing() -> bool:
+def stance_forbids_compiling() -> bool:
     """Whether the current stance compiles nothing."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and dynamo._stance.stance != "default"
@@ -367,7 +369,7 @@ _UNUSUAL: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
     ("hooks on saved tensors", (top_saved_tensors_hooks, True), None),
     ("anomaly detection", (torch.is_anomaly_enabled,), False),
     ("inside of torch.jit.trace", (torch._C._get_tracing_state,), None),
-    (A_STANCE, (_is_usual_stance,), True),
+    (STANCE_REASON, (_is_usual_stance,), True),
 )
 """What gives calls of torch an unusual meaning, how to ask for it, and the usual answer."""
 
@@ -377,7 +379,7 @@ def unusual_state() -> str:
     return next((why for why, (ask, *given), usual in _UNUSUAL if ask(*given) != usual), "")
 
 
-def process_of_job() -> tuple[Any, ...]:
+def distributed_process() -> tuple[Any, ...]:
     """The rank, world size and backend of this process. Empty outside a job."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
@@ -385,7 +387,7 @@ def process_of_job() -> tuple[Any, ...]:
     return distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()
 
 
-def _same_process() -> tuple[int, ...] | None:
+def _world_group_identity() -> tuple[int, ...] | None:
     """Changes if the process leaves or joins a job. Fast, and keeps no process group alive."""
     group = torch.distributed.group.WORLD if torch.distributed.is_available() else None
     return None if group is None else (id(group), group.rank(), group.size())
@@ -430,25 +432,27 @@ class SameState:
     """A fast check that torch's state is unchanged: torch's guard, and one by one what it does not cover."""
 
     def __init__(self) -> None:
-        asked: list[tuple[Any, ...]] = [*((flag,) for flag in _FLAGS), (torch.is_inference_mode_enabled,)]
-        asked += [(torch._C._get_fp32_precision_getter, *names) for names in _PRECISIONS]
-        asked += [(torch.get_autocast_dtype, device) for device in ("cpu", "cuda")]  # also if autocast is off
-        asked.append((_same_process,))
+        queries: list[tuple[Any, ...]] = [*((flag,) for flag in _FLAGS), (torch.is_inference_mode_enabled,)]
+        queries += [(torch._C._get_fp32_precision_getter, *names) for names in _PRECISIONS]
+        queries += [
+            (torch.get_autocast_dtype, device) for device in ("cpu", "cuda")
+        ]  # also if autocast is off
+        queries.append((_world_group_identity,))
         any_tensor = torch.empty(0)
         keys = tensor_guards([any_tensor])  # checks which dispatch keys are active in the thread
         self._guard = _guards.GlobalStateGuard()
         usual = [*_UNUSUAL, ("", (self._guard.check,), True), ("", (keys.check, any_tensor), True)]
-        self._questions = (*asked, *(question for _, question, _ in usual))
-        answers = [question[0](*question[1:]) for question in asked]
-        self._answers = (*answers, *(answer for _, _, answer in usual))
+        self._queries = (*queries, *(query for _, query, _ in usual))
+        results = [query[0](*query[1:]) for query in queries]
+        self._expected = (*results, *(expected for _, _, expected in usual))
 
     def holds(self) -> bool:
         """Whether the state is unchanged."""
         library = native.library()
         if library is not None:
-            return bool(library.unchanged(self._questions, self._answers))
+            return bool(library.unchanged(self._queries, self._expected))
         return all(
-            ask(*given) == was for (ask, *given), was in zip(self._questions, self._answers, strict=True)
+            ask(*given) == was for (ask, *given), was in zip(self._queries, self._expected, strict=True)
         )
 
 

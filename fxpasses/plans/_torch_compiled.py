@@ -44,19 +44,19 @@ from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
 from fxpasses.plans import _torch
 from fxpasses.plans._torch import TRUSTED_MODULES, OpOverload
-from fxpasses.plans._torch_constants import MARKED, marked_calls as marked_calls
+from fxpasses.plans._torch_constants import MARKED, constant_result_calls as constant_result_calls
 from fxpasses.plans._torch_entry import INLINE
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.hooks_of_modules import HOOKS_OF_CALLS
 
-_LARGE = 1 << 20
+_MAX_CONSTANT_NUMEL = 1 << 20
 """The most elements of a constant that a plan can contain."""
 
 
-def is_plain(compiled: CompiledFxGraph) -> str:
+def why_not_plain(compiled: CompiledFxGraph) -> str:
     """Why a compiled graph is more than its generated code, or ""."""
     constants = dict(compiled.constants or {}).values()
-    if any(type(value) is not torch.Tensor or value.numel() > _LARGE for value in constants):
+    if any(type(value) is not torch.Tensor or value.numel() > _MAX_CONSTANT_NUMEL for value in constants):
         return "large constants in a compiled graph"
     if compiled.frozen_param_names:
         return "parameters that are constants"
@@ -87,15 +87,15 @@ def foreign_operators() -> list[OpOverload]:
     Raises:
         NoPlan: it has a function whose code Dynamo did not trace, or a higher-order operator.
     """
-    found, known = [], (*TRUSTED_MODULES, *_OWN)
-    for target in _targets():
+    found, known = [], (*TRUSTED_MODULES, *_OWN_PACKAGES)
+    for target in _called_targets():
         found += _torch.foreign_operators(target)
         if isinstance(target, types.FunctionType) and target.__module__.partition(".")[0] not in known:
             raise NoPlan("a function of another library in the graph", str(target))
     return found
 
 
-def _targets() -> Iterator[Any]:
+def _called_targets() -> Iterator[Any]:
     """What the graph that Dynamo is making calls."""
     output = InstructionTranslator.current_tx().output
     inner = [module.graph for module in output.nn_modules.values() if isinstance(module, fx.GraphModule)]
@@ -107,17 +107,17 @@ def _targets() -> Iterator[Any]:
 def codes_in_graph() -> list[types.CodeType]:
     """The code of Python functions in Dynamo's graph. They run while it is traced into operators."""
     codes: dict[types.CodeType, None] = {}
-    for target in _targets():
+    for target in _called_targets():
         while isinstance(target, types.FunctionType):
             codes[target.__code__] = None
             target = vars(target).get("__wrapped__")
     return list(codes)
 
 
-_OWN = ("fxpasses", "fake", "compiled_autograd")
+_OWN_PACKAGES = ("fxpasses", "fake", "compiled_autograd")
 
 
-def guarded_places(numbers: Collection[str]) -> list[str]:
+def guarded_sources(numbers: Collection[str]) -> list[str]:
     """What Dynamo relies on among the arguments and globals of the frame that it is tracing.
 
     Args:
@@ -182,7 +182,7 @@ def reads_gradients() -> bool:
     )
 
 
-def tensor_of(place: str) -> str:
+def tensor_source(place: str) -> str:
     """The tensor whose base or shard a guard's ``place`` is, or the place itself, as guards name it."""
     return place.removesuffix("._base").removesuffix("._local_tensor")
 
@@ -195,7 +195,7 @@ def has_hooks(model: Any) -> bool:
     return isinstance(model, torch.nn.Module) and any(getattr(model, name) for name in HOOKS_OF_CALLS)
 
 
-def is_call_of(model: Any) -> bool:
+def is_tracing_call_of(model: Any) -> bool:
     """Whether Dynamo is tracing a model's call, and not a function inside of one that it left to Python."""
     if has_hooks(model):
         return root_code() is INLINE
@@ -206,7 +206,7 @@ def is_call_of(model: Any) -> bool:
     return root_code() is INLINE
 
 
-def traced_through() -> Any:
+def inlined_callable() -> Any:
     """What the frame that Dynamo is tracing calls, if it does nothing else."""
     return InstructionTranslator.current_tx().output.local_scope.get("fn") if root_code() is INLINE else None
 
@@ -227,56 +227,56 @@ def recorded_compilation() -> Iterator[None]:
     with (
         _functorch_config.patch(enable_autograd_cache=False),
         _dynamo_config.patch(skip_nnmodule_hook_guards=False),
-        LEDGER.in_force(_ITEMS, _ENDS, MARKED),
+        LEDGER.in_force(_ITEMS, _TRACE_ENDS, MARKED),
     ):
         yield
 
 
-class _Items:
+class _WatchedItems:
     """The items of a set that Dynamo traces. Records reads of more than membership."""
 
     def __init__(self) -> None:
-        self.ordered: list[Any] = []
+        self.order_reads: list[Any] = []
 
     def __get__(self, variable: Any, owner: Any = None) -> Any:
         if variable is None:
             return self
         items = vars(variable)["items"]
         if len(items) > 1:
-            asking = sys._getframe(1)
-            method = asking.f_code.co_name
-            asked = asking.f_locals["name"] if method == "call_method" else method
-            if asked not in _WITHOUT_ORDER and not _compares_identities(asking):
-                self.ordered.append(items)
+            caller = sys._getframe(1)
+            method = caller.f_code.co_name
+            reader = caller.f_locals["name"] if method == "call_method" else method
+            if reader not in _ORDER_FREE_METHODS and not _is_identity_comparison(caller):
+                self.order_reads.append(items)
         return items
 
     def __set__(self, variable: Any, items: Any) -> None:
         vars(variable)["items"] = items
 
 
-def _compares_identities(asking: types.FrameType | None) -> bool:
+def _is_identity_comparison(frame: types.FrameType | None) -> bool:
     """Whether the set is read for ``is``, such as ``memo is None`` in ``Module.named_modules``."""
     for _ in range(6):
-        if asking is None:
+        if frame is None:
             return False
-        if asking.f_code.co_name == "vt_identity_compare":
+        if frame.f_code.co_name == "vt_identity_compare":
             return True
-        asking = asking.f_back
+        frame = frame.f_back
     return False
 
 
-_WITHOUT_ORDER = ("__contains__", "__init__", "debug_repr", "add", "discard", "remove", "clear")
-_items = _Items()
+_ORDER_FREE_METHODS = ("__contains__", "__init__", "debug_repr", "add", "discard", "remove", "clear")
+_watched_items = _WatchedItems()
 _SETS = getattr(sys.modules[SetVariable.__module__], "BaseSetVariable", SetVariable)  # the first from 2.14 on
 
 
 def _watch_items() -> Callable[[], None]:
-    _items.ordered.clear()
-    _SETS.items = _items
+    _watched_items.order_reads.clear()
+    _SETS.items = _watched_items
 
     def undo() -> None:
         del _SETS.items  # type: ignore[misc]
-        _items.ordered.clear()
+        _watched_items.order_reads.clear()
 
     return undo
 
@@ -292,9 +292,9 @@ def _watch_items() -> Callable[[], None]:
 )
 
 
-def asks_for_order() -> bool:
+def depends_on_set_order() -> bool:
     """Whether a frame traced since recording began depends on the order of a set that differs by process."""
-    return any(not all(map(_is_number, items)) for items in _items.ordered)
+    return any(not all(map(_is_number, items)) for items in _watched_items.order_reads)
 
 
 def _is_number(item: Any) -> bool:
@@ -303,46 +303,46 @@ def _is_number(item: Any) -> bool:
 
 @contextlib.contextmanager
 def compiled_frames(
-    traced: Callable[[], None], seen: Callable[[types.CodeType, types.CodeType], None]
+    on_traced: Callable[[], None], on_compiled: Callable[[types.CodeType, types.CodeType], None]
 ) -> Iterator[None]:
     """Watch the frames that Dynamo compiles.
 
     Args:
-        traced: called when a trace has ended and its graph, if there is one, is compiled.
-        seen: called next, with the code of the frame and the code that Dynamo wrote for it.
+        on_traced: called when a trace has ended and its graph, if there is one, is compiled.
+        on_compiled: called next, with the code of the frame and the code that Dynamo wrote for it.
     """
 
     def hook(code: types.CodeType, new_code: types.CodeType) -> None:
-        seen(code, new_code)
+        on_compiled(code, new_code)
 
     handle = register_bytecode_hook(hook)
-    _watching.append(traced)
+    _trace_end_callbacks.append(on_traced)
     try:
         yield
     finally:
-        _watching.remove(traced)
+        _trace_end_callbacks.remove(on_traced)
         handle.remove()
 
 
-_watching: list[Callable[[], None]] = []
+_trace_end_callbacks: list[Callable[[], None]] = []
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying_trace_end(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_subgraph(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        for traced in tuple(_watching):
-            traced()
+        for callback in tuple(_trace_end_callbacks):
+            callback()
         return result
 
     return compile_subgraph
 
 
-(_ENDS,) = LEDGER.add(
+(_TRACE_ENDS,) = LEDGER.add(
     Patch(
         OutputGraph,
         "compile_subgraph",
-        _telling,
+        _notifying_trace_end,
         when=When.COMPILATION,
         versions=None,
         lost="calls whose first frame ends before it has a graph would have no plans",
@@ -350,7 +350,7 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
 )
 
 
-_OPERATIONS = frozenset({
+_ALLOWED_OPCODES = frozenset({
     "RESUME", "NOP", "POP_TOP", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_FAST_LOAD_FAST",
     "STORE_FAST", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST", "DELETE_FAST", "LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "COPY",
     "SWAP", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_LIST", "BUILD_TUPLE", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_EXTEND",
@@ -369,7 +369,7 @@ _MAKING = ("__new__", "object_setattr_ignore_descriptor", "clear", "update", "it
 """What is called to create and fill objects that are returned, and the dictionary of ``**kwargs``."""
 
 
-def more_than_its_graph(code: types.CodeType) -> str:
+def why_more_than_graph(code: types.CodeType) -> str:
     """Why Dynamo's code does more than call one graph and assemble its results, or "".
 
     Objects among the results are made by ``__new__`` or by constructors of tuples.
@@ -382,7 +382,7 @@ def more_than_its_graph(code: types.CodeType) -> str:
     instructions = [i for i in every if i.opname != "STORE_FAST"]
     for position, instruction in enumerate(instructions):
         name, value = instruction.opname, instruction.argval
-        if name not in _OPERATIONS:
+        if name not in _ALLOWED_OPCODES:
             return f"the frame does more than its graph: {name}"
         calls += name == "CALL"
         expected += name in ("LOAD_ATTR", "LOAD_METHOD") and value in (*_PROFILING, *_NUMBERS, *_MAKING)
@@ -423,10 +423,10 @@ def _option(source: Any, number: Any) -> list[Any] | None:
         getattr(groups, "base", None), OptimizerSource
     ):
         return None
-    return ["option", group.index, source.index] if is_open(number) else None
+    return ["option", group.index, source.index] if is_unguarded(number) else None
 
 
-def floats_of(graph: fx.Graph) -> dict[str, Any]:
+def symbolic_float_arguments(graph: fx.Graph) -> dict[str, Any]:
     """By name, the symbolic floats that are arguments themselves and that Dynamo's graph takes as tensors."""
     args = [node.meta["grapharg"] for node in graph.find_nodes(op="placeholder") if "grapharg" in node.meta]
     found = {
@@ -437,21 +437,21 @@ def floats_of(graph: fx.Graph) -> dict[str, Any]:
     return {name: getattr(arg.fake_tensor, "item_memo", None) for name, arg in found.items()}
 
 
-def _given(source: Any, number: Any) -> list[Any] | None:
+def _argument(source: Any, number: Any) -> list[Any] | None:
     """The argument that a float is, if nothing guards on its value."""
-    return ["float", source.local_name] if type(source) is LocalSource and is_open(number) else None
+    return ["float", source.local_name] if type(source) is LocalSource and is_unguarded(number) else None
 
 
-def is_open(number: Any) -> bool:
+def is_unguarded(number: Any) -> bool:
     """Whether nothing guards on the value of a symbolic float."""
     if not isinstance(number, torch.SymFloat) or not isinstance(number.node.expr, sympy.Symbol):
         return False
     symbol, shape_env = number.node.expr, number.node.shape_env
-    asked = any(symbol in guard.expr.free_symbols for guard in shape_env.guards)
-    return not asked and concrete_bounds(shape_env, symbol) == (None, None)
+    is_guarded = any(symbol in guard.expr.free_symbols for guard in shape_env.guards)
+    return not is_guarded and concrete_bounds(shape_env, symbol) == (None, None)
 
 
-def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any] | None]]:
+def input_names_and_numbers(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any] | None]]:
     """The inputs of the compiled form of Dynamo's graph: their guard names, and for numbers which number of
     which input they are.
 
@@ -475,7 +475,7 @@ def sized_inputs(graph: fx.Graph, lifted: int) -> tuple[list[str], list[list[Any
             number = getattr(example, "item_memo", None)
             wraps = node.meta["grapharg"].pass_arg_as_tensor and number is not None
             numbers.append(
-                (_option(source, number) or _given(source, number) or ["constant"]) if wraps else None
+                (_option(source, number) or _argument(source, number) or ["constant"]) if wraps else None
             )
         elif isinstance(source, TensorPropertySource) and text_of_source(source.base) in names:
             place = names.index(text_of_source(source.base))

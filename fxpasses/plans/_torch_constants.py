@@ -15,7 +15,7 @@ from fxpasses.plans.errors import NoPlan
 _calls: list[tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]] = []
 
 
-def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _recording_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     _calls.clear()
 
     @functools.wraps(original)
@@ -30,7 +30,7 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     Patch(
         _functions,
         "invoke_and_store_as_constant",
-        _noting,
+        _recording_calls,
         when=When.COMPILATION,
         versions=None,
         lost="plans would not know which results were taken for constants",
@@ -38,7 +38,7 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
 )
 
 
-def marked_calls() -> list[tuple[Callable[..., Any], list[Any], dict[str, Any]]]:
+def constant_result_calls() -> list[tuple[Callable[..., Any], list[Any], dict[str, Any]]]:
     """The functions whose results were taken as constants since recording began, with their arguments.
 
     Raises:

@@ -45,8 +45,8 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str], l
     for number, item in effects.id_to_variable.items():
         if not type(item.mutation_type).__name__.endswith("Existing") or not effects.is_modified(item):
             continue
-        if (isinstance(item, ConstDictVariable) and own == _local_of(item.source) is not None) or (
-            _local_of(item.source, inside=True) in _HANDED
+        if (isinstance(item, ConstDictVariable) and own == _local_name(item.source) is not None) or (
+            _local_name(item.source, inside=True) in _NESTED_RESUME_LOCALS
         ):
             continue
         if dictionaries and isinstance(item, ConstDictVariable) and isinstance(objects.get(number), dict):
@@ -56,7 +56,7 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str], l
         values = objects.get(number)
         if type(values) in _CONTAINERS and isinstance(item, (ConstDictVariable, ListVariable)):
             found.append(values)
-            exchanged += [(values, key) for key in _exchanged_in(item, values)]
+            exchanged += [(values, key) for key in _replaced_tensor_keys(item, values)]
             differs = f"a {type(values).__name__}"
             continue
         attributes = effects.store_attr_mutations.get(item, {})
@@ -69,15 +69,15 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str], l
             if isinstance(after, (LazyVariableTracker, SymNodeVariable)):
                 differs = f"{type(value).__qualname__}.{name}"
                 continue
-            if (tensors := _tensors(after)) is not None:
+            if (tensors := _tensor_count(after)) is not None:
                 differs = f"{type(value).__qualname__}.{name}"
                 if _holds_tensors(before.get(name), tensors):
                     exchanged.append((before, name))
                 continue
-            kept = _constant_of(after)
-            if kept is None:
+            constant = _constant_type_and_repr(after)
+            if constant is None:
                 raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
-            if name not in before or kept != [type(before[name]), repr(before[name])]:
+            if name not in before or constant != [type(before[name]), repr(before[name])]:
                 differs = f"{type(value).__qualname__}.{name}"
             else:
                 same.append(name)
@@ -85,7 +85,7 @@ def changed_objects(*, dictionaries: bool) -> tuple[list[Any], str, list[str], l
     return found, differs, same, exchanged
 
 
-def _tensors(item: Any) -> int | None:
+def _tensor_count(item: Any) -> int | None:
     """The number of tensors in what Dynamo tracks as a tuple of tensors, 0 for a tensor, else None."""
     if type(item) is TupleVariable and item.items:
         return len(item.items) if all(isinstance(part, TensorVariable) for part in item.items) else None
@@ -103,7 +103,7 @@ def _holds_tensors(value: Any, number: int) -> bool:
     )
 
 
-def _exchanged_in(item: Any, values: Any) -> list[Any]:
+def _replaced_tensor_keys(item: Any, values: Any) -> list[Any]:
     """Where in a dictionary or list the frame replaces tensors by other tensors.
 
     Args:
@@ -119,14 +119,16 @@ def _exchanged_in(item: Any, values: Any) -> list[Any]:
             }
 
         before, after = by_key(item.original_items), by_key(item.items)
-        put = [key for key in after if key in before and key in values and after[key] is not before[key]]
+        replaced = [key for key in after if key in before and key in values and after[key] is not before[key]]
     else:
         after = dict(enumerate(item.items[: len(values)]))
-        put = [
+        replaced = [
             i for i, value in after.items() if not _is_item(getattr(value, "source", None), item.source, i)
         ]
     return [
-        key for key in put if (of := _tensors(after[key])) is not None and _holds_tensors(values[key], of)
+        key
+        for key in replaced
+        if (count := _tensor_count(after[key])) is not None and _holds_tensors(values[key], count)
     ]
 
 
@@ -140,17 +142,17 @@ def _is_item(source: Any, of: Any, position: int) -> bool:
 
 
 _CONTAINERS = (dict, collections.OrderedDict, list)
-_HANDED = ("__nested_resume_fns", "__nested_frame_values")
+_NESTED_RESUME_LOCALS = ("__nested_resume_fns", "__nested_frame_values")
 """Lists of functions and their locals that Dynamo makes at a graph break for the resume function."""
 
 
-def _local_of(source: Any, *, inside: bool = False) -> str | None:
+def _local_name(source: Any, *, inside: bool = False) -> str | None:
     """The local variable that a source is, or is in."""
     while inside and hasattr(source, "base"):
         source = source.base
     return getattr(source, "local_name", None)
 
 
-def _constant_of(item: Any) -> list[Any] | None:
+def _constant_type_and_repr(item: Any) -> list[Any] | None:
     """The type and text of what Dynamo tracks as a constant, or None."""
     return [type(item.value), repr(item.value)] if isinstance(item, ConstantVariable) else None

@@ -20,20 +20,20 @@ from fxpasses.plans._torch_frames import set_hook
 INLINE = wrap_inline(len).__code__
 """The code of the function through which Dynamo traces the call of a module that has hooks."""
 
-through = wrap_inline
+wrap_inline_call = wrap_inline
 
-Planned = Callable[..., Callable[..., Any] | None]
+MakeCallable = Callable[..., Callable[..., Any] | None]
 
 
-def surround_callables(planned: Planned) -> Patch:
-    """Make each callable that ``torch.compile`` creates run inside of what ``planned`` returns for it, if not
+def surround_callables(make_callable: MakeCallable) -> Patch:
+    """Make each callable that ``torch.compile`` creates run inside of what ``make_callable`` returns for it, if not
     None.
 
     ``OptimizeContext.__call__`` creates them all: for functions, methods, and calls of modules. Torch's
     documented interface for backends begins later, when Dynamo has traced a frame.
 
     Args:
-        planned: takes the backend's function and its keyword arguments, then by name ``model`` (a function,
+        make_callable: takes the backend's function and its keyword arguments, then by name ``model`` (a function,
             or the module whose call is compiled), ``compiled``, ``dynamic`` and ``fullgraph``.
 
     Returns:
@@ -47,7 +47,7 @@ def surround_callables(planned: Planned) -> Patch:
             if not isinstance(compiled, types.FunctionType) or self.export or self._package is not None:
                 return compiled
             backend, keywords = backend_of(self.callback)
-            call = planned(
+            call = make_callable(
                 backend,
                 keywords,
                 model=_model_of(fn),
@@ -93,13 +93,13 @@ def _model_of(fn: Any) -> Any:
 
 
 def without_frame_hook(
-    held: Callable[[], Callable[..., Any] | None], compiled: Callable[..., Any]
+    get_call: Callable[[], Callable[..., Any] | None], compiled: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A function that looks like ``compiled`` and calls what ``held`` returns with Dynamo's frame hook off.
+    """A function that looks like ``compiled`` and calls what ``get_call`` returns with Dynamo's frame hook off.
     It calls ``compiled`` once that is None."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if (call := held()) is None:
+        if (call := get_call()) is None:
             return compiled(*args, **kwargs)
         hook = set_hook(None)
         try:

@@ -9,9 +9,9 @@ import torch
 
 from fake.seam.aot_autograd import OutputType, config as _functorch_config
 from fake.seam.guards import TracingContext
-from fxpasses.plans._torch_views import described_views
+from fxpasses.plans._torch_views import serialize_views
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.shards import RecordedShards, described_placement
+from fxpasses.plans.shards import RecordedShards, describe_placement
 
 
 def runtime_facts() -> dict[str, Any]:
@@ -20,7 +20,7 @@ def runtime_facts() -> dict[str, Any]:
     ``refused`` says why a plan cannot take these steps.
     """
     metadata: Any = TracingContext.get().fw_metadata
-    return {"metadata": metadata, "refused": _refused(metadata)}
+    return {"metadata": metadata, "refused": _why_unsupported(metadata)}
 
 
 def plain_facts(
@@ -46,7 +46,7 @@ def plain_facts(
             raise NoPlan("a gradient of unknown layout")
         form = layout.memory_format
         size, stride = (None, None) if form is not None else (list(layout.size), list(layout.stride))
-        placements = [list(map(described_placement, known.meta[0]))] if parts else []
+        placements = [list(map(describe_placement, known.meta[0]))] if parts else []
         tangents.append([size, stride, None if form is None else str(form), *placements])
     is_input = list(getattr(metadata, "saved_tensor_is_graph_input", []))
     updated = [metadata.input_info[i] for i in metadata.mutated_inp_runtime_indices]
@@ -54,7 +54,7 @@ def plain_facts(
     # Tangents come for inputs with new values, outputs with memory of their own, and the bases of outputs.
     gradients = [info.mutates_data and info.requires_grad for info in updated]
     gradients += [
-        info.output_type in _OWN_MEMORY
+        info.output_type in _NON_ALIAS_TYPES
         and issubclass(info.raw_type, torch.Tensor)
         and getattr(info, "requires_grad_for_backward", info.requires_grad)  # 2.11 has the second only
         for info in outputs
@@ -74,9 +74,9 @@ def plain_facts(
         "requires_grad": [bool(info.requires_grad) for info in (*updated, *outputs)],
         "unsafe_views": [len(updated) + i for i in metadata.unsafe_view_out_indices],
         "aliases": [
-            [i, *_base_of(info, metadata), bool(info.requires_grad), described_views(info.view_meta_sequence)]
+            [i, *_base_of(info, metadata), bool(info.requires_grad), serialize_views(info.view_meta_sequence)]
             for i, info in enumerate(outputs)
-            if info.output_type not in _OWN_MEMORY
+            if info.output_type not in _NON_ALIAS_TYPES
         ],
         "updated": [
             [i, info.mutates_data, info.mutates_metadata, info.is_leaf]
@@ -102,7 +102,7 @@ def plain_facts(
     }
 
 
-def metadata_before_parts(outputs: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
+def metadata_before_unwrapping(outputs: Sequence[Any]) -> tuple[Any, Sequence[Any]] | None:
     """The metadata of a graph with a backward graph before AOTAutograd unwrapped sharded inputs, and that of
     their gradients. ``None`` if no output of the call has it."""
     for output in outputs:
@@ -112,7 +112,7 @@ def metadata_before_parts(outputs: Sequence[Any]) -> tuple[Any, Sequence[Any]] |
     return None
 
 
-_OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+_NON_ALIAS_TYPES = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
 
 
 def _base_of(info: Any, metadata: Any) -> tuple[str, int]:
@@ -125,7 +125,7 @@ def _base_of(info: Any, metadata: Any) -> tuple[str, int]:
     return "output", info.base_idx + behind * metadata.num_outputs
 
 
-def _refused(metadata: Any) -> str:
+def _why_unsupported(metadata: Any) -> str:
     if any(info.mutates_storage_metadata for info in metadata.input_info):
         return "an input that is given other memory"
     if any(info.mutation_inductor_storage_resize for info in metadata.input_info):

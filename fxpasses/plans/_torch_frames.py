@@ -18,7 +18,7 @@ callback; returns the previous hook. With None, frames do not even run existing 
 _SKIP = _eval.FrameExecStrategy(_eval.FrameAction.SKIP, _eval.FrameAction.DEFAULT)
 
 
-class _AsItIs:
+class _RunUncompiled:
     """A callback's answer that compiles neither this frame nor those that it calls."""
 
     guarded_code = None
@@ -26,7 +26,7 @@ class _AsItIs:
     apply_to_code = False
 
 
-class _NeverAgain:
+class _SkipFromNowOn:
     """The answer for code that Dynamo would also skip from now on."""
 
     guarded_code = None
@@ -34,14 +34,14 @@ class _NeverAgain:
     apply_to_code = True
 
 
-def _as_it_is(frame: Any, entry: Any, state: Any) -> Any:
+def _run_uncompiled(frame: Any, entry: Any, state: Any) -> Any:
     from fake.seam.skipped_frames import is_skipped  # (imports Dynamo, which is there by now)
 
-    return _NeverAgain if is_skipped(frame.f_code) else _AsItIs
+    return _SkipFromNowOn if is_skipped(frame.f_code) else _RunUncompiled
 
 
-def entries_only() -> Any:
-    """A hook that lets frames run the code from :func:`let_enter`, or else their own.
+def cache_entries_only_hook() -> Any:
+    """A hook that lets frames run the code from :func:`install_replacement`, or else their own.
 
     ``False`` does that in nanoseconds a frame, where a callback takes microseconds. But it also lets frames
     run what other calls of ``torch.compile`` compiled for their code, by any backend. A callback may only run
@@ -52,30 +52,30 @@ def entries_only() -> Any:
         return False
     from fake.seam.dynamo import has_seen_frames  # (imports Dynamo)
 
-    return _as_it_is if has_seen_frames() else False
+    return _run_uncompiled if has_seen_frames() else False
 
 
-def never_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+def skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function so that Dynamo skips its own frame. Returns the function."""
     assert isinstance(function, types.FunctionType)
     _eval.set_code_exec_strategy(function.__code__, _SKIP)
     return function
 
 
-class _Always:
+class _AlwaysTrueGuards:
     """Guards that always hold, in the form of cache entries."""
 
     def __init__(self) -> None:
         self.root = RootGuardManager()
 
 
-def let_enter(code: types.CodeType, instead: types.CodeType) -> None:
+def install_replacement(code: types.CodeType, replacement: types.CodeType) -> None:
     """Make frames of one code run another, wherever a hook is set.
 
     Args:
         code: of the function that is called.
-        instead: has the same parameters, local variables and cells.
+        replacement: has the same parameters, local variables and cells.
     """
     if not _eval.entries_of(code):
-        guards: Any = _Always()
-        _eval.load_entry(code, guards, instead)
+        guards: Any = _AlwaysTrueGuards()
+        _eval.load_entry(code, guards, replacement)

@@ -14,7 +14,7 @@ from fxpasses.plans._torch import CALLS_OF_MODULES
 PROPAGATED = "_dynamo_propagated_dynamic_indices"
 """AOTAutograd's hint on tensors that graphs of symbolic sizes return or save. Dynamo never guards on it."""
 
-NOTES = (
+MARKS = (
     PROPAGATED,
     "_dynamo_static_input_type",
     "_is_torch_compile",
@@ -25,7 +25,7 @@ NOTES = (
 """What Dynamo writes on buffers and modules that it has compiled, and on functions that it must not trace."""
 
 
-def is_note(name: str, values: Mapping[Any, Any]) -> bool:
+def is_mark(name: str, values: Mapping[Any, Any]) -> bool:
     """Whether an attribute of an object says only that Dynamo has compiled the object."""
     value = values[name]
     if name == "_compiled_call_impl":  # by ``Module.compile``: of its own call
@@ -47,7 +47,7 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
     )
 
 
-def made_of(value: Any) -> Any:
+def original_callable(value: Any) -> Any:
     """What ``torch.compile`` or ``fxpasses.compile`` made a callable of, which is traced where it is called.
     None for other callables."""
     kind = type(value)
@@ -60,48 +60,56 @@ def made_of(value: Any) -> Any:
 
 
 _MARKED_SIZES = ("_dynamo_dynamic_indices", "_dynamo_static_indices", "_dynamo_weak_dynamic_indices")
-_SAY_MORE = ("_dynamo_dynamic_range", "_dynamo_hint_overrides", "_specialize_on")
-_OF_MARKING = frozenset({*_MARKED_SIZES, *_SAY_MORE, PROPAGATED, "_has_dynamo_dim_marking"})
+_MARK_DETAILS = ("_dynamo_dynamic_range", "_dynamo_hint_overrides", "_specialize_on")
+_MARKING_ATTRIBUTES = frozenset({*_MARKED_SIZES, *_MARK_DETAILS, PROPAGATED, "_has_dynamo_dim_marking"})
 
 
-def marks_of(tensor: torch.Tensor) -> tuple[tuple[str, str], ...] | None:
+def dynamic_marks(tensor: torch.Tensor) -> tuple[tuple[str, str], ...] | None:
     """What ``mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` say about a tensor's sizes, as text.
 
     ``None`` if the tensor has other attributes, of which nothing is known, or if the marks say more than
     which sizes.
     """
-    said = tensor.__dict__
-    if not said:
+    attributes = tensor.__dict__
+    if not attributes:
         return ()
-    ranges, hints, values = (said.get(name, {}) for name in _SAY_MORE)
+    ranges, hints, values = (attributes.get(name, {}) for name in _MARK_DETAILS)
     ranged = any(of.min is not None or of.max is not None for of in ranges)
-    others = [name for name in said.keys() - _OF_MARKING if name not in NOTES or not is_note(name, said)]
+    others = [
+        name
+        for name in attributes.keys() - _MARKING_ATTRIBUTES
+        if name not in MARKS or not is_mark(name, attributes)
+    ]
     if others or ranged or hints or any(values.values()):
         return None
-    return tuple((name, str(sorted(said[name]))) for name in _MARKED_SIZES if name in said)
+    return tuple((name, str(sorted(attributes[name]))) for name in _MARKED_SIZES if name in attributes)
 
 
-_LEFT_OUT = re.compile(
+_DISABLED_MESSAGES = re.compile(
     r"optimizer .* (_init_group|step) not supported|don't trace into fused optimizer|tracing into (TorchScript|FX) not fully supported"
 )
 
 
-def is_put_on_class(cls: type, name: str, value: Any) -> bool:
+def is_disabled_copy(cls: type, name: str, value: Any) -> bool:
     """Whether a class attribute is an inherited function that Dynamo disabled on its first compilation."""
     inherited = next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
-    return is_left_out(value) and inherited is not None and _original(value) is _original(inherited)
+    return (
+        is_disabled_by_dynamo(value)
+        and inherited is not None
+        and _before_disabling(value) is _before_disabling(inherited)
+    )
 
 
-def _original(value: Any) -> Any:
-    return value.__wrapped__ if is_left_out(value) else value
+def _before_disabling(value: Any) -> Any:
+    return value.__wrapped__ if is_disabled_by_dynamo(value) else value
 
 
-def is_left_out(value: Any) -> bool:
+def is_disabled_by_dynamo(value: Any) -> bool:
     """Whether it is a function of torch that Dynamo disables when it first compiles in a process."""
-    return bool(_LEFT_OUT.fullmatch(str(getattr(value, "_torchdynamo_disable_msg", ""))))
+    return bool(_DISABLED_MESSAGES.fullmatch(str(getattr(value, "_torchdynamo_disable_msg", ""))))
 
 
-def is_closed(value: object) -> bool:
+def is_fsdp_hook_state(value: object) -> bool:
     """Whether it belongs to the hooks of FSDP2, which run in eager too.
 
     Modules do not, although FSDP2 gives them classes of its own.
@@ -110,7 +118,7 @@ def is_closed(value: object) -> bool:
     return hooks and not isinstance(value, torch.nn.Module)
 
 
-def is_bookkeeping(key: object) -> bool:
+def is_composable_api_key(key: object) -> bool:
     """Whether an entry is where ``fully_shard`` and the like keep state of a module. Its name differs by
     process, and only their hooks read it."""
     return type(key) is str and key.startswith("__composable_api_")

@@ -19,26 +19,26 @@ from typing import Any
 import torch
 
 from fxpasses.plans.code import attribute_names, global_names, strings_of
-from fxpasses.plans.origin import OF_TORCH
+from fxpasses.plans.origin import TORCH_FOLDER
 
 log = logging.getLogger(__name__)
 
 Option = tuple[int, str]
 """The number of a parameter group, and the name of a float among its options."""
 GROUPS = "param_groups"
-OF_PARAMETERS = frozenset({"state", GROUPS})
+PARAMETER_ATTRIBUTES = frozenset({"state", GROUPS})
 """The attributes of an optimizer that hold something for each parameter."""
-_CALLED = "_opt_called"
+_STEP_CALLED = "_opt_called"
 """What a scheduler makes ``step`` write on its optimizer, and reads in Python."""
-_HOME = os.path.join(OF_TORCH, "optim", "")
+_OPTIM_FOLDER = os.path.join(TORCH_FOLDER, "optim", "")
 
 
-def lasting_parts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def non_parameter_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The attributes of an optimizer that belong to no parameter."""
-    return {k: v for k, v in vars(optimizer).items() if k not in OF_PARAMETERS and k != _CALLED}
+    return {k: v for k, v in vars(optimizer).items() if k not in PARAMETER_ATTRIBUTES and k != _STEP_CALLED}
 
 
-def option_now(group: dict[str, Any], name: str) -> float | None:
+def current_option(group: dict[str, Any], name: str) -> float | None:
     """The option ``name`` of ``group``, if a graph with a symbol in its place holds for it."""
     value = group.get(name)
     return value if type(value) is float and math.isfinite(value) else None
@@ -49,33 +49,33 @@ def may_read_parameters(codes: Sequence[types.CodeType]) -> bool:
     for code in codes:
         names = {*attribute_names(code), *strings_of(code)}
         dynamic = "__dict__" in names or not {"getattr", "vars"}.isdisjoint(global_names(code))
-        if not OF_PARAMETERS.isdisjoint(names) or (dynamic and not _is_of_optimizers(code)):
+        if not PARAMETER_ATTRIBUTES.isdisjoint(names) or (dynamic and not _is_optimizer_code(code)):
             return True
     return False
 
 
-def is_step(code: types.CodeType | None) -> bool:
+def is_optimizer_step(code: types.CodeType | None) -> bool:
     """Whether code is ``step`` of one of torch's optimizers, or a resume function of it."""
     return (
         code is not None
         and (code.co_name == "step" or code.co_name.startswith("torch_dynamo_resume_in_step_"))
-        and _is_of_optimizers(code)
+        and _is_optimizer_code(code)
     )
 
 
-def make_state(optimizers: Sequence[Any]) -> None:
+def init_optimizer_state(optimizers: Sequence[Any]) -> None:
     """Make the state of optimizers whose ``step`` is about to run, as Dynamo does when it traces ``step``.
     Compiled code expects it to exist."""
     for optimizer in optimizers:
         try:
             lists = len(inspect.signature(optimizer._init_group).parameters) - 1
             for group in optimizer.param_groups:
-                _make_state_of(optimizer, group, [[] for _ in range(lists)])
+                _init_group_state(optimizer, group, [[] for _ in range(lists)])
         except Exception as error:  # noqa: BLE001  (the step itself raises it again)
             log.debug("the state of an optimizer is not made: %s", error)
 
 
-def _make_state_of(optimizer: Any, group: dict[str, Any], lists: list[list[Any]]) -> None:
+def _init_group_state(optimizer: Any, group: dict[str, Any], lists: list[list[Any]]) -> None:
     # As in Dynamo: a new state on a GPU counts its steps there.
     on_device = "capturable" in group and all(p.is_cuda and p not in optimizer.state for p in group["params"])
     before = group.get("capturable")
@@ -88,5 +88,5 @@ def _make_state_of(optimizer: Any, group: dict[str, Any], lists: list[list[Any]]
             group["capturable"] = before
 
 
-def _is_of_optimizers(code: types.CodeType) -> bool:
-    return os.path.realpath(code.co_filename).startswith(_HOME)
+def _is_optimizer_code(code: types.CodeType) -> bool:
+    return os.path.realpath(code.co_filename).startswith(_OPTIM_FOLDER)

@@ -11,10 +11,10 @@ from torch._C import _functionalization
 
 from fxpasses.plans.errors import NoPlan
 
-_OF_TYPES = ("view_dtype_ViewMeta", "view_as_real_ViewMeta", "view_as_complex_ViewMeta")
+_DTYPE_VIEWS = ("view_dtype_ViewMeta", "view_as_real_ViewMeta", "view_as_complex_ViewMeta")
 
 
-def described_views(views: Any) -> list[list[Any]] | None:
+def serialize_views(views: Any) -> list[list[Any]] | None:
     """AOTAutograd's notes about an output as plain data, or None if only the output's sizes and strides say
     it.
 
@@ -25,13 +25,13 @@ def described_views(views: Any) -> list[list[Any]] | None:
         return None
     made = views.sequence
     if any(view.has_symbolic_inputs for view in made):
-        if {type(view).__name__ for view in made} & {*_OF_TYPES}:
+        if {type(view).__name__ for view in made} & {*_DTYPE_VIEWS}:
             raise NoPlan("an output of another type that shares memory, of symbolic sizes")
         return None
-    return [[type(view).__name__, *map(_plain, view.as_tuple())] for view in made]
+    return [[type(view).__name__, *map(_to_plain, view.as_tuple())] for view in made]
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int):
         return value
     if type(value) is list and all(type(item) is int for item in value):
@@ -43,8 +43,8 @@ def _plain(value: Any) -> Any:
     raise NoPlan("an output that is a view of another tensor in an unknown way", repr(value))
 
 
-def views_of(described: Sequence[Sequence[Any]]) -> list[Any]:
-    """The inverse of :func:`described_views`."""
+def deserialize_views(described: Sequence[Sequence[Any]]) -> list[Any]:
+    """The inverse of :func:`serialize_views`."""
     return [getattr(_functionalization, name)(tuple(map(_from_plain, values))) for name, *values in described]
 
 
@@ -56,6 +56,6 @@ def _from_plain(value: Any) -> Any:
     return _functionalization.InverseReturnMode(value["mode"])  # type: ignore[attr-defined]
 
 
-def viewed(base: torch.Tensor, views: list[Any]) -> torch.Tensor:
+def apply_views(base: torch.Tensor, views: list[Any]) -> torch.Tensor:
     """Apply these views to ``base``."""
     return _functionalization.apply_view_meta_sequence(base, views)  # type: ignore[no-any-return]

@@ -23,10 +23,10 @@ from fxpasses.plans.plan_files import write_atomically
 
 FORMAT = 1
 _MANIFEST, _HASH, _SIGNATURE = "manifest.json", "manifest.sha256", "manifest.ed25519"
-_LARGEST_MANIFEST = 1 << 26
-_WANTED = {"plan", "story"}
+_MAX_MANIFEST_BYTES = 1 << 26
+_REQUIRED_SECTIONS = {"plan", "story"}
 """The sections that every plan has."""
-_BROKEN = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError, ValueError,
+_DAMAGE_ERRORS = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError, ValueError,
            OverflowError, TypeError, AttributeError)  # fmt: skip
 """What reading a damaged zip or manifest may raise."""
 
@@ -81,7 +81,7 @@ def write_archive(
     text = json.dumps({"format": FORMAT, **manifest, "plans": listed, "files": files}, indent=1).encode()
     own = {_MANIFEST: text, _HASH: hashlib.sha256(text).hexdigest().encode()}
     if private_key is not None:
-        own[_SIGNATURE] = _key(path, private_key, private=True).sign(text)
+        own[_SIGNATURE] = _load_key(path, private_key, private=True).sign(text)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in (own | members).items():
@@ -103,12 +103,12 @@ def read_archive(path: Path, public_key: object = None) -> Archive:
         PlanFileError: it is incomplete, has been changed, or the signature does not match.
         OSError: it cannot be read.
     """
-    key = None if public_key is None else _key(path, public_key, private=False)
+    key = None if public_key is None else _load_key(path, public_key, private=False)
     data = path.read_bytes()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return _read(path, archive, key)
-    except _BROKEN as error:
+    except _DAMAGE_ERRORS as error:
         raise PlanFileError(path, f"it is damaged, or no file of plans ({describe_error(error)})") from None
 
 
@@ -118,13 +118,13 @@ def _read(path: Path, archive: zipfile.ZipFile, key: Any) -> Archive:
         raise PlanFileError(path, "it has two members of one name")
     if _MANIFEST not in archive.namelist():
         raise PlanFileError(path, f"it has no {_MANIFEST}")
-    text = _member(path, archive, _MANIFEST, None)
+    text = _read_member(path, archive, _MANIFEST, None)
     signed = _SIGNATURE in archive.namelist()
     if key is not None:
         if not signed:
             raise PlanFileError(path, "it is not signed")
-        _verify(path, key, _member(path, archive, _SIGNATURE, 64), text)
-    if _member(path, archive, _HASH, 64) != hashlib.sha256(text).hexdigest().encode():
+        _verify_signature(path, key, _read_member(path, archive, _SIGNATURE, 64), text)
+    if _read_member(path, archive, _HASH, 64) != hashlib.sha256(text).hexdigest().encode():
         raise PlanFileError(path, "its manifest is damaged")
     manifest = json.loads(text)
     if manifest["format"] != FORMAT:
@@ -134,20 +134,20 @@ def _read(path: Path, archive: zipfile.ZipFile, key: Any) -> Archive:
         raise PlanFileError(path, "its members are not those that the manifest lists")
     members = {}
     for name, facts in files.items():
-        members[name] = _member(path, archive, name, facts["bytes"])
+        members[name] = _read_member(path, archive, name, facts["bytes"])
         if hashlib.sha256(members[name]).hexdigest() != facts["sha256"]:
             raise PlanFileError(path, f"its member {name!r} is damaged")
     plans = [
         {name: members[member] for name, member in plan["sections"].items()} for plan in manifest["plans"]
     ]
-    if not plans or not all(sections.keys() >= _WANTED for sections in plans):
+    if not plans or not all(sections.keys() >= _REQUIRED_SECTIONS for sections in plans):
         raise PlanFileError(path, "it has no plan, or one of which a part is missing")
     return Archive(path, manifest, plans, signed)
 
 
-def _member(path: Path, archive: zipfile.ZipFile, name: str, length: int | None) -> bytes:
+def _read_member(path: Path, archive: zipfile.ZipFile, name: str, length: int | None) -> bytes:
     """The content of a member. No more than its length is unpacked."""
-    most = _LARGEST_MANIFEST if length is None else length
+    most = _MAX_MANIFEST_BYTES if length is None else length
     with archive.open(name) as file:
         data = file.read(most + 1)
     if len(data) > most or (length is not None and len(data) != length):
@@ -155,7 +155,7 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, length: int | None)
     return data
 
 
-def _key(path: Path, given: object, *, private: bool) -> Any:
+def _load_key(path: Path, given: object, *, private: bool) -> Any:
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -184,7 +184,7 @@ def _key(path: Path, given: object, *, private: bool) -> Any:
     return key
 
 
-def _verify(path: Path, key: Any, signature: bytes, text: bytes) -> None:
+def _verify_signature(path: Path, key: Any, signature: bytes, text: bytes) -> None:
     from cryptography.exceptions import InvalidSignature
 
     try:

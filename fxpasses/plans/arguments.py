@@ -13,14 +13,14 @@ import torch
 
 from fxpasses.plans import _torch, _torch_notes
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.hidden_state import hidden_state
+from fxpasses.plans.hidden_state import has_hidden_state
 from fxpasses.plans.kinds import HEAP_TYPE
-from fxpasses.plans.references import can_go, reference_to
-from fxpasses.plans.same_tensors import compares_memory, is_in_itself
+from fxpasses.plans.references import can_be_weak, reference_to
+from fxpasses.plans.same_tensors import has_inline_metadata, memory_library
 from fxpasses.plans.tensor_facts import TENSOR_FACTS, is_leaf, tensor_facts
 
 
-def described_arguments(
+def describe_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], part_of_model: Callable[[torch.Tensor], int | None]
 ) -> tuple[Any, list[torch.Tensor], list[Any]]:
     """Describe the arguments, and collect the tensors among them and the objects that have to be walked.
@@ -37,7 +37,7 @@ def described_arguments(
     Raises:
         NoPlan: an argument is of a kind that plans do not support.
     """
-    seen = _Seen(part_of_model)
+    seen = _Describer(part_of_model)
     described = tuple(map(seen.describe, args)), tuple((k, seen.describe(v)) for k, v in kwargs.items())
     return described, seen.tensors, seen.objects
 
@@ -60,7 +60,7 @@ def is_record(value: Any) -> bool:
             if not kind.__dataclass_params__.frozen and id(item) not in met:
                 left += vars(item).values()
             met.add(id(item))
-        elif not (isinstance(item, torch.Tensor) or item is None or kind in _NO_COUNTS):
+        elif not (isinstance(item, torch.Tensor) or item is None or kind in _NON_NUMERIC):
             return False
     return id(value) in met
 
@@ -69,8 +69,8 @@ def is_record(value: Any) -> bool:
 def _is_data_class(kind: Any) -> bool:
     base = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
     slots = copyreg._slotnames(kind)  # type: ignore[attr-defined]
-    is_plain = base is object and not issubclass(kind, torch.nn.Module) and not slots
-    return is_plain and not hidden_state(kind, object) and dataclasses.is_dataclass(kind)
+    why_not_plain = base is object and not issubclass(kind, torch.nn.Module) and not slots
+    return why_not_plain and not has_hidden_state(kind, object) and dataclasses.is_dataclass(kind)
 
 
 def containers_of(value: Any) -> set[int]:
@@ -88,7 +88,7 @@ def containers_of(value: Any) -> set[int]:
     return found
 
 
-class _Seen:
+class _Describer:
     """What a description has met so far."""
 
     def __init__(self, part_of_model: Callable[[torch.Tensor], int | None]) -> None:
@@ -97,20 +97,20 @@ class _Seen:
         self._part_of_model = part_of_model
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
-        self._changeable: dict[int, int] = {}
+        self._mutable_numbers: dict[int, int] = {}
 
     def describe(self, value: Any) -> Any:
         """Describe one value."""
         kind: Any = type(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if value is None or kind in _QUICK:
+        if value is None or kind in _SCALARS:
             return kind.__name__, repr(value)
         if kind is tuple or kind is torch.Size:
             return kind.__name__, *map(self.describe, value)
-        if id(value) in self._changeable:  # a change through one place is visible in the other
-            return "again", self._changeable[id(value)]
-        self._changeable[id(value)] = len(self._changeable)
+        if id(value) in self._mutable_numbers:  # a change through one place is visible in the other
+            return "again", self._mutable_numbers[id(value)]
+        self._mutable_numbers[id(value)] = len(self._mutable_numbers)
         if kind is list:
             return kind.__name__, *map(self.describe, value)
         if kind is dict and all(type(key) in (str, int) for key in value):
@@ -122,7 +122,7 @@ class _Seen:
                 self._object(kind),
                 *((n, self.describe(item)) for n, item in vars(value).items()),
             )
-        if base is None or hidden_state(kind, base) or copyreg._slotnames(kind):  # type: ignore[attr-defined]
+        if base is None or has_hidden_state(kind, base) or copyreg._slotnames(kind):  # type: ignore[attr-defined]
             return self._object(value)
         is_dict = issubclass(base, dict)
         if is_dict and not all(type(key) is str for key in base.keys(value)):
@@ -145,7 +145,7 @@ class _Seen:
         facts = tensor_facts(value)
         pointer = value.untyped_storage().data_ptr() if value.numel() else -1 - len(self._storages)
         place = self._storages.setdefault(pointer, len(self._storages))
-        marks = _torch_notes.marks_of(value)
+        marks = _torch_notes.dynamic_marks(value)
         if marks is None:
             raise NoPlan("an argument with attributes of its own")
         return "tensor", place, self._part_of_model(value), *facts, marks
@@ -157,7 +157,7 @@ class SameArguments:
     Args:
         args: the positional arguments.
         kwargs: the keyword arguments.
-        tensors: those among them, as :func:`described_arguments` returns them.
+        tensors: those among them, as :func:`describe_arguments` returns them.
         objects: likewise.
         model: the tensors of the model.
         open: the places of numbers that may differ, as in :mod:`~fxpasses.plans.given_numbers`.
@@ -186,7 +186,7 @@ class SameArguments:
             sum(isinstance(value, torch.Tensor) for value in values) == len(tensors)
             and all(
                 value is None
-                or type(value) in _QUICK
+                or type(value) in _SCALARS
                 or isinstance(value, torch.Tensor)
                 or id(value) in known
                 or (type(value) in (list, tuple, dict) and not value)
@@ -212,39 +212,39 @@ class SameArguments:
         known = [*map(id, objects)]
         self._objects = [(i, reference_to(value)) for i, value in enumerate(values) if id(value) in known]
         numbers = {int(place) if place.isdigit() else len(args) + self._names.index(place) for place in open}
-        self._others = [
+        self._non_tensors = [
             (i, type(value), None if i in numbers else repr(value))
             for i, value in enumerate(values)
             if i not in self._tensors and id(value) not in known
         ]
         self._facts = [(None if i in grow else t.storage_offset(), is_leaf(t)) for i, t in enumerate(tensors)]
         self._guards = _torch.tensor_guards(tensors, grow) if tensors else None
-        library, self._certain = compares_memory(), None
-        stay = all(
-            kind not in (list, dict) for _, kind, _ in self._others
+        library, self._native_check = memory_library(), None
+        no_containers = all(
+            kind not in (list, dict) for _, kind, _ in self._non_tensors
         )  # otherwise the same one may be filled later
-        if library is not None and stay and not grow and all(map(is_in_itself, tensors)):
+        if library is not None and no_containers and not grow and all(map(has_inline_metadata, tensors)):
             kinds = tuple(
                 "number"
                 if i in numbers
                 else "tensor"
                 if isinstance(v, torch.Tensor)
                 else "object"
-                if id(v) in known and can_go(v)
+                if id(v) in known and can_be_weak(v)
                 else ""
                 for i, v in enumerate(values)
             )
             given = args, dict(kwargs), kinds, tuple(model)
-            self._certain = library.Arguments(*given, _torch.TENSOR_LAYOUT).tensors
+            self._native_check = library.Arguments(*given, _torch.TENSOR_LAYOUT).tensors
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """The tensors among the arguments, or None if the description may differ."""
-        if self._certain is not None and (certain := self._certain(args, kwargs)) is not None:
-            return certain  # type: ignore[no-any-return]
+        if self._native_check is not None and (found := self._native_check(args, kwargs)) is not None:
+            return found  # type: ignore[no-any-return]
         if len(args) != self._count or tuple(kwargs) != self._names:
             return None
         values = (*args, *kwargs.values()) if kwargs else args
-        for i, kind, text in self._others:
+        for i, kind, text in self._non_tensors:
             if type(values[i]) is not kind or (text is not None and repr(values[i]) != text):
                 return None
         for i, known in self._objects:
@@ -272,8 +272,8 @@ class SameArguments:
 ARGUMENT_FACTS = ("memory", "tensor of the model", *TENSOR_FACTS, "what is marked of its sizes")
 """The facts in the description of a tensor, after the word "tensor"."""
 _CONTAINERS = (collections.OrderedDict, dict, list, tuple)
-_NO_COUNTS = (bool, str, bytes, torch.dtype, torch.device)
-_QUICK = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_NON_NUMERIC = (bool, str, bytes, torch.dtype, torch.device)
+_SCALARS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 def without_sizes(described: Any) -> Any:
@@ -345,7 +345,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def described_options(options: Mapping[str, Any]) -> dict[str, str]:
+def describe_options(options: Mapping[str, Any]) -> dict[str, str]:
     """The options, with pass objects described by what they do.
 
     Raises:
@@ -366,15 +366,13 @@ def described_options(options: Mapping[str, Any]) -> dict[str, str]:
     elif passes is not None and not isinstance(passes, str | Sequence):
         raise NoPlan("options that cannot be described")
     elif passes is not None:
-        found["passes"] = repr(
-            [_described_pass(p) for p in ([passes] if isinstance(passes, str) else passes)]
-        )
+        found["passes"] = repr([_describe_pass(p) for p in ([passes] if isinstance(passes, str) else passes)])
     if " at 0x" in repr(found):
         raise NoPlan("options that cannot be described")
     return found
 
 
-def _described_pass(item: Any) -> str:
+def _describe_pass(item: Any) -> str:
     if isinstance(item, str):
         if "::" in item:
             raise NoPlan("passes of other libraries")

@@ -21,15 +21,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from fxpasses.plans._torch_frames import entries_only, let_enter, never_traced, set_hook
+from fxpasses.plans._torch_frames import (
+    cache_entries_only_hook,
+    install_replacement,
+    set_hook,
+    skipped_by_dynamo,
+)
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.resumed import Cells, Resumed
+from fxpasses.plans.resumed import Cells, ResumeFunction
 
-Name = Sequence[Any]
+FunctionName = Sequence[Any]
 """The name of a module, the path from it to a function, and how many wrappers of the function to unwrap."""
-_OWNERS = 4
+_CELL_REFERENCES = 4
 """The reference count of a cell that only its frame knows: the frame, the passed tuple, two names here."""
-_CLOSURES = 32
+_MAX_CLOSURES = 32
 """The most closures of a function that are compiled, each on its own. Others run in Python."""
 
 
@@ -45,7 +50,7 @@ class Planned(Protocol):
 
 class _Running(threading.local):
     functions: Functions | None = None
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    make_context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 _running = _Running()
@@ -56,20 +61,20 @@ class Stub:
 
     Attributes:
         code: its own code.
-        instead: what its frames run.
+        stub_code: what its frames run.
         module: the name of a module whose globals it was called with.
         is_named: whether a name leads to the function, once that was looked up.
         name: the name that was found last.
     """
 
-    def __init__(self, code: types.CodeType, instead: types.CodeType) -> None:
+    def __init__(self, code: types.CodeType, stub_code: types.CodeType) -> None:
         self.code = code
-        self.instead = instead.replace(
-            co_consts=tuple(self._enter if value == _ENTER else value for value in instead.co_consts)
+        self.stub_code = stub_code.replace(
+            co_consts=tuple(self._enter if value == _ENTER else value for value in stub_code.co_consts)
         )
         self.module = ""
         self.is_named: bool | None = None
-        self.name: Name | None = None
+        self.name: FunctionName | None = None
         self._copy = code.replace()
         _copies.add(id(self._copy))
 
@@ -85,9 +90,9 @@ class Stub:
         hook = set_hook(None)
         try:
             values, functions = sys._getframe(1).f_globals, _running.functions
-            call = None if functions is None else functions.call_of(self, values, cells or ())
+            call = None if functions is None else functions.compiled_function(self, values, cells or ())
             if call is not None:
-                with _running.around():
+                with _running.make_context():
                     return call(*args, **kwargs)
             function = types.FunctionType(self._copy, values, self.code.co_name, None, cells)
             set_hook(hook)
@@ -96,7 +101,7 @@ class Stub:
             set_hook(hook)
 
 
-never_traced(Stub._enter)
+skipped_by_dynamo(Stub._enter)
 _ENTER = "<enter>"
 _stubs: dict[int, Stub] = {}
 _copies: set[int] = set()
@@ -106,12 +111,12 @@ _copies: set[int] = set()
 def stub_of(code: types.CodeType) -> Stub | None:
     """The stub of a code, always the same one. None if there can be none. The stub keeps the code alive."""
     stub = _stubs.get(id(code))
-    if stub is None and id(code) not in _copies and (instead := _code_instead(code)) is not None:
-        stub = _stubs[id(code)] = Stub(code, instead)
+    if stub is None and id(code) not in _copies and (stub_code := _stub_code(code)) is not None:
+        stub = _stubs[id(code)] = Stub(code, stub_code)
     return stub
 
 
-def _code_instead(code: types.CodeType) -> types.CodeType | None:
+def _stub_code(code: types.CodeType) -> types.CodeType | None:
     """Code that passes on its arguments, with the same parameters, local variables and cells as ``code``,
     since frames store them in the same order."""
     flags, names = code.co_flags, code.co_varnames
@@ -149,11 +154,13 @@ def _code_instead(code: types.CodeType) -> types.CodeType | None:
             exec(compile("\n".join(lines), code.co_filename, "exec", dont_inherit=True), made)
         except SyntaxError:  # for example, a parameter with the name of the function
             return None
-    instead: types.CodeType = made["make"]().__code__
-    return instead if all(getattr(instead, fact) == getattr(code, fact) for fact in _SAME) else None
+    stub_code: types.CodeType = made["make"]().__code__
+    return (
+        stub_code if all(getattr(stub_code, fact) == getattr(code, fact) for fact in _FRAME_LAYOUT) else None
+    )
 
 
-_SAME = (
+_FRAME_LAYOUT = (
     "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_varnames", "co_cellvars", "co_freevars",
 )  # fmt: skip
 
@@ -171,7 +178,7 @@ def without_hook(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class WithCells:
+class ResumeWithCells:
     """Makes a resume function whose variables are shared with inner functions. Their cells differ in each
     call.
 
@@ -181,17 +188,17 @@ class WithCells:
 
     Args:
         resumed: the function.
-        planned: turns a function into one that looks for plans.
-        around: makes the context of each call.
+        compile_function: turns a function into one that looks for plans.
+        make_context: makes the context of each call.
     """
 
     def __init__(
         self,
-        resumed: Resumed,
-        planned: Callable[[Callable[..., Any]], Planned],
-        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        resumed: ResumeFunction,
+        compile_function: Callable[[Callable[..., Any]], Planned],
+        make_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self._resumed, self._planned, self._around = resumed, planned, around
+        self._resumed, self._compile_function, self._make_context = resumed, compile_function, make_context
         self._known: tuple[tuple[str, ...], Cells, Planned] | None = None
         self._lasting = [name in resumed.closure for name in resumed.code.co_freevars]
 
@@ -213,17 +220,19 @@ class WithCells:
             hook = set_hook(None)
             try:
                 call, given = self._call_for(cells)
-                with self._around():
+                with self._make_context():
                     return call(*args, *given)
             finally:
                 set_hook(hook)
 
-        return never_traced(resume)
+        return skipped_by_dynamo(resume)
 
     def _call_for(self, cells: Cells) -> tuple[Callable[..., Any], list[Any]]:
         names, given, lasting = [], [], []
         counts = [sys.getrefcount(cell) for cell in cells]
-        are_known = any(n > _OWNERS and not lasts for n, lasts in zip(counts, self._lasting, strict=True))
+        are_shared = any(
+            n > _CELL_REFERENCES and not lasts for n, lasts in zip(counts, self._lasting, strict=True)
+        )
         for name, lasts, cell in zip(self._resumed.code.co_freevars, self._lasting, cells, strict=True):
             if lasts:
                 lasting.append(cell)
@@ -234,7 +243,7 @@ class WithCells:
             except ValueError:
                 pass  # the variable is not set yet
         filled, closure = tuple(names), tuple(lasting)
-        if self._known is None and not are_known:
+        if self._known is None and not are_shared:
             if filled not in self._resumed.filled:
                 from fxpasses.plans._torch_cells import with_parameters  # imports Dynamo
 
@@ -242,9 +251,9 @@ class WithCells:
                     self._resumed.code, filled, self._resumed.closure
                 )
             function = self._resumed.function(closure, self._resumed.filled[filled])
-            self._known = filled, closure, self._planned(function)
-        if are_known or self._known is None or self._known[:2] != (filled, closure):
-            return self._planned(self._resumed.function(cells)).by_dynamo, []
+            self._known = filled, closure, self._compile_function(function)
+        if are_shared or self._known is None or self._known[:2] != (filled, closure):
+            return self._compile_function(self._resumed.function(cells)).by_dynamo, []
         return self._known[-1], given
 
 
@@ -252,45 +261,47 @@ class Functions:
     """The functions between the graphs of one compiled object.
 
     Args:
-        planned: turns a function into one that looks for plans.
+        compile_function: turns a function into one that looks for plans.
     """
 
-    def __init__(self, planned: Callable[[Callable[..., Any]], Planned]) -> None:
-        self.planned = planned
-        self._resumed: dict[str, Planned | WithCells] = {}
-        self._loaded: dict[tuple[str, str], Planned | WithCells] = {}
+    def __init__(self, compile_function: Callable[[Callable[..., Any]], Planned]) -> None:
+        self.compile_function = compile_function
+        self._resumed: dict[str, Planned | ResumeWithCells] = {}
+        self._loaded: dict[tuple[str, str], Planned | ResumeWithCells] = {}
         self._known: dict[Stub, list[tuple[dict[str, Any], Cells, Planned | None]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
     @contextmanager
-    def run(self, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[None]:
+    def run(self, make_context: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[None]:
         """Within, frames of this thread that enter stubs call these functions.
 
         Args:
-            around: makes the context of each call.
+            make_context: makes the context of each call.
         """
-        before = _running.functions, _running.around
-        _running.functions, _running.around = self, around
+        before = _running.functions, _running.make_context
+        _running.functions, _running.make_context = self, make_context
         try:
             yield
         finally:
-            _running.functions, _running.around = before
+            _running.functions, _running.make_context = before
 
-    def loaded(self, frame: str, name: str, goes_on: Resumed) -> Planned | WithCells:
+    def loaded(self, frame: str, name: str, resumed: ResumeFunction) -> Planned | ResumeWithCells:
         """The function that a frame loaded from a plan resumes with. If the plan is loaded again, it is the
         same one, which keeps its compiled code.
 
         Args:
             frame: a digest of its code.
             name: of the function, there.
-            goes_on: the function.
+            resumed: the function.
         """
         if (frame, name) not in self._loaded:
-            has_cells = bool(goes_on.code.co_freevars)
+            has_cells = bool(resumed.code.co_freevars)
             self._loaded[frame, name] = (
-                WithCells(goes_on, self.planned) if has_cells else self.planned(goes_on.function())
+                ResumeWithCells(resumed, self.compile_function)
+                if has_cells
+                else self.compile_function(resumed.function())
             )
         return self._loaded[frame, name]
 
@@ -318,15 +329,17 @@ class Functions:
             Exception: what it raises.
         """
         for stub in stubs:
-            let_enter(stub.code, stub.instead)
+            install_replacement(stub.code, stub.stub_code)
         with self.run():
-            hook = set_hook(entries_only())
+            hook = set_hook(cache_entries_only_hook())
             try:
                 return function(*args, **kwargs)
             finally:
                 set_hook(hook)
 
-    def call_of(self, stub: Stub, values: dict[str, Any], cells: Cells) -> Callable[..., Any] | None:
+    def compiled_function(
+        self, stub: Stub, values: dict[str, Any], cells: Cells
+    ) -> Callable[..., Any] | None:
         """What to call instead of a function, or None if it has no graphs.
 
         Args:
@@ -340,16 +353,16 @@ class Functions:
         if not stub.is_named:
             return None  # no plan can name it: Dynamo compiles it once, not for each closure
         known = self._known.setdefault(stub, [])
-        for of_globals, of_closure, planned in known:
+        for of_globals, of_closure, compiled in known:
             if of_globals is values and all(map(operator.is_, of_closure, cells)):
-                return planned
-        if len(known) >= _CLOSURES:
+                return compiled
+        if len(known) >= _MAX_CLOSURES:
             return None
-        planned = self.planned(stub.function(values, cells))
-        known.append((values, cells, planned))
-        return planned
+        compiled = self.compile_function(stub.function(values, cells))
+        known.append((values, cells, compiled))
+        return compiled
 
-    def resume(self, name: str, resumed: Resumed) -> Callable[[], Callable[..., Any] | None]:
+    def resume(self, name: str, resumed: ResumeFunction) -> Callable[[], Callable[..., Any] | None]:
         """A function that returns what frames of the model resume with, or None once the model is gone.
         Globals of a module may hold it.
 
@@ -358,52 +371,56 @@ class Functions:
             resumed: the function.
         """
 
-        def around() -> AbstractContextManager[Any]:
-            return _running.around()
+        def make_context() -> AbstractContextManager[Any]:
+            return _running.make_context()
 
         has_cells = bool(resumed.code.co_freevars)
-        planned = WithCells(resumed, self.planned, around) if has_cells else self.planned(resumed.function())
-        self._resumed[name] = planned
-        known = weakref.ref(planned)
+        compiled = (
+            ResumeWithCells(resumed, self.compile_function, make_context)
+            if has_cells
+            else self.compile_function(resumed.function())
+        )
+        self._resumed[name] = compiled
+        known = weakref.ref(compiled)
 
-        def held() -> Callable[..., Any] | None:
+        def get_call() -> Callable[..., Any] | None:
             call = known()
             if call is None or has_cells:
                 return call
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                with around():
+                with make_context():
                     return call(*args, **kwargs)
 
             return run
 
-        return held
+        return get_call
 
-    def take_over_resumed(self) -> bool:
+    def adopt_resumed(self) -> bool:
         """Whether no resume function of the model's frames has graphs.
 
         If so, the functions that they call belong to the model from now on.
         """
-        for planned in self._resumed.values():
-            if not planned.has_no_graph or not planned.functions_between.take_over_resumed():
+        for compiled in self._resumed.values():
+            if not compiled.has_no_graph or not compiled.functions_between.adopt_resumed():
                 return False
-            for stub, known in planned.functions_between._known.items():
+            for stub, known in compiled.functions_between._known.items():
                 self._known.setdefault(stub, []).extend(known)
         return True
 
     def stubs(self) -> list[Stub]:
         """The functions that have graphs. The others run in Python, and their callers adopt their calls."""
         for known in list(self._known.values()):
-            for i, (values, cells, planned) in enumerate(known):
-                if planned is not None and planned.has_no_graph:
+            for i, (values, cells, compiled) in enumerate(known):
+                if compiled is not None and compiled.has_no_graph:
                     known[i] = values, cells, None
-                    for inner, of in planned.functions_between._known.items():
+                    for inner, of in compiled.functions_between._known.items():
                         self._known.setdefault(inner, []).extend(of)
                     return self.stubs()
         return [stub for stub, known in self._known.items() if any(p is not None for _, _, p in known)]
 
 
-def names_of(stubs: Sequence[Stub]) -> list[Name]:
+def names_of(stubs: Sequence[Stub]) -> list[FunctionName]:
     """Names that lead to these functions in another process.
 
     Raises:
@@ -418,47 +435,47 @@ def names_of(stubs: Sequence[Stub]) -> list[Name]:
     return names
 
 
-def _name_of(stub: Stub) -> Name | None:
+def _name_of(stub: Stub) -> FunctionName | None:
     code = stub.code
-    if stub.name is None or _code_at(stub.name) is not code:
-        stub.name = _leads_to(code, stub.module, code.co_qualname) or _name_of_wrapper(code)
+    if stub.name is None or _resolve_code(stub.name) is not code:
+        stub.name = _find_name(code, stub.module, code.co_qualname) or _name_of_wrapper(code)
     return stub.name
 
 
-def _name_of_wrapper(code: types.CodeType) -> Name | None:
+def _name_of_wrapper(code: types.CodeType) -> FunctionName | None:
     """A name that leads to a function with this code under the module and name of what it wraps."""
     functions = (one for one in gc.get_referrers(code) if isinstance(one, types.FunctionType))
-    found = (_leads_to(code, one.__module__, one.__qualname__) for one in functions if one.__code__ is code)
+    found = (_find_name(code, one.__module__, one.__qualname__) for one in functions if one.__code__ is code)
     return next(filter(None, found), None)
 
 
-def _leads_to(code: types.CodeType, module: str | None, path: str) -> Name | None:
-    names = ((module, path, depth) for depth in range(_WRAPPED))
-    return next((name for name in names if _code_at(name) is code), None)
+def _find_name(code: types.CodeType, module: str | None, path: str) -> FunctionName | None:
+    names = ((module, path, depth) for depth in range(_MAX_WRAPPERS))
+    return next((name for name in names if _resolve_code(name) is code), None)
 
 
-def stubs_named(names: Sequence[Name]) -> list[Stub] | None:
+def find_stubs(names: Sequence[FunctionName]) -> list[Stub] | None:
     """The stubs of the functions with these names, or None if a name leads to none."""
-    codes = [_code_at(name) for name in names]
+    codes = [_resolve_code(name) for name in names]
     stubs = [stub_of(code) for code in codes if code is not None]
     known = [stub for stub in stubs if stub is not None]
     return known if len(known) == len(names) else None
 
 
-_WRAPPED = 8
+_MAX_WRAPPERS = 8
 """The most decorators around a function that are unwrapped."""
 
 
-def _code_at(name: Name) -> types.CodeType | None:
+def _resolve_code(name: FunctionName) -> types.CodeType | None:
     module, path, depth = name
     value: Any = sys.modules.get(module)
     for part in path.split("."):
         value = getattr(value, "__dict__", {}).get(part)
     for _ in range(depth):
-        value = getattr(_function(value), "__wrapped__", None)
-    return getattr(_function(value), "__code__", None)
+        value = getattr(_unwrapped_function(value), "__wrapped__", None)
+    return getattr(_unwrapped_function(value), "__code__", None)
 
 
-def _function(value: Any) -> Any:
+def _unwrapped_function(value: Any) -> Any:
     value = value.fget if isinstance(value, property) else value
     return getattr(value, "__func__", value)

@@ -23,15 +23,15 @@ def code_digest(code: types.CodeType) -> str:
         code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags,
         code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_exceptiontable, code.co_qualname,
     ]  # fmt: skip
-    parts += [_constant(constant) for constant in code.co_consts]
+    parts += [_constant_content(constant) for constant in code.co_consts]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _constant(value: Any) -> Any:
+def _constant_content(value: Any) -> Any:
     if isinstance(value, types.CodeType):
         return ("code", code_digest(value))
     if type(value) in (tuple, frozenset):
-        parts = [_constant(item) for item in value]
+        parts = [_constant_content(item) for item in value]
         return (type(value).__name__, *(parts if type(value) is tuple else sorted(parts, key=repr)))
     if value is None or value is Ellipsis or type(value) in (bool, int, float, complex, str, bytes):
         return (type(value).__name__, repr(value))
@@ -49,22 +49,24 @@ def codes_inside(code: types.CodeType) -> Iterator[types.CodeType]:
 @functools.cache
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The global names that the code, or functions inside it, read or write."""
-    return tuple(sorted({name for inner in codes_inside(code) for _, name in named_by(inner)}))
+    return tuple(sorted({name for inner in codes_inside(code) for _, name in global_accesses(inner)}))
 
 
-def named_by(code: types.CodeType) -> Iterator[tuple[str, str]]:
+def global_accesses(code: types.CodeType) -> Iterator[tuple[str, str]]:
     """Each operation of the code on a global name, with the name. Ten times as fast as ``dis``, which makes
     an object for each operation."""
-    above = 0
+    high_bits = 0
     for opcode, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
-        argument |= above
-        above = argument << 8 if opcode == dis.EXTENDED_ARG else 0
-        if opcode in _ON_NAMES:
+        argument |= high_bits
+        high_bits = argument << 8 if opcode == dis.EXTENDED_ARG else 0
+        if opcode in _GLOBAL_OPCODES:
             name = dis.opname[opcode]
             yield name, code.co_names[argument >> 1 if name == "LOAD_GLOBAL" else argument]
 
 
-_ON_NAMES = frozenset(number for name, number in dis.opmap.items() if name.endswith(("_GLOBAL", "_NAME")))
+_GLOBAL_OPCODES = frozenset(
+    number for name, number in dis.opmap.items() if name.endswith(("_GLOBAL", "_NAME"))
+)
 
 
 @functools.cache

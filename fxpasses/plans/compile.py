@@ -23,17 +23,17 @@ from fake.wrong_arguments import check_dynamic
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans import _torch
-from fxpasses.plans.arguments import described_arguments, described_options, without_numbers
-from fxpasses.plans.armed import ArmedModels, all_left_open
+from fxpasses.plans.arguments import describe_arguments, describe_options, without_numbers
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import forget_compiled
-from fxpasses.plans.loaded import Directory, Held, Shelf, Without
+from fxpasses.plans.loaded import Directory, InMemoryPlan, Misses, PlanStore
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import OnlyResults, cache_directory
 from fxpasses.plans.reported import Reported
 from fxpasses.plans.surroundings import STATE, state, surroundings
-from fxpasses.plans.written_again import ChangedNumbers, noted_runs
+from fxpasses.plans.walked_model import WalkedModels, description_variants
+from fxpasses.plans.written_again import ChangedNumbers, collect_runs
 
 if TYPE_CHECKING:
     from fxpasses.pass_manager.pass_base import Pass
@@ -116,20 +116,20 @@ def compile(
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     directory = cache_directory(os.fspath(cache))
-    shelf = None if directory is None else Directory(directory)
-    return _kind_for(model)(model, options, shelf, dynamic=dynamic, fullgraph=fullgraph)
+    store = None if directory is None else Directory(directory)
+    return _wrapper_class(model)(model, options, store, dynamic=dynamic, fullgraph=fullgraph)
 
 
-_TRIES = 32
+_MAX_MISSES = 32
 """Stop looking for plans after this many calls without any: a model's kinds of inputs rarely change."""
-_CONTENTS = 8
+_MAX_CONTENTS = 8
 """The limit on contents of the model, or numbers among the arguments, for which a plan is looked for after a
 miss, and written. It is as high as Dynamo's limit for a frame."""
-_MOST_KNOWN = 4096
+_MAX_KINDS = 4096
 """The most kinds of arguments for which a miss is remembered."""
-_HELD = 4
+_MAX_IN_MEMORY = 4
 """The most plans kept for this process alone."""
-_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+_STEP_METHODS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
 """The methods of a module that Lightning calls instead of the module itself."""
 _SHARED = "an argument that shares memory with a model whose tensors are changed"
 _TOO_MANY = "a model, or numbers among its arguments, that are others in each call"
@@ -154,7 +154,7 @@ class Compiled(Reported, Generic[M]):
         self,
         model: M,
         options: Mapping[str, Any],
-        shelf: Shelf | None,
+        store: PlanStore | None,
         *,
         dynamic: bool | None,
         fullgraph: bool,
@@ -167,15 +167,15 @@ class Compiled(Reported, Generic[M]):
         self.why_no_plan = ""
         self.reasons_for_none: dict[str, None] = {}
         self.has_no_graph = self._has_graph = self._is_between = False
-        self.functions_between = Functions(self._planned)
-        self._options, self._shelf, self._dynamic, self._fullgraph = options, shelf, dynamic, fullgraph
-        self._by_torch, self._reasons, self._calls_without = compiled, set[str](), 0
+        self.functions_between = Functions(self._compile_function)
+        self._options, self._plan_store, self._dynamic, self._fullgraph = options, store, dynamic, fullgraph
+        self._from_torch, self._reasons, self._calls_without = compiled, set[str](), 0
         self._lock = threading.RLock()
-        self._armed = ArmedModels(model, self.functions_between)
+        self._walked_models = WalkedModels(model, self.functions_between)
         self._last = 0
-        self._held: list[Held] = []
+        self._in_memory_plans: list[InMemoryPlan] = []
         self._steps: dict[str, Compiled[Any]] = {}
-        self._known: dict[Any, Without] = {}
+        self._known: dict[Any, Misses] = {}
         self._had_plans: dict[Any, Path | None] = {}
         self._written = collections.Counter[Any]()
         self._turn = 0
@@ -203,15 +203,15 @@ class Compiled(Reported, Generic[M]):
     def __getattr__(self, name: str) -> Any:
         if name == "model":
             raise AttributeError(name)
-        if name not in _STEPS or not callable(getattr(self.model, name)):
+        if name not in _STEP_METHODS or not callable(getattr(self.model, name)):
             return getattr(self.model, name)
         if name not in self._steps:
-            self._steps[name] = self._planned(getattr(self.model, name))
+            self._steps[name] = self._compile_function(getattr(self.model, name))
         return self._steps[name]
 
     def __reduce__(self) -> Any:
         how = {"dynamic": self._dynamic, "fullgraph": self._fullgraph}
-        return _compiled_again, (self.model, self._options, self._shelf, how)
+        return _compiled_again, (self.model, self._options, self._plan_store, how)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled[M]:
         again, (model, *how) = self.__reduce__()
@@ -222,13 +222,13 @@ class Compiled(Reported, Generic[M]):
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
-        if self._by_torch is not None:
-            return self._by_torch
+        if self._from_torch is not None:
+            return self._from_torch
         cache = OnlyResults(self._options.get("cache", "off"))
         cache.turn = self._turn
         # Lightning wraps torch.compile to set an attribute of the model, which no plan would survive.
         compiled = inspect.unwrap(torch.compile)(
-            _torch.call_in_eager(self.model),
+            _torch.eager_callable(self.model),
             backend="fxpasses",
             options={**self._options, "cache": cache},
             dynamic=self._dynamic,
@@ -241,30 +241,35 @@ class Compiled(Reported, Generic[M]):
         """Call the model, compiled."""
         if torch.compiler.is_compiling():  # a compiled function inlines it
             return self.model(*args, **kwargs)
-        if self._shelf is None:
+        if self._plan_store is None:
             return self._compiled(*args, **kwargs)
-        self._armed.calls += 1
-        self._armed.given.see(args, kwargs)
+        self._walked_models.calls += 1
+        self._walked_models.given.update_from(args, kwargs)
         try:
-            known = self._armed.known
+            known = self._walked_models.known
             last = min(self._last, len(known) - 1)
             for i in range(last, last - len(known), -1):  # layers come in turn, newest first
                 if (found := known[i].quick_call(args, kwargs)) is not None:
                     self._last = i % len(known)
-                    return self._of_plan(*found, args, kwargs)
+                    return self._call_plan(*found, args, kwargs)
             known = []  # drop references to what was seen
             now = state()
-            found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed.known)), None)
+            found = next(
+                filter(
+                    None, (walked_model.call(now, args, kwargs) for walked_model in self._walked_models.known)
+                ),
+                None,
+            )
         except NoPlan as error:
             why = error.with_traceback(None)  # the traceback holds the inputs
         else:
             if found is not None:
-                return self._of_plan(*found, args, kwargs)
-            return self._first(now, self._shelf, args, kwargs)
+                return self._call_plan(*found, args, kwargs)
+            return self._find_or_compile(now, self._plan_store, args, kwargs)
         # Outside the handler, so that an error of the model has no ``__context__``.
-        return self._without(why, self._shelf, args, kwargs)
+        return self._refuse_and_call(why, self._plan_store, args, kwargs)
 
-    def _of_plan(
+    def _call_plan(
         self, plan: Plan, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not plan.is_tuned:
@@ -273,55 +278,59 @@ class Compiled(Reported, Generic[M]):
             return plan(tensors, args, kwargs)
         except Exception as error:
             log.warning("a plan is not used any more: %s", error)
-            self._armed.known.clear()
+            self._walked_models.known.clear()
             if plan.changes:  # it may have mutated them already: do not repeat it, compile in the next call
-                if isinstance(self._shelf, Directory) and plan.file is not None:
+                if isinstance(self._plan_store, Directory) and plan.file is not None:
                     plan.file.unlink(missing_ok=True)
                 raise
-        return self._fully(args, kwargs)  # strikes the tuned choice if that is at fault
+        return self._call_by_dynamo(args, kwargs)  # strikes the tuned choice if that is at fault
 
-    def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _refuse_and_call(
+        self, error: NoPlan, store: PlanStore, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         self.why_no_plan = error.reason
         self.reasons_for_none[error.reason] = None
         if error.reason not in self._reasons:
-            shelf.refuse(error)
+            store.refuse(error)
             self._reasons.add(error.reason)
-        return self._fully(args, kwargs)
+        return self._call_by_dynamo(args, kwargs)
 
     def by_dynamo(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled model without looking for a plan."""
         return self._compiled(*args, **kwargs)
 
-    def _fully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_by_dynamo(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call that has no plan, by Dynamo. After many such calls, stop looking for plans."""
         self._calls_without += 1
-        if self._calls_without > _TRIES and not self.plan_files and not self._held:
-            self._shelf = None
+        if self._calls_without > _MAX_MISSES and not self.plan_files and not self._in_memory_plans:
+            self._plan_store = None
         with self.functions_between.run() if self.functions_between else contextlib.nullcontext():
             return self._compiled(*args, **kwargs)
 
-    def _first(self, now: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _find_or_compile(
+        self, now: Any, store: PlanStore, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Make a call with no plan at hand: look for one, or compile."""
         with self._lock:
             signature, content, failed = None, None, None
             try:
-                tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
+                tokens, _, objects = describe_arguments(args, kwargs, lambda tensor: None)
                 kind = now, without_numbers(tokens), *map(id, objects)
                 signature = kind, tokens
-                if len(self._known) > _MOST_KNOWN:
+                if len(self._known) > _MAX_KINDS:
                     self._known.clear()  # they will be looked for again
-                without = self._known.setdefault(kind, Without())
-                known = len(without.contents) >= _CONTENTS or without.calls >= _TRIES
+                misses = self._known.setdefault(kind, Misses())
+                known = len(misses.contents) >= _MAX_CONTENTS or misses.calls >= _MAX_MISSES
                 if not known:
-                    without.calls += 1
-                    armed = self._armed.of(objects, is_between=self._is_between)
-                    content = armed.digest, tokens
-                    known = content in without.contents
+                    misses.calls += 1
+                    walked_model = self._walked_models.of(objects, is_between=self._is_between)
+                    content = walked_model.digest, tokens
+                    known = content in misses.contents
                 if not known:
-                    tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
-                    abouts = self._abouts(armed.digest, now, tokens)
-                    held = (one.plan(abouts, armed) for one in self._held)
-                    plan = next(filter(None, held), None) or shelf.find(abouts, armed, tensors)
+                    tokens, tensors, _ = describe_arguments(args, kwargs, walked_model.place)
+                    abouts = self._abouts(walked_model.digest, now, tokens)
+                    in_memory = (one.plan(abouts, walked_model) for one in self._in_memory_plans)
+                    plan = next(filter(None, in_memory), None) or store.find(abouts, walked_model, tensors)
             except NoPlan as error:
                 failed = error.with_traceback(None)
             except FxPassesError:
@@ -331,31 +340,31 @@ class Compiled(Reported, Generic[M]):
                 failed = NoPlan(f"an error while looking for a plan: {type(error).__name__}")
             if failed is not None:
                 if signature is not None:
-                    without.contents.append(content)
+                    misses.contents.append(content)
                     self._compile_afresh(signature)
-                return self._without(failed, shelf, args, kwargs)
+                return self._refuse_and_call(failed, store, args, kwargs)
             if known:
-                return self._fully(args, kwargs)  # errors raised here are the model's
-            if plan is not None and plan.may_take(tensors):
-                without.calls = 0
-                armed.know(now, tokens, plan)
+                return self._call_by_dynamo(args, kwargs)  # errors raised here are the model's
+            if plan is not None and plan.can_run_on(tensors):
+                misses.calls = 0
+                walked_model.know(now, tokens, plan)
                 if plan.file is not None:
                     self.plan_files[plan.file] = None
                 self._has_graph = True
                 self._had_plans[signature] = plan.file
                 counters.count("plans_used")
-                return self._of_plan(plan, tensors, args, kwargs)
-            if _torch.compiles_nothing():
-                return self._without(NoPlan(_torch.A_STANCE), shelf, args, kwargs)
-            without.contents.append(content)
-            refused = _SHARED if plan is not None or shelf.target(abouts[0]) is None else ""
-            if refused or self._written[kind] >= _CONTENTS:
-                return self._without(NoPlan(refused or _TOO_MANY), shelf, args, kwargs)
-            self._armed.forget(armed)
-            changed = ChangedNumbers.since(self._had_plans.get(signature), abouts, self.model, objects)
+                return self._call_plan(plan, tensors, args, kwargs)
+            if _torch.stance_forbids_compiling():
+                return self._refuse_and_call(NoPlan(_torch.STANCE_REASON), store, args, kwargs)
+            misses.contents.append(content)
+            refused = _SHARED if plan is not None or store.target(abouts[0]) is None else ""
+            if refused or self._written[kind] >= _MAX_CONTENTS:
+                return self._refuse_and_call(NoPlan(refused or _TOO_MANY), store, args, kwargs)
+            self._walked_models.forget(walked_model)
+            changed = ChangedNumbers.find(self._had_plans.get(signature), abouts, self.model, objects)
             if changed is None:
                 self._compile_afresh(signature)
-            return self._record(signature, tensors, objects, shelf, abouts, args, kwargs, changed)
+            return self._record(signature, tensors, objects, store, abouts, args, kwargs, changed)
 
     def _compile_afresh(self, signature: Any) -> None:
         """Force a retrace of this call, whatever Dynamo has cached, if it had a plan.
@@ -364,27 +373,29 @@ class Compiled(Reported, Generic[M]):
         """
         if signature in self._had_plans:
             del self._had_plans[signature]
-            self._turn, self._by_torch = self._turn + 1, None
+            self._turn, self._from_torch = self._turn + 1, None
             vars(self).pop("_compiled", None)
             if not self._is_between:  # older cache entries would count against Dynamo's limit
                 forget_compiled(self.model)
 
-    def _planned(self, resumed: Callable[..., Any]) -> Compiled[Any]:
+    def _compile_function(self, resumed: Callable[..., Any]) -> Compiled[Any]:
         """Compile a function with which a frame of the model resumes."""
-        made = Compiled(resumed, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
+        made = Compiled(
+            resumed, self._options, self._plan_store, dynamic=self._dynamic, fullgraph=self._fullgraph
+        )
         made.plan_files, made._is_between = self.plan_files, True
-        made._armed.in_others = self._armed.in_others
+        made._walked_models.exchanged_entries = self._walked_models.exchanged_entries
         return made
 
     def _abouts(self, digest: list[Any], now: Any, tokens: Any) -> list[dict[str, Any]]:
         """All factors of the key, as JSON: for plans that fix sizes and numbers among the arguments, then for
         plans that leave them open."""
         about = {
-            "surroundings": surroundings(), "options": described_options(self._options), "dynamic": str(self._dynamic),
+            "surroundings": surroundings(), "options": describe_options(self._options), "dynamic": str(self._dynamic),
             "fullgraph": self._fullgraph, "model": digest[0], "objects": digest[1],
             "state": {name: str(value) for name, value in zip(STATE, now, strict=True)},
         }  # fmt: skip
-        common, *given = json.loads(json.dumps([about, *all_left_open(tokens)]))
+        common, *given = json.loads(json.dumps([about, *description_variants(tokens)]))
         return [{**common, "arguments": one} for one in given]
 
     def _record(
@@ -392,7 +403,7 @@ class Compiled(Reported, Generic[M]):
         signature: Any,
         tensors: list[torch.Tensor],
         objects: list[Any],
-        shelf: Shelf,
+        store: PlanStore,
         abouts: list[dict[str, Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -400,7 +411,7 @@ class Compiled(Reported, Generic[M]):
     ) -> Any:
         from fxpasses.plans.recording import Recording  # imports Dynamo and Inductor, needed only now
 
-        folder = cast("Callable[[dict[str, Any]], Path]", shelf.target)  # not None, as checked above
+        folder = cast("Callable[[dict[str, Any]], Path]", store.target)  # not None, as checked above
         known = weakref.ref(self)  # Dynamo's compiled code keeps the recording alive
 
         def done(path: Path | None, reason: str) -> None:
@@ -411,16 +422,24 @@ class Compiled(Reported, Generic[M]):
                 counters.count("plans_written")
                 log.info("wrote plan %s", path)
             if (owner := known()) is not None:
-                owner._done(path, reason, signature)
+                owner._note_outcome(path, reason, signature)
 
-        def hold(*held: Any) -> None:
+        def keep_in_memory(*held: Any) -> None:
             if (owner := known()) is not None:
-                owner._held = [Held(*held), *owner._held][:_HELD]
+                owner._in_memory_plans = [InMemoryPlan(*held), *owner._in_memory_plans][:_MAX_IN_MEMORY]
 
         recording = Recording(
-            self.model, tensors, objects, folder, abouts, (args, kwargs), done, hold, self.functions_between
+            self.model,
+            tensors,
+            objects,
+            folder,
+            abouts,
+            (args, kwargs),
+            done,
+            keep_in_memory,
+            self.functions_between,
         )
-        with recording.watching(), noted_runs() as runs:
+        with recording.watching(), collect_runs() as runs:
             result = self._compiled(*args, **kwargs)
         again = None if changed is None or recording.has_graph else changed.write(runs, folder)
         if again is not None:
@@ -431,7 +450,7 @@ class Compiled(Reported, Generic[M]):
         recording.finish(result)
         return result
 
-    def _done(self, path: Path | None, reason: str, signature: Any) -> None:
+    def _note_outcome(self, path: Path | None, reason: str, signature: Any) -> None:
         self.why_no_plan = reason
         if reason:
             self.reasons_for_none[reason] = None
@@ -465,7 +484,7 @@ class CompiledFunction(Compiled[M]):
         return self if instance is None else types.MethodType(self, instance)
 
 
-def _kind_for(model: Any) -> type[Compiled[Any]]:
+def _wrapper_class(model: Any) -> type[Compiled[Any]]:
     if isinstance(model, types.FunctionType):
         return CompiledFunction
     container = isinstance(model, torch.nn.Module) and hasattr(type(model), "__getitem__")
@@ -473,7 +492,7 @@ def _kind_for(model: Any) -> type[Compiled[Any]]:
 
 
 def _compiled_again(
-    model: M, options: Mapping[str, Any], shelf: Shelf | None, how: dict[str, Any]
+    model: M, options: Mapping[str, Any], store: PlanStore | None, how: dict[str, Any]
 ) -> Compiled[M]:
     """Compile anew for a copy or a pickle, which copies the model."""
-    return _kind_for(model)(model, options, shelf, **how)
+    return _wrapper_class(model)(model, options, store, **how)

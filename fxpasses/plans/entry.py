@@ -19,7 +19,7 @@ def before_tracing(backend: Callable[..., Any]) -> Patch:
     """The ledger entry that makes callables of ``torch.compile`` for ``backend`` those of
     :func:`fxpasses.compile`. Other backends are not affected."""
 
-    def planned(
+    def make_compiled(
         compiling: Any, keywords: Mapping[str, Any], *, model: Any, **how: Any
     ) -> Compiled[Any] | None:
         """Return the callable, or None to let Dynamo compile. Args: the backend, the keywords of
@@ -38,4 +38,4 @@ def before_tracing(backend: Callable[..., Any]) -> Patch:
             return None
         return Compiled(model, {**options, **given}, Directory(directory), **how)
 
-    return surround_callables(planned)
+    return surround_callables(make_compiled)

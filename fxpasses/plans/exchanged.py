@@ -11,7 +11,7 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.arguments import SameArguments
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.gradients import have_none
+from fxpasses.plans.gradients import have_no_gradients
 
 Entries = dict[Any, Any] | list[Any]
 
@@ -66,7 +66,7 @@ def key_of(place: Place) -> PlaceKey:
     return id(place.values), place.key
 
 
-def are_alone(numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> bool:
+def are_exchangeable(numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a plan could tell that other tensors differ from these only in their values.
 
     Each must have memory of its own, and no gradient.
@@ -76,7 +76,7 @@ def are_alone(numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> bool:
         tensors: those of a walk.
     """
     now = [tensors[number] for number in numbers]
-    return have_none(now) and SameArguments.can_compare(tuple(now), {}, now, ())
+    return have_no_gradients(now) and SameArguments.can_compare(tuple(now), {}, now, ())
 
 
 def numbers_of_exchanged(
@@ -100,16 +100,18 @@ def numbers_of_exchanged(
         NoPlan: one is also elsewhere, or a plan could not tell that its replacement differs only in its
             values.
     """
-    met, there = set(map(id, tensors)), dict[PlaceKey, tuple[Any, ...]]()
+    met, replaced_entries = set(map(id, tensors)), dict[PlaceKey, tuple[Any, ...]]()
     for values, key in exchanged:
         value = entry_of(values, key)
         held = value if type(value) is tuple else (value,)
         if not met.isdisjoint(map(id, held)):  # nothing reads the others
-            there[id(values), key] = held
-    put = {number for number, place in places.items() if key_of(place) in there}
+            replaced_entries[id(values), key] = held
+    replaced = {number for number, place in places.items() if key_of(place) in replaced_entries}
     # A tensor without memory is not exchanged: once it has memory, its content differs.
-    found = sorted(number for number in put | grow if tensors[number].numel())
-    if len(put) < sum(map(len, there.values())) or (found and not are_alone(found, tensors)):
+    found = sorted(number for number in replaced | grow if tensors[number].numel())
+    if len(replaced) < sum(map(len, replaced_entries.values())) or (
+        found and not are_exchangeable(found, tensors)
+    ):
         raise NoPlan(
             "a frame that changes an object", "where a tensor is that is elsewhere, too, or has no memory"
         )
@@ -129,7 +131,7 @@ class Exchanged:
         self, places: Mapping[int, Place], tensors: list[torch.Tensor], grow: Collection[int] = ()
     ) -> None:
         self._places, self._tensors = dict(places), tensors
-        now = self._now()
+        now = self._current()
         others = [tensor for i, tensor in enumerate(tensors) if i not in places]
         growing = [i for i, number in enumerate(self._places) if number in grow]
         self._same = SameArguments(tuple(now), {}, now, (), others, grow=growing)
@@ -139,24 +141,24 @@ class Exchanged:
 
     def hold(self) -> bool:
         """Whether they differ only in values, are distinct, are nowhere else, and have no gradient."""
-        now = self._now()
+        now = self._current()
         if (
             any(value is None for value in now)
             or self._same.tensors(tuple(now), {}) is None
-            or not have_none(now)
+            or not have_no_gradients(now)
         ):
             return False
         for number, value in zip(self._places, now, strict=True):
             self._tensors[number] = value
         return True
 
-    def memory(self) -> list[int]:
+    def storage_addresses(self) -> list[int]:
         """Their storage addresses."""
-        return list(map(_torch.storage_address, self._now()))
+        return list(map(_torch.storage_address, self._current()))
 
-    def are_none_of(self, arguments: Sequence[torch.Tensor]) -> bool:
+    def are_disjoint_from(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether none of them is among ``arguments``."""
-        return set(map(id, self._now())).isdisjoint(map(id, arguments))
+        return set(map(id, self._current())).isdisjoint(map(id, arguments))
 
-    def _now(self) -> list[Any]:
+    def _current(self) -> list[Any]:
         return [place.now() for place in self._places.values()]

@@ -18,15 +18,15 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans._torch_hooks import without_hooks
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.replaced import are_named_still
-from fxpasses.plans.results import builder, places_of_tensors, tensors_in
-from fxpasses.plans.runtime import Once, check_backward
+from fxpasses.plans.replaced import are_functions_unchanged
+from fxpasses.plans.results import places_of_tensors, result_builder, tensors_in
+from fxpasses.plans.reusable_walks import ReusableWalks
+from fxpasses.plans.runtime import NoDoubleBackward, check_backward
 from fxpasses.plans.surroundings import STATE, state
-from fxpasses.plans.walked_again import WalkedAgain
 
 if TYPE_CHECKING:
-    from fxpasses.plans.armed import Armed
     from fxpasses.plans.plan import Plan
+    from fxpasses.plans.walked_model import WalkedModel
 
 _THREADS = "number of threads"
 """The part of torch's state that matters only to compiled code. It may differ where a backward pass runs."""
@@ -34,30 +34,30 @@ FORWARD_ALONE = "forward alone"
 """The kind of such a plan."""
 
 
-class Waiting(Protocol):
+class DeferredWriter(Protocol):
     """Writes a plan once there is a backward pass."""
 
     def write_forward_alone(self) -> None:
         """Write a plan without a backward pass, for as long as there is none."""
 
 
-_waiting: collections.deque[Waiting] = collections.deque()
+_deferred: collections.deque[DeferredWriter] = collections.deque()
 """The waiting writers of this process. They are kept, since a function that returned has dropped its model
 and all that was compiled for it."""
-_MOST_WAITING = 64
+_MAX_DEFERRED = 64
 
 
-def wait(writer: Waiting) -> None:
+def defer_write(writer: DeferredWriter) -> None:
     """Write a plan at process exit if no backward pass comes. If many wait, write that of the oldest now."""
-    _waiting.append(writer)
-    while len(_waiting) > _MOST_WAITING:
-        _waiting.popleft().write_forward_alone()
+    _deferred.append(writer)
+    while len(_deferred) > _MAX_DEFERRED:
+        _deferred.popleft().write_forward_alone()
 
 
-def write_those_that_wait() -> None:
+def write_deferred_plans() -> None:
     """Write plans without a backward pass, since none has come so far. Also called at process exit."""
-    while _waiting:
-        _waiting.popleft().write_forward_alone()
+    while _deferred:
+        _deferred.popleft().write_forward_alone()
 
 
 class ForwardAlone:
@@ -67,7 +67,7 @@ class ForwardAlone:
         plan: the plan.
         content: the content of its file.
         forward: the compiled graph; takes a list, which it empties.
-        armed: the model.
+        walked_model: the model.
     """
 
     def __init__(
@@ -75,34 +75,36 @@ class ForwardAlone:
         plan: Plan,
         content: Mapping[str, Any],
         forward: Callable[[list[Any]], Sequence[Any]],
-        armed: Armed,
+        walked_model: WalkedModel,
     ) -> None:
-        self._plan, self._armed, self._content = weakref.ref(plan), weakref.ref(armed), content
+        self._plan, self._walked_model, self._content = weakref.ref(plan), weakref.ref(walked_model), content
         self._state = content["about"]["state"]
         self._places = list(places_of_tensors(content["layout"]))
-        self._given = builder(content["given"], ())
+        self._build_arguments = result_builder(content["given"], ())
         self._apply = _autograd_function(content["facts"], content["inputs"], forward).apply
 
     def __call__(self, inputs: list[Any], arguments: Sequence[torch.Tensor]) -> Any:
         """Run the graph on ``inputs``. ``arguments`` are the tensors among the arguments of the call."""
-        plan, armed = self._plan(), self._armed()
+        plan, walked_model = self._plan(), self._walked_model()
         assert plan is not None  # the plan makes this call
-        assert armed is not None
-        objects = armed.objects()
+        assert walked_model is not None
+        objects = walked_model.objects()
 
-        def again(arguments: Sequence[torch.Tensor], inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-            self._ask_for_changes(armed, objects, inputs)
+        def rerun(arguments: Sequence[torch.Tensor], inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+            self._check_unchanged(walked_model, objects, inputs)
             plan.strike()
-            return self._again(armed.model, [*arguments, *objects])
+            return self._rerun(walked_model.model, [*arguments, *objects])
 
         with torch.enable_grad():
-            return self._apply(again, arguments, *inputs)
+            return self._apply(rerun, arguments, *inputs)
 
-    def _ask_for_changes(self, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def _check_unchanged(
+        self, walked_model: WalkedModel, objects: Sequence[Any], inputs: Sequence[Any]
+    ) -> None:
         try:
             now = {name: str(value) for name, value in zip(STATE, state(), strict=True)}
             differs = [name for name, value in self._state.items() if now[name] != value and name != _THREADS]
-            if not differs and not self._is_as_it_was(armed, objects, inputs):
+            if not differs and not self._is_unchanged(walked_model, objects, inputs):
                 differs = ["the model or what its code reads"]
         except NoPlan as error:
             differs = [error.reason]
@@ -112,21 +114,27 @@ class ForwardAlone:
                 "compiled: it is computed by a second call of the model. Run the backward pass before the change, or compile with cache='off'"
             )
 
-    def _is_as_it_was(self, armed: Armed, objects: Sequence[Any], inputs: Sequence[Any]) -> bool:
-        content, again = self._content, WalkedAgain()  # the watched walk fails for a change that was reverted
-        walk, digest = again.over(armed.model, objects)
-        if digest != armed.digest or not are_named_still(content["functions"]):
+    def _is_unchanged(self, walked_model: WalkedModel, objects: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        content, again = (
+            self._content,
+            ReusableWalks(),
+        )  # the watched walk fails for a change that was reverted
+        walk, digest = again.walk_call(walked_model.model, objects)
+        if digest != walked_model.digest or not are_functions_unchanged(content["functions"]):
             return False
-        gone_on = again.read(None, content["reads"], content["read"], walk, digest)
+        continued = again.continue_over_reads(None, content["reads"], content["read"], walk, digest)
         places = enumerate(content["inputs"])
-        return gone_on is not None and all(
-            gone_on.tensors[source[1]] is inputs[i] for i, source in places if source[0] == "model"
+        return continued is not None and all(
+            continued.tensors[source[1]] is inputs[i] for i, source in places if source[0] == "model"
         )
 
-    def _again(self, model: Any, given: Sequence[Any]) -> dict[int, torch.Tensor]:
-        args, kwargs = self._given((), given)  # containers as they were in the call
-        with _torch.as_traced(), torch.random.fork_rng(devices=[]):  # for draws that nothing depends on
-            found = tensors_in(_torch.call_in_eager(model)(*args, **kwargs))
+    def _rerun(self, model: Any, given: Sequence[Any]) -> dict[int, torch.Tensor]:
+        args, kwargs = self._build_arguments((), given)  # containers as they were in the call
+        with (
+            _torch.compile_session_context(),
+            torch.random.fork_rng(devices=[]),
+        ):  # for draws that nothing depends on
+            found = tensors_in(_torch.eager_callable(model)(*args, **kwargs))
         if len(found) != len(self._places):
             raise RuntimeError(
                 "a second call of the model returned other things than the first: a forward pass whose backward pass was not "
@@ -151,10 +159,10 @@ def _autograd_function(
         """The forward graph of a plan."""
 
         @staticmethod
-        def forward(ctx: Any, again: Any, arguments: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        def forward(ctx: Any, rerun: Any, arguments: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
             """Run it. Args: a function that calls the model again, the tensors among the call's arguments,
             and the graph's inputs."""
-            ctx.again, ctx.arguments = again, len(arguments)
+            ctx.rerun, ctx.arguments = rerun, len(arguments)
             ctx.save_for_backward(*arguments, *(value for value in given if isinstance(value, torch.Tensor)))
             ctx.are_tensors = [isinstance(value, torch.Tensor) for value in given]
             returned = list(forward_(list(given))[:returns])
@@ -169,37 +177,39 @@ def _autograd_function(
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
             kept = ctx.saved_tensors  # raises if one was mutated
-            arguments, saved = list(map(_apart, kept[: ctx.arguments])), iter(kept[ctx.arguments :])
+            arguments, saved = list(map(_detach_non_leaf, kept[: ctx.arguments])), iter(kept[ctx.arguments :])
             inputs: list[Any] = [next(saved) if is_tensor else None for is_tensor in ctx.are_tensors]
             for i, place in places.items():
                 inputs[i] = arguments[place]
             needed = [i for i, needs in enumerate(ctx.needs_input_grad[2:]) if needs]
-            keeps = torch.is_grad_enabled()
+            create_graph = torch.is_grad_enabled()
             check_backward(None, donates=False)
             with torch.enable_grad(), torch.autocast("cpu", enabled=False):
-                outputs = ctx.again(arguments, inputs)
-            asked = [(outputs[i], g) for i, g in enumerate(gradients) if g is not None and i in outputs]
-            asked = [(output, gradient) for output, gradient in asked if output.requires_grad]
-            by = [inputs[i] for i in needed]
-            is_last = keeps and any(one is not other for one, other in zip(arguments, kept, strict=False))
-            with without_hooks(by):  # hooks see the gradient of the whole call
+                outputs = ctx.rerun(arguments, inputs)
+            pairs = [(outputs[i], g) for i, g in enumerate(gradients) if g is not None and i in outputs]
+            pairs = [(output, gradient) for output, gradient in pairs if output.requires_grad]
+            needed_inputs = [inputs[i] for i in needed]
+            is_last = create_graph and any(
+                one is not other for one, other in zip(arguments, kept, strict=False)
+            )
+            with without_hooks(needed_inputs):  # hooks see the gradient of the whole call
                 found = torch.autograd.grad(
-                    [output for output, _ in asked],
-                    by,
-                    [gradient for _, gradient in asked],
-                    create_graph=keeps and not is_last,
+                    [output for output, _ in pairs],
+                    needed_inputs,
+                    [gradient for _, gradient in pairs],
+                    create_graph=create_graph and not is_last,
                     allow_unused=True,
                 )
             result: list[Any] = [None] * (len(inputs) + 2)
             for i, gradient in zip(needed, found, strict=True):
                 result[i + 2] = gradient
             if is_last:
-                return Once.apply(lambda given: result, False, torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
+                return NoDoubleBackward.apply(lambda given: result, False, torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
             return tuple(result)
 
     return Forward
 
 
-def _apart(argument: torch.Tensor) -> torch.Tensor:
+def _detach_non_leaf(argument: torch.Tensor) -> torch.Tensor:
     """Detach an argument from its history. Its source may be an input too, and gets its gradient later."""
     return argument if argument.is_leaf else argument.detach().requires_grad_(argument.requires_grad)

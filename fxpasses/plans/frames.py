@@ -22,16 +22,16 @@ from typing import Any
 import torch
 
 from fake.seam.eval_frame import reset_code
-from fxpasses.plans._torch import call_in_eager
+from fxpasses.plans._torch import eager_callable
 from fxpasses.plans.between import Functions, Stub, without_hook
-from fxpasses.plans.code import named_by
+from fxpasses.plans.code import global_accesses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.resumed import PREFIX, Resumed
+from fxpasses.plans.resumed import RESUME_PREFIX, ResumeFunction
 
 Function = Callable[..., Any]
 PYTHON = "python"
 """The kind of a plan of a call without a graph of its own: only what it calls has graphs."""
-_GRAPH, _DYNAMO = "__compiled_fn", "torch._dynamo.utils"
+_GRAPH_PREFIX, _DYNAMO_UTILS = "__compiled_fn", "torch._dynamo.utils"
 
 
 def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
@@ -48,7 +48,7 @@ def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
     raise NoPlan("a graph break in what is neither a function nor a method")
 
 
-def traced_through(fn: Any) -> Any:
+def inline_wrapper(fn: Any) -> Any:
     """A function that calls ``fn``. Through it, Dynamo traces what it would otherwise skip, such as modules
     of torch. Its code needs a variable of that name."""
 
@@ -76,10 +76,10 @@ def forget_compiled(model: Any) -> None:
 
 def calls_graph(code: types.CodeType) -> bool:
     """Whether Dynamo's code for a frame calls a compiled graph."""
-    return any(name.startswith(_GRAPH) for _, name in named_by(code))
+    return any(name.startswith(_GRAPH_PREFIX) for _, name in global_accesses(code))
 
 
-def handed_on(code: types.CodeType) -> frozenset[str]:
+def nested_resume_names(code: types.CodeType) -> frozenset[str]:
     """The resume functions that a frame does not call itself, but passes to the one that it calls.
 
     With ``nested_graph_breaks``, the function in which the graph ended resumes first, and then its caller,
@@ -92,7 +92,7 @@ def handed_on(code: types.CodeType) -> frozenset[str]:
     # Since the last return: a frame ends by calling the resume function whose name it loads last.
     named: list[str] = []
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL" and str(instruction.argval).startswith(PREFIX):
+        if instruction.opname == "LOAD_GLOBAL" and str(instruction.argval).startswith(RESUME_PREFIX):
             named.append(instruction.argval)
         elif instruction.opname.startswith("RETURN_"):
             found += named[:-1]
@@ -100,10 +100,10 @@ def handed_on(code: types.CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
-def described_frame(
+def describe_frame(
     function: types.FunctionType,
     code: types.CodeType,
-    resumed: Mapping[str, Resumed],
+    resumed: Mapping[str, ResumeFunction],
     read: Set[str] = frozenset(),
 ) -> tuple[dict[str, list[str]], bytes]:
     """A frame as plain data.
@@ -114,20 +114,20 @@ def described_frame(
     Args:
         function: whose frame it is.
         code: what Dynamo wrote for it.
-        resumed: see :func:`~fxpasses.plans.resumed.resumed_by`.
+        resumed: see :func:`~fxpasses.plans.resumed.resume_functions`.
         read: globals of its module that the plan checks besides those that the function names.
 
     Raises:
         NoPlan: the code needs objects of this process.
     """
-    values, own = function.__globals__, {name for _, name in named_by(function.__code__)} | read
-    handed = handed_on(code)
+    values, own = function.__globals__, {name for _, name in global_accesses(function.__code__)} | read
+    handed = nested_resume_names(code)
     names: dict[str, list[str]] = {}
-    for how, name in named_by(code):
+    for how, name in global_accesses(code):
         value = values.get(name)
         if how != "LOAD_GLOBAL":
             raise NoPlan("a frame that sets globals", name)
-        if name.startswith(_GRAPH):
+        if name.startswith(_GRAPH_PREFIX):
             names[name] = ["graph"]
         elif name in resumed:
             names[name] = ["handed"] if name in handed else ["resume"]
@@ -144,20 +144,26 @@ def described_frame(
     if code.co_freevars != function.__code__.co_freevars:
         raise NoPlan("a frame with cells of its own")
     listed = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
-    kept = _kept_on_the_way(listed, names)
+    kept = _module_copies(listed, names)
     for place in sorted(kept, reverse=True):
         del listed[place : place + 2]
     pairs = list(itertools.pairwise(listed))
     # Locals that hold the module, from Dynamo of torch 2.15. Python 3.13 has opcodes for two locals.
-    held = set(kept.values()) | {
-        _locals(then)[0]
+    module_locals = set(kept.values()) | {
+        _local_names(then)[0]
         for loads, then in pairs
-        if _loads_dynamo(loads, names) and then.opname.startswith("STORE_FAST")
+        if _loads_dynamo_utils(loads, names) and then.opname.startswith("STORE_FAST")
     }
     for loads, then in pairs:
-        asks = _loads_dynamo(loads, names) or ("LOAD_FAST" in loads.opname and _locals(loads)[-1] in held)
-        known = then.opname.startswith("LOAD_") and hasattr(_STAND_IN, str(then.argval))
-        if asks and not known and not (then.opname.startswith("STORE_FAST") and _locals(then)[0] in held):
+        uses_utils = _loads_dynamo_utils(loads, names) or (
+            "LOAD_FAST" in loads.opname and _local_names(loads)[-1] in module_locals
+        )
+        known = then.opname.startswith("LOAD_") and hasattr(_UTILS_SUBSTITUTE, str(then.argval))
+        if (
+            uses_utils
+            and not known
+            and not (then.opname.startswith("STORE_FAST") and _local_names(then)[0] in module_locals)
+        ):
             raise NoPlan("the frame calls functions of Dynamo", str(then.argval))
     try:
         codes = {name: (one.code, one.filled) for name, one in resumed.items() if name in names}
@@ -190,11 +196,11 @@ def _is_builtin(kind: type) -> bool:
 def _with_objects(code: types.CodeType, objects: Mapping[int, tuple[str, Any]]) -> types.CodeType:
     constants = list(code.co_consts)
     for i, (kind, value) in objects.items():
-        constants[i] = _OBJECTS[kind](value)
+        constants[i] = _OBJECT_MAKERS[kind](value)
     return code.replace(co_consts=tuple(constants))
 
 
-_OBJECTS: dict[str, Callable[[Any], Any]] = {
+_OBJECT_MAKERS: dict[str, Callable[[Any], Any]] = {
     "size": torch.Size,
     "device": torch.device,
     "torch": functools.partial(getattr, torch),
@@ -202,35 +208,35 @@ _OBJECTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
+def _local_names(instruction: dis.Instruction) -> tuple[str, ...]:
     return instruction.argval if isinstance(instruction.argval, tuple) else (str(instruction.argval),)
 
 
-def _kept_on_the_way(listed: Sequence[dis.Instruction], names: Mapping[str, list[str]]) -> dict[int, str]:
+def _module_copies(listed: Sequence[dis.Instruction], names: Mapping[str, list[str]]) -> dict[int, str]:
     """Where the module is copied into a local between its load and its use, and into which local."""
     return {
-        i + 1: _locals(listed[i + 2])[0]
+        i + 1: _local_names(listed[i + 2])[0]
         for i in range(len(listed) - 2)
-        if _loads_dynamo(listed[i], names)
+        if _loads_dynamo_utils(listed[i], names)
         and (listed[i + 1].opname, listed[i + 1].arg) == ("COPY", 1)
         and listed[i + 2].opname == "STORE_FAST"
     }
 
 
-def _loads_dynamo(instruction: dis.Instruction, names: Mapping[str, list[str]]) -> bool:
-    return instruction.opname == "LOAD_GLOBAL" and names.get(instruction.argval) == ["module", _DYNAMO]
+def _loads_dynamo_utils(instruction: dis.Instruction, names: Mapping[str, list[str]]) -> bool:
+    return instruction.opname == "LOAD_GLOBAL" and names.get(instruction.argval) == ["module", _DYNAMO_UTILS]
 
 
 def _set_attribute(owner: Any, name: str, value: Any) -> None:
     object.__getattribute__(owner, "__dict__")[name] = value
 
 
-def _key_of(values: dict[Any, Any], place: int) -> Any:
+def _key_at(values: dict[Any, Any], place: int) -> Any:
     base = collections.OrderedDict if isinstance(values, collections.OrderedDict) else dict
     return next(itertools.islice(base.keys(values), place, None))
 
 
-_STAND_IN = types.SimpleNamespace(
+_UTILS_SUBSTITUTE = types.SimpleNamespace(
     record_pregraph_bytecode_enter=lambda: None,
     record_pregraph_bytecode_exit=lambda context: None,
     object_setattr_ignore_descriptor=_set_attribute,
@@ -238,12 +244,12 @@ _STAND_IN = types.SimpleNamespace(
     call_stride=torch.Tensor.stride,
     call_storage_offset=torch.Tensor.storage_offset,
     dict_getitem=dict.__getitem__,
-    dict_keys_getitem=_key_of,
+    dict_keys_getitem=_key_at,
 )
 """Replaces ``torch._dynamo.utils``, which a plan does not import: what frames call of it."""
 
 
-def in_python(model: Any, functions: Functions, stubs: Sequence[Stub]) -> Function:
+def python_frame(model: Any, functions: Functions, stubs: Sequence[Stub]) -> Function:
     """A function that calls the model in Python, with what it calls compiled.
 
     Args:
@@ -253,7 +259,7 @@ def in_python(model: Any, functions: Functions, stubs: Sequence[Stub]) -> Functi
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return functions.call(stubs, call_in_eager(model), args, kwargs)
+        return functions.call(stubs, eager_callable(model), args, kwargs)
 
     return run
 
@@ -278,7 +284,7 @@ class _Calls:
         return run
 
 
-def frame_of(
+def load_frame(
     names: Mapping[str, list[str]],
     data: bytes,
     model: Any,
@@ -290,16 +296,16 @@ def frame_of(
     """A function of the model's arguments that runs a frame.
 
     Args:
-        names: see :func:`described_frame`.
+        names: see :func:`describe_frame`.
         data: likewise; its hash has been checked.
         model: the model.
         graph: calls its graph.
         functions: those between the graphs of the model.
         stubs: of those that have graphs.
-        through: for a frame of :func:`traced_through`, what it calls, by its name in ``CALLED``.
+        through: for a frame of :func:`inline_wrapper`, what it calls, by its name in ``CALLED``.
     """
     code, objects, resumed = marshal.loads(data)
-    function, first = (traced_through(CALLED[through](model)), ()) if through else function_of(model)
+    function, bound_args = (inline_wrapper(CALLED[through](model)), ()) if through else function_of(model)
     values, stem = function.__globals__, f"__fxpasses_{hashlib.sha256(data).hexdigest()[:12]}_{id(graph)}"
     made: dict[str, Any] = {}
     calls = _Calls()
@@ -307,17 +313,17 @@ def frame_of(
         if kind == "graph":
             value: Any = calls.add(without_hook(graph) if stubs else graph)
         elif kind in ("resume", "handed"):
-            code_of_it, filled = resumed[name]
-            goes_on = Resumed(code_of_it, values, function.__code__.co_freevars, filled)
+            resume_code, filled = resumed[name]
+            resume_function = ResumeFunction(resume_code, values, function.__code__.co_freevars, filled)
             if kind == "handed":
-                value = goes_on.function()
+                value = resume_function.function()
             else:
-                known = functions.loaded(hashlib.sha256(data).hexdigest(), name, goes_on)
-                value = calls.add(without_hook(known) if stubs and not code_of_it.co_freevars else known)
+                known = functions.loaded(hashlib.sha256(data).hexdigest(), name, resume_function)
+                value = calls.add(without_hook(known) if stubs and not resume_code.co_freevars else known)
         elif kind == "builtins":
             value = vars(builtins)
         else:
-            value = _STAND_IN if rest == [_DYNAMO] else importlib.import_module(rest[0])
+            value = _UTILS_SUBSTITUTE if rest == [_DYNAMO_UTILS] else importlib.import_module(rest[0])
         values[f"{stem}_{number}"] = value
         made[name] = f"{stem}_{number}"
     code = _with_objects(code, objects)
@@ -328,9 +334,9 @@ def frame_of(
     for name in made.values():
         weakref.finalize(frame, values.pop, name, None)
     if not stubs:
-        return lambda *args, **kwargs: frame(*first, *args, **kwargs)
+        return lambda *args, **kwargs: frame(*bound_args, *args, **kwargs)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return functions.call(stubs, frame, (*first, *args), kwargs)
+        return functions.call(stubs, frame, (*bound_args, *args), kwargs)
 
     return run

@@ -20,15 +20,15 @@ from torch import fx
 from fake.seam.symbolic_shapes import text_of_size
 from fxpasses.compiling.saved_code import unwrap_unsaved
 from fxpasses.plans import _torch
-from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
-from fxpasses.plans.code import codes_inside, named_by
+from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, why_not_plain
+from fxpasses.plans.code import codes_inside, global_accesses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.held_views import hold_views
-from fxpasses.plans.temporaries import check_once, keep_temporaries
+from fxpasses.plans.held_views import cache_views
+from fxpasses.plans.temporaries import check_once, pool_temporaries
 from fxpasses.regional.compiled_region import CompiledRegion, table
 
 _DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
-_KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "_constants", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
+_RUNTIME_NAMES = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "_constants", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
                     "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math", "id", "held_views", "IndexError", "gated_graph", "SizesOfCalls"})  # fmt: skip
 _NAMESPACES = ("aten", "mkldnn", "mkl", "prims", "_c10d_functional")
 
@@ -40,8 +40,8 @@ class Module:
         """Args: whether it holds only for the compiled sizes, and operators outside torch that it may use."""
         self._fixed, self._conforming, self._operators = fixed, dict[str, str](), operators
         self._body: list[ast.stmt] = []
-        self._made: dict[int, str] = {}
-        self._kept: list[Any] = []
+        self._graph_names: dict[int, str] = {}
+        self._kept_alive: list[Any] = []
         self._externs: dict[str, str] = {}
         self._kernels: dict[str, Path] = {}
         self._constants: list[torch.Tensor] = []
@@ -98,8 +98,8 @@ class Module:
         return marshal.dumps(code), kernels, self._externs, constants
 
     def _graph(self, compiled: Any) -> str:
-        if id(compiled) not in self._made:
-            self._kept.append(compiled)
+        if id(compiled) not in self._graph_names:
+            self._kept_alive.append(compiled)
             code = unwrap_unsaved(compiled)
             if (sends := getattr(compiled, "sends", None)) is not None:
                 body = self._gated(sends, compiled.called[0])
@@ -110,13 +110,13 @@ class Module:
             ):
                 body = self._stitched(compiled.source, compiled.parts)
             else:
-                body = _handing_on(compiled)
-            name = f"graph_{len(self._made)}"
-            self._made[id(compiled)] = name
+                body = _passthrough(compiled)
+            name = f"graph_{len(self._graph_names)}"
+            self._graph_names[id(compiled)] = name
             function: Any = ast.parse(f"def make_{name}():\n    pass").body[0]
             function.body = body
             self._body += [function, *ast.parse(f"{name} = make_{name}()").body]
-        return self._made[id(compiled)]
+        return self._graph_names[id(compiled)]
 
     def _gated(self, sends: Any, compiled: Any) -> list[ast.stmt]:
         if sends.agreed:
@@ -149,11 +149,13 @@ class Module:
         if any(spec.device.type != "cpu" for spec in specs):
             raise NoPlan("a tensor that is not on the CPU")
         symbols = ", ".join(map(text_of_size, region.symbols))
-        text = ", ".join(f"({_text(spec.shape)}, {_text(spec.stride)}, {spec.dtype})" for spec in specs)
+        text = ", ".join(
+            f"({_tuple_code(spec.shape)}, {_tuple_code(spec.stride)}, {spec.dtype})" for spec in specs
+        )
         graph = self._graph(region.forward if forward else region.backward)
         made = f"Conforming({graph}, lambda {symbols}: [{text}]"
         if not forward and region.saved_sizes != region.symbols:
-            made += f", lambda {symbols}: {_text(region.saved_sizes)}"
+            made += f", lambda {symbols}: {_tuple_code(region.saved_sizes)}"
         made += ")"
         if made not in self._conforming:
             self._conforming[made] = name = f"conforming_{len(self._conforming)}"
@@ -161,7 +163,7 @@ class Module:
         return self._conforming[made]
 
     def _inductor(self, compiled: CompiledFxGraph) -> list[ast.stmt]:
-        problem = is_plain(compiled)
+        problem = why_not_plain(compiled)
         if problem:
             raise NoPlan(problem)
         call: Any = compiled.current_callable
@@ -174,13 +176,13 @@ class Module:
             kept = self._statement(statement, known, compiled.constants or {})
             if kept is not None:
                 body.append(kept)
-        called = _ByName(self)
+        called = _RegionCalls(self)
         body = [called.visit(statement) for statement in body]
         self._resolve_names(body)
-        operators = _Operators()
+        operators = _OperatorLookups()
         for statement in body:
             operators.visit(statement)
-        once = [*keep_temporaries(body), *check_once(body, fixed=self._fixed), *hold_views(body)]
+        once = [*pool_temporaries(body), *check_once(body, fixed=self._fixed), *cache_views(body)]
         body = [*called.regions, *operators.found(), *once, *body]
         return [*body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
@@ -242,7 +244,7 @@ class Module:
                 raise NoPlan("an operator that is not torch's own", ast.unparse(node))
 
 
-def _handing_on(compiled: Any) -> list[ast.stmt]:
+def _passthrough(compiled: Any) -> list[ast.stmt]:
     """Code for a graph without calls, for which Inductor generates none."""
     cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     graphs = [
@@ -273,7 +275,7 @@ def used_parameters(code: str) -> dict[str, int]:
     return {one.arg: i for i, one in enumerate(function.args.args) if one.arg in used}
 
 
-def _text(sizes: Iterable[Any]) -> str:
+def _tuple_code(sizes: Iterable[Any]) -> str:
     """Code for a tuple of sizes, which may be expressions of a region's symbols."""
     return f"({''.join(f'{text_of_size(size)}, ' for size in sizes)})"
 
@@ -282,7 +284,7 @@ def _names(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-class _ByName(ast.NodeTransformer):
+class _RegionCalls(ast.NodeTransformer):
     """Replaces calls of region operators by calls of functions of the plan.
 
     Attributes:
@@ -313,7 +315,7 @@ _REGIONS = {
 }
 
 
-class _Operators(ast.NodeTransformer):
+class _OperatorLookups(ast.NodeTransformer):
     """Hoists the lookup of operators out of each call."""
 
     def __init__(self) -> None:
@@ -340,8 +342,12 @@ def _path_in_torch(function: Any, name: str) -> str:
 
 def _check_names(code: types.CodeType) -> None:
     """Check that the code reads only names that it defines or the runtime knows."""
-    known = _KNOWN | {"getattr", "__name__"} | {name for how, name in named_by(code) if how == "STORE_NAME"}
+    known = (
+        _RUNTIME_NAMES
+        | {"getattr", "__name__"}
+        | {name for how, name in global_accesses(code) if how == "STORE_NAME"}
+    )
     for inner in codes_inside(code):
-        for how, name in named_by(inner):
+        for how, name in global_accesses(inner):
             if how in ("LOAD_GLOBAL", "LOAD_NAME") and name not in known:
                 raise NoPlan("generated code that needs Inductor to run", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,34 +11,40 @@ import torch
 
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.frames import function_of
-from fxpasses.plans.named_attributes import number_now
+from fxpasses.plans.named_attributes import current_integer
 
 
 class GivenNumbers(threading.local):
-    """The numbers of this thread's next call, as attributes named by position (as text) or keyword."""
+    """The numbers of this thread's next call.
 
-    def see(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    Attributes:
+        values: the numbers, as attributes named by position (as text) or keyword.
+    """
+
+    values = types.SimpleNamespace()
+
+    def update_from(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the numbers of a call."""
-        found = vars(self)
-        found.clear()
-        found.update(numbers_among(args, kwargs))
+        self.values = types.SimpleNamespace(**numbers_among(args, kwargs))
 
-    def may_be(self, kinds: Mapping[str, str]) -> bool:
+    def fit_kinds(self, kinds: Mapping[str, str]) -> bool:
         """Whether each number can be an input of its kind, ``"int"`` or ``"float"``."""
-        given = vars(self)
+        given = vars(self.values)
         return all(
-            number_now(self, place) is not None if kind == "int" else type(given.get(place)) is float
+            current_integer(self.values, place) is not None
+            if kind == "int"
+            else type(given.get(place)) is float
             for place, kind in kinds.items()
         )
 
-    def are(self, others: Mapping[str, str]) -> bool:
+    def have_values(self, others: Mapping[str, str]) -> bool:
         """Whether these numbers are unchanged. ``others`` maps each place to its value, as text."""
-        given = vars(self)
+        given = vars(self.values)
         return all(repr(given.get(place)) == was for place, was in others.items())
 
-    def input(self, place: str) -> int | torch.Tensor:
+    def as_input(self, place: str) -> int | torch.Tensor:
         """The number at ``place`` as a graph input. Dynamo passes a float as a tensor."""
-        value = vars(self)[place]
+        value = vars(self.values)[place]
         return torch.tensor(value, dtype=torch.float64) if type(value) is float else int(value)
 
 

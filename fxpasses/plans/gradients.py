@@ -13,7 +13,7 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.shards import distribution_of, is_sharded, parts_of, sharded_facts
 from fxpasses.plans.tensor_facts import is_leaf, tensor_facts
 
-_memory_of, _offset = _torch.storage_address, torch.Tensor.storage_offset
+_storage_address, _offset = _torch.storage_address, torch.Tensor.storage_offset
 
 Facts = list[list[Any]]
 """For each tensor that may have a gradient: its position, and the facts of the gradient or None."""
@@ -26,26 +26,26 @@ def facts_of_gradients(tensors: Sequence[torch.Tensor]) -> Facts:
         NoPlan: one is of a kind that plans do not support.
     """
     known, found = set(map(id, tensors)), Facts()
-    storages = {_memory_of(tensor): i for i, tensor in enumerate(tensors) if tensor.numel()}
+    storages = {_storage_address(tensor): i for i, tensor in enumerate(tensors) if tensor.numel()}
     for i, tensor in enumerate(tensors):
         if not is_leaf(tensor):
             continue
         if (gradient := tensor.grad) is None:
             found.append([i, None])
             continue
-        if id(gradient) in known or _torch_notes.marks_of(gradient) != ():
+        if id(gradient) in known or _torch_notes.dynamic_marks(gradient) != ():
             raise NoPlan("a gradient that is something else, too")
         known.add(id(gradient))
         own, facts = gradient, tuple[Any, ...]()
         if is_sharded(gradient):
             own, facts = parts_of(gradient)[0], (*sharded_facts(gradient), *distribution_of(gradient))
         facts += tensor_facts(own)
-        shared = storages.setdefault(_memory_of(own), len(tensors) + i) if own.numel() else -1
+        shared = storages.setdefault(_storage_address(own), len(tensors) + i) if own.numel() else -1
         found.append([i, [list(fact) if isinstance(fact, tuple) else fact for fact in (shared, *facts)]])
     return found
 
 
-def have_none(tensors: Sequence[torch.Tensor]) -> bool:
+def have_no_gradients(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether none of these tensors has a gradient."""
     return all(tensor.grad is None for tensor in tensors if is_leaf(tensor))
 
@@ -61,12 +61,12 @@ class Gradients:
     def __init__(self, tensors: Sequence[torch.Tensor], facts: Facts) -> None:
         self._owners = {i: tensors[i] for i, _ in facts}
         self._others = frozenset(map(id, tensors))
-        self._with = [tensors[i] for i, told in facts if told is not None]
-        self._without = [tensors[i] for i, told in facts if told is None]
-        self._distributed = [_distribution(owner.grad) for owner in self._with]
-        now = self._now()
+        self._with_gradient = [tensors[i] for i, known in facts if known is not None]
+        self._without_gradient = [tensors[i] for i, known in facts if known is None]
+        self._distributed = [_distribution(owner.grad) for owner in self._with_gradient]
+        now = self._current()
         self._offsets = list(map(_offset, now))
-        self._places_of_leaves = [(i, is_leaf(value)) for i, value in enumerate(now) if value.requires_grad]
+        self._leaf_flags = [(i, is_leaf(value)) for i, value in enumerate(now) if value.requires_grad]
         self._guards = _torch.tensor_guards(now) if now else None
         self._are_empty = any(not value.numel() for value in now)
         self._same: SameArguments | None = None
@@ -78,32 +78,32 @@ class Gradients:
 
     def hold(self) -> bool:
         """Whether the same tensors have gradients, and each gradient differs only in its values."""
-        if any(owner.grad is not None for owner in self._without):
+        if any(owner.grad is not None for owner in self._without_gradient):
             return False
         if self._guards is None:
             return True
-        now = self._now()
+        now = self._current()
         if self._same is not None:
             return self._same.tensors(tuple(now), {}) is not None
         if len(now) != len(self._offsets) or not self._guards.check(*now):
             return False  # one is gone, of another kind, or the same as another
-        if [_distribution(owner.grad) for owner in self._with] != self._distributed:
+        if [_distribution(owner.grad) for owner in self._with_gradient] != self._distributed:
             return False
         return (
             self._others.isdisjoint(map(id, now))
             and list(map(_offset, now)) == self._offsets
-            and all(is_leaf(now[i]) is leaf for i, leaf in self._places_of_leaves)
-            and all(_torch_notes.marks_of(value) == () for value in now if value.__dict__)
+            and all(is_leaf(now[i]) is leaf for i, leaf in self._leaf_flags)
+            and all(_torch_notes.dynamic_marks(value) == () for value in now if value.__dict__)
         )
 
-    def memory(self) -> list[int]:
+    def storage_addresses(self) -> list[int]:
         """Their storage addresses."""
-        now = [value for value in self._now() if not is_sharded(value)]
-        return list(map(_memory_of, filter(torch.Tensor.numel, now) if self._are_empty else now))
+        now = [value for value in self._current() if not is_sharded(value)]
+        return list(map(_storage_address, filter(torch.Tensor.numel, now) if self._are_empty else now))
 
-    def _now(self) -> list[Any]:
+    def _current(self) -> list[Any]:
         """The gradients. Each sharded one is followed by its shard."""
-        now = [owner.grad for owner in self._with]
+        now = [owner.grad for owner in self._with_gradient]
         if not any(self._distributed):
             return now
         return [

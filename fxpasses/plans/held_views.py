@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from fxpasses.plans import _torch
-from fxpasses.plans.temporaries import functions, read_by_kernel, replace_argument, viewed
+from fxpasses.plans.temporaries import functions, kernel_arguments, replace_argument, viewed_tensor
 
 _reinterpret: Callable[..., torch.Tensor] = _torch.prelude()["reinterpret_tensor"]
 
@@ -24,7 +24,7 @@ class HeldViews:
         self._weights: frozenset[int] = frozenset()
         self._places: list[dict[int, torch.Tensor]] = []
 
-    def hold_those_of(self, weights: Iterable[torch.Tensor]) -> None:
+    def add_weights(self, weights: Iterable[torch.Tensor]) -> None:
         """Also cache views of these tensors from now on."""
         self._weights |= frozenset(map(id, weights))
 
@@ -61,7 +61,7 @@ class HeldViews:
             place.clear()
 
 
-def hold_views(body: list[ast.stmt]) -> list[ast.stmt]:
+def cache_views(body: list[ast.stmt]) -> list[ast.stmt]:
     """Rewrite Inductor's code to cache views of its inputs; returns the statements that make the caches.
 
     Covers only views that a kernel of torch reads while it writes to ``out=``: nothing else ever sees them.
@@ -70,8 +70,8 @@ def hold_views(body: list[ast.stmt]) -> list[ast.stmt]:
     for function in functions(body):
         inputs = _inputs(function)
         for statement in function.body:
-            for argument in read_by_kernel(statement, ()):
-                of = viewed(argument)
+            for argument in kernel_arguments(statement, ()):
+                of = viewed_tensor(argument)
                 if of is argument or of is None or of.id not in inputs:
                     continue
                 name, view = f"views_{len(places)}", ast.unparse(argument).partition("(")[2]
@@ -88,8 +88,8 @@ def _inputs(function: ast.FunctionDef) -> set[str]:
     for statement in function.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "args":
             names = {node.id for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)}
-    return {name for name in names if stored.count(name) == 1 and name.startswith(_OF_WEIGHTS)}
+    return {name for name in names if stored.count(name) == 1 and name.startswith(_WEIGHT_PREFIXES)}
 
 
-_OF_WEIGHTS = ("primals", "arg", "input", "weight")
+_WEIGHT_PREFIXES = ("primals", "arg", "input", "weight")
 """Prefixes of inputs that may be weights. Gradients and values saved for the backward pass have others."""

@@ -11,7 +11,7 @@ _MANAGED_DICT = 1 << 4
 
 
 @functools.cache
-def hidden_state(kind: type, base: type) -> bool:
+def has_hidden_state(kind: type, base: type) -> bool:
     """Whether objects of a class have state outside their dictionary and slots, which only C code can see."""
     room = base.__basicsize__
     if kind.__dictoffset__ != base.__dictoffset__ and not kind.__flags__ & _MANAGED_DICT:

@@ -17,14 +17,14 @@ from typing import Any
 from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.origin import is_of_torch
+from fxpasses.plans.origin import is_covered_by_version
 from fxpasses.plans.watched_state import Watch
 
 UNKNOWN = "an operator of another library that cannot be seen into"
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _FUNCTIONS = (types.FunctionType, functools.partial)
-_FOLLOWED = (*_FUNCTIONS, *_CONTAINERS)
-_MODULES = 4
+_FOLLOWED_KINDS = (*_FUNCTIONS, *_CONTAINERS)
+_MAX_MODULE_DEPTH = 4
 """The most names from a module to an operator."""
 
 
@@ -39,21 +39,21 @@ def parts_of_operator(value: Any, watch: Watch) -> Iterator[tuple[str, Any]]:
         NoPlan: it cannot be inspected.
     """
     for operator in _torch.foreign_operators(value):
-        registered = _torch.registered(operator)
-        if registered is None:
+        registrations = _torch.operator_registrations(operator)
+        if registrations is None:
             raise NoPlan(UNKNOWN, str(operator))
-        for owner, names in registered.watched:
+        for owner, names in registrations.watched:
             watch.attributes(owner, names)
-        told = {
+        constants = {
             "schema": str(operator._schema),
             "tags": sorted(map(str, operator.tags)),
-            "autocast": registered.autocast,
+            "autocast": registrations.autocast,
         }
-        for name, part in (told | dict(registered.functions)).items():
+        for name, part in (constants | dict(registrations.functions)).items():
             yield f"{operator} {name}", part  # of each overload
 
 
-def called_by(operators: Iterable[Any]) -> tuple[list[types.CodeType], list[str]]:
+def operator_dependencies(operators: Iterable[Any]) -> tuple[list[types.CodeType], list[str]]:
     """The code that runs while calls of operators are traced, and the names of these operators and all that
     they call.
 
@@ -69,15 +69,15 @@ def called_by(operators: Iterable[Any]) -> tuple[list[types.CodeType], list[str]
             continue
         seen[id(value)] = value
         if isinstance(value, types.FunctionType):
-            if not is_of_torch(value.__code__):
+            if not is_covered_by_version(value.__code__):
                 codes[value.__code__] = None
-                left += _followed(_named_in(value), value.__code__.co_qualname)
-            left += [held for held in _closure(value) if isinstance(held, _FUNCTIONS)]  # what it wraps
+                left += _values_to_follow(_values_read(value), value.__code__.co_qualname)
+            left += [held for held in _closure_values(value) if isinstance(held, _FUNCTIONS)]  # what it wraps
         elif isinstance(value, functools.partial):
             held = [value.func, *value.args, *value.keywords.values()]
-            left += _followed(held, f"a partial of {value.func!r}")
+            left += _values_to_follow(held, f"a partial of {value.func!r}")
         elif isinstance(value, _CONTAINERS):
-            left += _followed(value.values() if isinstance(value, dict) else value, "a container")
+            left += _values_to_follow(value.values() if isinstance(value, dict) else value, "a container")
         elif hasattr(value, "__wrapped__"):
             left.append(value.__wrapped__)
         for operator in _torch.foreign_operators(value):
@@ -87,7 +87,7 @@ def called_by(operators: Iterable[Any]) -> tuple[list[types.CodeType], list[str]
     return list(codes), list(names)
 
 
-def _named_in(function: types.FunctionType) -> Iterator[Any]:
+def _values_read(function: types.FunctionType) -> Iterator[Any]:
     """The values of the names that a function's code reads, from globals and modules among them, its closure
     and its defaults.
 
@@ -99,9 +99,9 @@ def _named_in(function: types.FunctionType) -> Iterator[Any]:
         imported = (i.argval for i in dis.get_instructions(inner) if i.opname == "IMPORT_NAME")
         if any(name.partition(".")[0] not in _torch.TRUSTED_MODULES for name in imported):
             raise NoPlan(UNKNOWN, f"{code.co_qualname} imports")
-    held = [known[name] for name in global_names(code) if name in known] + _closure(function)
+    held = [known[name] for name in global_names(code) if name in known] + _closure_values(function)
     held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    for _ in range(_MODULES):
+    for _ in range(_MAX_MODULE_DEPTH):
         inside = [value for value in held if isinstance(value, types.ModuleType)]
         yield from (value for value in held if not isinstance(value, types.ModuleType))
         held = [
@@ -109,11 +109,11 @@ def _named_in(function: types.FunctionType) -> Iterator[Any]:
         ]
 
 
-def _closure(function: types.FunctionType) -> list[Any]:
+def _closure_values(function: types.FunctionType) -> list[Any]:
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
-def _followed(values: Iterable[Any], where: str) -> Iterator[Any]:
+def _values_to_follow(values: Iterable[Any], where: str) -> Iterator[Any]:
     """The values that may be, hold or call functions and operators outside torch.
 
     Raises:
@@ -121,7 +121,7 @@ def _followed(values: Iterable[Any], where: str) -> Iterator[Any]:
     """
     for value in values:
         kind = value if isinstance(value, type) else type(value)
-        if _torch.operator_name(value) or isinstance(value, _FOLLOWED) or hasattr(value, "__wrapped__"):
+        if _torch.operator_name(value) or isinstance(value, _FOLLOWED_KINDS) or hasattr(value, "__wrapped__"):
             yield value
         elif not _torch.is_trusted(kind):
             raise NoPlan(UNKNOWN, f"{where} reads an object of {kind.__module__}.{kind.__qualname__}")

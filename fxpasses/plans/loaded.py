@@ -14,31 +14,31 @@ import torch
 
 from fxpasses.counters import counters
 from fxpasses.plans import native
-from fxpasses.plans.armed import Armed
-from fxpasses.plans.between import stubs_named
+from fxpasses.plans.between import find_stubs
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.forward_alone import FORWARD_ALONE, ForwardAlone
-from fxpasses.plans.frames import PYTHON, frame_of, in_python
+from fxpasses.plans.frames import PYTHON, load_frame, python_frame
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import are_unchanged, candidates, read_sections
-from fxpasses.plans.replaced import are_named_still, watch_names
+from fxpasses.plans.replaced import are_functions_unchanged, watch_names
 from fxpasses.plans.runtime import load_code, load_library
 from fxpasses.plans.walk import Walk
+from fxpasses.plans.walked_model import WalkedModel
 
 log = logging.getLogger(__name__)
 
 
-class Shelf(Protocol):
+class PlanStore(Protocol):
     """A place that stores plans."""
 
     def find(
-        self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
+        self, abouts: Sequence[Mapping[str, Any]], walked_model: WalkedModel, tensors: Sequence[torch.Tensor]
     ) -> Plan | None:
         """Find a plan for the same factors whose checks hold.
 
         Args:
             abouts: the factors of a plan for these sizes, and of one for many.
-            armed: the model.
+            walked_model: the model.
             tensors: those among the arguments.
         """
 
@@ -65,17 +65,19 @@ class Directory:
         log.info("no plan: %s", error)
 
     def find(
-        self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
+        self, abouts: Sequence[Mapping[str, Any]], walked_model: WalkedModel, tensors: Sequence[torch.Tensor]
     ) -> Plan | None:
-        """Find a plan of an earlier process. Args: those of :meth:`Shelf.find`.
+        """Find a plan of an earlier process. Args: those of :meth:`PlanStore.find`.
 
         Raises:
             NoPlan: an earlier process found that there can be none.
         """
-        found = (self._find(about, armed, tensors) for about in abouts)
+        found = (self._find(about, walked_model, tensors) for about in abouts)
         return next((plan for plan in found if plan is not None), None)
 
-    def _find(self, about: Mapping[str, Any], armed: Armed, tensors: Sequence[torch.Tensor]) -> Plan | None:
+    def _find(
+        self, about: Mapping[str, Any], walked_model: WalkedModel, tensors: Sequence[torch.Tensor]
+    ) -> Plan | None:
         for path in candidates(self.target(about)):
             try:
                 sections = read_sections(path)
@@ -86,7 +88,7 @@ class Directory:
                 log.warning("a plan is left aside: %s", error)
                 counters.count_refused_plan("a damaged file")
                 continue
-            walk = _walked(content, armed, path)
+            walk = _continue_walk(content, walked_model, path)
             if walk is None:
                 continue
             if "refused" in content:
@@ -94,7 +96,7 @@ class Directory:
             try:
                 if not are_unchanged(content["files"]):
                     continue
-                plan = loaded(content, sections, self._path, walk, armed, path)
+                plan = load_plan(content, sections, self._path, walk, walked_model, path)
                 if plan.accepts(tensors):
                     return plan
             except (OSError, ImportError, PlanFileError) as error:
@@ -103,12 +105,12 @@ class Directory:
         return None
 
 
-def loaded(
+def load_plan(
     content: Mapping[str, Any],
     sections: Mapping[str, bytes],
     folder: Path | None,
     walk: Walk,
-    armed: Armed,
+    walked_model: WalkedModel,
     file: Path | None = None,
 ) -> Plan:
     """Load the code and kernels of a plan whose checks hold.
@@ -118,7 +120,7 @@ def loaded(
         sections: the sections of its file.
         folder: where kernels are put to be loaded, or None for a temporary directory.
         walk: over the model and what the plan reads.
-        armed: the model.
+        walked_model: the model.
         file: the file of the plan.
     """
     if content["kind"] == PYTHON:
@@ -126,49 +128,53 @@ def loaded(
         no_graph = {"run": lambda inputs: (), "accepts": lambda: True}
         if "code" in sections:  # guards on numbers
             no_graph |= {"accepts": load_code(sections["code"], {}, {}, [], folder)["accepts"]}
-        return _made(content, no_graph, walk, armed, sections.get("frame", b""), file)
+        return _bind_plan(content, no_graph, walk, walked_model, sections.get("frame", b""), file)
     prefix = "kernel "
     if "check" in sections:
-        native.use(lambda: load_library(native.ENTRY, sections["check"], folder))
+        native.use_library(lambda: load_library(native.ENTRY, sections["check"], folder))
     kernels = {n.removeprefix(prefix): data for n, data in sections.items() if n.startswith(prefix)}
     names = load_code(sections["code"], kernels, content["externs"], content["constants"], folder)
-    plan = _made(content, names, walk, armed, sections.get("frame", b""), file)
-    for checked in (armed, plan):
-        checked.let_hold(names["held_views"])
+    plan = _bind_plan(content, names, walk, walked_model, sections.get("frame", b""), file)
+    for checked in (walked_model, plan):
+        checked.allow_view_caching(names["held_views"])
     return plan
 
 
-def _walked(content: Mapping[str, Any], armed: Armed, plan: Hashable) -> Walk | None:
+def _continue_walk(content: Mapping[str, Any], walked_model: WalkedModel, plan: Hashable) -> Walk | None:
     """Continue the model's walk over what a plan reads. ``None`` if any of it has changed."""
-    walk = armed.walked_again.read(plan, content["reads"], content["read"], armed.walk, armed.digest)
-    is_same = are_named_still(content["functions"]) and stubs_named(content.get("between", ())) is not None
+    walk = walked_model.reusable_walks.continue_over_reads(
+        plan, content["reads"], content["read"], walked_model.walk, walked_model.digest
+    )
+    is_same = (
+        are_functions_unchanged(content["functions"]) and find_stubs(content.get("between", ())) is not None
+    )
     return walk if is_same else None
 
 
-def _made(
+def _bind_plan(
     content: Mapping[str, Any],
     names: Mapping[str, Any],
     walk: Walk,
-    armed: Armed,
+    walked_model: WalkedModel,
     frame: bytes,
     file: Path | None = None,
 ) -> Plan:
     watch_names(walk, content["functions"])
-    plan = Plan(content, names, walk, armed.given, armed.in_others, file)
+    plan = Plan(content, names, walk, walked_model.given, walked_model.exchanged_entries, file)
     if content.get("kind") == FORWARD_ALONE:  # one for this process alone has none
-        plan.alone = ForwardAlone(plan, content, names["forward"], armed)
+        plan.forward_alone = ForwardAlone(plan, content, names["forward"], walked_model)
     if "frame" in content:
-        stubs = stubs_named(content.get("between", ())) or []
+        stubs = find_stubs(content.get("between", ())) or []
         if content["frame"] is None:
-            plan.frame = in_python(armed.model, armed.functions, stubs)
+            plan.frame = python_frame(walked_model.model, walked_model.functions, stubs)
         else:
-            parts = armed.model, plan.graph, armed.functions, stubs, content.get("through", "")
-            plan.frame = frame_of(content["frame"], frame, *parts)
+            parts = walked_model.model, plan.graph, walked_model.functions, stubs, content.get("through", "")
+            plan.frame = load_frame(content["frame"], frame, *parts)
     return plan
 
 
 @dataclass
-class Without:
+class Misses:
     """Calls without a plan: for which contents of the model, and how many lookups since the last hit."""
 
     contents: list[Any] = field(default_factory=list)
@@ -176,7 +182,7 @@ class Without:
 
 
 @dataclass(frozen=True)
-class Held:
+class InMemoryPlan:
     """A plan for this process only, of a program that cannot be serialized.
 
     Attributes:
@@ -189,18 +195,20 @@ class Held:
     frame: bytes
     program: Callable[..., Any]
 
-    def plan(self, abouts: Sequence[Mapping[str, Any]], armed: Armed) -> Plan | None:
+    def plan(self, abouts: Sequence[Mapping[str, Any]], walked_model: WalkedModel) -> Plan | None:
         """The plan, if its checks hold.
 
         Args:
             abouts: the factors of a plan for the call.
-            armed: the model.
+            walked_model: the model.
         """
-        walk = _walked(self.content, armed, id(self)) if self.content["about"] in abouts else None
+        walk = (
+            _continue_walk(self.content, walked_model, id(self)) if self.content["about"] in abouts else None
+        )
         if walk is None or not are_unchanged(self.content["files"]):
             return None
 
         def run(inputs: Sequence[Any]) -> Any:
             return self.program(*inputs)
 
-        return _made(self.content, {"run": run}, walk, armed, self.frame)
+        return _bind_plan(self.content, {"run": run}, walk, walked_model, self.frame)

@@ -20,7 +20,7 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, codes_inside, global_names, strings_of
 from fxpasses.plans.kinds import HEAP_TYPE
-from fxpasses.plans.origin import is_of_python, is_of_torch
+from fxpasses.plans.origin import is_covered_by_version, is_stdlib_code
 
 _WITHOUT_ATTRIBUTES = ("abc", "typing", "typing_extensions")
 """Modules whose classes set no instance attributes except ``__orig_class__``, which code reads by name."""
@@ -30,16 +30,16 @@ _BY_ANY_NAME = frozenset({
     "attrgetter", "getattr_static", "getmembers", "deepcopy",
 })  # fmt: skip
 _BY_ANY_NAME_IF_GLOBAL = frozenset({"vars", "dir", "copy"})
-_NO_CONTENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP")
-_BITS = 62
+_IGNORED_OPCODES = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP")
+_MAX_BITS = 62
 """Bits of the integers that torch computes with, leaving room for a sum."""
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
-def number_now(owner: Any, name: str) -> int | None:
+def current_integer(owner: Any, name: str) -> int | None:
     """The value of attribute ``name`` of ``owner``, if a graph may take it as an input."""
     value = vars(owner).get(name)
-    return value if type(value) is int and value.bit_length() < _BITS else None
+    return value if type(value) is int and value.bit_length() < _MAX_BITS else None
 
 
 @functools.cache
@@ -67,7 +67,7 @@ class Names:
     """Names of attributes.
 
     Attributes:
-        asked: those that traced code may read. Whether each exists matters.
+        named: those that traced code may read. Whether each exists matters.
         relied_on: those whose values Dynamo relies on and checks before each call.
         numbers: the integers that are graph inputs: the number of the object in the order of a walk, and the
             name.
@@ -75,13 +75,13 @@ class Names:
         everything: whether all attributes count.
     """
 
-    asked: frozenset[str]
+    named: frozenset[str]
     relied_on: frozenset[str]
     numbers: frozenset[tuple[int, str]] = frozenset()
     grow: frozenset[int] = frozenset()
     everything: bool = False
 
-    def are_read(self, name: str, value: object) -> bool:
+    def is_read(self, name: str, value: object) -> bool:
         """Whether an attribute's value counts.
 
         If traced code names it but Dynamo does not guard on it, data does not count, since the code behind a
@@ -94,12 +94,12 @@ class Names:
         return (
             self.everything
             or name in self.relied_on
-            or (name in self.asked and (isinstance(value, _LASTING) or callable(value)))
+            or (name in self.named and (isinstance(value, _LASTING) or callable(value)))
         )
 
     def as_data(self) -> list[Any]:
         """The names as JSON."""
-        parts: tuple[frozenset[Any], ...] = self.asked, self.relied_on, self.numbers, self.grow
+        parts: tuple[frozenset[Any], ...] = self.named, self.relied_on, self.numbers, self.grow
         return [*map(sorted, parts), self.everything]
 
 
@@ -110,46 +110,46 @@ _LASTING = (torch.nn.Module, type)
 
 def names_from(data: list[Any]) -> Names:
     """The inverse of :meth:`Names.as_data`."""
-    asked, relied_on, numbers, grow, everything = data
+    named, relied_on, numbers, grow, everything = data
     numbers = frozenset((owner, name) for owner, name in numbers)
-    return Names(frozenset(asked), frozenset(relied_on), numbers, frozenset(grow), everything)
+    return Names(frozenset(named), frozenset(relied_on), numbers, frozenset(grow), everything)
 
 
 def names_read(
     codes: Iterable[types.CodeType],
     guarded: Iterable[str],
-    beside: Iterable[types.CodeType] = (),
-    asked: Iterable[str] = (),
+    untraced: Iterable[types.CodeType] = (),
+    extra: Iterable[str] = (),
 ) -> Names:
     """The names of attributes that code reads. Any name, if it computes one.
 
     Args:
         codes: what was traced, in part or whole. Torch's code knows nothing of the user's classes.
         guarded: the places that Dynamo relies on, as it writes them.
-        beside: those of the codes that ran during the trace, on which Dynamo does not guard.
-        asked: names that something else reads.
+        untraced: those of the codes that ran during the trace, on which Dynamo does not guard.
+        extra: names that something else reads.
     """
     relied_on = {name for place in guarded for name in _IDENTIFIER.findall(place)}
     if any(place.endswith(".__dict__") for place in guarded):
         return EVERYTHING
-    found = {*asked}
+    found = {*extra}
     for code in codes:
-        if is_of_torch(code) and not is_of_python(code):
+        if is_covered_by_version(code) and not is_stdlib_code(code):
             continue
-        if _may_read_any(code):
+        if _may_read_any_attribute(code):
             return EVERYTHING
-        found.update(_named_in(code))
-    relied_on.update(name for code in beside for name in _named_in(code))
+        found.update(_attribute_names_in(code))
+    relied_on.update(name for code in untraced for name in _attribute_names_in(code))
     return Names(frozenset(found | relied_on), frozenset(relied_on))
 
 
-def _named_in(code: types.CodeType) -> Iterator[str]:
+def _attribute_names_in(code: types.CodeType) -> Iterator[str]:
     yield from attribute_names(code)
     yield from (name for text in strings_of(code) for name in _IDENTIFIER.findall(text))
 
 
 @functools.cache
-def _may_read_any(code: types.CodeType) -> bool:
+def _may_read_any_attribute(code: types.CodeType) -> bool:
     named = set(attribute_names(code))
     if (
         named & _BY_ANY_NAME
@@ -157,12 +157,12 @@ def _may_read_any(code: types.CodeType) -> bool:
         or strings_of(code) & _BY_ANY_NAME
     ):
         return True
-    return any(_names_by_value(inner) for inner in codes_inside(code))
+    return any(_computes_attribute_name(inner) for inner in codes_inside(code))
 
 
-def _names_by_value(code: types.CodeType) -> bool:
+def _computes_attribute_name(code: types.CodeType) -> bool:
     """Whether code reads attributes by a computed name, or destructures objects with a class pattern."""
-    listed = [i for i in dis.get_instructions(code) if i.opname not in _NO_CONTENT]
+    listed = [i for i in dis.get_instructions(code) if i.opname not in _IGNORED_OPCODES]
     for place, instruction in enumerate(listed):
         if instruction.opname == "MATCH_CLASS":
             return True

@@ -43,19 +43,19 @@ def build(compiler: str, directory: Path) -> bytes | None:
     Raises:
         OSError: the library cannot be written.
     """
-    made_of = repr((sys.version, platform.platform(), compiler)).encode()
-    made_of += b"".join(source.read_bytes() for source in _SOURCES)
-    kept = directory / "sources" / f"{hashlib.sha256(made_of).hexdigest()}.check"
+    key = repr((sys.version, platform.platform(), compiler)).encode()
+    key += b"".join(source.read_bytes() for source in _SOURCES)
+    kept = directory / "sources" / f"{hashlib.sha256(key).hexdigest()}.check"
     with contextlib.suppress(OSError, PlanFileError):
         return read_sections(kept)["check"]
-    made = _built(compiler)
+    made = _compile_library(compiler)
     if made is not None:
         write_sections(kept, {"check": made})
     return made
 
 
 @functools.cache
-def _built(compiler: str) -> bytes | None:
+def _compile_library(compiler: str) -> bytes | None:
     with tempfile.TemporaryDirectory(prefix="fxpasses-") as folder:
         made = Path(folder) / "watch.so"
         command = [
@@ -79,7 +79,7 @@ def _built(compiler: str) -> bytes | None:
         return made.read_bytes()
 
 
-def use(load: Callable[[], types.ModuleType]) -> None:
+def use_library(load: Callable[[], types.ModuleType]) -> None:
     """Check in C from now on. The process's first library serves all plans: each would take one of Python's
     few dictionary watchers."""
     global _module

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.named_attributes import EVERYTHING, Names, number_now
+from fxpasses.plans.named_attributes import EVERYTHING, Names, current_integer
 from fxpasses.plans.references import reference_to
 from fxpasses.plans.said_facts import Facts, WeakReference
 from fxpasses.plans.watched_state import Watch
@@ -19,20 +19,20 @@ class OpenObjects(Facts):
     Attributes:
         left_open: those not walked yet: where each was met, and the methods that hold it.
         owners: those whose attributes were walked, in order.
-        unseen_codes: digests of the code of methods that hold what cannot be walked.
+        unwalkable_codes: digests of the code of methods that hold what cannot be walked.
         watch: what has to stay unchanged for the digest to hold.
 
     Args:
-        told: whether the facts are kept.
+        keep_facts: whether the facts are kept.
         leaves_open: whether objects are left open until :meth:`close`, or walked when met, with all
             attributes.
     """
 
-    def __init__(self, *, told: bool, leaves_open: bool) -> None:
-        super().__init__(told=told)
+    def __init__(self, *, keep_facts: bool, leaves_open: bool) -> None:
+        super().__init__(keep_facts=keep_facts)
         self.left_open: list[tuple[str, Callable[[], Any], Sequence[str]]] = []
         self.owners: list[Callable[[], Any]] = []
-        self.unseen_codes = set[str]()
+        self.unwalkable_codes = set[str]()
         self.watch = Watch()
         self._leaves_open, self._names = leaves_open, EVERYTHING
         self._in_methods = list[str]()
@@ -58,27 +58,27 @@ class OpenObjects(Facts):
         for path, reference, methods in self.left_open:
             self._path = [path]
             try:
-                self._attributes(reference)
+                self._walk_attributes(reference)
             except NoPlan as error:
                 if not methods:
                     raise
-                self.unseen_codes.update(methods)
-                self._say("unseen", error.reason)
+                self.unwalkable_codes.update(methods)
+                self._emit("unseen", error.reason)
         self.left_open.clear()
-        self._weak = self._say_numbers(self._weak, self._numbers)
+        self._weak = self._emit_weak_references(self._weak, self._numbers)
         return self._digest_since(start)
 
-    def _open(self, value: Any) -> None:
-        known = reference_to(value) if id(value) in self.watch.not_kept else lambda: value
+    def _defer_or_walk(self, value: Any) -> None:
+        get_owner = reference_to(value) if id(value) in self.watch.not_kept else lambda: value
         if self._leaves_open:
-            self.left_open.append(("".join(self._path), known, tuple(self._in_methods)))
+            self.left_open.append(("".join(self._path), get_owner, tuple(self._in_methods)))
         else:
-            self._attributes(known)
+            self._walk_attributes(get_owner)
 
-    def _attributes(self, known: Callable[[], Any]) -> None:
+    def _walk_attributes(self, get_owner: Callable[[], Any]) -> None:
         """Walk the attributes of an object that traced code may read."""
-        owner, names, number = known(), self._names, len(self.owners)
-        self.owners.append(known)
+        owner, names, number = get_owner(), self._names, len(self.owners)
+        self.owners.append(get_owner)
         state = vars(owner)
         numbers = [name for name in state if (number, name) in names.numbers]
         if names.everything and not numbers:
@@ -86,10 +86,10 @@ class OpenObjects(Facts):
             self._items(state, owner)
             return
         self.watch.keys(state)
-        self._say("named", [name for name in state if names.everything or name in names.asked])
-        read = {name: item for name, item in state.items() if names.are_read(name, item)}
+        self._emit("named", [name for name in state if names.everything or name in names.named])
+        read = {name: item for name, item in state.items() if names.is_read(name, item)}
         for name in numbers:
-            self._say("number", name, number_now(owner, name) is not None)
+            self._emit("number", name, current_integer(owner, name) is not None)
             read.pop(name, None)
         for name in read:
             self.watch.entry(state, name)

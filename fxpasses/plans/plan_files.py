@@ -21,9 +21,9 @@ from fxpasses.plans.errors import PlanFileError
 
 _FORMAT = b"fxpasses plan 1\n"
 SUFFIX = ".plan"
-_LAST = "without-backward-"
+_LAST_PREFIX = "without-backward-"
 """Prefix of plans that are tried after all others. It sorts behind the hex digits of hashes."""
-_MOST = 8
+_MAX_CANDIDATES = 8
 """The most plans that are tried for one key."""
 
 
@@ -97,17 +97,17 @@ def write_plan(
     Raises:
         OSError: it cannot be written.
     """
-    told = json.dumps(plan).encode(), zlib.compress(json.dumps(story).encode(), 1)
-    every = {"plan": told[0], "story": told[1], **sections}
+    encoded = json.dumps(plan).encode(), zlib.compress(json.dumps(story).encode(), 1)
+    every = {"plan": encoded[0], "story": encoded[1], **sections}
     digest = hashlib.sha256("".join(map(hash_of, every.values())).encode()).hexdigest()[:32]
-    path = folder / f"{_LAST * last}{digest}{SUFFIX}"
+    path = folder / f"{_LAST_PREFIX * last}{digest}{SUFFIX}"
     write_sections(path, every)
     return path
 
 
 def comes_last(path: Path) -> bool:
     """Whether a plan is tried after all others of its key, because it has no backward pass."""
-    return path.name.startswith(_LAST)
+    return path.name.startswith(_LAST_PREFIX)
 
 
 def write_refusal(folder: Path, reason: str, about: Mapping[str, Any]) -> None:
@@ -187,4 +187,6 @@ def write_kernel(directory: Path, data: bytes) -> Path:
 
 def candidates(folder: Path) -> list[Path]:
     """The plans of a key, which differ in what is read besides the model, or else why there are none."""
-    return sorted(folder.glob(f"*{SUFFIX}"))[:_MOST] or sorted(folder.glob("*.none"))[:_MOST]
+    return (
+        sorted(folder.glob(f"*{SUFFIX}"))[:_MAX_CANDIDATES] or sorted(folder.glob("*.none"))[:_MAX_CANDIDATES]
+    )

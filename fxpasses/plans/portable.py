@@ -21,19 +21,19 @@ from fxpasses.errors import OptionsError
 from fxpasses.plans._torch import planned_call
 from fxpasses.plans.archive import Archive, read_archive, write_archive
 from fxpasses.plans.arguments import ARGUMENT_FACTS, argument_difference
-from fxpasses.plans.armed import Armed
-from fxpasses.plans.between import stubs_named
+from fxpasses.plans.between import find_stubs
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
-from fxpasses.plans.forward_alone import write_those_that_wait
-from fxpasses.plans.loaded import loaded
+from fxpasses.plans.forward_alone import write_deferred_plans
+from fxpasses.plans.loaded import load_plan
 from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import comes_last, read_sections
 from fxpasses.plans.reads import walk_reads
-from fxpasses.plans.replaced import are_named_still
+from fxpasses.plans.replaced import are_functions_unchanged
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.tensor_facts import TENSOR_FACTS
 from fxpasses.plans.walk import Walk
+from fxpasses.plans.walked_model import WalkedModel
 
 M = TypeVar("M")
 Story = list[list[Any]]
@@ -68,12 +68,12 @@ def save(
             "compiled", compiled, 'what fxpasses.compile, or torch.compile(backend="fxpasses"), returned'
         )
     target = _path("path", path)
-    if isinstance(compiled._shelf, _Saved):
-        loaded_from = str(compiled._shelf.path)
+    if isinstance(compiled._plan_store, _ArchivedPlans):
+        loaded_from = str(compiled._plan_store.path)
         raise OptionsError(
             "compiled", compiled, problem=f"it was loaded from {loaded_from!r}: copy that file"
         )
-    write_those_that_wait()
+    write_deferred_plans()
     files = [file for file in compiled.plan_files if file.exists() or not comes_last(file)]
     if not files:
         why = compiled.why_no_plan or "it was not called yet (for training, backward pass included)"
@@ -87,7 +87,7 @@ def save(
             compiled,
             problem=f"changed between its plans: {', '.join(sorted(changed))}; save it in between",
         )
-    entries = [_entry(content) for content in contents]
+    entries = [_manifest_entry(content) for content in contents]
     kind = type(compiled.model) if not hasattr(compiled.model, "__qualname__") else compiled.model
     manifest = {"model": f"{kind.__module__}.{kind.__qualname__}", "made by": made_by, "plans": entries}
     write_archive(target, manifest, plans, private_key)
@@ -140,7 +140,7 @@ def load(
             file,
             "it has code that would run here: load it with trust=True if you know who made it, or with the public_key of who signed it",
         )
-    saved = _Saved(read_archive(file, public_key))
+    saved = _ArchivedPlans(read_archive(file, public_key))
     compiled = Compiled(model, {}, saved, dynamic=None, fullgraph=False)
     try:
         walk = Walk(leaves_open=True)
@@ -156,7 +156,7 @@ def _path(name: str, given: Any) -> Path:
     return Path(given)
 
 
-def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
+def _manifest_entry(content: Mapping[str, Any]) -> dict[str, Any]:
     about = content["about"]
     args, kwargs = about["arguments"]
     described = {f"argument {i}": value for i, value in enumerate(args)} | {
@@ -178,7 +178,7 @@ def _readable(value: Any) -> Any:
     return [value[0], *value[1:]]
 
 
-class _Saved:
+class _ArchivedPlans:
     """The plans of one file."""
 
     def __init__(self, archive: Archive) -> None:
@@ -203,86 +203,92 @@ class _Saved:
             PlanMismatchError: they do not.
         """
         contents = [content for content, _ in self._plans]
-        self._same(contents[0]["about"]["surroundings"], surroundings())
+        self._check_same(contents[0]["about"]["surroundings"], surroundings())
         if all(content["about"]["model"] != digest for content in contents):
-            walk = Walk(told=True, leaves_open=True)
+            walk = Walk(keep_facts=True, leaves_open=True)
             walk.add("model", model)
-            story = _part(walk, "model")
-            known = [_saved_part(sections, "model") for _, sections in self._plans]
+            story = _facts_below(walk, "model")
+            known = [_saved_facts_below(sections, "model") for _, sections in self._plans]
             nearest = min(known, key=lambda saved: len({*map(repr, saved)} ^ {*map(repr, story)}))
             raise PlanMismatchError(self.path, *_first_difference(nearest, story))
 
     def find(
-        self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
+        self, abouts: Sequence[Mapping[str, Any]], walked_model: WalkedModel, tensors: Sequence[torch.Tensor]
     ) -> Plan:
         """Find a plan for the same factors whose checks hold.
 
         Args:
             abouts: the factors of a plan for these sizes, and of one for many.
-            armed: the model.
+            walked_model: the model.
             tensors: those among the arguments.
 
         Raises:
             PlanMismatchError: there is none; it names the difference.
         """
         about = abouts[0]
-        self.check(about["model"], armed.model)
+        self.check(about["model"], walked_model.model)
         refused, other = False, None
         for content, sections in self._plans:
             if not all(_distance(content["about"], wanted) for wanted in abouts):
-                walk = armed.walk.fork()
+                walk = walked_model.walk.fork()
                 if walk_reads(walk, content["reads"], content["read"]) != content["read"]:
                     other = other or (content, sections)
                     continue
-                if not are_named_still(content["functions"]):
+                if not are_functions_unchanged(content["functions"]):
                     raise PlanMismatchError(self.path, "functions of torch", "torch's own", "others")
-                if stubs_named(content.get("between", ())) is None:
+                if find_stubs(content.get("between", ())) is None:
                     raise PlanMismatchError(self.path, "functions between its graphs", "there", "absent")
-                plan = loaded(content, sections, None, walk, armed, self.path)
+                plan = load_plan(content, sections, None, walk, walked_model, self.path)
                 if plan.accepts(tensors):
                     return plan
                 refused = True
         if other is not None:
-            self._other_reads(*other, armed)
+            self._raise_read_difference(*other, walked_model)
         if refused:
             sizes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise PlanMismatchError(self.path, "sizes of arguments", "others", sizes)
         was = min((content["about"] for content, _ in self._plans), key=lambda saved: _distance(saved, about))
-        self._same(was["state"], about["state"])
+        self._check_same(was["state"], about["state"])
         if was["arguments"] != about["arguments"]:
             raise PlanMismatchError(self.path, *argument_difference(was["arguments"], about["arguments"]))
         raise PlanMismatchError(self.path, "the content of the model", was["model"], about["model"])
 
-    def _same(self, saved: Mapping[str, str], found: Mapping[str, str]) -> None:
+    def _check_same(self, saved: Mapping[str, str], found: Mapping[str, str]) -> None:
         for name in sorted({*saved, *found}, key=lambda name: name == "processor"):
             if saved.get(name) != found.get(name):
                 raise PlanMismatchError(
-                    self.path, name, *(_shown(facts.get(name)) for facts in (saved, found))
+                    self.path, name, *(_setting_text(facts.get(name)) for facts in (saved, found))
                 )
 
-    def _other_reads(self, content: Mapping[str, Any], sections: Mapping[str, bytes], armed: Armed) -> None:
-        walk = Walk(told=True, leaves_open=True)
-        walk.add("model", armed.model)
+    def _raise_read_difference(
+        self, content: Mapping[str, Any], sections: Mapping[str, bytes], walked_model: WalkedModel
+    ) -> None:
+        walk = Walk(keep_facts=True, leaves_open=True)
+        walk.add("model", walked_model.model)
         walk_reads(walk, content["reads"])
         for name in ("model", *map(".".join, content["reads"])):
-            was, now = _saved_part(sections, name), _part(walk, name)
+            was, now = _saved_facts_below(sections, name), _facts_below(walk, name)
             if was != now:
                 raise PlanMismatchError(self.path, *_first_difference(was, now))
         raise PlanMismatchError(self.path, "what its code reads", "something else", "this")
 
 
-def _part(walk: Walk, name: str) -> Story:
+def _facts_below(walk: Walk, name: str) -> Story:
     """The facts of a walk below one name, as JSON."""
-    return json.loads(json.dumps([[path, facts] for path, facts in walk.story or () if _below(path, name)]))  # type: ignore[no-any-return]
+    return json.loads(
+        json.dumps([[path, facts] for path, facts in walk.story or () if _is_below(path, name)])
+    )  # type: ignore[no-any-return]
 
 
-def _saved_part(sections: Mapping[str, bytes], name: str) -> Story:
+def _saved_facts_below(sections: Mapping[str, bytes], name: str) -> Story:
     return [
-        [path, facts] for path, facts in json.loads(zlib.decompress(sections["story"])) if _below(path, name)
+        [path, facts]
+        for path, facts in json.loads(zlib.decompress(sections["story"]))
+        if _is_below(path, name)
     ]
 
 
-def _below(path: str, name: str) -> bool:
+def _is_below(path: str, name: str) -> bool:
     return path.startswith(name) and path[len(name) : len(name) + 1] in ("", ".", "[", "{")
 
 
@@ -297,34 +303,34 @@ def _distance(saved: Mapping[str, Any], now: Mapping[str, Any]) -> int:
 
 def _first_difference(saved: Story, now: Story) -> tuple[str, str, str]:
     """The first difference between two walks: the place, and what each met there."""
-    at = next(
+    index = next(
         (i for i, (was, found) in enumerate(zip(saved, now, strict=False)) if was != found),
         min(len(saved), len(now)),
     )
     paths, paths_now = {path for path, _ in saved}, {path for path, _ in now}
-    for path, _ in now[at:]:
+    for path, _ in now[index:]:
         if path not in paths:
-            return _place(path), "absent", "there"
-    for path, _ in saved[at:]:
+            return _readable_path(path), "absent", "there"
+    for path, _ in saved[index:]:
         if path not in paths_now:
-            return _place(path), "there", "absent"
-    if at == min(len(saved), len(now)):
+            return _readable_path(path), "there", "absent"
+    if index == min(len(saved), len(now)):
         return "the content of the model", f"{len(saved)} facts", f"{len(now)} facts"
-    (path, was), (_, found) = saved[at], now[at]
+    (path, was), (_, found) = saved[index], now[index]
     if was[0] == found[0] == "tensor":
         for fact, a, b in zip(("order", "memory", *TENSOR_FACTS), was[1:], found[1:], strict=True):
             if a != b:
-                return f"{fact} of {_place(path)}", str(a), str(b)
+                return f"{fact} of {_readable_path(path)}", str(a), str(b)
     if was[0] == found[0] == "function":
-        return f"code of {_place(path)}", was[-1][:12], found[-1][:12]
-    return _place(path), " ".join(map(str, was)), " ".join(map(str, found))
+        return f"code of {_readable_path(path)}", was[-1][:12], found[-1][:12]
+    return _readable_path(path), " ".join(map(str, was)), " ".join(map(str, found))
 
 
-def _place(path: str) -> str:
+def _readable_path(path: str) -> str:
     for step in ("._modules", "._parameters", "._buffers"):
         path = path.replace(step, "")
     return path
 
 
-def _shown(value: str | None) -> str:
+def _setting_text(value: str | None) -> str:
     return "not set" if value is None else value or "empty"

@@ -21,19 +21,26 @@ from typing import Any
 from fxpasses.plans import _torch
 from fxpasses.plans._torch_optimizers import (
     GROUPS,
-    OF_PARAMETERS,
+    PARAMETER_ATTRIBUTES,
     Option,
-    is_step,
-    make_state,
+    init_optimizer_state,
+    is_optimizer_step,
     may_read_parameters,
 )
-from fxpasses.plans.code import attribute_names, code_digest, codes_inside, global_names, named_by, strings_of
+from fxpasses.plans.code import (
+    attribute_names,
+    code_digest,
+    codes_inside,
+    global_accesses,
+    global_names,
+    strings_of,
+)
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.gradients import facts_of_gradients
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS
 from fxpasses.plans.named_attributes import Names, names_from
-from fxpasses.plans.origin import OF_TORCH, is_of_torch
-from fxpasses.plans.unseen import ENVIRONMENT, variables_read
+from fxpasses.plans.origin import TORCH_FOLDER, is_covered_by_version
+from fxpasses.plans.unseen import ENVIRONMENT, environment_variables_read
 from fxpasses.plans.walk import Walk
 
 Read = tuple[str, ...]
@@ -41,9 +48,9 @@ Read = tuple[str, ...]
 _VARIABLE, _OPERATOR, _RESULT = "environment variable", "operator of a library", "constant result"
 _ATTRIBUTES = "attributes of objects"
 _STEPS, _PARAMETERS, _GRADIENTS = "optimizer that is stepped", "parameters of optimizers", "gradients"
-OF_OBJECTS = (_ATTRIBUTES, _STEPS, _PARAMETERS, _GRADIENTS)
+OBJECT_READS = (_ATTRIBUTES, _STEPS, _PARAMETERS, _GRADIENTS)
 """Kinds of reads from objects that a walk has met."""
-_OF_STATE = {name for name in ALL_HOOKS if "state_dict" in name}
+_STATE_DICT_HOOKS = {name for name in ALL_HOOKS if "state_dict" in name}
 
 
 def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
@@ -55,14 +62,14 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
     found: dict[Read, None] = {}
     by_file = loaded_modules()
     for code in codes:
-        if is_of_torch(code) or _is_of_environ(code):
-            if ENVIRONMENT & set(attribute_names(code)) and not _is_of_environ(code):
+        if is_covered_by_version(code) or _is_environ_code(code):
+            if ENVIRONMENT & set(attribute_names(code)) and not _is_environ_code(code):
                 raise NoPlan("functions of torch or Python that read environment variables", code.co_qualname)
-            if _OF_STATE & set(attribute_names(code)):
+            if _STATE_DICT_HOOKS & set(attribute_names(code)):
                 raise NoPlan("a state dictionary is made or loaded", code.co_qualname)
             found |= dict.fromkeys(_settings_read(code, by_file[code.co_filename]))
             continue
-        for name in variables_read(code):
+        for name in environment_variables_read(code):
             found[_VARIABLE, name] = None
         names = set(attribute_names(code))
         strings = strings_of(code)
@@ -70,16 +77,18 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
             raise NoPlan("code that reads the hooks of a module", code.co_qualname)
         modules = by_file[code.co_filename]
         dynamic = "getattr" in global_names(code) or "hasattr" in global_names(code)
-        for module in _imported(code, modules):
+        for module in _imported_modules(code, modules):
             for name in sorted(names & vars(module).keys()):
-                found |= dict.fromkeys(_chain(module, (module.__name__, name), names))
+                found |= dict.fromkeys(_attribute_reads(module, (module.__name__, name), names))
         for module in modules:
             for name in global_names(code):
-                for read in _chain(module, (module.__name__, name), names | (strings if dynamic else set())):
+                for read in _attribute_reads(
+                    module, (module.__name__, name), names | (strings if dynamic else set())
+                ):
                     found[read] = None
                     value = resolve(read)
                     if isinstance(value, types.ModuleType):
-                        _check_answers(code, value, read[1:])
+                        _check_no_dynamic_attributes(code, value, read[1:])
                     anything = dynamic or "__dict__" in names
                     if anything and isinstance(value, types.ModuleType) and not _is_trusted_module(value):
                         where = f"{'getattr' if dynamic else '__dict__'} in {code.co_qualname}"
@@ -87,16 +96,18 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
     return list(found)
 
 
-def _imported(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iterator[types.ModuleType]:
+def _imported_modules(
+    code: types.CodeType, modules: Sequence[types.ModuleType]
+) -> Iterator[types.ModuleType]:
     """The modules that code imports itself. Their attributes are listed like globals.
 
     Raises:
         NoPlan: they cannot be determined.
     """
     for inner in codes_inside(code):
-        if all(operation != "IMPORT_NAME" for operation, _ in named_by(inner)):
+        if all(operation != "IMPORT_NAME" for operation, _ in global_accesses(inner)):
             continue
-        listed = [i for i in dis.get_instructions(inner) if i.opname not in _NO_CONTENT]
+        listed = [i for i in dis.get_instructions(inner) if i.opname not in _IGNORED_OPCODES]
         for level, named, instruction in zip(listed, listed[1:], listed[2:], strict=False):
             if instruction.opname != "IMPORT_NAME":
                 continue
@@ -112,7 +123,7 @@ def _imported(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iter
                     yield module
 
 
-def _check_answers(code: types.CodeType, module: types.ModuleType, path: Sequence[str]) -> None:
+def _check_no_dynamic_attributes(code: types.CodeType, module: types.ModuleType, path: Sequence[str]) -> None:
     """Check that code reads nothing from a module that only a function of the module, not its dictionary,
     would supply.
 
@@ -122,7 +133,7 @@ def _check_answers(code: types.CodeType, module: types.ModuleType, path: Sequenc
     if _is_trusted_module(module) or (type(module) is types.ModuleType and "__getattr__" not in vars(module)):
         return
     for inner in codes_inside(code):
-        listed = [i for i in dis.get_instructions(inner) if i.opname not in _NO_CONTENT]
+        listed = [i for i in dis.get_instructions(inner) if i.opname not in _IGNORED_OPCODES]
         for start in range(len(listed) - len(path)):
             names = [i.argval for i in listed[start : start + len(path)]]
             if names == list(path) and listed[start].opname.startswith("LOAD_"):
@@ -135,16 +146,16 @@ def _check_answers(code: types.CodeType, module: types.ModuleType, path: Sequenc
 
 def _settings_read(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iterator[Read]:
     """The plain globals of torch that one of its functions reads. Torch's version covers the rest."""
-    if not code.co_filename.startswith(OF_TORCH):
+    if not code.co_filename.startswith(TORCH_FOLDER):
         return
     for module in modules:
         if _torch.is_imported_with_torch(module):
             for name in global_names(code):
-                if type(resolve((module.__name__, name))) in _PLAIN and name not in _torch.OF_TRACING:
+                if type(resolve((module.__name__, name))) in _PLAIN and name not in _torch.TRACING_FLAGS:
                     yield module.__name__, name
 
 
-def _is_of_environ(code: types.CodeType) -> bool:
+def _is_environ_code(code: types.CodeType) -> bool:
     """Whether code looks up an environment variable. Its caller says which one."""
     return code.co_filename == "<frozen os>" and code.co_qualname.startswith(
         ("_createenviron.", "_Environ.", "getenv")
@@ -165,7 +176,7 @@ def _is_trusted_module(module: types.ModuleType) -> bool:
     return module.__name__.partition(".")[0] in _torch.TRUSTED_MODULES
 
 
-def _chain(module: types.ModuleType, read: Read, names: set[str]) -> Iterator[Read]:
+def _attribute_reads(module: types.ModuleType, read: Read, names: set[str]) -> Iterator[Read]:
     yield read
     value = resolve(read)
     if isinstance(value, _torch.PropModule):
@@ -174,11 +185,11 @@ def _chain(module: types.ModuleType, read: Read, names: set[str]) -> Iterator[Re
         for name in sorted(names):
             inside = vars(value).get(name, _ABSENT)
             if inside is not _ABSENT and inside is not module and inside is not os.environ:
-                yield from _chain(module, (*read, name), names)
+                yield from _attribute_reads(module, (*read, name), names)
 
 
 _ABSENT = object()
-_NO_CONTENT = ("CACHE", "EXTENDED_ARG")
+_IGNORED_OPCODES = ("CACHE", "EXTENDED_ARG")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -209,11 +220,11 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
     for read in reads:
         if read[0] == _STEPS:
             if expected is not None and expected.startswith("".join(f"{digest}:" for digest in digests)):
-                make_state(walk.optimizers)
+                init_optimizer_state(walk.optimizers)
             digests.append(str(len(walk.optimizers)))
             continue
         if read[0] == _OPERATOR:
-            operator = _torch.operator_named(read[1])
+            operator = _torch.find_operator(read[1])
             digests.append("absent" if operator is None else walk.add(read[1], operator))
             continue
         if read[0] == _ATTRIBUTES:
@@ -227,7 +238,7 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
             digests.append(walk.add(".".join(read), list(map(repr, walk.gradients))))
             continue
         if read[0] == _RESULT:
-            digests.append(_result(*read[1:]))
+            digests.append(_call_result(*read[1:]))
             continue
         if read[0] == _VARIABLE:
             digests.append(walk.add(".".join(read), os.environ.get(read[1])))
@@ -246,7 +257,7 @@ def walk_reads(walk: Walk, reads: Sequence[Read], expected: str | None = None) -
             walk.watch.entry(getattr(owner, "__dict__", {}), read[-1])
         value = resolve(read)
         digests.append("absent" if value is _ABSENT else walk.add(".".join(read), value))
-        if any(value is function for function in _torch.ABOUT_HARDWARE):
+        if any(value is function for function in _torch.HARDWARE_QUERIES):
             digests.append(repr(value()))  # type: ignore[operator]
     return ":".join(digests)
 
@@ -264,18 +275,19 @@ def _walk_parameters(walk: Walk, label: str, options: Sequence[Option]) -> str:
     """
     digests = []
     for i, optimizer in enumerate(walk.optimizers):
-        for name in sorted(OF_PARAMETERS & vars(optimizer).keys()):
+        for name in sorted(PARAMETER_ATTRIBUTES & vars(optimizer).keys()):
             part = vars(optimizer)[name]
             if name == GROUPS and options:
                 walk.watch.sequence(part)
                 part = tuple(
-                    _but_for(walk, group, {k for i, k in options if i == n}) for n, group in enumerate(part)
+                    _watch_all_but(walk, group, {k for i, k in options if i == n})
+                    for n, group in enumerate(part)
                 )
             digests.append(walk.add(f"{label}[{i}].{name}", part))
     return ":".join(digests)
 
 
-def _but_for(walk: Walk, group: dict[str, Any], left: set[str]) -> tuple[tuple[str, Any], ...]:
+def _watch_all_but(walk: Walk, group: dict[str, Any], left: set[str]) -> tuple[tuple[str, Any], ...]:
     walk.watch.keys(group)
     for name in group:
         if name not in left:
@@ -298,7 +310,7 @@ def reads_of_optimizers(
         NoPlan: there are several optimizers, and one is stepped.
     """
     found: list[Read] = []
-    steps = any(map(is_step, codes))
+    steps = any(map(is_optimizer_step, codes))
     if (steps or options) and len(walk.optimizers) != 1:
         raise NoPlan("several optimizers, of which one is stepped")
     if steps:
@@ -337,7 +349,7 @@ def read_of_result(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Re
     return _RESULT, module, path, given
 
 
-def _result(module: str, path: str, given: str) -> str:
+def _call_result(module: str, path: str, given: str) -> str:
     function: Any = resolve((module, *path.split(".")))
     args, kwargs = json.loads(given)
     return "absent" if function is _ABSENT else repr(function(*args, **kwargs))
@@ -351,9 +363,9 @@ def check_covered(codes: Sequence[types.CodeType], walk: Walk) -> None:
     """
     by_file = loaded_modules()
     for code in codes:
-        if code_digest(code) in walk.unseen_codes:
+        if code_digest(code) in walk.unwalkable_codes:
             raise NoPlan("a traced function that holds what cannot be seen into", code.co_qualname)
-        if is_of_torch(code) or _is_of_environ(code):
+        if is_covered_by_version(code) or _is_environ_code(code):
             continue
         if code_digest(code) not in walk.codes:
             raise NoPlan("traced code that no object holds", code.co_qualname)

@@ -16,13 +16,13 @@ from torch import fx
 
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.forward_alone import Waiting, wait, write_those_that_wait
+from fxpasses.plans.forward_alone import DeferredWriter, defer_write, write_deferred_plans
 from fxpasses.plans.recorded_inputs import RecordedInputs
 from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.results import Layout
 
 _REASON = "a call with gradients on, and no backward pass"
-_RUNS = 3
+_MAX_RUNS = 3
 """After this many further calls, later ones get a plan without a backward pass, in this process too."""
 
 
@@ -36,7 +36,7 @@ class RecordedForward:
     """
 
     def __init__(self, given: Any, tensors: Sequence[torch.Tensor], objects: Sequence[Any]) -> None:
-        self._runs, self._is_other_again = 0, False
+        self._runs, self._may_differ_again = 0, False
         self._directory: Path | None = None
         self._refused = ""
         numbers = {id(value): ["argument", i] for i, value in enumerate((*tensors, *objects))}
@@ -45,12 +45,12 @@ class RecordedForward:
         except NoPlan as error:
             self._refused = error.reason
 
-    def has_run_alone(self) -> bool:
+    def count_run_alone(self) -> bool:
         """Count another run without a backward pass. Returns whether to assume now that none comes."""
         self._runs += 1
-        return self._runs == _RUNS
+        return self._runs == _MAX_RUNS
 
-    def wait(self, recording: Waiting, directory: Path) -> None:
+    def defer_write(self, recording: DeferredWriter, directory: Path) -> None:
         """Have a plan written at process exit if no backward pass comes.
 
         Args:
@@ -62,22 +62,22 @@ class RecordedForward:
         except OSError:
             return
         self._directory = directory
-        _at_exit()
-        wait(recording)
+        _write_at_exit()
+        defer_write(recording)
 
-    def look(self, gm: fx.GraphModule) -> None:
+    def note_graph(self, gm: fx.GraphModule) -> None:
         """Note whether a second run of the graph may differ: it draws random numbers or mutates tensors."""
         graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
-        self._is_other_again = any(uses_rng(n) or is_mutating(n) for graph in graphs for n in graph.nodes)
+        self._may_differ_again = any(uses_rng(n) or is_mutating(n) for graph in graphs for n in graph.nodes)
 
-    def look_at_trace(self, graph: fx.Graph) -> None:
+    def note_trace(self, graph: fx.Graph) -> None:
         """Note whether part of Dynamo's graph cannot be differentiated by itself."""
         modules = graph.owning_module.modules() if graph.owning_module is not None else ()
         graphs = [module.graph for module in modules if isinstance(module, fx.GraphModule)]
         if any(node.kwargs.get("use_reentrant") for graph in graphs for node in graph.nodes):
             self._refused = "checkpoint(use_reentrant=True), which only .backward() can differentiate"
 
-    def look_at_inputs(self, inputs: Sequence[Any], sources: Sequence[Sequence[Any]]) -> None:
+    def note_inputs(self, inputs: Sequence[Any], sources: Sequence[Sequence[Any]]) -> None:
         """Note whether autograd can save the inputs of the graph and tell their gradients apart.
 
         Args:
@@ -90,7 +90,7 @@ class RecordedForward:
             elif isinstance(value, torch.Tensor) and source[0] != "argument" and not value.is_leaf:
                 self._refused = "a tensor of the model that is computed from others"
 
-    def checked(
+    def check_repeatable(
         self,
         content: Mapping[str, Any],
         facts: Mapping[str, Any],
@@ -115,7 +115,7 @@ class RecordedForward:
             raise NoPlan(_REASON, "the directory is gone")
         if self._refused:
             raise NoPlan(_REASON, self._refused)
-        if self._is_other_again or trace.operators or inputs.open:
+        if self._may_differ_again or trace.operators or inputs.open:
             raise NoPlan(_REASON, "a second call may give other values")
         for name in ("updated", "aliases", "changed", "changed_for_autograd", "sharded", "results"):
             if facts[name]:
@@ -128,5 +128,5 @@ class RecordedForward:
 
 
 @functools.cache
-def _at_exit() -> None:
-    atexit.register(write_those_that_wait)
+def _write_at_exit() -> None:
+    atexit.register(write_deferred_plans)

@@ -16,7 +16,7 @@ from fxpasses.plans._torch_optimizers import Option
 from fxpasses.plans.arguments import sources_of
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module, used_parameters
-from fxpasses.plans.named_attributes import Names, number_now
+from fxpasses.plans.named_attributes import Names, current_integer
 from fxpasses.plans.recorded_trace import RecordedTrace
 from fxpasses.plans.walk import Walk
 
@@ -43,7 +43,7 @@ class RecordedInputs:
         self.attributes: dict[str, tuple[int, str]] = {}
         self.grow = frozenset[int]()
         self._names, self._numbers = list[str](), list[list[Any] | None]()
-        self._places, self._of_frame = dict[str, list[Any]](), False
+        self._places, self._frame_has_sizes = dict[str, list[Any]](), False
         self._floats = dict[str, Any]()
         self._guards: tuple[CompiledGuards, ...] | None = None
 
@@ -56,7 +56,7 @@ class RecordedInputs:
     def any_sizes(self) -> bool:
         """Whether the guards on numbers say all that a graph needs to know about sizes of tensors."""
         kinds = {number[0] for number in self._numbers if number is not None}
-        of_sizes = not kinds <= {"attribute", "constant", "option", "float"} or self._of_frame
+        of_sizes = not kinds <= {"attribute", "constant", "option", "float"} or self._frame_has_sizes
         return not self.are_fixed and (of_sizes or not (self.attributes or self.open))
 
     @property
@@ -64,28 +64,28 @@ class RecordedInputs:
         """The inputs that are floats held by an optimizer and may differ in each call."""
         return [(n[1], n[2]) for n in self._numbers if n is not None and n[0] == "option"]
 
-    def note(self, graph: fx.Graph) -> None:
+    def note_graph(self, graph: fx.Graph) -> None:
         """Note what Dynamo's graph takes."""
-        self._names, self._numbers = _t.sized_inputs(graph, self.lifted)
-        self._floats = _t.floats_of(graph)
+        self._names, self._numbers = _t.input_names_and_numbers(graph, self.lifted)
+        self._floats = _t.symbolic_float_arguments(graph)
 
-    def guard(self, shape_env: Any) -> None:
+    def compile_guards(self, shape_env: Any) -> None:
         """Compile the guards on numbers."""
         if not any(self._numbers) and not self.attributes:
             return
         guards = guards_of(shape_env)
         self._guards = tuple(guards.compile(static=static) for static in (False, True))
 
-    def guard_frame(self, shape_env: Any) -> None:
+    def compile_frame_guards(self, shape_env: Any) -> None:
         """Compile the guards on numbers for a frame without a graph. ``shape_env`` is that of its symbols."""
         sizes = [p for p in properties_of(shape_env) if p.kind != "number"]
         if not all(p.expression.is_number for p in sizes) and {p.root for p in sizes} <= self._places.keys():
-            self._of_frame = True
-        if self._of_frame or self.attributes:
+            self._frame_has_sizes = True
+        if self._frame_has_sizes or self.attributes:
             guards = guards_of(shape_env)
             self._guards = tuple(guards.compile(static=static) for static in (False, True))
 
-    def find(self, trace: RecordedTrace, arguments: Sequence[torch.Tensor], walk: Walk) -> Names:
+    def find_symbolic(self, trace: RecordedTrace, arguments: Sequence[torch.Tensor], walk: Walk) -> Names:
         """Find integers and tensor sizes in objects that may differ in each call. Returns the names of read
         attributes, including these.
 
@@ -101,32 +101,32 @@ class RecordedInputs:
         }
         if not growing and not trace.numbers:
             return names
-        tried = walk.fork()
-        tried.close(names)
-        met = {id(t): i for i, t in enumerate(tried.tensors) if i >= len(walk.tensors) and i in tried.places}
+        trial = walk.fork()
+        trial.close(names)
+        met = {id(t): i for i, t in enumerate(trial.tensors) if i >= len(walk.tensors) and i in trial.places}
         self.grow = frozenset(met[tensor] for tensor in growing.values() if tensor in met)
         met |= {id(tensor): i for i, tensor in enumerate(walk.tensors)}  # the key has their sizes
         self._places |= {text: ["model", met[tensor]] for text, tensor in growing.items() if tensor in met}
-        return self._with_numbers(replace(names, grow=self.grow), trace.numbers, tried)
+        return self._with_numbers(replace(names, grow=self.grow), trace.numbers, trial)
 
-    def _with_numbers(self, names: Names, numbers: Mapping[str, tuple[Any, str]], tried: Walk) -> Names:
-        owners = {id(known()): i for i, known in enumerate(tried.owners)}
+    def _with_numbers(self, names: Names, numbers: Mapping[str, tuple[Any, str]], trial: Walk) -> Names:
+        owners = {id(known()): i for i, known in enumerate(trial.owners)}
         places = {place: (owners.get(id(owner)), name) for place, (owner, name) in numbers.items()}
         self.attributes = {
             place: (i, name)
             for place, (i, name) in places.items()
-            if i is not None and number_now(numbers[place][0], name) is not None
+            if i is not None and current_integer(numbers[place][0], name) is not None
         }
         missing = {name for place, (_, name) in numbers.items() if place not in self.attributes}
         relied_on = names.relied_on | missing
         return replace(
             names,
-            asked=names.asked | relied_on,
+            named=names.named | relied_on,
             relied_on=relied_on,
             numbers=frozenset(self.attributes.values()),
         )
 
-    def look(self, inputs: Sequence[Any], walk: Walk, arguments: Sequence[torch.Tensor]) -> None:
+    def note_sources(self, inputs: Sequence[Any], walk: Walk, arguments: Sequence[torch.Tensor]) -> None:
         """Note where the inputs come from.
 
         Args:
@@ -138,20 +138,20 @@ class RecordedInputs:
             NoPlan: one comes from elsewhere.
         """
         gradients = {i: walk.tensors[i].grad for i, facts in walk.gradients or () if facts}
-        known = [self._placed(number) for number in self._numbers]
+        known = [self._resolved(number) for number in self._numbers]
         self.sources = sources_of(inputs, walk.tensors, arguments, known, gradients, walk.groups)
         if any(source[0] != "model" for source in self.sources[: self.lifted]):
             raise NoPlan("a graph that holds tensors of others")
 
     def fix_floats(self, given: Mapping[str, int | float]) -> None:
         """Make floats constants if the backward pass guards on them. ``given`` maps places to numbers."""
-        fixed = {self.given.get(name) for name, number in self._floats.items() if not _t.is_open(number)}
+        fixed = {self.given.get(name) for name, number in self._floats.items() if not _t.is_unguarded(number)}
         for source in self.sources:
             if source[0] == "number" and source[1] in fixed:
                 source[:] = ["constant", given[source[1]]]
         self.open = {place: kind for place, kind in self.open.items() if place not in fixed}
 
-    def _placed(self, number: list[Any] | None) -> list[Any] | None:
+    def _resolved(self, number: list[Any] | None) -> list[Any] | None:
         if number is not None and number[0] in ("attribute", "float") and number[1] in self.given:
             place = self.given[number[1]]
             self.open[place] = "float" if number[0] == "float" else "int"
@@ -164,7 +164,7 @@ class RecordedInputs:
             raise NoPlan("a symbolic number that is no size of an input", number[1])
         return ["attribute", *self.attributes[number[1]]]
 
-    def asked(self, module: Module) -> list[list[Any]] | None:
+    def guard_arguments(self, module: Module) -> list[list[Any]] | None:
         """The arguments of the guards on sizes, or None if there are none. The guards are added to
         ``module``.
 
@@ -175,7 +175,7 @@ class RecordedInputs:
             return None
         guards = self._guards[self.any_sizes or not (self.attributes or self.open)]
         used = used_parameters(guards.code)
-        asks = {name: self._asked(guards.inputs[i]) for name, i in used.items()}
+        asks = {name: self._guard_argument(guards.inputs[i]) for name, i in used.items()}
         if any(place in ("gradient", "option") for place, *_ in asks.values()):
             raise NoPlan("a symbolic size of a gradient")
         # Of a base, Dynamo guards on what is symbolic and nothing else: it is no input of the graph.
@@ -187,12 +187,12 @@ class RecordedInputs:
         ]
         return [asks[name] for name in module.add_guards(guards.code, known)]
 
-    def _asked(self, place: str) -> list[Any]:
+    def _guard_argument(self, place: str) -> list[Any]:
         if place in self.given:
             return ["number", self.given[place], False]
         if place in self.attributes:
             return ["attribute", *self.attributes[place]]
-        tensor = _t.tensor_of(place)
+        tensor = _t.tensor_source(place)
         if tensor in self._names:
             source = self.sources[self._names.index(tensor)]
         elif tensor in self._places:
@@ -209,12 +209,12 @@ def _with_symbolic_sizes(trace: RecordedTrace) -> set[str]:
     return found & trace.tensors.keys()
 
 
-def versions(inputs: Sequence[Any]) -> list[int]:
+def version_counters(inputs: Sequence[Any]) -> list[int]:
     """The version counter of each tensor that has one."""
     return [t._version for t in inputs if isinstance(t, torch.Tensor) and not t.is_inference()]
 
 
-def check_changed(inputs: Sequence[Any], facts: Mapping[str, Any]) -> None:
+def check_mutated_inputs(inputs: Sequence[Any], facts: Mapping[str, Any]) -> None:
     """Check that no inputs share memory if one is mutated, since who sees the mutation is part of what was
     compiled.
 

@@ -13,7 +13,7 @@ from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans._torch_effects import changed_objects
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import Entries
-from fxpasses.plans.library_operators import called_by
+from fxpasses.plans.library_operators import operator_dependencies
 from fxpasses.plans.named_attributes import Names, names_read
 from fxpasses.plans.reads import Read, check_covered, read_of_operator, read_of_result, reads_of
 from fxpasses.plans.replaced import check_methods
@@ -47,7 +47,7 @@ class RecordedTrace:
         self.tensors: dict[str, torch.Tensor] = {}
         self.exchanged: list[tuple[Entries, Any]] = []
         self.reads_gradients = False
-        self._not_traced: list[types.CodeType] = []
+        self._untraced_codes: list[types.CodeType] = []
 
     def note(self, *, dictionaries: bool) -> str:
         """Note what Dynamo has traced so far. Returns what has another value afterwards, or "".
@@ -61,12 +61,12 @@ class RecordedTrace:
         self.codes += _t.traced_codes()
         self.targets += _t.codes_in_graph()
         self.numbers |= _t.symbolic_attributes()
-        self.guarded += _t.guarded_places(self.numbers)
+        self.guarded += _t.guarded_sources(self.numbers)
         self.shape_env, self.tensors = _t.shape_env_of_frame(), _t.tensors_of_frame()
         self.reads_gradients = self.reads_gradients or _t.reads_gradients()
-        codes, operators = called_by(_t.foreign_operators())
+        codes, operators = operator_dependencies(_t.foreign_operators())
         self.codes += codes
-        self._not_traced += codes
+        self._untraced_codes += codes
         self.operators += operators
         changed, differs, same, exchanged = changed_objects(dictionaries=dictionaries)
         self.changed += changed
@@ -81,11 +81,11 @@ class RecordedTrace:
             NoPlan: some of it cannot be listed.
         """
         found = [*reads_of(self.codes), *map(read_of_operator, self.operators)]
-        return dict.fromkeys((*found, *itertools.starmap(read_of_result, _t.marked_calls())))
+        return dict.fromkeys((*found, *itertools.starmap(read_of_result, _t.constant_result_calls())))
 
     def names(self, walk: Walk) -> Names:
         """The attributes that it reads. ``walk`` covers the model and all else that is read."""
-        return names_read(self.codes, self.guarded, self._not_traced, walk.asked_by_protocols)
+        return names_read(self.codes, self.guarded, self._untraced_codes, walk.protocol_attributes)
 
     def check(self, walk: Walk, containers: Set[int]) -> None:
         """Check that a plan can tell whether everything that the trace depends on is unchanged.
@@ -104,7 +104,7 @@ class RecordedTrace:
         if any(name in place for name in walk.hashes for place in self.guarded):
             raise NoPlan("code that reads the hash of an object")
 
-    def let_go(self) -> None:
+    def clear(self) -> None:
         """Keep no object that was seen."""
         self.changed, self.guarded, self.numbers, self.exchanged = [], [], {}, []
         self.shape_env, self.tensors = None, {}

@@ -17,29 +17,29 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.code import attribute_names, global_names
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.origin import is_of_others, origin_of
-from fxpasses.plans.reads import Read, is_of_torch, loaded_modules, resolve
+from fxpasses.plans.origin import is_third_party, origin_of
+from fxpasses.plans.reads import Read, is_covered_by_version, loaded_modules, resolve
 from fxpasses.plans.walk import Walk
 
-Named = tuple[str, str, str]
+NamedFunction = tuple[str, str, str]
 """The name of a module, the path of names from it to a function, and where the function is defined."""
 
 
-def functions_named_by(codes: Sequence[types.CodeType]) -> list[Named]:
+def torch_functions_in(codes: Sequence[types.CodeType]) -> list[NamedFunction]:
     """The torch functions among ``codes`` (traced or in the graph), and those that they call."""
-    found: dict[Named, None] = {}
+    found: dict[NamedFunction, None] = {}
     by_file = loaded_modules()
     for code in dict.fromkeys(codes):
-        if not is_of_torch(code):
+        if not is_covered_by_version(code):
             continue
         for module in by_file[code.co_filename]:
-            for path in (code.co_qualname, *_calls(code, module)):
-                if origin := origin_of(_at(module, path)):
+            for path in (code.co_qualname, *_called_names(code, module)):
+                if origin := origin_of(_value_at(module, path)):
                     found[module.__name__, path, origin] = None
     return list(found)
 
 
-def of_later_modules(reads: Iterable[Read]) -> tuple[list[Read], list[Named]]:
+def split_lazy_module_reads(reads: Iterable[Read]) -> tuple[list[Read], list[NamedFunction]]:
     """Split off reads of torch modules that are imported on first use, such as ``torch._dynamo`` in
     ``torch._dynamo.graph_break()``.
 
@@ -53,9 +53,9 @@ def of_later_modules(reads: Iterable[Read]) -> tuple[list[Read], list[Named]]:
         What has to be there, and the functions of these modules.
     """
     there: list[Read] = []
-    later: list[Named] = []
+    later: list[NamedFunction] = []
     for read in reads:
-        last = next((i for i in range(len(read), 2, -1) if _torch.is_imported_later(resolve(read[:i]))), 0)
+        last = next((i for i in range(len(read), 2, -1) if _torch.is_lazy_module(resolve(read[:i]))), 0)
         value = resolve(read)
         if not last or not (last == len(read) or isinstance(value, types.ModuleType) or origin_of(value)):
             there.append(read)
@@ -65,7 +65,7 @@ def of_later_modules(reads: Iterable[Read]) -> tuple[list[Read], list[Named]]:
     return there, later
 
 
-def _calls(code: types.CodeType, module: types.ModuleType) -> Iterator[str]:
+def _called_names(code: types.CodeType, module: types.ModuleType) -> Iterator[str]:
     names = attribute_names(code)
     for name in global_names(code):
         value = vars(module).get(name)
@@ -76,16 +76,16 @@ def _calls(code: types.CodeType, module: types.ModuleType) -> Iterator[str]:
                 yield from (f"{name}.{inside}.{last}" for last in names if last in vars(owner))
 
 
-def _at(value: Any, path: str) -> Any:
+def _value_at(value: Any, path: str) -> Any:
     for name in path.split("."):
         value = getattr(value, "__dict__", {}).get(name)
     return value
 
 
-def are_named_still(functions: Sequence[Sequence[str]]) -> bool:
+def are_functions_unchanged(functions: Sequence[Sequence[str]]) -> bool:
     """Whether these names still stand for the same functions. Names in modules that are not loaded do."""
     return all(
-        module not in sys.modules or origin_of(_at(sys.modules[module], path)) == origin
+        module not in sys.modules or origin_of(_value_at(sys.modules[module], path)) == origin
         for module, path, origin in functions
     )
 
@@ -111,5 +111,5 @@ def check_methods(codes: Sequence[types.CodeType]) -> None:
     """
     named = {name for code in dict.fromkeys(codes) for name in attribute_names(code)}
     for name, method in (*vars(torch.Tensor).items(), *vars(torch.nn.Parameter).items()):
-        if (name in named or name.startswith("__")) and is_of_others(method):
+        if (name in named or name.startswith("__")) and is_third_party(method):
             raise NoPlan("a method of tensors that is not torch's own", name)

@@ -68,5 +68,5 @@ class Reported:
         )
         head = f"{type(self.model).__name__}, compiled by fxpasses when it is called; {plans}"
         directory = self.report_directory
-        told = self.explain()._repr_html_() if directory is not None and directory.is_dir() else ""
-        return as_html(head, code=repr(self.model)) + told
+        summary = self.explain()._repr_html_() if directory is not None and directory.is_dir() else ""
+        return as_html(head, code=repr(self.model)) + summary

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.hidden_state import hidden_state
+from fxpasses.plans.hidden_state import has_hidden_state
 
 if TYPE_CHECKING:
     from fxpasses.plans.walk import Walk
@@ -27,7 +27,7 @@ class Layout:
     """How to build a result.
 
     Attributes:
-        content: nested lists for :func:`builder`: where a tensor is (``["output", 0]``, ``["argument", 0]``,
+        content: nested lists for :func:`result_builder`: where a tensor is (``["output", 0]``, ``["argument", 0]``,
             ``["model", 0]``), a constant, an object that was met before, or a container or object with its
             base, class, items and attributes.
         classes: module and names of each class that is not built in.
@@ -47,9 +47,9 @@ class Layout:
         self._tensors, self._known, self._numbers = tensors, objects or {}, dict[int, int]()
         self.objects: list[Any] = []
         self.tensors: list[torch.Tensor] = []
-        self.content = self._of(result)
+        self.content = self._described(result)
 
-    def _of(self, value: Any) -> list[Any]:
+    def _described(self, value: Any) -> list[Any]:
         kind: Any = type(value)
         if isinstance(value, torch.Tensor):
             if id(value) not in self._tensors:
@@ -72,21 +72,21 @@ class Layout:
         is_dict = isinstance(value, dict)
         if is_dict and not all(type(key) in (str, int) for key in value):
             raise NoPlan("a result with keys that are neither text nor numbers")
-        if hidden_state(kind, base) and not hasattr(kind, "n_sequence_fields"):
+        if has_hidden_state(kind, base) and not hasattr(kind, "n_sequence_fields"):
             raise NoPlan(f"a result of class {kind.__qualname__}")
         items = (
-            [[key, self._of(item)] for key, item in value.items()]
+            [[key, self._described(item)] for key, item in value.items()]
             if is_dict
             else []
             if base is object
-            else list(map(self._of, value))
+            else list(map(self._described, value))
         )
-        state = [[name, self._of(item)] for name, item in getattr(value, "__dict__", {}).items()]
-        return [base.__name__, None if kind is base else self._named(kind), items, state]
+        state = [[name, self._described(item)] for name, item in getattr(value, "__dict__", {}).items()]
+        return [base.__name__, None if kind is base else self._class_name(kind), items, state]
 
-    def _named(self, kind: type) -> list[str]:
+    def _class_name(self, kind: type) -> list[str]:
         name = (kind.__module__, *kind.__qualname__.split("."))
-        if _class_of(name) is not kind:
+        if _find_class(name) is not kind:
             raise NoPlan(f"a result of class {kind.__qualname__}")
         self.classes.append(name)
         return list(name)
@@ -117,7 +117,7 @@ def layout_of(
     return layout
 
 
-class _Anywhere(dict[int, list[Any]]):
+class _AnyTensor(dict[int, list[Any]]):
     """Places of tensors, with one for every tensor."""
 
     def __contains__(self, key: object) -> bool:
@@ -129,7 +129,7 @@ class _Anywhere(dict[int, list[Any]]):
 
 def tensors_in(result: Any) -> list[torch.Tensor]:
     """The tensors in a model's result, in the order of :func:`places_of_tensors`."""
-    return Layout(result, _Anywhere()).tensors
+    return Layout(result, _AnyTensor()).tensors
 
 
 def places_of_tensors(layout: Any) -> Iterator[list[Any]]:
@@ -144,7 +144,7 @@ def places_of_tensors(layout: Any) -> Iterator[list[Any]]:
             yield from places_of_tensors(item)
 
 
-def _class_of(name: Sequence[str]) -> Any:
+def _find_class(name: Sequence[str]) -> Any:
     found: Any = sys.modules.get(name[0])
     for part in name[1:]:
         found = getattr(found, part, None)
@@ -154,7 +154,9 @@ def _class_of(name: Sequence[str]) -> Any:
 Maker = Callable[[Sequence[Any], Sequence[torch.Tensor], list[Any]], Any]
 
 
-def builder(layout: Any, model: Sequence[torch.Tensor]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+def result_builder(
+    layout: Any, model: Sequence[torch.Tensor]
+) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
     """A function that rebuilds the model's result from the graph's outputs and the tensors among the
     arguments.
 
@@ -162,11 +164,11 @@ def builder(layout: Any, model: Sequence[torch.Tensor]) -> Callable[[Sequence[An
         layout: the content of a :class:`Layout`.
         model: the tensors of the model.
     """
-    make = _maker(layout, model)
+    make = _make_maker(layout, model)
     return lambda outputs, arguments: make(outputs, arguments, [])
 
 
-def _maker(layout: Any, model: Sequence[torch.Tensor]) -> Maker:
+def _make_maker(layout: Any, model: Sequence[torch.Tensor]) -> Maker:
     kind, content, *rest = layout
     if kind == "output":
         return lambda outputs, arguments, made: outputs[content]
@@ -179,10 +181,10 @@ def _maker(layout: Any, model: Sequence[torch.Tensor]) -> Maker:
     if kind in _VALUES:
         value = _VALUES[kind](content)
         return lambda outputs, arguments, made: value
-    return _container(_BASES[kind], content, rest[0], rest[1], model)
+    return _container_maker(_BASES[kind], content, rest[0], rest[1], model)
 
 
-def _container(base: Any, name: Any, items: Any, state: Any, model: Sequence[torch.Tensor]) -> Maker:
+def _container_maker(base: Any, name: Any, items: Any, state: Any, model: Sequence[torch.Tensor]) -> Maker:
     """A function that makes a container or object as ``copy`` would, without calling the code of its class.
 
     Args:
@@ -192,10 +194,10 @@ def _container(base: Any, name: Any, items: Any, state: Any, model: Sequence[tor
         state: the attributes, likewise.
         model: the tensors of the model.
     """
-    kind = base if name is None else _class_of(name)
+    kind = base if name is None else _find_class(name)
     keys = [item[0] for item in items] if issubclass(base, dict) else None
-    makers = [_maker(item if keys is None else item[1], model) for item in items]
-    attributes = [(key, _maker(item, model)) for key, item in state]
+    makers = [_make_maker(item if keys is None else item[1], model) for item in items]
+    attributes = [(key, _make_maker(item, model)) for key, item in state]
     new = kind if hasattr(kind, "n_sequence_fields") else lambda *given: base.__new__(kind, *given)
 
     def make(outputs: Sequence[Any], arguments: Sequence[torch.Tensor], made: list[Any]) -> Any:

@@ -6,15 +6,15 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxpasses.plans.code import named_by
+from fxpasses.plans.code import global_accesses
 
 Cells = tuple[types.CellType, ...]
-PREFIX = "__resume_at"
+RESUME_PREFIX = "__resume_at"
 """The prefix of such functions' names among the globals of a frame."""
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumeFunction:
     """One such function.
 
     Attributes:
@@ -41,7 +41,7 @@ class Resumed:
         return types.FunctionType(code or self.code, self.values, self.code.co_name, None, cells)
 
 
-def resumed_by(code: types.CodeType, function: types.FunctionType) -> dict[str, Resumed]:
+def resume_functions(code: types.CodeType, function: types.FunctionType) -> dict[str, ResumeFunction]:
     """What a frame resumes with, by the names of globals that Dynamo chose.
 
     Args:
@@ -49,7 +49,7 @@ def resumed_by(code: types.CodeType, function: types.FunctionType) -> dict[str, 
         function: whose frame it is.
     """
     found = {}
-    for name in dict.fromkeys(name for _, name in named_by(code) if name.startswith(PREFIX)):
+    for name in dict.fromkeys(name for _, name in global_accesses(code) if name.startswith(RESUME_PREFIX)):
         value = function.__globals__.get(name)
         if not isinstance(value, types.FunctionType):
             continue
@@ -61,5 +61,5 @@ def resumed_by(code: types.CodeType, function: types.FunctionType) -> dict[str, 
             elif isinstance(cell.cell_contents, dict):
                 values = cell.cell_contents
         if own.co_name.startswith("torch_dynamo_resume_in"):
-            found[name] = Resumed(own, values, function.__code__.co_freevars)
+            found[name] = ResumeFunction(own, values, function.__code__.co_freevars)
     return found

@@ -25,8 +25,8 @@ from fxpasses.errors import FxPassesError
 from fxpasses.plans import _torch
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.plan_files import write_kernel
-from fxpasses.plans.shards import giving_tensors, parts_of_gradient, taking_parts
-from fxpasses.plans.shared_memory import Hidden, hidden_outputs, with_shared_memory
+from fxpasses.plans.shards import parts_of_gradient, with_unwrapped_inputs, with_wrapped_outputs
+from fxpasses.plans.shared_memory import Hidden, hidden_outputs, with_aliasing
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _loaded: dict[str, types.ModuleType] = {}
@@ -158,28 +158,28 @@ class Conforming:
         self, call: Boxed, specs: Callable[..., Specs], first: Callable[..., Sequence[int]] | None = None
     ) -> None:
         self._call, self._specs, self._first = call, specs, first
-        self._mend: list[int] | None = None
+        self._to_copy: list[int] | None = None
 
     def __call__(self, tensors: list[Any], sizes: list[int]) -> Sequence[torch.Tensor]:
         if sizes or self._first is not None:
             tensors[:0] = sizes if self._first is None else self._first(*sizes)
-        if self._mend is None:
+        if self._to_copy is None:
             given = [t for t in tensors if isinstance(t, torch.Tensor)]
             taken = {t.untyped_storage().data_ptr() for t in given if t.numel()}
             results = self._call(tensors)
-            self._mend = self._found(results, taken, self._specs(*sizes))
+            self._to_copy = self._results_to_copy(results, taken, self._specs(*sizes))
         else:
             results = self._call(tensors)
-        if not self._mend:
+        if not self._to_copy:
             return results
-        mended, specs = list(results), self._specs(*sizes)
-        for i in self._mend:
+        conforming, specs = list(results), self._specs(*sizes)
+        for i in self._to_copy:
             shape, stride, dtype = specs[i]
-            mended[i] = torch.empty_strided(shape, stride, dtype=dtype).copy_(results[i])
-        return mended
+            conforming[i] = torch.empty_strided(shape, stride, dtype=dtype).copy_(results[i])
+        return conforming
 
-    def _found(self, results: Sequence[torch.Tensor], taken: set[int], specs: Specs) -> list[int]:
-        mend = []
+    def _results_to_copy(self, results: Sequence[torch.Tensor], taken: set[int], specs: Specs) -> list[int]:
+        to_copy = []
         for i, (result, (shape, stride, dtype)) in enumerate(zip(results, specs, strict=True)):
             if result.dtype is not dtype or tuple(result.shape) != shape:
                 raise FxPassesError(
@@ -187,12 +187,12 @@ class Conforming:
                 )
             memory = result.untyped_storage().data_ptr()
             if result.numel() and (memory in taken or result.stride() != stride):
-                mend.append(i)
+                to_copy.append(i)
             taken.add(memory)
-        return mend
+        return to_copy
 
 
-def callable_of(
+def aot_callable(
     facts: Mapping[str, Any], forward: Boxed, backward: Boxed | None
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """The function of flat inputs that AOTAutograd would return.
@@ -211,14 +211,14 @@ def callable_of(
             before = torch.is_grad_enabled()
             set_grad_enabled(False)
             try:
-                with DisableAutocast() if no_autocast else _NOTHING:
+                with DisableAutocast() if no_autocast else _NO_CONTEXT:
                     return forward(inputs)
             finally:
                 set_grad_enabled(before)
 
     else:
-        forward = giving_tensors(facts["results"], taking_parts(sharded, forward))
-        function = _autograd_function(facts, forward, giving_tensors(facts["gradients"], backward))
+        forward = with_wrapped_outputs(facts["results"], with_unwrapped_inputs(sharded, forward))
+        function = _autograd_function(facts, forward, with_wrapped_outputs(facts["gradients"], backward))
         detached: list[int] = facts["detached"]
 
         def run(inputs: list[Any]) -> Sequence[Any]:
@@ -227,21 +227,25 @@ def callable_of(
             with torch.enable_grad():
                 return function.apply(*inputs)
 
-    run = with_shared_memory(facts, run)
+    run = with_aliasing(facts, run)
     if changed := facts["changed_for_autograd"]:
-        run = _counting_changes(changed, run)
-    return giving_tensors(facts["results"], taking_parts(sharded, run)) if backward is None else run
+        run = _bumping_versions(changed, run)
+    return (
+        with_wrapped_outputs(facts["results"], with_unwrapped_inputs(sharded, run))
+        if backward is None
+        else run
+    )
 
 
-def _counting_changes(changed: Sequence[int], run: Boxed) -> Boxed:
-    def run_and_change(inputs: list[Any]) -> Sequence[Any]:
+def _bumping_versions(changed: Sequence[int], run: Boxed) -> Boxed:
+    def bump_and_run(inputs: list[Any]) -> Sequence[Any]:
         torch.autograd.graph.increment_version([inputs[i] for i in changed])
         return run(inputs)
 
-    return run_and_change
+    return bump_and_run
 
 
-_NOTHING = nullcontext()
+_NO_CONTEXT = nullcontext()
 
 
 def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Boxed) -> Any:
@@ -267,7 +271,7 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
-            with DisableAutocast() if no_autocast else _NOTHING:
+            with DisableAutocast() if no_autocast else _NO_CONTEXT:
                 results = forward_(list(given))
             saved = results[outputs : len(results) - others]
             ctx.sizes = tuple(results[len(results) - symints :])
@@ -297,21 +301,23 @@ def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Box
             check_backward(deterministic, donates=donates)
             given = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked, *ctx.meshes]
             for i, expected in tangents:
-                given += _as_traced(gradients[i], *expected)
+                given += _in_traced_layout(gradients[i], *expected)
             ctx.maybe_clear_saved_tensors()
             if torch.is_grad_enabled():
-                return Once.apply(backward_, no_autocast, torch.empty(0, requires_grad=True), *given)
+                return NoDoubleBackward.apply(
+                    backward_, no_autocast, torch.empty(0, requires_grad=True), *given
+                )
             return _run_backward(backward_, no_autocast, given)
 
     return Plan
 
 
 def _run_backward(backward: Boxed, no_autocast: bool, given: list[Any]) -> tuple[Any, ...]:
-    with DisableAutocast() if no_autocast else _NOTHING:
+    with DisableAutocast() if no_autocast else _NO_CONTEXT:
         return tuple(backward(given))
 
 
-class Once(torch.autograd.Function):
+class NoDoubleBackward(torch.autograd.Function):
     """The backward graph under ``create_graph=True``. It has no gradient of its own."""
 
     @staticmethod
@@ -348,7 +354,7 @@ def check_backward(deterministic: bool | None, *, donates: bool) -> None:
         )
 
 
-def _as_traced(
+def _in_traced_layout(
     gradient: Any, size: Any, stride: Any, memory_format: str | None, placements: Any = None
 ) -> list[Any]:
     """Convert a gradient to the layout that the backward graph was traced with, or a sharded one to parts."""

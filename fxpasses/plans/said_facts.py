@@ -17,37 +17,37 @@ class Facts:
     """The facts.
 
     Attributes:
-        story: if ``told``, each fact that went into a digest, and where it was met.
+        story: if ``keep_facts``, each fact that went into a digest, and where it was met.
 
     Args:
-        told: whether the facts are kept.
+        keep_facts: whether the facts are kept.
     """
 
-    def __init__(self, *, told: bool) -> None:
-        self.story: list[tuple[str, tuple[Any, ...]]] | None = [] if told else None
+    def __init__(self, *, keep_facts: bool) -> None:
+        self.story: list[tuple[str, tuple[Any, ...]]] | None = [] if keep_facts else None
         self._lines: list[str] = []
         self._path: list[str] = []
 
-    def _say(self, *facts: Any) -> None:
+    def _emit(self, *facts: Any) -> None:
         self._lines.append(repr(facts))
         if self.story is not None:
             self.story.append(("".join(self._path), facts))
 
-    def _refuse(self, reason: str) -> NoPlan:
+    def _refusal(self, reason: str) -> NoPlan:
         return NoPlan(reason, "".join(self._path))
 
     def _digest_since(self, start: int) -> str:
         return hashlib.sha256("\n".join(self._lines[start:]).encode()).hexdigest()
 
-    def _say_numbers(
-        self, references: Sequence[WeakReference], numbers: Mapping[int, int], *, may_come: bool = False
+    def _emit_weak_references(
+        self, references: Sequence[WeakReference], numbers: Mapping[int, int], *, allow_unknown: bool = False
     ) -> list[WeakReference]:
         """Say which objects weak references refer to. Returns those to objects that were not met yet.
 
         Args:
             references: the references.
             numbers: of the objects that were met, by ``id``.
-            may_come: whether others may be met later.
+            allow_unknown: whether others may be met later.
 
         Raises:
             NoPlan: nothing in the model holds an object.
@@ -56,8 +56,8 @@ class Facts:
         for path, reference in references:
             number = numbers.get(id(reference()))
             if number is not None:
-                self._say("weak reference", number)
-            elif may_come:
+                self._emit("weak reference", number)
+            elif allow_unknown:
                 unknown.append((path, reference))
             else:  # this walk would keep it alive
                 raise NoPlan("a weak reference to what nothing of the model holds", path)

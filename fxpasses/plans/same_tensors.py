@@ -28,16 +28,16 @@ class SameTensors:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
         self._guards = _torch.tensor_guards(tensors) if tensors else None
-        self._inside = tuple(filter(is_in_itself, tensors))
-        self._others = [tensor for tensor in tensors if not is_in_itself(tensor)]
+        self._inline = tuple(filter(has_inline_metadata, tensors))
+        self._others = [tensor for tensor in tensors if not has_inline_metadata(tensor)]
         self._guards_of_others: Any = _torch.tensor_guards(self._others) if self._others else None
         self._memory: Any = None
         self._views: list[HeldViews] = []
 
-    def let_hold(self, views: HeldViews) -> None:
+    def allow_view_caching(self, views: HeldViews) -> None:
         """Let ``views`` be cached until the tensors may have moved in memory."""
-        if self._inside and compares_memory() is not None:
-            views.hold_those_of(self._inside)
+        if self._inline and memory_library() is not None:
+            views.add_weights(self._inline)
             self._views.append(views)
 
     def hold(self) -> bool:
@@ -48,15 +48,15 @@ class SameTensors:
             return not self._others or bool(self._guards_of_others.check(*self._others))
         for views in self._views:
             views.forget()
-        library = compares_memory() if self._inside else None
-        memory = None if library is None else library.Tensors(self._inside, _torch.TENSOR_LAYOUT)
+        library = memory_library() if self._inline else None
+        memory = None if library is None else library.Tensors(self._inline, _torch.TENSOR_LAYOUT)
         if not self._guards.check(*self._tensors):
             return False
         self._memory = memory  # taken before the guards passed
         return True
 
 
-class SamePlaces:
+class SameDataPointers:
     """Checks that the memory of these tensors, which have strides, has not moved."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -68,7 +68,7 @@ class SamePlaces:
         """Whether it has not moved."""
         if self._memory is not None and self._memory.holds():
             return True
-        library = compares_memory()
+        library = memory_library()
         memory = None if library is None else library.Tensors(self._tensors, _torch.TENSOR_LAYOUT)
         if list(map(_pointer, self._tensors)) != self._pointers:
             return False
@@ -76,19 +76,19 @@ class SamePlaces:
         return True
 
 
-def is_in_itself(tensor: torch.Tensor) -> bool:
+def has_inline_metadata(tensor: torch.Tensor) -> bool:
     """Whether all checked facts are in the tensor's own memory, and its dispatch keys are the usual ones."""
-    return tensor.dim() <= _torch.MOST_DIMENSIONS and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.dim() <= _torch.MAX_INLINE_DIMENSIONS and not tensor.is_conj() and not tensor.is_neg()
 
 
-def compares_memory() -> Any:
+def memory_library() -> Any:
     """The library that compares the memory of tensors, or None."""
     library = native.library()
-    return library if library is not None and _is_understood(library) else None
+    return library if library is not None and _sees_all_changes(library) else None
 
 
 @functools.cache
-def _is_understood(library: Any) -> bool:
+def _sees_all_changes(library: Any) -> bool:
     """Whether every change of a tensor is visible in its memory. Tested once per process."""
     if not _torch.TENSOR_LAYOUT.is_known():
         return False
@@ -113,7 +113,7 @@ def _restrided(dim: int) -> Callable[[torch.Tensor], Any]:
     return lambda t: t.as_strided_(t.shape, [stride - (i == dim) for i, stride in enumerate(t.stride())])
 
 
-def _in_place_of(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Any]:
+def _set_data(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Any]:
     return lambda t: setattr(t, "data", make(t.data))
 
 
@@ -122,8 +122,8 @@ _CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
     **{f"stride {dim}": _restrided(dim) for dim in range(5)},
     "fewer dimensions": lambda t: t.as_strided_((2,), (1,)),
     "its place": lambda t: t.as_strided_(t.shape, t.stride(), 1),
-    "its type": _in_place_of(lambda t: t.view(torch.int32)),
-    "its sign": _in_place_of(_torch.negative_view),
+    "its type": _set_data(lambda t: t.view(torch.int32)),
+    "its sign": _set_data(_torch.negative_view),
     "a gradient": lambda t: t.requires_grad_(),
     "frozen": lambda t: t.requires_grad_(False),
     "a history": torch.enable_grad()(lambda t: t.add_(torch.ones(1, requires_grad=True))),

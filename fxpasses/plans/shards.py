@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.process_groups import described_group
+from fxpasses.plans.process_groups import describe_group
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def is_sharded(value: Any) -> bool:
     """Whether a value is a ``DTensor``, not an instance of a subclass."""
-    return type(value) is class_of_shards()
+    return type(value) is dtensor_class()
 
 
-def class_of_shards() -> Any:
+def dtensor_class() -> Any:
     """``DTensor``, if it was imported."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
@@ -40,10 +40,10 @@ def sharded_facts(tensor: Any) -> tuple[Any, ...]:
 def distribution_of(tensor: Any) -> tuple[Any, ...]:
     """How a sharded tensor is distributed: its placements and its mesh."""
     _, context = tensor.__tensor_flatten__()
-    return repr(context), *(described_group(tensor.device_mesh) or ())
+    return repr(context), *(describe_group(tensor.device_mesh) or ())
 
 
-def flat(values: Sequence[Any]) -> list[Any]:
+def flatten_sharded(values: Sequence[Any]) -> list[Any]:
     """Replace each sharded tensor in ``values`` by its parts."""
     return [part for value in values for part in (parts_of(value) if is_sharded(value) else (value,))]
 
@@ -54,7 +54,7 @@ def parts_of(tensor: Any) -> list[Any]:
     return [getattr(tensor, name) for name in names]
 
 
-def taking_parts(sharded: Sequence[int], graph: Boxed) -> Boxed:
+def with_unwrapped_inputs(sharded: Sequence[int], graph: Boxed) -> Boxed:
     """Wrap a graph to take sharded tensors and pass on their parts.
 
     Args:
@@ -77,7 +77,7 @@ def taking_parts(sharded: Sequence[int], graph: Boxed) -> Boxed:
     return run
 
 
-def described_tensors(metas: Sequence[Any]) -> list[list[Any]]:
+def describe_tensors(metas: Sequence[Any]) -> list[list[Any]]:
     """Which graph result each tensor is, as plain data. For a sharded one, also its placements and sizes.
 
     Args:
@@ -93,12 +93,12 @@ def described_tensors(metas: Sequence[Any]) -> list[list[Any]]:
 
 
 def _described_by_metadata(meta: Any) -> list[Any]:
-    if meta.original_subclass_type is not class_of_shards() or len(meta.attrs) != meta.arg_count:
+    if meta.original_subclass_type is not dtensor_class() or len(meta.attrs) != meta.arg_count:
         raise NoPlan("a tensor subclass among results or gradients")
     return _described(meta.flat_tensor_start_idx, meta.meta, meta.outer_size, meta.outer_stride)
 
 
-def described_results(results: Sequence[Any]) -> list[list[Any]]:
+def describe_results(results: Sequence[Any]) -> list[list[Any]]:
     """The same for the results of a graph without a backward graph.
 
     Args:
@@ -109,7 +109,7 @@ def described_results(results: Sequence[Any]) -> list[list[Any]]:
     """
     if not any(map(is_sharded, results)):
         return []
-    positions = itertools.accumulate((len(flat([value])) for value in results), initial=0)
+    positions = itertools.accumulate((len(flatten_sharded([value])) for value in results), initial=0)
     return [
         _described(position, value.__tensor_flatten__()[1], value.shape, value.stride())
         if is_sharded(value)
@@ -130,13 +130,13 @@ def _described(position: int, context: Any, shape: Sequence[Any], stride: Sequen
     """
     if not all(type(size) is int for size in (*shape, *stride)):
         raise NoPlan("a sharded result or gradient of symbolic sizes")
-    placements = list(map(described_placement, context[0]))
+    placements = list(map(describe_placement, context[0]))
     if any(tuple(entry.mesh_dims) != tuple(sorted(entry.mesh_dims)) for entry in context[2] or ()):
         raise NoPlan("a dimension that is sharded by several of the mesh in an order of its own")
     return [position, placements, list(shape), list(stride)]
 
 
-def described_placement(placement: Any) -> list[Any]:
+def describe_placement(placement: Any) -> list[Any]:
     """A placement as plain data. Raises NoPlan for placements of other libraries."""
     tensors = sys.modules["torch.distributed.tensor"]
     if type(placement) is tensors.Shard:
@@ -148,23 +148,23 @@ def described_placement(placement: Any) -> list[Any]:
     raise NoPlan("a placement that plans do not know", repr(placement))
 
 
-def _placements(described: Sequence[Sequence[Any]]) -> list[Any]:
+def _load_placements(described: Sequence[Sequence[Any]]) -> list[Any]:
     tensors = sys.modules["torch.distributed.tensor"]
     return [getattr(tensors, name)(*rest) for name, *rest in described]
 
 
-def giving_tensors(described: Sequence[Sequence[Any]], graph: Boxed) -> Boxed:
+def with_wrapped_outputs(described: Sequence[Sequence[Any]], graph: Boxed) -> Boxed:
     """Wrap a graph to rebuild the tensors from its results. Values saved for the backward pass follow
     unchanged.
 
     Args:
-        described: from :func:`described_tensors` or :func:`described_results`; empty if no tensor is sharded.
+        described: from :func:`describe_tensors` or :func:`describe_results`; empty if no tensor is sharded.
         graph: takes a list, which it empties.
     """
     if not described:
         return graph
     makers = [
-        functools.partial(_put_together, position, _placements(how[0]) if how else [], how[1:])
+        functools.partial(_make_dtensor, position, _load_placements(how[0]) if how else [], how[1:])
         for position, *how in described
     ]
     taken = sum(1 + bool(how) for _, *how in described)
@@ -176,14 +176,14 @@ def giving_tensors(described: Sequence[Sequence[Any]], graph: Boxed) -> Boxed:
     return run
 
 
-def _put_together(
+def _make_dtensor(
     position: int, placements: Sequence[Any], sizes: Sequence[Any], results: Sequence[Any]
 ) -> Any:
     local = results[position]
     if not sizes or local is None:
         return local
     shape, stride = sizes
-    return class_of_shards().from_local(
+    return dtensor_class().from_local(
         local,
         results[position + 1],
         placements,
@@ -198,7 +198,7 @@ def parts_of_gradient(gradient: Any, placements: Sequence[Sequence[Any]]) -> lis
 
     Args:
         gradient: from autograd.
-        placements: those that the graph was traced with, from :func:`described_placement`.
+        placements: those that the graph was traced with, from :func:`describe_placement`.
 
     Raises:
         RuntimeError: it is not a sharded tensor.
@@ -208,7 +208,7 @@ def parts_of_gradient(gradient: Any, placements: Sequence[Sequence[Any]]) -> lis
             f"a gradient of class {type(gradient).__qualname__}, where a DTensor was compiled for: autograd's zeros for a result that "
             "is not used are no DTensor; let the result have a part in the loss, or detach it before it is returned"
         )
-    expected = _placements(placements)
+    expected = _load_placements(placements)
     if list(gradient.placements) != expected:
         gradient = gradient.redistribute(gradient.device_mesh, expected)
     return parts_of(gradient)
@@ -219,8 +219,8 @@ class RecordedShards:
 
     Attributes:
         positions: which inputs they are.
-        gradients: from :func:`described_tensors`, if there is a backward graph.
-        results: likewise of the forward graph's results, or from :func:`described_results`, if one is
+        gradients: from :func:`describe_tensors`, if there is a backward graph.
+        results: likewise of the forward graph's results, or from :func:`describe_results`, if one is
             sharded.
     """
 
@@ -230,7 +230,7 @@ class RecordedShards:
     def __bool__(self) -> bool:
         return bool(self.positions)
 
-    def look(self, inputs: Sequence[Any]) -> None:
+    def note_inputs(self, inputs: Sequence[Any]) -> None:
         """Note which inputs of a call they are."""
         self.positions = [i for i, value in enumerate(inputs) if is_sharded(value)]
 
@@ -256,13 +256,13 @@ class RecordedShards:
         if not self and not any(map(is_sharded, outputs)):
             return len(outputs)
         if with_backward:
-            facts["metadata"] = self.note(before)
+            facts["metadata"] = self.note_metadata(before)
         elif facts:
             self.note_results(outputs, facts["metadata"])
-            return len(flat(outputs))
+            return len(flatten_sharded(outputs))
         return len(outputs)
 
-    def note(self, found: tuple[Any, Sequence[Any]] | None) -> Any:
+    def note_metadata(self, found: tuple[Any, Sequence[Any]] | None) -> Any:
         """Note what AOTAutograd knows of a forward and backward graph before it unwraps tensors. Returns its
         metadata.
 
@@ -281,8 +281,8 @@ class RecordedShards:
         views = [i for i in metadata.output_info if i.output_type.name in ("alias_of_input", "is_input")]
         if any(info.base_idx in self.positions for info in views):
             raise NoPlan("a result that is a view of a sharded tensor")
-        self.gradients = described_tensors(gradients)
-        results = described_tensors(metadata.subclass_fw_graph_out_meta)
+        self.gradients = describe_tensors(gradients)
+        results = describe_tensors(metadata.subclass_fw_graph_out_meta)
         if any(how for _, *how in results):
             self.results = results
             updated = len(metadata.mutated_inp_runtime_indices)
@@ -299,14 +299,14 @@ class RecordedShards:
         Raises:
             NoPlan: a plan cannot return the sharded tensors of this graph.
         """
-        self.results = described_results(results)
+        self.results = describe_results(results)
         self._refuse_views(metadata, {i for i, *how in self.results if how})
 
     @staticmethod
     def _refuse_views(metadata: Any, sharded: Collection[int]) -> None:
         kinds = (info.output_type.name for i, info in enumerate(metadata.output_info) if i in sharded)
-        if not _OWN_MEMORY.issuperset(kinds):
+        if not _NON_ALIAS_TYPES.issuperset(kinds):
             raise NoPlan("a sharded result that is a view")
 
 
-_OWN_MEMORY = {"non_alias", "unsafe_view_alias", "custom_function_view"}
+_NON_ALIAS_TYPES = {"non_alias", "unsafe_view_alias", "custom_function_view"}

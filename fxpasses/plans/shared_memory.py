@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fxpasses.plans._torch_views import viewed, views_of
+from fxpasses.plans._torch_views import apply_views, deserialize_views
 
 Graph = Callable[[list[Any]], Sequence[Any]]
 
@@ -22,13 +22,13 @@ class Hidden:
 
 def hidden_outputs(facts: Mapping[str, Any]) -> list[int]:
     """The outputs of a graph that are :class:`Hidden` from autograd. For ``facts`` see
-    :func:`with_shared_memory`."""
+    :func:`with_aliasing`."""
     changed = enumerate(facts["updated"])
     first = len(facts["updated"])
     return [i for i, (_, data, _, _) in changed if not data] + [first + i for i, *_ in facts["aliases"]]
 
 
-def with_shared_memory(facts: Mapping[str, Any], run: Graph) -> Graph:
+def with_aliasing(facts: Mapping[str, Any], run: Graph) -> Graph:
     """Wrap a graph to return what it stands for.
 
     Args:
@@ -42,29 +42,31 @@ def with_shared_memory(facts: Mapping[str, Any], run: Graph) -> Graph:
         return run
     inputs = sorted({i for i, *_ in updated} | {base for _, kind, base, *_ in aliases if kind != "output"})
     made = [
-        (*alias[:4], None if alias[4] is None else views_of(alias[4])) for alias in aliases
+        (*alias[:4], None if alias[4] is None else deserialize_views(alias[4])) for alias in aliases
     ]  # decoded once for all calls
 
-    def run_and_share(given: list[Any]) -> Sequence[Any]:
+    def run_with_aliasing(given: list[Any]) -> Sequence[Any]:
         of_inputs = {i: given[i] for i in inputs}
         results = run(given)
         for (i, *how), value in zip(updated, results, strict=False):
-            _change(of_inputs[i], _shown(value), *how)
+            _mutate(of_inputs[i], _unhidden(value), *how)
         results = results[len(updated) :]
         returned = list(results[:outputs])
         for i, kind, number, requires_grad, views in made:
-            base = _shown(results[number]) if kind == "output" else of_inputs[number]
-            returned[i] = base if kind == "input" else _alias(base, _shown(results[i]), requires_grad, views)
+            base = _unhidden(results[number]) if kind == "output" else of_inputs[number]
+            returned[i] = (
+                base if kind == "input" else _alias(base, _unhidden(results[i]), requires_grad, views)
+            )
         return returned
 
-    return run_and_share
+    return run_with_aliasing
 
 
-def _shown(value: Any) -> Any:
+def _unhidden(value: Any) -> Any:
     return value.tensor if isinstance(value, Hidden) else value
 
 
-def _change(tensor: torch.Tensor, value: torch.Tensor, data: bool, metadata: bool, is_leaf: bool) -> None:
+def _mutate(tensor: torch.Tensor, value: torch.Tensor, data: bool, metadata: bool, is_leaf: bool) -> None:
     if metadata:
         tensor.as_strided_(value.size(), value.stride(), value.storage_offset())
     if data and is_leaf and tensor.requires_grad:
@@ -79,7 +81,7 @@ def _alias(
     if views is None:
         made = base.as_strided(like.size(), like.stride(), like.storage_offset())
     else:
-        made = viewed(base, views)
+        made = apply_views(base, views)
     if base.requires_grad and not requires_grad:
         return made.detach()
     if requires_grad and not base.requires_grad:

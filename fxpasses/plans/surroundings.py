@@ -20,10 +20,10 @@ from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomic
 
 log = logging.getLogger(__name__)
 
-_VARIABLES = (
+_VARIABLE_PREFIXES = (
     "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
-_OTHERWISE = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG", "FXPASSES_CACHE_DIR",
+_IGNORED_PREFIXES = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG", "FXPASSES_CACHE_DIR",
               "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_HOME", "TORCHELASTIC_")  # fmt: skip
 """Those of them that change only messages and locations."""
 
@@ -33,7 +33,7 @@ def deciding_variables() -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLES) and not name.startswith(_OTHERWISE)
+        if name.startswith(_VARIABLE_PREFIXES) and not name.startswith(_IGNORED_PREFIXES)
     }
 
 
@@ -49,13 +49,13 @@ def surroundings() -> dict[str, str]:
     registry = sys.modules.get("fxpasses.passes.registry")
     if registry is not None and registry.active_passes():
         raise NoPlan("a use_passes block adds passes")
-    found = dict(_fixed())
+    found = dict(_process_constants())
     found |= {f"environment variable {name}": value for name, value in deciding_variables().items()}
-    found |= {f"setting {name}": _described(value) for name, value in _torch.changed_settings().items()}
+    found |= {f"setting {name}": _setting_text(value) for name, value in _torch.changed_settings().items()}
     return found
 
 
-def _described(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     """The text of a setting.
 
     If the text has an object's address, it is the object's ``uuid()`` instead, by which Inductor also keys
@@ -71,18 +71,18 @@ def _described(value: Any) -> str:
 
 
 @functools.cache
-def _fixed() -> Mapping[str, str]:
+def _process_constants() -> Mapping[str, str]:
     return {
         "torch": f"{torch.__version__} {torch.version.git_version}",
         "python": sys.version,
         "platform": platform.platform(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
-        "processor": _processor(),
+        "processor": _cpu_features(),
         "fxpasses": _own_source(),
     }
 
 
-def _processor() -> str:
+def _cpu_features() -> str:
     """The features of the processor, as reported by the operating system kernel."""
     try:
         with open("/proc/cpuinfo") as file:
@@ -106,11 +106,11 @@ def _own_source() -> str:
             f"\0{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\0{found.st_ino}".encode()
         )
     directory = cache_directory("auto")
-    memory = None if directory is None else directory / "sources" / seen.hexdigest()
+    cached = None if directory is None else directory / "sources" / seen.hexdigest()
     try:
-        if memory is not None:
-            check_owner(memory)
-            return memory.read_text()
+        if cached is not None:
+            check_owner(cached)
+            return cached.read_text()
     except (OSError, PlanFileError):
         pass  # computed below
     digest = hashlib.sha256()
@@ -119,8 +119,8 @@ def _own_source() -> str:
             digest.update(f"{os.path.relpath(path, root)}\0".encode() + file.read())
     text = digest.hexdigest()[:32]
     try:
-        if memory is not None:
-            write_atomically(memory, text.encode())
+        if cached is not None:
+            write_atomically(cached, text.encode())
     except OSError as error:
         log.info("the hash of our source is not remembered: %s", error)
     return text
@@ -157,6 +157,6 @@ def state() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(), str(torch.get_default_dtype()),
         torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
-        _torch.process_of_job(),
+        _torch.distributed_process(),
         *_torch.numeric_flags(),
     )  # fmt: skip

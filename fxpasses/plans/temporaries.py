@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
-_LARGEST, _MOST = 1 << 14, 1 << 20
+_MAX_TENSOR_BYTES, _MAX_POOL_BYTES = 1 << 14, 1 << 20
 """The most bytes of a pooled tensor, and of all of a function. Kernels on larger ones outweigh allocation."""
 
 
@@ -23,7 +23,7 @@ def functions(body: Sequence[ast.stmt]) -> Iterator[ast.FunctionDef]:
     return (node for node in nodes if isinstance(node, ast.FunctionDef))
 
 
-def keep_temporaries(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+def pool_temporaries(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Pool tensors of fixed sizes that only kernels see; returns the statements that make the pools."""
     made: list[ast.stmt] = []
     kernels = {
@@ -32,11 +32,11 @@ def keep_temporaries(body: Sequence[ast.stmt]) -> list[ast.stmt]:
         if isinstance(s, ast.Assign) and _text(s.value).startswith("getattr(_kernels[")
     }
     for number, function in enumerate(functions(body)):
-        if not _returns_once(function):
+        if not _has_single_return(function):
             continue
         found = _Temporaries(function, kernels)
-        if found.kept:
-            made += found.pooled(number)
+        if found.pooled_names:
+            made += found.rewrite(number)
     return made
 
 
@@ -53,11 +53,11 @@ def check_once(body: Sequence[ast.stmt], *, fixed: bool) -> list[ast.stmt]:
     """
     made: list[ast.stmt] = []
     for number, function in enumerate(functions(body)):
-        checks = {s: call for s in function.body if (call := _check(s)) is not None}
+        checks = {s: call for s in function.body if (call := _assertion_call(s)) is not None}
         of_inputs = [s for s, call in checks.items() if _text(call.args[-1]) == "'input'"]
         function.body[:] = [s for s in function.body if s not in of_inputs]
         of_fixed = [s for s, call in checks.items() if set(_names(*call.args[1:])) <= {"torch"}]
-        if not fixed or not {*of_fixed}.difference(of_inputs) or not _returns_once(function):
+        if not fixed or not {*of_fixed}.difference(of_inputs) or not _has_single_return(function):
             continue
         name = f"first_call_{number}"
         made += ast.parse(f"{name} = [True]").body
@@ -72,7 +72,7 @@ class _Temporaries:
     """The tensors of a function that only kernels see.
 
     Attributes:
-        kept: the names of those with fixed sizes, and of views of them.
+        pooled_names: the names of those with fixed sizes, and of views of them.
     """
 
     def __init__(self, function: ast.FunctionDef, kernels: set[str]) -> None:
@@ -87,8 +87,8 @@ class _Temporaries:
             name = _target(statement)
             if name and stored.count(name) == 1 and isinstance(statement, ast.Assign):
                 value = statement.value
-                size = _bytes(value)
-                of = viewed(value)
+                size = _tensor_bytes(value)
+                of = viewed_tensor(value)
                 if size is not None:
                     self._sizes[name], root[name] = size, name
                 elif of is not None and of.id in root:
@@ -97,36 +97,38 @@ class _Temporaries:
             elif isinstance(statement, ast.Delete):
                 seen.update(map(id, statement.targets))
             seen.update(
-                id(name) for name in map(viewed, read_by_kernel(statement, self._kernels)) if name is not None
+                id(name)
+                for name in map(viewed_tensor, kernel_arguments(statement, self._kernels))
+                if name is not None
             )
         loads = (
             n for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)
         )
         escaping = {root[n.id] for n in loads if n.id in root and id(n) not in seen}
-        left, roots = _MOST, set[str]()
+        left, roots = _MAX_POOL_BYTES, set[str]()
         for name, size in self._sizes.items():
-            if name not in escaping and size <= min(_LARGEST, left):
+            if name not in escaping and size <= min(_MAX_TENSOR_BYTES, left):
                 left -= size
                 roots.add(name)
-        self.kept = {name for name, of in root.items() if of in roots}
+        self.pooled_names = {name for name, of in root.items() if of in roots}
 
-    def pooled(self, number: int) -> list[ast.stmt]:
+    def rewrite(self, number: int) -> list[ast.stmt]:
         """Rewrite the function; returns the statements that make its pool, with a unique ``number``."""
         making: list[ast.stmt] = []
         rest: list[ast.stmt] = []
         views: dict[str, str] = {}
         for statement in self._function.body:
-            if _target(statement) in self.kept:
+            if _target(statement) in self.pooled_names:
                 making.append(statement)
                 continue
             if isinstance(statement, ast.Delete):
-                statement.targets = [t for t in statement.targets if _text(t) not in self.kept]
+                statement.targets = [t for t in statement.targets if _text(t) not in self.pooled_names]
                 if not statement.targets:
                     continue
-            self._take_views(statement, views)
+            self._pool_views(statement, views)
             rest.append(statement)
         making += ast.parse("\n".join(f"{name} = {text}" for text, name in views.items())).body
-        used = sorted({*_names(*rest)} & {*self.kept, *views.values()})
+        used = sorted({*_names(*rest)} & {*self.pooled_names, *views.values()})
         pool, names = f"pool_of_{number}", ", ".join(used)
         take = f"try:\n    taken_ = {pool}.pop()\nexcept IndexError:\n    taken_ = make_{pool}()\n({names},) = taken_"
         self._function.body[:] = [
@@ -141,22 +143,22 @@ class _Temporaries:
         made[1].body[0].body = making  # type: ignore[attr-defined]
         return made
 
-    def _take_views(self, statement: ast.stmt, views: dict[str, str]) -> None:
-        for argument in read_by_kernel(statement, self._kernels):
-            of = viewed(argument)
-            if of is not None and of is not argument and of.id in self.kept:
+    def _pool_views(self, statement: ast.stmt, views: dict[str, str]) -> None:
+        for argument in kernel_arguments(statement, self._kernels):
+            of = viewed_tensor(argument)
+            if of is not None and of is not argument and of.id in self.pooled_names:
                 name = views.setdefault(_text(argument), f"kept_view_{len(views)}")
                 replace_argument(statement, argument, ast.Name(name, ast.Load()))
 
 
-def read_by_kernel(statement: ast.stmt, kernels: Collection[str]) -> list[ast.expr]:
+def kernel_arguments(statement: ast.stmt, kernels: Collection[str]) -> list[ast.expr]:
     """The arguments of a kernel call that returns nothing or only its ``out``: nothing else sees them."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return []
     call = statement.value
     called = _text(call.func)
     of_torch = called.startswith("extern_kernels.") and any(k.arg == "out" for k in call.keywords)
-    known = of_torch or called in kernels or called in _CHECKS
+    known = of_torch or called in kernels or called in _ASSERTIONS
     return [*call.args, *(k.value for k in call.keywords)] if known else []
 
 
@@ -175,7 +177,7 @@ def replace_argument(statement: ast.stmt, old: ast.expr, new: ast.expr) -> None:
         keyword.value = new if keyword.value is old else keyword.value
 
 
-def viewed(value: ast.expr) -> ast.Name | None:
+def viewed_tensor(value: ast.expr) -> ast.Name | None:
     """The tensor that an expression names or reads through a view of fixed sizes."""
     if isinstance(value, ast.Name):
         return value
@@ -188,7 +190,7 @@ def viewed(value: ast.expr) -> ast.Name | None:
     return value.args[0] if isinstance(value.args[0], ast.Name) else None
 
 
-def _bytes(value: ast.expr) -> int | None:
+def _tensor_bytes(value: ast.expr) -> int | None:
     """The size in bytes of the fixed-size tensor that an expression makes, or None."""
     if not isinstance(value, ast.Call) or _text(value.func) != "empty_strided_cpu":
         return None
@@ -201,15 +203,20 @@ def _bytes(value: ast.expr) -> int | None:
     return int((last + 1) * dtype.itemsize)
 
 
-def _check(statement: ast.stmt) -> ast.Call | None:
+def _assertion_call(statement: ast.stmt) -> ast.Call | None:
     call = statement.value if isinstance(statement, ast.Expr) else None
-    return call if isinstance(call, ast.Call) and _text(call.func) in _CHECKS else None
+    return call if isinstance(call, ast.Call) and _text(call.func) in _ASSERTIONS else None
 
 
-_CHECKS = ("assert_size_stride", "assert_size_stride_grouped", "assert_tensor_metadata", "assert_alignment")
+_ASSERTIONS = (
+    "assert_size_stride",
+    "assert_size_stride_grouped",
+    "assert_tensor_metadata",
+    "assert_alignment",
+)
 
 
-def _returns_once(function: ast.FunctionDef) -> bool:
+def _has_single_return(function: ast.FunctionDef) -> bool:
     returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
     return len(returns) == 1 and returns[0] is function.body[-1]
 

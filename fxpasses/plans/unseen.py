@@ -27,7 +27,7 @@ _UNSEEN = ENVIRONMENT | _ATTRIBUTES | {
 }  # fmt: skip
 """Names that give access to more than a walk over objects sees, or that change what they name."""
 
-_HARMLESS = {
+_ALLOWED_ATTRIBUTES = {
     "inspect": {"signature", "Parameter", "isclass"},  # made of code, defaults and attributes, all of which are walked over
     "sys": {"version_info", "platform", "maxsize", "byteorder"},
     "__code__": {"co_varnames", "co_argcount", "co_kwonlyargcount", "co_posonlyargcount", "co_flags"},  # part of a code's digest
@@ -37,10 +37,10 @@ READERS = frozenset(map(id, (
     getattr, hasattr, setattr, delattr, vars, dir, globals, locals, id, hash, os.getenv, sys.getrecursionlimit,
 )))  # fmt: skip
 """Functions that tracing inlines and that are recognized by name, so nothing may hold them by another one."""
-_NO_CONTENT = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME", "NOP")
+_IGNORED_OPCODES = ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME", "NOP")
 
 
-def variables_read(code: types.CodeType) -> list[str]:
+def environment_variables_read(code: types.CodeType) -> list[str]:
     """The environment variables that code reads.
 
     Raises:
@@ -54,7 +54,7 @@ def variables_read(code: types.CodeType) -> list[str]:
     for inner in codes_inside(code):
         if not _UNSEEN & set(inner.co_names):
             continue
-        listed = [i for i in dis.get_instructions(inner) if i.opname not in _NO_CONTENT]
+        listed = [i for i in dis.get_instructions(inner) if i.opname not in _IGNORED_OPCODES]
         known = set()
         for position, instruction in enumerate(listed):
             name = instruction.argval
@@ -70,9 +70,11 @@ def variables_read(code: types.CodeType) -> list[str]:
                 "LOAD_METHOD",
             )
             attribute = listed[position + 1].argval if owned else None
-            if attribute in _HARMLESS.get(name, ()):
+            if attribute in _ALLOWED_ATTRIBUTES.get(name, ()):
                 continue
-            variable = _variable(listed, position) if name == "os" and attribute in ENVIRONMENT else None
+            variable = (
+                _environment_variable(listed, position) if name == "os" and attribute in ENVIRONMENT else None
+            )
             if variable is None:
                 raise _refusal(code, name)
             known.add(position + 1)
@@ -80,7 +82,7 @@ def variables_read(code: types.CodeType) -> list[str]:
     return found
 
 
-def _variable(listed: Sequence[dis.Instruction], position: int) -> str | None:
+def _environment_variable(listed: Sequence[dis.Instruction], position: int) -> str | None:
     """The variable that ``os.environ`` or ``os.getenv`` reads here, if its name is a literal."""
     behind = [*listed[position + 2 :], *[listed[-1]] * 4]
     if behind[0].opname == "CONTAINS_OP":

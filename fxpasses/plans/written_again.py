@@ -23,7 +23,7 @@ from torch import nn
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.plan_files import are_unchanged, read_sections, write_plan
 from fxpasses.plans.reads import walk_reads
-from fxpasses.plans.replaced import are_named_still
+from fxpasses.plans.replaced import are_functions_unchanged
 from fxpasses.plans.walk import Walk
 
 _ATTRIBUTE = re.compile(r"model(?:\._modules\.\w+)*\.(\w+)")
@@ -32,29 +32,29 @@ _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _NUMBERS = {"int", "float", "bool", "str", "NoneType"}
 
 
-class _Ran(threading.local):
+class _CollectedRuns(threading.local):
     """The plan files whose compiled code ran in this thread under Dynamo's guards, while collected."""
 
     files: list[Path | None] | None = None
 
 
-_ran = _Ran()
+_collected = _CollectedRuns()
 
 
 def note_run(file: Path | None) -> None:
     """Called when Dynamo runs the compiled graph of a plan, or with None for a graph without one."""
-    if _ran.files is not None:
-        _ran.files.append(file)
+    if _collected.files is not None:
+        _collected.files.append(file)
 
 
 @contextmanager
-def noted_runs() -> Iterator[list[Path | None]]:
+def collect_runs() -> Iterator[list[Path | None]]:
     """Within, collect the files of the plans whose code Dynamo runs."""
-    before, _ran.files = _ran.files, []
+    before, _collected.files = _collected.files, []
     try:
-        yield _ran.files
+        yield _collected.files
     finally:
-        _ran.files = before
+        _collected.files = before
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ChangedNumbers:
     _story: Any
 
     @staticmethod
-    def since(
+    def find(
         file: Path | None, abouts: Sequence[Mapping[str, Any]], model: Any, objects: Sequence[Any]
     ) -> ChangedNumbers | None:
         """What has changed since a plan was made, if only numbers have.
@@ -87,8 +87,8 @@ class ChangedNumbers:
             about = next((about for about in abouts if _without_model(about) == same), None)
             if about is None or content.get("between") or not are_unchanged(content["files"]):
                 return None
-            walk = Walk(told=True, leaves_open=True)
-            walk.over(model, objects)
+            walk = Walk(keep_facts=True, leaves_open=True)
+            walk.walk_call(model, objects)
             # Dynamo's code belongs to the first plan.
             first = content.get("first", file.name)
             content |= {"about": about, "read": walk_reads(walk, content["reads"]), "first": first}
@@ -97,7 +97,9 @@ class ChangedNumbers:
         story = json.loads(json.dumps(walk.story))
         if known == story:
             return None  # it failed for another reason
-        if _without_numbers(known) != _without_numbers(story) or not are_named_still(content["functions"]):
+        if _without_numbers(known) != _without_numbers(story) or not are_functions_unchanged(
+            content["functions"]
+        ):
             return None
         return ChangedNumbers(content, sections, story)
 

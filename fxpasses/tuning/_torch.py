@@ -14,7 +14,7 @@ from torch.autograd.profiler import profile
 
 from fake.seam.autograd_engine import function_of, keeps_graph
 from fxpasses.plans._torch import storage_address
-from fxpasses.plans._torch_frames import never_traced
+from fxpasses.plans._torch_frames import skipped_by_dynamo
 
 
 def is_compiled(model: object) -> bool:
@@ -136,4 +136,4 @@ def _telling(
                 failed(error)
             raise
 
-    return never_traced(watched)  # in a compiled function, the backward pass runs after a graph break
+    return skipped_by_dynamo(watched)  # in a compiled function, the backward pass runs after a graph break

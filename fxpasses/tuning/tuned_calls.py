@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fxpasses.plans.arguments import described_arguments, described_options
+from fxpasses.plans.arguments import describe_arguments, describe_options
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomically
 from fxpasses.plans.surroundings import state, surroundings
@@ -44,12 +44,12 @@ def file_of_call(
     if root is None:
         return None
     try:
-        _, _, objects = described_arguments(tuple(args), kwargs, lambda tensor: None)
+        _, _, objects = describe_arguments(tuple(args), kwargs, lambda tensor: None)
         walk = Walk()
-        content = walk.over(model, objects)
+        content = walk.walk_call(model, objects)
         numbers = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
-        told, _, _ = described_arguments(tuple(args), kwargs, lambda tensor: numbers.get(id(tensor)))
-        about = [content, told, described_options(options), surroundings(), list(map(str, state()))]
+        told, _, _ = describe_arguments(tuple(args), kwargs, lambda tensor: numbers.get(id(tensor)))
+        about = [content, told, describe_options(options), surroundings(), list(map(str, state()))]
     except NoPlan as error:
         log.info("whether a call was tuned before is asked of its graphs: %s", error)
         return None

@@ -40,7 +40,7 @@ def test_a_step_that_compiles_is_no_measure_of_a_step(monkeypatch):
         calls.append(tokens)
         return model(tokens).sum()
 
-    monkeypatch.setattr(training, "_graphs", lambda: min(len(calls), 1))
+    monkeypatch.setattr(training, "_graph_count", lambda: min(len(calls), 1))
     made = Run("x", model, call)
     made.step(torch.ones(3, 2), torch.ones(3))
     assert made.compiled == [True]

@@ -105,10 +105,10 @@ def checks(request):
     """Who checks a call: torch's guards, or the library that compares memory."""
     before, native._module = native._module, None
     if request.param == "memory":
-        library = native._built(shutil.which("cc") or "cc")
+        library = native._compile_library(shutil.which("cc") or "cc")
         if library is None:
             pytest.skip("no compiler")
-        native.use(lambda: load_library(native.ENTRY, library, None))
-        assert same_tensors.compares_memory() is native.library()
+        native.use_library(lambda: load_library(native.ENTRY, library, None))
+        assert same_tensors.memory_library() is native.library()
     yield request.param
     native._module = before

@@ -8,7 +8,7 @@ import torch
 from fxpasses.plans import native
 from fxpasses.plans._torch import TENSOR_LAYOUT
 from fxpasses.plans._torch_notes import PROPAGATED
-from fxpasses.plans.arguments import SameArguments, described_arguments
+from fxpasses.plans.arguments import SameArguments, describe_arguments
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module
 from fxpasses.plans.plan import Plan
@@ -17,16 +17,16 @@ from fxpasses.plans.plan import Plan
 def test_a_hint_of_aotautograd_is_no_attribute_of_an_argument():
     plain, hinted = torch.ones(2), torch.ones(2)
     setattr(hinted, PROPAGATED, {0})
-    described = [described_arguments((x,), {}, lambda tensor: None)[0] for x in (plain, hinted)]
+    described = [describe_arguments((x,), {}, lambda tensor: None)[0] for x in (plain, hinted)]
     assert described[0] == described[1]
     hinted.mine = 1
     with pytest.raises(NoPlan, match="attributes of its own"):
-        described_arguments((hinted,), {}, lambda tensor: None)
+        describe_arguments((hinted,), {}, lambda tensor: None)
 
 
 def test_sizes_of_what_an_argument_is_a_view_of():
     plan = object.__new__(Plan)
-    plan._accepts, plan._asked, plan._places_read = lambda base: base.size(0) == 4, [(0, True)], {}
+    plan._accepts, plan._guard_arguments, plan._tensors_read = lambda base: base.size(0) == 4, [(0, True)], {}
     plan.open = {}
     assert plan.accepts([torch.ones(4, 2)[:2]])
     assert not plan.accepts([torch.ones(5, 2)[:2]])
@@ -72,12 +72,12 @@ CALLS = {
 def test_arguments_are_told_from_others(checks, call):
     args, kwargs, same = CALLS[call]
     known = SameArguments((_X, _Y, 1), {"flag": None}, [_X, _Y], [], MODEL)
-    assert (known._certain is not None) == (checks == "memory")
+    assert (known._native_check is not None) == (checks == "memory")
     found = known.tensors(args, kwargs)
     assert (found is not None) == same
     assert found is None or list(map(id, found)) == list(map(id, args[:2]))
     if checks == "memory":
-        certain = known._certain(args, kwargs)
+        certain = known._native_check(args, kwargs)
         assert same or certain is None
         assert certain is not None or call != "the same"
 
@@ -92,9 +92,9 @@ def test_other_tensors_are_known_by_their_memory():
     for _ in range(20):
         x, y = pair()
         known = SameArguments((x, y, 1), {"flag": None}, [x, y], [], MODEL)
-        if known._certain is None:
+        if known._native_check is None:
             pytest.skip("the layout of tensors is not known here")
-        found += [known._certain((*pair(), 1), {"flag": None}) is not None for _ in range(5)]
+        found += [known._native_check((*pair(), 1), {"flag": None}) is not None for _ in range(5)]
     assert any(found)
 
 
@@ -112,7 +112,7 @@ def test_wrong_arguments_of_the_library_are_refused(checks):
     library = native.library()
     known = SameArguments((_X,), {}, [_X], [], [])
     for call in (
-        lambda: known._certain([], {}),
+        lambda: known._native_check([], {}),
         lambda: library.unchanged((1,), (1,)),
         lambda: library.Tensors((), ()),
         lambda: library.Arguments((_X,), {}, (True,), (), TENSOR_LAYOUT),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans.between import Functions, Stub, names_of, stub_of, stubs_named, without_hook
+from fxpasses.plans.between import Functions, Stub, find_stubs, names_of, stub_of, without_hook
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.walk import Walk
 from tests import children
@@ -189,7 +189,7 @@ def test_a_stub_has_the_parameters_locals_and_cells_of_its_function():
         assert isinstance(stub, Stub)
         assert stub is stub_of(code)
         for fact in ("co_varnames", "co_cellvars", "co_freevars", "co_argcount", "co_kwonlyargcount"):
-            assert getattr(stub.instead, fact) == getattr(code, fact), fact
+            assert getattr(stub.stub_code, fact) == getattr(code, fact), fact
     assert stub_of(codes[4]) is None  # "<lambda>" is no name
 
     def generates(x):
@@ -285,8 +285,8 @@ def test_many_layers_are_known_at_once(tmp_path, monkeypatch):
         for _ in range(3):
             compiled(x, target)
         walks = []
-        over = Walk.over
-        monkeypatch.setattr(Walk, "over", lambda self, *given: walks.append(given) or over(self, *given))
+        over = Walk.walk_call
+        monkeypatch.setattr(Walk, "walk_call", lambda self, *given: walks.append(given) or over(self, *given))
         torch.testing.assert_close(compiled(x, target), model(x, target))
     assert not walks
 
@@ -309,8 +309,8 @@ def test_names_lead_to_functions_and_to_what_decorators_wrap():
     stubs = [stub_of(code) for code in (loss.__code__, inner, decorated.__code__, Base.forward.__code__)]
     names = names_of(stubs)
     assert [depth for *_, depth in names] == [0, 1, 0, 0]
-    assert stubs_named(names) == stubs
-    assert stubs_named([*names, ("no.such.module", "f", 0)]) is None
+    assert find_stubs(names) == stubs
+    assert find_stubs([*names, ("no.such.module", "f", 0)]) is None
     model = Local()
     with pytest.raises(NoPlan, match="no name leads to"):
         names_of([stub_of(model.inner.__code__)])

@@ -14,8 +14,7 @@ from torch import nn
 import fxpasses
 from fake.seam.inductor import config as inductor_config
 from fxpasses.passes import TunedPasses
-from fxpasses.plans.arguments import described_arguments, described_options
-from fxpasses.plans.beside_compilation import beside_compilation
+from fxpasses.plans.arguments import describe_arguments, describe_options
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.loaded import Directory
@@ -23,6 +22,7 @@ from fxpasses.plans.plan import Plan
 from fxpasses.plans.plan_files import read_sections, write_sections
 from fxpasses.plans.reads import check_covered
 from fxpasses.plans.recording import Recording
+from fxpasses.plans.recording_step import recording_step
 from fxpasses.plans.surroundings import _own_source, surroundings
 from fxpasses.plans.walk import Walk
 from fxpasses.tuning import tuned_graph as tuning_graph
@@ -330,7 +330,7 @@ def test_torch_compile_looks_where_its_options_say(monkeypatch):
         torch.compile(model, backend="fxpasses")
     torch.compile(model, backend="eager")
     assert [compiled.model for compiled in made] == [model, model]
-    assert [compiled._shelf._path.name for compiled in made] == ["folder", "fxpasses"]
+    assert [compiled._plan_store._path.name for compiled in made] == ["folder", "fxpasses"]
     with pytest.raises(fxpasses.OptionsError, match="cache"):
         fxpasses.Options.parse({"cache": 3})
 
@@ -338,12 +338,12 @@ def test_torch_compile_looks_where_its_options_say(monkeypatch):
 def test_objects_among_arguments_are_walked_over():
     model, x = nn.Linear(2, 2), torch.ones(1)
     answer = Answer(x, Pair(model, [x]))
-    tokens, tensors, objects = described_arguments((model, [model, 3], answer), {}, lambda tensor: None)
+    tokens, tensors, objects = describe_arguments((model, [model, 3], answer), {}, lambda tensor: None)
     assert {id(item) for item in objects} == {id(model), id(Answer), id(Pair)}
     assert [id(item) for item in tensors] == [id(x)]
-    assert described_arguments((model, [model, 3], answer), {}, lambda tensor: None)[0] == tokens
+    assert describe_arguments((model, [model, 3], answer), {}, lambda tensor: None)[0] == tokens
     answer.more = 1
-    assert described_arguments((model, [model, 3], answer), {}, lambda tensor: None)[0] != tokens
+    assert describe_arguments((model, [model, 3], answer), {}, lambda tensor: None)[0] != tokens
 
 
 @pytest.mark.slow
@@ -382,7 +382,7 @@ def test_errors_of_plans_cost_the_plan_alone(tmp_path, monkeypatch, caplog):
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     for owner, name, reason in ((Recording, "_observe", "recording"), (Walk, "add", "looking for a plan")):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, beside_compilation(fails) if owner is Recording else fails)
+            patch.setattr(owner, name, recording_step(fails) if owner is Recording else fails)
             compiled = fxpasses.compile(copy.deepcopy(model), cache=str(tmp_path), compiler="eager")
             with torch.no_grad():
                 torch.testing.assert_close(compiled(x), model(x))
@@ -445,10 +445,10 @@ def test_a_plan_of_a_tuned_program_holds_as_long_as_what_was_kept_and_gives_way_
 
 def test_the_key_of_a_plan_says_how_passes_are_chosen():
     told = [
-        described_options({"passes": passes})
+        describe_options({"passes": passes})
         for passes in ("tuned", Session(), Session(goal="memory"), Session(passes=()))
     ]
-    assert told[0] == told[1] == described_options({"passes": Session(seconds=1.0, fresh=True)})
+    assert told[0] == told[1] == describe_options({"passes": Session(seconds=1.0, fresh=True)})
     assert len({option["passes"] for option in told}) == 3
 
 

@@ -58,7 +58,7 @@ def test_a_call_looks_at_nothing_else_again(tmp_path, monkeypatch):
         for _ in range(4):
             compiled(x)
         monkeypatch.setattr(
-            "fxpasses.plans.walk.Walk.over", lambda *args: pytest.fail("the model is walked over")
+            "fxpasses.plans.walk.Walk.walk_call", lambda *args: pytest.fail("the model is walked over")
         )
         wanted = torch.tanh(model.linear(x) + model.state) * 3
         torch.testing.assert_close(compiled(x), wanted)
@@ -94,7 +94,7 @@ def test_states_of_several_graphs(tmp_path, monkeypatch, kind):
                 if (
                     step == 5 and compiled.plan_files
                 ):  # with torch 2.13 Dynamo finds nothing to compile in a call of an LSTM
-                    patch.setattr(Walk, "over", lambda *args: pytest.fail("a model is walked over"))
+                    patch.setattr(Walk, "walk_call", lambda *args: pytest.fail("a model is walked over"))
                 x = torch.randn(3, 2, 4)
                 torch.testing.assert_close(compiled(x), called(x))
                 if kind is Tupled:
@@ -113,9 +113,9 @@ def test_exchanged_tensors_are_told_from_others():
     values["a"] = torch.full((2, 3), 2.0)
     assert exchanged.hold()
     assert tensors[1] is values["a"]
-    assert exchanged.memory() == [values["a"].data_ptr(), values["b"].data_ptr()]
-    assert not exchanged.are_none_of([weight, values["b"]])
-    assert exchanged.are_none_of([weight])
+    assert exchanged.storage_addresses() == [values["a"].data_ptr(), values["b"].data_ptr()]
+    assert not exchanged.are_disjoint_from([weight, values["b"]])
+    assert exchanged.are_disjoint_from([weight])
     both = torch.ones(2, 3)
     for other in (
         torch.ones(3, 2),

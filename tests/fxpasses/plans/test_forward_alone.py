@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import fxpasses
-from fxpasses.plans.forward_alone import write_those_that_wait
+from fxpasses.plans.forward_alone import write_deferred_plans
 from fxpasses.plans.plan_files import comes_last
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -62,7 +62,7 @@ def planned(model, cache):
 def forward_once(cache, kind=Heads, *, leaf=False):
     compiled = fxpasses.compile(made(kind), cache=cache)
     compiled(torch.randn(4, 8, requires_grad=leaf))
-    write_those_that_wait()
+    write_deferred_plans()
     return [path.name for path in cache.glob("*/*.plan")]
 
 
@@ -181,7 +181,7 @@ def test_nor_has_a_call_under_autocast(cache):
     compiled = fxpasses.compile(made(), cache=cache)
     with torch.autocast("cpu", torch.bfloat16):
         compiled(torch.randn(4, 8))
-    write_those_that_wait()
+    write_deferred_plans()
     assert not list(cache.glob("*/*.plan"))
 
 
@@ -190,7 +190,7 @@ def test_a_later_backward_pass_gives_a_plan_with_both(cache):
     model, x = made(), torch.randn(4, 8)
     compiled = fxpasses.compile(model, cache=cache)
     out = compiled(x)
-    write_those_that_wait()
+    write_deferred_plans()
     asked = list(model.parameters())
     gradients(out, asked)
     assert sorted(map(comes_last, cache.glob("*/*.plan"))) == [False, True]
@@ -236,7 +236,7 @@ def test_a_directory_that_is_gone_is_not_made_again(cache):
     folder = cache / "plans"
     fxpasses.compile(made(), cache=folder)(torch.randn(4, 8))
     shutil.rmtree(folder)
-    write_those_that_wait()
+    write_deferred_plans()
     assert not folder.exists()
 
 
@@ -260,7 +260,7 @@ def of_one_another(model):
 def forward_of_pair_once(cache):
     model = made(Pair)
     fxpasses.compile(model, cache=cache)(of_one_another(model)[1], times=2.0)
-    write_those_that_wait()
+    write_deferred_plans()
 
 
 @pytest.mark.parametrize("change", [len, list.clear, list.reverse])
@@ -316,7 +316,7 @@ def test_nor_has_a_call_of_inference_tensors(cache):
         x = torch.ones(4, 8)
     model = made(Shift)
     fxpasses.compile(model, cache=cache)(x)
-    write_those_that_wait()
+    write_deferred_plans()
     assert not list(cache.glob("*/*.plan"))
 
 
@@ -328,7 +328,7 @@ def test_nor_has_one_of_weights_that_are_computed(cache):
         return (x @ weight).tanh() @ other
 
     fxpasses.compile(call, cache=cache)(torch.ones(4, 8))
-    write_those_that_wait()
+    write_deferred_plans()
     assert not list(cache.glob("*/*.plan"))
 
 
@@ -383,7 +383,7 @@ def test_another_weight_in_the_place_of_one_is_a_change(cache):
 def test_a_second_derivative_with_regard_to_an_input_that_was_computed_is_refused(cache):
     h = torch.ones(4, 8, requires_grad=True) * 2
     fxpasses.compile(made(), cache=cache)(h)
-    write_those_that_wait()
+    write_deferred_plans()
     model, x = made(), torch.ones(4, 8, requires_grad=True)
     out = planned(model, cache)(x * 2)["others"][0]
     assert fxpasses.stats().plans_used == 1
@@ -407,7 +407,7 @@ def call_encoder(cache):
 def test_a_model_that_is_gone_has_one_whose_layers_are_compiled_once_and_have_no_dropout(cache):
     call_encoder(cache)
     gc.collect()
-    write_those_that_wait()
+    write_deferred_plans()
     (name,) = cache.glob("*/*.plan")
     assert comes_last(name)
     model = encoder()

@@ -72,15 +72,25 @@ def test_numbers_among_arguments():
 
 def test_numbers_of_a_call():
     given = GivenNumbers()
-    given.see((3, 0.5, 2**70), {"a": -1})
-    assert given.may_be({"0": "int", "1": "float", "a": "int"})
-    assert not given.may_be({"0": "float"})
-    assert not given.may_be({"2": "int"})  # more than an input can hold
-    assert not given.may_be({"b": "int"})
-    assert given.are({"0": "3", "a": "-1"})
-    assert not given.are({"1": "0.25"})
-    assert given.input("0") == 3
-    torch.testing.assert_close(given.input("1"), torch.tensor(0.5, dtype=torch.float64))
+    given.update_from((3, 0.5, 2**70), {"a": -1})
+    assert given.fit_kinds({"0": "int", "1": "float", "a": "int"})
+    assert not given.fit_kinds({"0": "float"})
+    assert not given.fit_kinds({"2": "int"})  # more than an input can hold
+    assert not given.fit_kinds({"b": "int"})
+    assert given.have_values({"0": "3", "a": "-1"})
+    assert not given.have_values({"1": "0.25"})
+    assert given.as_input("0") == 3
+    torch.testing.assert_close(given.as_input("1"), torch.tensor(0.5, dtype=torch.float64))
+
+
+def test_keywords_may_have_any_names():
+    given = GivenNumbers()
+    numbers = {name: i for i, name in enumerate(dir(given))}
+    for _ in range(2):
+        given.update_from((), numbers)
+        assert given.fit_kinds(dict.fromkeys(numbers, "int"))
+        assert given.have_values({name: str(i) for name, i in numbers.items()})
+        assert [given.as_input(name) for name in numbers] == list(numbers.values())
 
 
 def test_each_thread_has_its_own_numbers(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fxpasses.plans._torch import prelude
-from fxpasses.plans.held_views import HeldViews, hold_views
+from fxpasses.plans.held_views import HeldViews, cache_views
 from fxpasses.plans.same_tensors import SameTensors
 
 CODE = """
@@ -26,7 +26,7 @@ def call(args):
 
 def _run(held):
     tree = ast.parse(CODE)
-    places = hold_views(tree.body)
+    places = cache_views(tree.body)
     tree.body = [*places, *tree.body]
     given = prelude() | {"held_views": held, "extern_kernels": types.SimpleNamespace(mm=torch.mm)}
     exec(ast.unparse(ast.fix_missing_locations(tree)), given)
@@ -42,7 +42,7 @@ def test_views_that_only_a_kernel_reads_are_held():
     for _ in range(2):
         given["call"]([weight, x, 4, weight])
     assert not given["views_0"]  # it is no weight
-    held.hold_those_of([weight])
+    held.add_weights([weight])
     for _ in range(2):
         out, view = given["call"]([weight, x, 4, weight])
         torch.testing.assert_close(out, x @ weight.t())
@@ -68,7 +68,7 @@ def test_a_weight_that_moves(checks, move):
     change, stays = MOVES[move]
     weight, x, held = torch.nn.Parameter(torch.randn(3, 4)), torch.randn(2, 4), HeldViews()
     same = SameTensors([torch.ones(2), weight])
-    same.let_hold(held)
+    same.allow_view_caching(held)
     _, given = _run(held)
     with torch.no_grad():
         for _ in range(3):

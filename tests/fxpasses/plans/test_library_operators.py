@@ -10,7 +10,7 @@ from torch import nn
 import fake.library
 import fxpasses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.library_operators import called_by, parts_of_operator
+from fxpasses.plans.library_operators import operator_dependencies, parts_of_operator
 from fxpasses.plans.watched_state import Watch
 from tests import children
 
@@ -208,7 +208,7 @@ def test_what_may_call_anything_has_no_plan(fake_kernel, named):
         library.impl("made", lambda x: x, "CPU")
         torch.library.register_fake("fxpasses_tests_plans::made", fake_kernel, lib=library)
         with pytest.raises(NoPlan, match=named):
-            called_by([torch.ops.fxpasses_tests_plans.made.default])
+            operator_dependencies([torch.ops.fxpasses_tests_plans.made.default])
 
 
 def test_what_is_decomposed_in_an_unknown_way_has_no_plan():
@@ -216,11 +216,11 @@ def test_what_is_decomposed_in_an_unknown_way_has_no_plan():
         library.define("unknown(Tensor x) -> Tensor")
         library.impl("unknown", lambda x: x, "CompositeImplicitAutograd")
         with pytest.raises(NoPlan, match="cannot be seen into"):
-            called_by([torch.ops.fxpasses_tests_plans.unknown.default])
+            operator_dependencies([torch.ops.fxpasses_tests_plans.unknown.default])
 
 
 def test_all_that_is_called_while_an_operator_is_traced():
-    codes, names = called_by([doubled])
+    codes, names = operator_dependencies([doubled])
     assert set(names) == {f"fxpasses_tests_plans.{name}.default" for name in ("doubled", "copied")}
     assert {formula.__code__, scaled.__code__, like.__code__} <= set(codes)
 

@@ -139,7 +139,7 @@ def test_an_object_that_changes_is_seen_whether_it_is_kept_or_not(tmp_path, chec
 
 
 def test_arguments_without_a_plan_are_not_remembered_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(compiling, "_MAX_KINDS", 3)
     compiled = fxpasses.compile(lambda x, n: x * n, cache=tmp_path, compiler="eager")
     for n in range(9):
         assert compiled(torch.ones(2), n).tolist() == [n, n]

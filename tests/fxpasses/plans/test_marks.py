@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans._torch_notes import marks_of
+from fxpasses.plans._torch_notes import dynamic_marks
 
 
 def first(x):
@@ -51,11 +51,11 @@ def test_a_size_that_is_marked_as_fixed_has_plans_of_its_own(tmp_path):
 
 def test_which_marks_are_known():
     plain, ranged, unbacked, hinted = (torch.ones(3, 4) for _ in range(4))
-    assert marks_of(plain) == ()
+    assert dynamic_marks(plain) == ()
     torch._dynamo.mark_dynamic(ranged, 0, min=2, max=8)
     torch._dynamo.decorators.mark_unbacked(unbacked, 0)
     torch._dynamo.mark_dynamic(hinted, 0, hint_override=100)
-    assert (marks_of(ranged), marks_of(unbacked), marks_of(hinted)) == (None, None, None)
+    assert (dynamic_marks(ranged), dynamic_marks(unbacked), dynamic_marks(hinted)) == (None, None, None)
     torch._dynamo.mark_dynamic(plain, 1)
     torch._dynamo.mark_dynamic(plain, 0)
-    assert marks_of(plain) == (("_dynamo_dynamic_indices", "[0, 1]"),)
+    assert dynamic_marks(plain) == (("_dynamo_dynamic_indices", "[0, 1]"),)

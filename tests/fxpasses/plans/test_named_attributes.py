@@ -89,12 +89,12 @@ def _takes_apart(self, x):
 
 def test_names():
     names = names_read([_reads.__code__], ["self.b", "self.b.c"])
-    assert {"a", "b", "c", "d", "e"} <= names.asked
+    assert {"a", "b", "c", "d", "e"} <= names.named
     assert names.relied_on == {"self", "b", "c"}
-    assert names.are_read("b", 1)
-    assert names.are_read("a", torch.sin)
-    assert not names.are_read("a", [])
-    assert not names.are_read("f", torch.sin)
+    assert names.is_read("b", 1)
+    assert names.is_read("a", torch.sin)
+    assert not names.is_read("a", [])
+    assert not names.is_read("f", torch.sin)
     assert names_from(json.loads(json.dumps(names.as_data()))) == names
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans._torch_optimizers import make_state, option_now
+from fxpasses.plans._torch_optimizers import current_option, init_optimizer_state
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.gradients import Gradients, facts_of_gradients, have_none
+from fxpasses.plans.gradients import Gradients, facts_of_gradients, have_no_gradients
 from fxpasses.plans.origin import origin_of
 from tests import children
 from tests.fxpasses.plans.training_steps import CASES, run
@@ -246,9 +246,9 @@ def test_the_state_that_is_made_is_that_of_the_first_step():
         )
         for optimizer in (made, stepped):
             optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
-        make_state([made])
+        init_optimizer_state([made])
         once = copy.deepcopy(made.state_dict())
-        make_state([made])
+        init_optimizer_state([made])
         assert str(made.state_dict()) == str(once)
         stepped.step()
         ((first, state),) = made.state.items()
@@ -258,15 +258,15 @@ def test_the_state_that_is_made_is_that_of_the_first_step():
             n: v.shape for n, v in expected.items()
         }
     sparse = torch.optim.SparseAdam([nn.Parameter(torch.ones(2))])
-    make_state([sparse])
+    init_optimizer_state([sparse])
     assert not sparse.state
 
 
 def test_an_option_is_open_as_long_as_it_is_a_number():
-    assert option_now({"lr": 0.5}, "lr") == 0.5
+    assert current_option({"lr": 0.5}, "lr") == 0.5
     for value in (1, True, None, float("nan"), float("inf"), torch.tensor(0.5), "0.5"):
-        assert option_now({"lr": value}, "lr") is None
-    assert option_now({}, "lr") is None
+        assert current_option({"lr": value}, "lr") is None
+    assert current_option({}, "lr") is None
 
 
 def test_what_dynamo_leaves_out_is_what_it_was():
@@ -312,8 +312,8 @@ def test_gradients_are_what_they_were():
         assert not known.hold()
         usual()
         assert known.hold()
-    assert not have_none(parameters)
-    assert have_none([other, torch.ones(1)])
+    assert not have_no_gradients(parameters)
+    assert have_no_gradients([other, torch.ones(1)])
 
 
 def test_a_gradient_that_is_something_else_is_refused():

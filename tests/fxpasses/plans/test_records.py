@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.plans.arguments import argument_difference, containers_of, described_arguments, is_record
+from fxpasses.plans.arguments import argument_difference, containers_of, describe_arguments, is_record
 from tests import children
 from tests.fxpasses.plans.programs_with_records import CASES, Batch, Frozen, State, loss, step
 
@@ -66,7 +66,7 @@ def test_an_object_that_counts_takes_one_plan(tmp_path):
 
 def test_what_differs_is_named():
     def told(batch):
-        return described_arguments((batch,), {}, lambda tensor: None)[0]
+        return describe_arguments((batch,), {}, lambda tensor: None)[0]
 
     batch = Batch(torch.ones(2), torch.ones(2))
     assert told(batch) == told(Batch(torch.zeros(2), torch.zeros(2)))

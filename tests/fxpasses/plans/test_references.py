@@ -11,7 +11,7 @@ from torch import nn
 
 import fxpasses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.references import can_go
+from fxpasses.plans.references import can_be_weak
 from fxpasses.plans.walk import Walk
 
 
@@ -124,4 +124,4 @@ class _WithSlots:
     ids=lambda value: type(value).__name__,
 )
 def test_what_a_plan_does_not_keep(value, can):
-    assert can_go(value) == can
+    assert can_be_weak(value) == can

@@ -13,13 +13,13 @@ import fxpasses
 from fxpasses.plans import _torch
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.origin import is_of_others, origin_of
+from fxpasses.plans.origin import is_third_party, origin_of
 from fxpasses.plans.reads import walk_reads
 from fxpasses.plans.replaced import (
-    are_named_still,
+    are_functions_unchanged,
     check_methods,
-    functions_named_by,
-    of_later_modules,
+    split_lazy_module_reads,
+    torch_functions_in,
     watch_names,
 )
 from fxpasses.plans.walk import Walk
@@ -35,24 +35,24 @@ REPLACED = {
 
 @pytest.mark.parametrize("how", REPLACED)
 def test_a_function_that_a_layer_calls(monkeypatch, how):
-    named = functions_named_by([nn.LayerNorm.forward.__code__])
+    named = torch_functions_in([nn.LayerNorm.forward.__code__])
     assert ("torch.nn.modules.normalization", "F.layer_norm", origin_of(F.layer_norm)) in named
     walk = Walk()
     watch_names(walk, named)
-    assert are_named_still(named)
+    assert are_functions_unchanged(named)
     assert walk.watch.holds()
     monkeypatch.setattr(F, "layer_norm", REPLACED[how]())
-    assert not are_named_still(named)
+    assert not are_functions_unchanged(named)
     assert not walk.watch.holds()
     monkeypatch.undo()
-    assert are_named_still(named)
+    assert are_functions_unchanged(named)
 
 
 def test_functions_of_others():
     text = {}
     exec("def typed(x): return x", text)
     others = text["typed"], REPLACED["by one that says it is the same"](), _asked, property(_asked)
-    assert all(map(is_of_others, others))
+    assert all(map(is_third_party, others))
     own = (
         torch.sigmoid,
         F.layer_norm,
@@ -61,28 +61,28 @@ def test_functions_of_others():
         *vars(torch.Tensor).values(),
         functools.wraps,
     )
-    assert not any(map(is_of_others, own))
+    assert not any(map(is_third_party, own))
 
 
 def test_modules_that_are_not_loaded_have_their_functions():
-    assert are_named_still([("torch.a_module_that_is_not_there", "function", "somewhere:1 function")])
+    assert are_functions_unchanged([("torch.a_module_that_is_not_there", "function", "somewhere:1 function")])
 
 
 def test_functions_in_modules_that_torch_imports_later_are_told_by_their_names(monkeypatch):
     assert torch._dynamo.graph_break  # it is imported now
     own, function = (__name__, "torch", "relu"), (__name__, "torch", "_dynamo", "graph_break")
     module, torch_again = function[:3], (*function[:3], "torch", "relu")
-    there, later = of_later_modules([own, module, function, torch_again])
+    there, later = split_lazy_module_reads([own, module, function, torch_again])
     assert there == [own]
     assert later == [
         ("torch._dynamo", "graph_break", origin_of(torch._dynamo.graph_break)),
         ("torch._dynamo", "torch.relu", origin_of(torch.relu)),
     ]
-    assert are_named_still(later)
+    assert are_functions_unchanged(later)
     monkeypatch.setattr(torch._dynamo, "graph_break", lambda: None)
-    assert not are_named_still(later)
+    assert not are_functions_unchanged(later)
     monkeypatch.setattr(torch._dynamo, "graph_break", 3)
-    assert of_later_modules([function]) == ([function], [])  # what is no function has to be there
+    assert split_lazy_module_reads([function]) == ([function], [])  # what is no function has to be there
 
 
 BREAKS = """
@@ -152,8 +152,8 @@ def test_methods_of_tensors(monkeypatch, kind):
 
 def test_answers_about_the_hardware(monkeypatch):
     """Which are constants for Dynamo: another machine answers otherwise."""
-    assert torch.cuda.is_available in _torch.ABOUT_HARDWARE
-    monkeypatch.setattr(_torch, "ABOUT_HARDWARE", (_asked,))
+    assert torch.cuda.is_available in _torch.HARDWARE_QUERIES
+    monkeypatch.setattr(_torch, "HARDWARE_QUERIES", (_asked,))
     before = walk_reads(Walk(), [(__name__, "_asked")])
     assert walk_reads(Walk(), [(__name__, "_asked")]) == before
     _ANSWERS[0] = 2
@@ -212,6 +212,6 @@ def test_what_dynamo_wraps_for_its_own_use_is_what_it_was(monkeypatch):
     assert cls.__init__.__qualname__.endswith("patched_init")
     for method in (cls.__init__, cls.__setstate__):
         assert origin_of(method).startswith("nn/modules/module.py:")
-        assert not is_of_others(method)
+        assert not is_third_party(method)
     monkeypatch.setattr(cls, "__init__", lambda self: None)
-    assert is_of_others(cls.__init__)
+    assert is_third_party(cls.__init__)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxpasses.plans._torch import SameState
-from fxpasses.plans.same_tensors import SamePlaces, SameTensors
+from fxpasses.plans.same_tensors import SameDataPointers, SameTensors
 
 
 def _parameter():
@@ -69,7 +69,7 @@ MOVES = {
 @pytest.mark.parametrize("move", [*MOVES, *(name for name in HARMLESS if name not in MOVES)])
 def test_every_move_is_noticed(checks, move):
     tensors = [_parameter(), _parameter(), torch.empty(0)]
-    places = SamePlaces(tensors)
+    places = SameDataPointers(tensors)
     assert places.hold()
     assert places.hold()
     assert (places._memory is not None) == (checks == "memory")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fxpasses.plans._torch import prelude
-from fxpasses.plans.temporaries import check_once, keep_temporaries
+from fxpasses.plans.temporaries import check_once, pool_temporaries
 
 FILL = "fill = getattr(_kernels['0'], 'fill')"
 HEAD = "def call(args):\n    x, n = args\n    args.clear()\n"
@@ -16,7 +16,7 @@ HEAD = "def call(args):\n    x, n = args\n    args.clear()\n"
 def _made(*lines, head=HEAD, checks=False):
     """The function ``call`` of these lines, and how many statements stand before it."""
     tree = ast.parse(FILL + "\n" + head + "".join(f"    {line}\n" for line in lines))
-    before = check_once(tree.body, fixed=True) if checks else keep_temporaries(tree.body)
+    before = check_once(tree.body, fixed=True) if checks else pool_temporaries(tree.body)
     tree.body = [*tree.body[:1], *before, *tree.body[1:]]
     kernels = types.SimpleNamespace(fill=lambda x, out: out.copy_(x * 2))
     known = prelude() | {"_kernels": {"0": kernels}, "extern_kernels": torch, "operator": lambda x: x}

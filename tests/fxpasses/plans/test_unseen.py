@@ -10,7 +10,7 @@ import pytest
 
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.reads import walk_reads
-from fxpasses.plans.unseen import variables_read
+from fxpasses.plans.unseen import environment_variables_read
 from fxpasses.plans.walk import Walk
 
 ask, read, number_of = getattr, os.getenv, hash
@@ -52,13 +52,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", LISTED)
 def test_what_can_be_listed(name):
     function, expected = LISTED[name]
-    assert variables_read(function.__code__) == expected
+    assert environment_variables_read(function.__code__) == expected
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot(name):
     with pytest.raises(NoPlan, match="may read more"):
-        variables_read(REFUSED[name].__code__)
+        environment_variables_read(REFUSED[name].__code__)
 
 
 def test_writing_and_importing_are_refused():
@@ -79,7 +79,7 @@ def test_writing_and_importing_are_refused():
 
     for function in (write, delete, bring, keep):
         with pytest.raises(NoPlan, match="may read more"):
-            variables_read(function.__code__)
+            environment_variables_read(function.__code__)
 
 
 class Holds:

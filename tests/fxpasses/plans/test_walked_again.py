@@ -5,11 +5,11 @@ import weakref
 import pytest
 import torch
 
-from fxpasses.plans import walked_again
+from fxpasses.plans import reusable_walks
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.reads import walk_reads
+from fxpasses.plans.reusable_walks import ReusableWalks
 from fxpasses.plans.walk import Walk
-from fxpasses.plans.walked_again import WalkedAgain
 
 READS = [(__name__, name) for name in ("HELD", "OTHER", "helper")]
 HELD, OTHER = [1, {"a": 2}], "text"
@@ -114,19 +114,19 @@ def _as_it_was():
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("before", BEFORE)
 def test_it_says_what_a_walk_from_the_start_says(before, between):
-    model, walked = torch.nn.Linear(2, 2), WalkedAgain()
+    model, walked = torch.nn.Linear(2, 2), ReusableWalks()
     old, new = Given(), Given()
     before(old, new)
     try:
-        walk, digest = walked.over(model, [old])
+        walk, digest = walked.walk_call(model, [old])
         said = walk_reads(walk.fork(), READS)
     except NoPlan:
         return  # of that there is no plan
-    assert walked.read("plan", READS, said, walk, digest) is not None
+    assert walked.continue_over_reads("plan", READS, said, walk, digest) is not None
     between(old, new)
     fresh, wanted = Walk(leaves_open=True), None
     try:
-        wanted = fresh.over(model, [new])
+        wanted = fresh.walk_call(model, [new])
         now = walk_reads(fresh, READS)
     except NoPlan:
         now = None
@@ -147,18 +147,18 @@ def test_it_says_what_a_walk_from_the_start_says(before, between):
 
 
 def _again(walked, model, new, said):
-    walk, digest = walked.over(model, [new])
-    return walk, digest, walked.read("plan", READS, said, walk, digest)
+    walk, digest = walked.walk_call(model, [new])
+    return walk, digest, walked.continue_over_reads("plan", READS, said, walk, digest)
 
 
 def test_nothing_is_walked_over_twice(monkeypatch):
-    model, walked = torch.nn.Linear(2, 2), WalkedAgain()
-    walk, digest = walked.over(model, [Given()])
+    model, walked = torch.nn.Linear(2, 2), ReusableWalks()
+    walk, digest = walked.walk_call(model, [Given()])
     said = walk_reads(walk.fork(), READS)
-    assert walked.read("plan", READS, said, walk, digest) is not None
+    assert walked.continue_over_reads("plan", READS, said, walk, digest) is not None
     walks = []
     monkeypatch.setattr(
-        walked_again,
+        reusable_walks,
         "walk_reads",
         lambda walk, reads, *expected: walks.append(reads) or walk_reads(walk, reads, *expected),
     )
@@ -166,17 +166,17 @@ def test_nothing_is_walked_over_twice(monkeypatch):
     monkeypatch.setattr(
         Walk, "add", lambda self, label, value: walks.append(label) or seen(self, label, value)
     )
-    walk, digest = walked.over(model, [Given()])
-    assert walked.read("plan", READS, said, walk, digest) is not None
+    walk, digest = walked.walk_call(model, [Given()])
+    assert walked.continue_over_reads("plan", READS, said, walk, digest) is not None
     assert walks == ["object 0", []]
 
 
 def test_a_model_that_changes_is_walked_over_again():
-    model, walked, given = torch.nn.Linear(2, 2), WalkedAgain(), Given()
-    _, before = walked.over(model, [given])
+    model, walked, given = torch.nn.Linear(2, 2), ReusableWalks(), Given()
+    _, before = walked.walk_call(model, [given])
     model.scale = 2
-    _, after = walked.over(model, [Given()])
-    assert before[0] != after[0] == Walk(leaves_open=True).over(model, [])[0]
+    _, after = walked.walk_call(model, [Given()])
+    assert before[0] != after[0] == Walk(leaves_open=True).walk_call(model, [])[0]
     model.given = given
     walk = Walk(leaves_open=True)
-    assert walked.over(model, [given])[1] == walk.over(model, [given])
+    assert walked.walk_call(model, [given])[1] == walk.walk_call(model, [given])

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from fxpasses.plans import native
-from fxpasses.plans._torch import HAS_VERSIONS
+from fxpasses.plans._torch import DICTS_HAVE_VERSIONS
 from fxpasses.plans.plan_files import write_sections
 from fxpasses.plans.runtime import load_library
 from fxpasses.plans.walk import Walk
@@ -78,7 +78,7 @@ def language(request, tmp_path_factory):
         (kept,) = (folder / "sources").iterdir()  # built once
         write_sections(kept, {"check": b"kept"})
         assert native.build.__wrapped__(shutil.which("cc") or "cc", folder) == b"kept"
-        native.use(lambda: load_library(native.ENTRY, library, None))
+        native.use_library(lambda: load_library(native.ENTRY, library, None))
     else:
         native._module = None
     yield request.param
@@ -94,7 +94,7 @@ def test_every_change_is_noticed(language, change):
     walk.add("holder", holder)
     assert walk.watch.holds()
     assert walk.watch.holds()
-    assert (walk.watch._fast is not None) == (language == "c")
+    assert (walk.watch._native_watch is not None) == (language == "c")
     CHANGES[change](holder)
     assert walk.watch.holds() == (change == "nothing")
 
@@ -110,7 +110,7 @@ def test_a_class_that_changes_often(language, change):
     walk.add("value", often())
     assert walk.watch.holds()
     assert walk.watch.holds()
-    assert (walk.watch._fast is not None) == (language == "c")
+    assert (walk.watch._native_watch is not None) == (language == "c")
     if change == "its bases":
         often.__bases__ = (second,)
     elif change != "nothing":
@@ -144,7 +144,7 @@ def test_wrong_lists_are_refused(language):
         ([[1], [1], *[[]] * 11], TypeError),
         ([[{}], [], *[[]] * 11], ValueError),
     ]
-    if HAS_VERSIONS:
+    if DICTS_HAVE_VERSIONS:
         wrong.append(([[{}], [-1], *[[]] * 11], OverflowError))
     for lists, error in wrong:
         with pytest.raises(error):

@@ -11,22 +11,22 @@ import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from fxpasses.plans.reads import OF_OBJECTS, Read, walk_reads
+from fxpasses.plans.reads import OBJECT_READS, Read, walk_reads
 from fxpasses.plans.same_tensors import SameTensors
 from fxpasses.plans.walk import Walk
 
 
-class WalkedAgain:
+class ReusableWalks:
     """The reusable walks of one model."""
 
     def __init__(self) -> None:
         self._model: Walk | None = None
         self._tensors = SameTensors(())
         self._digest = ""
-        self._parts: dict[Hashable, _Part] = {}
+        self._parts: dict[Hashable, _WalkPart] = {}
 
-    def over(self, model: Any, objects: Sequence[Any]) -> tuple[Walk, list[Any]]:
-        """A walk over a model and the objects among its arguments, and the result of :meth:`Walk.over`.
+    def walk_call(self, model: Any, objects: Sequence[Any]) -> tuple[Walk, list[Any]]:
+        """A walk over a model and the objects among its arguments, and the result of :meth:`Walk.walk_call`.
 
         Args:
             model: the model.
@@ -43,11 +43,11 @@ class WalkedAgain:
             self._model, self._tensors = walk, SameTensors(walk.tensors)
         if self._model is None or not objects or any(map(self._model.has_met, objects)):
             walk = Walk(leaves_open=True)
-            return walk, walk.over(model, objects)
+            return walk, walk.walk_call(model, objects)
         walk = self._model.fork(watched=True)
-        return walk, [self._digest, walk.over_objects(objects)]
+        return walk, [self._digest, walk.walk_objects(objects)]
 
-    def read(
+    def continue_over_reads(
         self, plan: Hashable, reads: Sequence[Read], expected: str, walk: Walk, digest: Sequence[Any]
     ) -> Walk | None:
         """Continue a walk over what a plan reads. ``None`` if any of it has changed.
@@ -62,38 +62,41 @@ class WalkedAgain:
         Raises:
             NoPlan: something cannot be walked.
         """
-        number = next((i for i, read in enumerate(reads) if read[0] in OF_OBJECTS), len(reads))
+        number = next(
+            (i for i, continue_over_reads in enumerate(reads) if continue_over_reads[0] in OBJECT_READS),
+            len(reads),
+        )
         part = self._parts.get(plan)
-        gone_on = None if part is None or part.digest != digest else part.after(walk)
-        if part is None or gone_on is None:
-            gone_on = walk.fork()
-            part = _Part(walk, gone_on, digest, walk_reads(gone_on, reads[:number]))
+        continued = None if part is None or part.digest != digest else part.replay(walk)
+        if part is None or continued is None:
+            continued = walk.fork()
+            part = _WalkPart(walk, continued, digest, walk_reads(continued, reads[:number]))
             self._parts[plan] = part
-        said = f"{part.said}:" if 0 < number < len(reads) else part.said
-        if not expected.startswith(said):
+        reads_digest = f"{part.reads_digest}:" if 0 < number < len(reads) else part.reads_digest
+        if not expected.startswith(reads_digest):
             return None
-        rest = expected.removeprefix(said)
-        return gone_on if walk_reads(gone_on, reads[number:], rest) == rest else None
+        rest = expected.removeprefix(reads_digest)
+        return continued if walk_reads(continued, reads[number:], rest) == rest else None
 
 
-class _Part:
+class _WalkPart:
     """What a walk has met since it was forked.
 
     Args:
         before: the walk that it was forked from.
         after: the walk now.
         digest: of the first walk.
-        said: what the second walk has said since.
+        reads_digest: what the second walk has said since.
     """
 
-    def __init__(self, before: Walk, after: Walk, digest: Sequence[Any], said: str) -> None:
-        self.digest, self.said, self._watch = digest, said, after.watch.copy()
+    def __init__(self, before: Walk, after: Walk, digest: Sequence[Any], reads_digest: str) -> None:
+        self.digest, self.reads_digest, self._watch = digest, reads_digest, after.watch.copy()
         self._tensors = SameTensors(after.tensors[len(before.tensors) :])
-        self._new = _since(vars(before), vars(after))
+        self._new = _additions(vars(before), vars(after))
         self._met = frozenset(self._new.get("_numbers", ()))
         self._referred = _referred_to(vars(before), vars(after)) if self._new else None
 
-    def after(self, walk: Walk) -> Walk | None:
+    def replay(self, walk: Walk) -> Walk | None:
         """Continue ``walk``, over equal content, in the same way. ``None`` if it may meet something else."""
         parts = vars(walk)
         if self._referred is None or not self._watch.holds() or not self._tensors.hold():
@@ -111,7 +114,7 @@ class _Part:
         return other
 
 
-def _since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+def _additions(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """What was added to the lists, sets and dictionaries of a walk. Empty if anything was removed."""
     found: dict[str, Any] = {}
     for name, now in after.items():
@@ -137,13 +140,15 @@ def _referred_to(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[in
     ``None`` if the walk might say otherwise for other objects: it says something about objects that are not
     kept, about weak references, or about memory while the arguments hold tensors.
     """
-    first, tensors = after["of_model"]
-    again = [line for line in after["_lines"][len(before["_lines"]) :] if line.startswith(_AGAIN)]
-    numbers = {int(line[len(_AGAIN) : -1]) for line in again}
+    first, tensors = after["counts_before_objects"]
+    again = [line for line in after["_lines"][len(before["_lines"]) :] if line.startswith(_REPEAT_PREFIX)]
+    numbers = {int(line[len(_REPEAT_PREFIX) : -1]) for line in again}
     kept = {n: before["_kept"][n] for n in numbers if first <= n < len(before["_kept"])}
-    weak = before["_weak"] or any(line.startswith(_WEAK) for line in after["_lines"][len(before["_lines"]) :])
+    weak = before["_weak"] or any(
+        line.startswith(_WEAK_PREFIX) for line in after["_lines"][len(before["_lines"]) :]
+    )
     return None if weak or len(before["tensors"]) > tensors or None in kept.values() else kept
 
 
-_AGAIN, _WEAK = "('same as', ", "('weak reference', "
+_REPEAT_PREFIX, _WEAK_PREFIX = "('same as', ", "('weak reference', "
 """How a walk says that it has met something before, or a weak reference."""

@@ -13,7 +13,7 @@ from fxpasses.plans.errors import NoPlan
 log = logging.getLogger(__name__)
 
 
-class Watching(Protocol):
+class CompilationRecorder(Protocol):
     """A recorder of a compilation."""
 
     is_over: bool
@@ -32,11 +32,11 @@ class Watching(Protocol):
         """
 
 
-def beside_compilation(method: Callable[..., None]) -> Callable[..., None]:
+def recording_step(method: Callable[..., None]) -> Callable[..., None]:
     """Make a method a step of a recorder. What it finds or raises costs the plan, never the compilation."""
 
     @functools.wraps(method)
-    def step(self: Watching, *args: Any) -> None:
+    def step(self: CompilationRecorder, *args: Any) -> None:
         try:
             method(self, *args)
         except NoPlan as error:

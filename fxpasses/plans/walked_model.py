@@ -9,18 +9,18 @@ from typing import Any
 import torch
 
 from fxpasses.plans import _torch
-from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
+from fxpasses.plans.arguments import SameArguments, describe_arguments, without_sizes
 from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.exchanged import Exchanged, Place, PlaceKey, key_of
 from fxpasses.plans.given_numbers import GivenNumbers, without_given_numbers
-from fxpasses.plans.plan import Checked, Plan, exchanged_elsewhere
+from fxpasses.plans.plan import CheckedWalk, Plan, exchanged_elsewhere
 from fxpasses.plans.references import reference_to
+from fxpasses.plans.reusable_walks import ReusableWalks
 from fxpasses.plans.walk import Walk
-from fxpasses.plans.walked_again import WalkedAgain
 
 
-class Armed(Checked):
+class WalkedModel(CheckedWalk):
     """A walk over the model and the objects among its arguments, with plans that hold until a change."""
 
     def __init__(
@@ -31,24 +31,24 @@ class Armed(Checked):
         digest: list[Any],
         functions: Functions,
         given: GivenNumbers,
-        in_others: set[PlaceKey],
-        walked_again: WalkedAgain,
+        exchanged_entries: set[PlaceKey],
+        reusable_walks: ReusableWalks,
     ) -> None:
         """Args: what was walked, the walk and its digests, the functions between the model's graphs, the
         numbers of a call, where functions of the model put other tensors, and the walks over what plans
         read."""
         super().__init__(walk, walk.tensors)
         self.model, self.walk, self.digest, self.functions = model, walk, digest, functions
-        self.given, self.in_others, self.walked_again = given, in_others, walked_again
-        itself = weakref.ref(self)
+        self.given, self.exchanged_entries, self.reusable_walks = given, exchanged_entries, reusable_walks
+        weak_self = weakref.ref(self)
 
-        def gone(reference: Any) -> None:
-            if (armed := itself()) is not None:
-                armed._let_go()
+        def on_collected(reference: Any) -> None:
+            if (walked_model := weak_self()) is not None:
+                walked_model._drop_all()
 
-        self._objects = [reference_to(value, gone) for value in objects]
+        self._objects = [reference_to(value, on_collected) for value in objects]
         self._plans: dict[Any, list[Plan]] = {}
-        self._others: dict[tuple[bool, bool], dict[Any, list[Plan]]] = {}
+        self._general_plans: dict[tuple[bool, bool], dict[Any, list[Plan]]] = {}
         self._exchanged: Exchanged | None = None
         self._quick: list[tuple[_torch.SameState, SameArguments, Plan]] = []
         self._places = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
@@ -57,13 +57,13 @@ class Armed(Checked):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plan, list[torch.Tensor]] | None:
         """Like :meth:`call`, for arguments that can be compared quickly."""
-        are_held = False
+        is_checked = False
         for state, same, plan in self._quick:
             if state.holds() and (tensors := same.tensors(args, kwargs)) is not None:
-                are_held = are_held or self.holds()
-                if not are_held:
+                is_checked = is_checked or self.holds()
+                if not is_checked:
                     return None
-                if plan.holds() and plan.may_take(tensors):
+                if plan.holds() and plan.can_run_on(tensors):
                     return plan, tensors
         return None
 
@@ -80,18 +80,18 @@ class Armed(Checked):
         Raises:
             NoPlan: an argument is of a kind that plans do not support.
         """
-        tokens, tensors, objects = described_arguments(args, kwargs, self.place)
-        if not self.is_for(objects):
+        tokens, tensors, objects = describe_arguments(args, kwargs, self.place)
+        if not self.has_objects(objects):
             return None
-        plans = (*self._plans.get((now, tokens), ()), *self._for_others(now, tokens, tensors))
+        plans = (*self._plans.get((now, tokens), ()), *self._general_plans_for(now, tokens, tensors))
         if not plans or not self.holds():
             return None
-        known = next((plan for plan in plans if plan.holds() and plan.may_take(tensors)), None)
+        known = next((plan for plan in plans if plan.holds() and plan.can_run_on(tensors)), None)
         if known is None:
             return None
         if (
-            len(self._quick) < _QUICKEST
-            and not known.asks_bases
+            len(self._quick) < _MAX_QUICK
+            and not known.reads_bases
             and SameArguments.can_compare(args, kwargs, tensors, objects)
             and all(self.place(tensor) is None for tensor in tensors)
         ):
@@ -99,10 +99,10 @@ class Armed(Checked):
             self._quick.append((_torch.SameState(), same, known))
         return known, tensors
 
-    def _for_others(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Plan]:
-        for serves, known in self._others.items():
-            plans = known.get((now, _left_open(tokens, *serves)), ())
-            yield from (plan for plan in plans if plan.asks_of_model or plan.accepts(tensors))
+    def _general_plans_for(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Plan]:
+        for serves, known in self._general_plans.items():
+            plans = known.get((now, _generalized(tokens, *serves)), ())
+            yield from (plan for plan in plans if plan.reads_model_numbers or plan.accepts(tensors))
 
     def exchange(self, places: Mapping[int, Place]) -> None:
         """Let a plan check the tensors in some places. Other plans, which took them for part of the model,
@@ -111,7 +111,7 @@ class Armed(Checked):
         Args:
             places: where they are, by the tensors' numbers in the model.
         """
-        for known in (self._quick, self._plans, self._others):
+        for known in (self._quick, self._plans, self._general_plans):
             known.clear()
         self.walk.exchanged |= places
         kept = [tensor for i, tensor in enumerate(self.walk.tensors) if i not in self.walk.exchanged]
@@ -135,18 +135,18 @@ class Armed(Checked):
             tokens: of the arguments that it was made for.
             plan: the plan.
         """
-        self.in_others.update(map(key_of, plan.exchanged_there))
+        self.exchanged_entries.update(map(key_of, plan.exchanged_places))
         if plan.exchanges.keys() - self.walk.exchanged.keys():
             self.exchange(plan.exchanges)
-        known = self._others.setdefault(plan.serves, {}) if any(plan.serves) else self._plans
-        plans = known.setdefault((now, _left_open(tokens, *plan.serves)), [])
+        known = self._general_plans.setdefault(plan.serves, {}) if any(plan.serves) else self._plans
+        plans = known.setdefault((now, _generalized(tokens, *plan.serves)), [])
         others = [one for one in plans if one.file is None or one.file != plan.file]
-        kept = [plan, *others][:_QUICKEST]
+        kept = [plan, *others][:_MAX_QUICK]
         gone = [one for one in plans if one not in kept]
         self._quick = [quick for quick in self._quick if quick[2] not in gone]
         plans[:] = kept
 
-    def is_for(self, objects: Sequence[Any]) -> bool:
+    def has_objects(self, objects: Sequence[Any]) -> bool:
         """Whether these are the objects that were walked."""
         return len(objects) == len(self._objects) and all(
             value is known() for value, known in zip(objects, self._objects, strict=True)
@@ -156,9 +156,9 @@ class Armed(Checked):
         """The objects; None for each that is gone."""
         return [known() for known in self._objects]
 
-    def _let_go(self) -> None:
+    def _drop_all(self) -> None:
         """Drop everything once an object is gone. Another object may get its ``id``."""
-        for known in (self._quick, self._plans, self._others, self._places):
+        for known in (self._quick, self._plans, self._general_plans, self._places):
             known.clear()
         self.walk = Walk(leaves_open=True)
         super().__init__(self.walk, ())
@@ -168,22 +168,22 @@ class Armed(Checked):
         return self._places.get(id(tensor))
 
 
-def _left_open(tokens: Any, sizes: bool, numbers: bool) -> Any:
+def _generalized(tokens: Any, sizes: bool, numbers: bool) -> Any:
     """A description of arguments without what a plan leaves open."""
     tokens = without_sizes(tokens) if sizes else tokens
     return without_given_numbers(tokens) if numbers else tokens
 
 
-def all_left_open(tokens: Any) -> list[Any]:
+def description_variants(tokens: Any) -> list[Any]:
     """A description of arguments in four variants: full, without sizes, without numbers, and without both."""
-    return [_left_open(tokens, sizes, numbers) for numbers in (False, True) for sizes in (False, True)]
+    return [_generalized(tokens, sizes, numbers) for numbers in (False, True) for sizes in (False, True)]
 
 
-_QUICKEST = 8
+_MAX_QUICK = 8
 """The limit on kinds of arguments, and on plans for one kind, that are compared one by one."""
 
 
-class ArmedModels:
+class WalkedModels:
     """A model with the objects among the arguments of its last calls.
 
     Args:
@@ -194,24 +194,24 @@ class ArmedModels:
         known: the last ones.
         calls: how often the model was called.
         given: the numbers among the arguments of a call.
-        in_others: where functions of the model put other tensors, shared with the functions between its
+        exchanged_entries: where functions of the model put other tensors, shared with the functions between its
             graphs.
     """
 
     def __init__(self, model: Any, functions: Functions) -> None:
-        self.known: list[Armed] = []
+        self.known: list[WalkedModel] = []
         self.calls = 0
         self.given = GivenNumbers()
-        self.in_others = set[PlaceKey]()
-        self._walked_again = WalkedAgain()
+        self.exchanged_entries = set[PlaceKey]()
+        self._reusable_walks = ReusableWalks()
         self._model, self._functions = model, functions
-        self._new = 0
+        self._new_objects = 0
 
-    def forget(self, armed: Armed) -> None:
-        """Drop ``armed``, which is about to change."""
-        self.known = [one for one in self.known if one is not armed]
+    def forget(self, walked_model: WalkedModel) -> None:
+        """Drop ``walked_model``, which is about to change."""
+        self.known = [one for one in self.known if one is not walked_model]
 
-    def of(self, objects: list[Any], *, is_between: bool) -> Armed:
+    def of(self, objects: list[Any], *, is_between: bool) -> WalkedModel:
         """A walk over the model and these objects that holds now.
 
         Args:
@@ -224,32 +224,32 @@ class ArmedModels:
         Raises:
             NoPlan: they hold something that cannot be walked, or most calls pass new objects.
         """
-        known = next((armed for armed in self.known if armed.is_for(objects)), None)
+        known = next((walked_model for walked_model in self.known if walked_model.has_objects(objects)), None)
         if known is not None and known.is_current():
             return known
         is_new = known is None
-        self.known = [armed for armed in self.known if armed is not known]
+        self.known = [walked_model for walked_model in self.known if walked_model is not known]
         del known  # it keeps alive what the model may have dropped and refers to weakly
         is_layer = is_between and all(isinstance(value, torch.nn.Module) for value in objects)
         if is_new and objects and not is_layer:
-            self._new += 1
-            if self._new > _NEW and self.calls < _CALLS_WORTH_A_WALK * self._new:
+            self._new_objects += 1
+            if self._new_objects > _MAX_FREE_WALKS and self.calls < _CALLS_PER_NEW_OBJECT * self._new_objects:
                 raise NoPlan("arguments that are other objects in each call")
-        walk, digest = self._walked_again.over(self._model, objects)
-        parts = self._functions, self.given, self.in_others, self._walked_again
-        made = Armed(self._model, objects, walk, digest, *parts)
-        if places := exchanged_elsewhere(walk, self.in_others):
+        walk, digest = self._reusable_walks.walk_call(self._model, objects)
+        parts = self._functions, self.given, self.exchanged_entries, self._reusable_walks
+        made = WalkedModel(self._model, objects, walk, digest, *parts)
+        if places := exchanged_elsewhere(walk, self.exchanged_entries):
             made.exchange(places)
-        self.known = [made, *self.known][: _LAYERS if is_layer else _OTHERS]
+        self.known = [made, *self.known][: _MAX_LAYER_WALKS if is_layer else _MAX_WALKS]
         return made
 
 
-_OTHERS = 4
+_MAX_WALKS = 4
 """How many combinations of a model and objects among its arguments are watched at a time."""
-_LAYERS = 64
+_MAX_LAYER_WALKS = 64
 """The same for a function between graphs whose objects are modules: all layers of the model may share it."""
-_NEW = 32
+_MAX_FREE_WALKS = 32
 """How many new objects are walked unconditionally."""
-_CALLS_WORTH_A_WALK = 8
+_CALLS_PER_NEW_OBJECT = 8
 """How many calls each further new object needs, such as the cache of a request. A walk takes milliseconds,
 and so do these calls without a plan."""
