@@ -37,12 +37,14 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _POSITIONS = {aten.arange, prims.iota}
 _CASTS = {aten._to_copy, prims.convert_element_type}
 _SIZES, _MOST_SIZES = (16, 2048), 3
+_MOST_ALONE = 32
+"""How many integers to try in an input that holds one: a counter of steps."""
 
 
 def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
     """Yield inputs with integers, in one tensor at a time, that changed calls on integers hold.
 
-    Sums, products and quotients of these count, too.
+    Sums, products and quotients of these count, too, and the integers next to all of them.
 
     Args:
         rewriting: the graphs, and inputs.
@@ -55,13 +57,15 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
         if any(isinstance(v, Tensor) and v.dtype in INTEGERS for v in values):
             held = written_numbers(up_to_free_inputs(rewriting, window))
             numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
+    numbers |= {beside: None for n in list(numbers) for beside in (n - 1, n + 1) if beside >= 0}
     # Together they matter where all occur: positions are compared with some.
     inexact = [n for kind in _counted_in(rewriting) for n in _INEXACT[kind]] if taken else []
     for at in taken if numbers or inexact else ():
         shape = rewriting.inputs[at].shape
         largest = torch.iinfo(rewriting.inputs[at].dtype).max
         known = torch.tensor([*(n for n in inexact if n <= largest), *numbers], dtype=torch.int64)
-        for turn in range(min(MOST_TURNS, -(-2 * len(known) // shape.numel()))):
+        most = max(MOST_TURNS, _MOST_ALONE // shape.numel())
+        for turn in range(min(most, -(-2 * len(known) // shape.numel()))):
             order = torch.randint(len(known), (shape.numel(),), generator=generator)
             order[: len(known)] = torch.arange(shape.numel())[: len(known)] + turn * shape.numel()
             inputs = cloned(rewriting.inputs)
