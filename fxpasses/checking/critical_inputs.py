@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,10 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
         rewriting: the graphs, and inputs.
         generator: of random numbers.
     """
-    taken = [i for i, v in enumerate(rewriting.inputs) if _is_integer(v)]
+    deciding = _inputs_of(rewriting.before, rewriting.changed[0]) | _inputs_of(
+        rewriting.after, rewriting.changed[1]
+    )
+    taken = [i for i, v in enumerate(rewriting.inputs) if i in deciding and _is_integer(v)]
     numbers: dict[int, None] = {}
     for window in rewriting.windows or () if taken else ():
         values = (*window.inputs, *map(value_of, window_calls(window)))
@@ -79,6 +82,15 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
             beside = on_either_side(rewriting.before, inputs, turn)
             if beside is not None:
                 yield [*beside[:at], inputs[at], *beside[at + 1 :]]
+
+
+def _inputs_of(gm: fx.GraphModule, names: Collection[str]) -> set[int]:
+    """The positions of the inputs on which some calls of a graph depend."""
+    above: set[fx.Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node.name in names or not above.isdisjoint(node.users):
+            above.add(node)
+    return {at for at, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node in above}
 
 
 def _is_integer(value: Any) -> bool:

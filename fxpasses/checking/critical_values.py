@@ -96,7 +96,8 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         chosen: tuple[list[fx.Node], list[fx.Node]] = (
             ([], []) if narrow is whole else _chosen_otherwise(rewriting, narrow)
         )
-        chooses = narrow is not whole and (any(chosen) or _takes_counts(rewriting, narrow) or is_moved)
+        counts = [] if narrow is whole else _counts(rewriting, narrow)
+        chooses = narrow is not whole and bool(any(chosen) or counts or is_moved)
         is_near_the_end = narrow is not whole and is_narrow(narrow)
         if (new and not is_moved) or not (rounds or chooses or is_near_the_end):
             continue
@@ -108,8 +109,7 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         is_other = narrow is not whole and rewriting.relation(narrow) == "other"
         only_given = is_other and rewriting.relation(window) == "other"
         free = free_inputs(rewriting, given, only_given)
-        takes_any = is_moved or _takes_counts(rewriting, narrow)
-        deciding = free if takes_any else _deciding(window, free, chosen)
+        deciding = free if is_moved else _deciding(window, free, chosen, counts)
         compared = _compared_values(window, given, deciding, new) if chooses else ()
         compared = itertools.chain(tied_values(window, given, free, chosen), compared)
         sides = BothSides(window)
@@ -250,16 +250,24 @@ def _chosen_otherwise(rewriting: Rewriting, window: Window) -> tuple[list[fx.Nod
     return [old[key] for key in old if key not in new], [new[key] for key in new if key not in old]
 
 
-def _deciding(window: Window, free: Sequence[str], chosen: Sequence[Sequence[fx.Node]]) -> list[str]:
-    """The free inputs of a window on which a choice that only one side makes depends.
+def _deciding(
+    window: Window, free: Sequence[str], chosen: Sequence[Sequence[fx.Node]], counts: Sequence[str]
+) -> list[str]:
+    """The free inputs of a window on which a choice that only one side makes depends, or a count.
 
     Choices among integers, such as rows of a table to skip, are for inputs that hold integers.
+
+    Args:
+        window: what changed.
+        free: inputs that may be any floats.
+        chosen: the choices of the two sides that the other side does not make.
+        counts: the computed integers that the window takes.
     """
     taken: set[str] = set()
     for gm, calls in zip((window.before, window.after), chosen, strict=True):
         nodes = {node.name: node for node in gm.graph.nodes}
-        for call in calls:
-            taken |= {node.name for node in origin(nodes[call.name])} if call.name in nodes else set(free)
+        for name in (*(call.name for call in calls), *counts):
+            taken |= {node.name for node in origin(nodes[name])} if name in nodes else set(free)
     return [name for name in free if name in taken]
 
 
@@ -268,11 +276,11 @@ def _told(node: fx.Node, name: Callable[[fx.Node], str]) -> str:
     return f"{node.target}{fx.map_arg((node.args, node.kwargs), name)}"
 
 
-def _takes_counts(rewriting: Rewriting, window: Window) -> bool:
-    """Whether a window takes computed integers, such as how many elements are the largest."""
+def _counts(rewriting: Rewriting, window: Window) -> list[str]:
+    """Computed integers that a window takes, such as how many elements are the largest."""
     computed = {node.name for node in rewriting.before.graph.nodes if node.op == "call_function"}
     taken = zip(input_names(window), window.inputs, strict=True)
-    return any(n in computed and isinstance(v, Tensor) and v.dtype in INTEGERS for n, v in taken)
+    return [n for n, v in taken if n in computed and isinstance(v, Tensor) and v.dtype in INTEGERS]
 
 
 def _constants(window: Window) -> tuple[list[Tensor], bool]:

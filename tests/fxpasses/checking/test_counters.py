@@ -42,5 +42,18 @@ def test_the_integers_next_to_those_that_the_graph_holds_are_tried():
 def test_a_counter_of_which_the_example_shows_nothing():
     proof = prove(equal_to_the_interval, grows, torch.tensor(4), torch.tensor(1.0))
     assert not proof.ok
-    with pytest.raises(fxpasses.testing.WrongPassError, match="10|9|integers"):
+    with pytest.raises(fxpasses.testing.WrongPassError, match="integers that the graph holds"):
         proof.raise_if_wrong()
+
+
+def test_integers_on_which_no_changed_call_depends_are_left_alone():
+    inputs = [torch.tensor(4), torch.tensor(1.0), torch.tensor(7)]
+    function = lambda count, scale, other: (*grows(count, scale), other * 3)  # noqa: E731
+    before = capture(function, *inputs).forward
+    after = capture(function, *inputs, passes=[equal_to_the_interval]).forward
+    rewriting = Reference(before, inputs, samples=0).rewriting(after)
+    tried = list(critical_integers(rewriting, torch.Generator().manual_seed(0)))
+    assert tried
+    assert not [
+        values for values in tried if (int(values[0]), float(values[1])) == (4, 1.0) and values[2] != 7
+    ]
