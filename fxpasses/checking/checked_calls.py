@@ -425,7 +425,7 @@ class _Inputs:
         # Next to a row of negative numbers, a number that stands for minus infinity is large.
         signs = next(values for values, family in found if family == "signs")
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
-        found += self._apart(usual)
+        found += [*self._apart(usual), *self._data_alone(usual)]
         return [
             (in_order(self._gm, made), where, at >= of_their_size) for at, (made, where) in enumerate(found)
         ]
@@ -446,6 +446,14 @@ class _Inputs:
                 values = [*usual[:at], made[at], *usual[at + 1 :]]
                 if made is zeros or stays_finite(self._gm, values, inside=True):
                     yield values, f"{what} in {self._nodes[at].name}"
+
+    def _data_alone(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
+        """Constant and zero rows in all but parameters: these hide what happens at zeros of the data."""
+        parameters = [isinstance(v, torch.nn.Parameter) for v in self._given]
+        parameters += [True] * (len(usual) - len(parameters))  # gradients of outputs
+        if any(parameters[: len(self._given)]) and not all(parameters):
+            pairs = zip(usual, made_up(usual, "rows", self._generator), parameters, strict=True)
+            yield [value if is_kept else row for value, row, is_kept in pairs], "rows in what is no parameter"
 
     def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
         """Make up inputs of other sizes. Raises: Unsupported: there are none."""

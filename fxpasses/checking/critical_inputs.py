@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,31 +37,38 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _POSITIONS = {aten.arange, prims.iota}
 _CASTS = {aten._to_copy, prims.convert_element_type}
 _SIZES, _MOST_SIZES = (16, 2048), 3
+_MOST_ALONE = 32
+"""How many integers to try in an input that holds one: a counter of steps."""
 
 
 def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Iterator[list[Any]]:
     """Yield inputs with integers, in one tensor at a time, that changed calls on integers hold.
 
-    Sums, products and quotients of these count, too.
+    Sums, products and quotients of these count, too, and the integers next to all of them.
 
     Args:
         rewriting: the graphs, and inputs.
         generator: of random numbers.
     """
-    taken = [i for i, v in enumerate(rewriting.inputs) if _is_integer(v)]
+    deciding = _inputs_of(rewriting.before, rewriting.changed[0]) | _inputs_of(
+        rewriting.after, rewriting.changed[1]
+    )
+    taken = [i for i, v in enumerate(rewriting.inputs) if i in deciding and _is_integer(v)]
     numbers: dict[int, None] = {}
     for window in rewriting.windows or () if taken else ():
         values = (*window.inputs, *map(value_of, window_calls(window)))
         if any(isinstance(v, Tensor) and v.dtype in INTEGERS for v in values):
             held = written_numbers(up_to_free_inputs(rewriting, window))
             numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
+    numbers |= {beside: None for n in list(numbers) for beside in (n - 1, n + 1) if beside >= 0}
     # Together they matter where all occur: positions are compared with some.
     inexact = [n for kind in _counted_in(rewriting) for n in _INEXACT[kind]] if taken else []
     for at in taken if numbers or inexact else ():
         shape = rewriting.inputs[at].shape
         largest = torch.iinfo(rewriting.inputs[at].dtype).max
         known = torch.tensor([*(n for n in inexact if n <= largest), *numbers], dtype=torch.int64)
-        for turn in range(min(MOST_TURNS, -(-2 * len(known) // shape.numel()))):
+        most = max(MOST_TURNS, _MOST_ALONE // shape.numel())
+        for turn in range(min(most, -(-2 * len(known) // shape.numel()))):
             order = torch.randint(len(known), (shape.numel(),), generator=generator)
             order[: len(known)] = torch.arange(shape.numel())[: len(known)] + turn * shape.numel()
             inputs = cloned(rewriting.inputs)
@@ -75,6 +82,15 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
             beside = on_either_side(rewriting.before, inputs, turn)
             if beside is not None:
                 yield [*beside[:at], inputs[at], *beside[at + 1 :]]
+
+
+def _inputs_of(gm: fx.GraphModule, names: Collection[str]) -> set[int]:
+    """The positions of the inputs on which some calls of a graph depend."""
+    above: set[fx.Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node.name in names or not above.isdisjoint(node.users):
+            above.add(node)
+    return {at for at, node in enumerate(gm.graph.find_nodes(op="placeholder")) if node in above}
 
 
 def _is_integer(value: Any) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpasses.checking.both_sides import BothSides
 from fxpasses.checking.compared_numbers import (
     MOST,
     MOST_TURNS,
@@ -30,7 +31,7 @@ from fxpasses.checking.compared_numbers import (
 )
 from fxpasses.checking.computed_constants import fixed_values
 from fxpasses.checking.crossings import crossed_values
-from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free, packet, sources
+from fxpasses.checking.free_values import KEEPING, Following, is_apart, is_free, origin, packet, sources
 from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
@@ -41,8 +42,6 @@ from fxpasses.checking.rounding import less_precise, same_bits, spacing
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
 from fxpasses.checking.tied_values import tied_values
 from fxpasses.checking.windows import Change, Window, cut
-from fxpasses.exact import Original
-from fxpasses.exact.machine import UnsupportedCall
 from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.numbers import computable
 
@@ -97,7 +96,8 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         chosen: tuple[list[fx.Node], list[fx.Node]] = (
             ([], []) if narrow is whole else _chosen_otherwise(rewriting, narrow)
         )
-        chooses = narrow is not whole and (any(chosen) or _takes_counts(rewriting, narrow) or is_moved)
+        counts = [] if narrow is whole else _counts(rewriting, narrow)
+        chooses = narrow is not whole and bool(any(chosen) or counts or is_moved)
         is_near_the_end = narrow is not whole and is_narrow(narrow)
         if (new and not is_moved) or not (rounds or chooses or is_near_the_end):
             continue
@@ -109,19 +109,21 @@ def at_critical_values(rewriting: Rewriting, has_time: Callable[[], bool] = lamb
         is_other = narrow is not whole and rewriting.relation(narrow) == "other"
         only_given = is_other and rewriting.relation(window) == "other"
         free = free_inputs(rewriting, given, only_given)
-        compared = _compared_values(window, given, free, new) if chooses else ()
+        deciding = free if is_moved else _deciding(window, free, chosen, counts)
+        compared = _compared_values(window, given, deciding, new) if chooses else ()
         compared = itertools.chain(tied_values(window, given, free, chosen), compared)
+        sides = BothSides(window)
         meeting = list(where_comparisons_meet(window.before, list(given.values()))) if chooses else []
         for values in itertools.takewhile(lambda _: has_time(), compared):
             for several in itertools.chain([values], _beside(rewriting, given, free, values, meeting)):
-                if _is_another_function(window, list({**given, **several}.values())):
+                if sides.are_different(several):
                     yield from _shown(rewriting, window, several)
                     break
         for name, after, values in crossed_values(rewriting, narrow, *chosen) if chooses else ():
             yield from _shown(rewriting, narrow, values, {name: after})
+        sides = BothSides(narrow)
         for values in _followed_values(rewriting, narrow, is_other) if chooses else ():
-            taken = dict(zip(input_names(narrow), map(as_float64, narrow.inputs), strict=True))
-            if _is_another_function(narrow, [values.get(name, value) for name, value in taken.items()]):
+            if sides.are_different(values):
                 yield from _shown(rewriting, narrow, values)
         if narrow is not whole:
             yield from overflows(rewriting, narrow, is_other)
@@ -228,30 +230,6 @@ def _one_a_row(value: Tensor, numbers: Sequence[float]) -> Iterator[Tensor]:
         yield goal.view(value.shape).to(value.device)
 
 
-def _is_another_function(window: Window, inputs: list[Any]) -> bool:
-    mine, theirs = (ExactRun(gm).results(inputs) for gm in (window.before, window.after))
-    if mine is None or theirs is None or all(map(_is_near, mine, theirs)):
-        return False
-    on_cpu = [value.cpu() if isinstance(value, Tensor) else value for value in inputs]
-    try:
-        return Original(window.before, on_cpu).at_these(window.after) is not None
-    except (ValueError, UnsupportedCall):
-        return True  # the whole graph decides
-
-
-def _is_near(a: Any, b: Any) -> bool:
-    """Whether no element differs, relative to itself, by more than an activation that switches formulas."""
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
-        return bool(a is b or (not isinstance(a, Tensor) and a == b))
-    a, b = computable(a), computable(b)
-    size = torch.maximum(a.abs(), b.abs()) if a.is_floating_point() or a.is_complex() else 0
-    return (
-        bool(((a == b) | (a != a) | ((a - b).abs() <= JUMP * size)).all())
-        if a.dtype is not torch.bool
-        else torch.equal(a, b)
-    )
-
-
 def _chosen_otherwise(rewriting: Rewriting, window: Window) -> tuple[list[fx.Node], list[fx.Node]]:
     """The choices that only one side of a window makes.
 
@@ -272,16 +250,37 @@ def _chosen_otherwise(rewriting: Rewriting, window: Window) -> tuple[list[fx.Nod
     return [old[key] for key in old if key not in new], [new[key] for key in new if key not in old]
 
 
+def _deciding(
+    window: Window, free: Sequence[str], chosen: Sequence[Sequence[fx.Node]], counts: Sequence[str]
+) -> list[str]:
+    """The free inputs of a window on which a choice that only one side makes depends, or a count.
+
+    Choices among integers, such as rows of a table to skip, are for inputs that hold integers.
+
+    Args:
+        window: what changed.
+        free: inputs that may be any floats.
+        chosen: the choices of the two sides that the other side does not make.
+        counts: the computed integers that the window takes.
+    """
+    taken: set[str] = set()
+    for gm, calls in zip((window.before, window.after), chosen, strict=True):
+        nodes = {node.name: node for node in gm.graph.nodes}
+        for name in (*(call.name for call in calls), *counts):
+            taken |= {node.name for node in origin(nodes[name])} if name in nodes else set(free)
+    return [name for name in free if name in taken]
+
+
 def _told(node: fx.Node, name: Callable[[fx.Node], str]) -> str:
     """Describe the target and the arguments of a node."""
     return f"{node.target}{fx.map_arg((node.args, node.kwargs), name)}"
 
 
-def _takes_counts(rewriting: Rewriting, window: Window) -> bool:
-    """Whether a window takes computed integers, such as how many elements are the largest."""
+def _counts(rewriting: Rewriting, window: Window) -> list[str]:
+    """Computed integers that a window takes, such as how many elements are the largest."""
     computed = {node.name for node in rewriting.before.graph.nodes if node.op == "call_function"}
     taken = zip(input_names(window), window.inputs, strict=True)
-    return any(n in computed and isinstance(v, Tensor) and v.dtype in INTEGERS for n, v in taken)
+    return [n for n, v in taken if n in computed and isinstance(v, Tensor) and v.dtype in INTEGERS]
 
 
 def _constants(window: Window) -> tuple[list[Tensor], bool]:

@@ -22,6 +22,8 @@ from fxpasses.checking.interpret import ExactRun
 from fxpasses.graphs.rewriting import outputs_of
 
 _aten = torch.ops.aten
+_NEAR, _LARGEST = 1e-5, torch.finfo(torch.float64).max
+"""How much numbers may differ, relative to themselves, that a rewrite computes in another way."""
 _ANY_OF_EQUAL = {
     _aten.topk.default,
     _aten.sort.default,
@@ -39,7 +41,8 @@ def open_results(gm: fx.GraphModule, inputs: Sequence[Any], after: fx.GraphModul
     Args:
         gm: the graph before a rewrite.
         inputs: its inputs; not mutated.
-        after: the graph after it. A call that gets the very same values there picks the same elements.
+        after: the graph after it. A call that gets the very same values there picks the same elements, and
+            one that picks unequal elements is not another choice among equal ones.
     """
     nodes = [n for n in gm.graph.nodes if n.target in _ANY_OF_EQUAL and not n.kwargs.get("stable")]
     if not nodes:
@@ -48,7 +51,7 @@ def open_results(gm: fx.GraphModule, inputs: Sequence[Any], after: fx.GraphModul
     if run.results(inputs) is None:
         return set()
     if after is not None:
-        nodes = [node for node in nodes if not _is_kept(node, run, after, inputs)]
+        nodes = [node for node in nodes if not _is_known(node, run, after, inputs)]
     open_ones: set[fx.Node] = set()
     for node in gm.graph.nodes:
         if node.target is operator.getitem and node.args[0] in nodes:
@@ -61,16 +64,36 @@ def open_results(gm: fx.GraphModule, inputs: Sequence[Any], after: fx.GraphModul
     return {at for at, value in enumerate(outputs_of(gm.graph)) if value in open_ones}
 
 
-def _is_kept(node: fx.Node, run: ExactRun, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Whether the graph after makes the same call with the very same values."""
-    told = {n.name: (n.target, str(n.args), str(n.kwargs)) for n in after.graph.nodes}
-    if told.get(node.name) != (node.target, str(node.args), str(node.kwargs)) or not _is_taken(node, after):
+def _is_known(node: fx.Node, run: ExactRun, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether the graph after makes the same call with the very same values, or takes elements not left open."""
+    others = {n.name: n for n in after.graph.nodes}
+    call = others.get(node.name)
+    if call is None or call.target != node.target or not _is_taken(node, after):
         return False
     other = ExactRun(after, keep=True)
     other.results(inputs)  # as far as it runs
-    source = node.all_input_nodes[0]
-    value, theirs = run.values[source.name], other.values.get(source.name)
-    return theirs is not None and value.shape == theirs.shape and torch.equal(value, theirs)
+    source, found = run.values[node.all_input_nodes[0].name], other.values.get(call.name)
+    if found is None or found[1].shape != run.values[node.name][1].shape:
+        return False
+    if _takes_unequal(node, source, run.values[node.name][0], found[1]):
+        return True
+    theirs = other.values[call.all_input_nodes[0].name]
+    is_same = (str(call.args), str(call.kwargs)) == (str(node.args), str(node.kwargs))
+    return is_same and source.shape == theirs.shape and torch.equal(source, theirs)
+
+
+def _takes_unequal(node: fx.Node, source: Tensor, taken: Tensor, indices: Tensor) -> bool:
+    """Whether indices pick elements other than those that a call takes or their equals, up to rounding."""
+    if not source.dim() or not source.numel():
+        return False
+    dim = named_arguments(node).get("dim", -1)
+    if taken.dim() < source.dim():
+        taken, indices = taken.unsqueeze(dim), indices.unsqueeze(dim)
+    picked, taken = source.gather(dim, indices).double(), taken.double()
+    if node.target is _aten.topk.default:  # perhaps in any order
+        picked, taken = picked.sort(dim).values, taken.sort(dim).values
+    picked, taken = (v.nan_to_num(math.nan, _LARGEST, -_LARGEST) for v in (picked, taken))
+    return not bool((((picked - taken).abs() <= _NEAR * taken.abs()) | picked.isnan() | taken.isnan()).all())
 
 
 def _is_taken(node: fx.Node, after: fx.GraphModule) -> bool:

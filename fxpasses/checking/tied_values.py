@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.compared_numbers import MOST_TURNS
+from fxpasses.checking.compared_numbers import MOST_TURNS, broadcasts
 from fxpasses.checking.free_values import has_own, origin, packet
 from fxpasses.checking.interpret import ExactRun
 from fxpasses.checking.windows import Window
@@ -40,7 +40,7 @@ def tied_values(
 ) -> Iterator[dict[str, Tensor]]:
     """Yield values of free window inputs at which what a call rounds or compares is a tie.
 
-    That is halfway between two integers, or equal to what it is compared with.
+    That is halfway between two integers, or equal to the number or the value that it is compared with.
 
     Args:
         window: what changed.
@@ -51,9 +51,13 @@ def tied_values(
     for gm, calls in zip((window.before, window.after), chosen, strict=True):
         nodes = {node.name: node for node in gm.graph.nodes}
         jumps = [nodes[call.name] for call in calls if call.name in nodes and _numbers(call)]
+        pairs = [nodes[call.name] for call in calls if call.name in nodes and _compares_values(call)]
         run = ExactRun(gm, keep=True)
-        if not jumps or run.results(list(given.values())) is None:
+        if not (jumps or pairs) or run.results(list(given.values())) is None:
             continue
+        for node in pairs[:_MOST_CALLS]:
+            for taken, other in (node.args[:2], node.args[1::-1]):
+                yield from _made_equal(gm, given, free, _way(taken, run.values), other)
         for node in jumps[:_MOST_CALLS]:
             way = _way(node.args[0], run.values)
             beside = {other for node in way[:-1] for other in node.all_input_nodes} - set(way)
@@ -61,6 +65,40 @@ def tied_values(
             if len(way) > 1 and way[-1].name in free:
                 met = {value.name for value in beside if value.name in free}
                 yield from _solved(gm, given, met, way, _numbers(node))
+
+
+def _compares_values(node: fx.Node) -> bool:
+    """Whether a call compares two computed values."""
+    return packet(node) in _COMPARISONS and len(node.all_input_nodes) == 2
+
+
+def _made_equal(
+    gm: fx.GraphModule,
+    given: Mapping[str, Any],
+    free: Collection[str],
+    way: Sequence[fx.Node],
+    other: fx.Node,
+) -> Iterator[dict[str, Tensor]]:
+    """Yield values of free inputs at which half of a value's elements equal those of another value.
+
+    The free inputs of that one are zero, at which an exponential or a sigmoid rounds nothing.
+    """
+    behind = {other, *origin(other)}
+    if way[-1].name not in free or way[-1] in behind:
+        return
+    start, zeros = (
+        given[way[-1].name],
+        {n.name: torch.zeros_like(given[n.name]) for n in behind if n.name in free},
+    )
+    run = ExactRun(gm, keep=True)
+    if run.results(list({**given, **zeros}.values())) is None:
+        return
+    first, goal = run.values[way[0].name], run.values[other.name]
+    if goal.is_floating_point() and broadcasts(goal, first) and first.numel():
+        goal = torch.where(torch.arange(first.numel()).view(first.shape) % 2 == 0, goal, first)
+        for node, taken in itertools.pairwise(way):
+            goal = _before(node, taken, goal, run.values)
+        yield {way[-1].name: torch.where(goal.isfinite(), goal, start), **zeros}
 
 
 def _numbers(node: Any) -> Sequence[float]:
@@ -91,7 +129,7 @@ def _followed(node: Any, values: Mapping[str, Any]) -> fx.Node | None:
 
     If there are two, it is the one nearest to an input.
     """
-    if packet(node) in _SEEN or (packet(node) in _MATMULS and not node.kwargs):
+    if packet(node) in (*_SEEN, aten.slice) or (packet(node) in _MATMULS and not node.kwargs):
         return node.args[-2] if packet(node) in _MATMULS else node.args[0]
     if packet(node) not in (*_SAME, *_BY_TWO, aten.neg, aten.expand) or (
         node.kwargs and packet(node) not in _SAME
@@ -102,6 +140,8 @@ def _followed(node: Any, values: Mapping[str, Any]) -> fx.Node | None:
     if packet(node) is aten.div:
         return given[0] if given and given[0] is node.args[0] else None
     own = [n for n in given if all(has_own(n, other) for other in node.all_input_nodes if other is not n)]
+    if not own and all(packet(n) is aten.slice for n in given):  # parts of one value, such as of boxes
+        own = given[:1]
     return min(own, key=lambda n: len(origin(n)), default=None)
 
 
@@ -142,6 +182,8 @@ def _before(node: Any, taken: fx.Node, goal: Tensor, values: Mapping[str, Any]) 
         return goal
     if packet(node) in _SEEN:
         return goal.reshape(values[taken.name].shape)
+    if packet(node) is aten.slice:
+        return torch.slice_scatter(values[taken.name], goal, *node.args[1:])
     if packet(node) in _MATMULS:
         for at in _MATMULS[packet(node)]:
             goal = goal - values[node.args[at].name]

@@ -136,3 +136,28 @@ def test_a_router_may_choose_by_its_scores(name):
         values = [*given, torch.randn(6, 4)]
         assert compare(Reference(before, values, samples=0), right, names) == []
     assert compare(Reference(before, [*(v.detach() for v in inputs), torch.randn(6, 4)]), wrong, names)
+
+
+def _masked(fill, scale=1):
+    def route(x, bias):
+        biased = x.sigmoid() + bias
+        masked = biased.masked_fill(torch.arange(4) < 2, fill)
+        return x.gather(1, torch.topk(masked * scale, 2, sorted=False).indices)
+
+    return route
+
+
+def test_an_element_that_is_not_among_the_equal_ones_is_no_open_choice():
+    x, bias = torch.tensor([[1.0, -1.0, 0.5, 2.0]]), torch.tensor([0.0, 0.0, -3.0, -4.0])
+    zeros, infinite = (capture(_masked(fill), x, bias).forward for fill in (0.0, float("-inf")))
+    assert open_results(zeros, [x, bias], infinite) == set()  # negative scores are below masked zeros
+    assert open_results(zeros, [x, bias], zeros) == set()
+    doubled, tripled = (capture(_masked(0.0, scale), x, bias).forward for scale in (2, 3))
+    assert open_results(doubled, [x, bias], tripled) == {0}  # either of the masked zeros
+
+
+def test_a_mask_value_that_negative_scores_fall_below_is_found():
+    x, bias = torch.tensor([[1.0, -1.0, 0.5, 2.0]]), torch.zeros(4)
+    zeros, infinite = (capture(_masked(fill), x, bias).forward for fill in (0.0, float("-inf")))
+    found = compare(Reference(zeros, [x, bias - 2]), infinite, value_names(zeros, "inference"))
+    assert [mismatch.position for mismatch in found] == [0]

@@ -7,6 +7,9 @@ from torch.nn import functional
 import fxpasses
 from fxpasses.checking.critical_values import at_critical_values
 from fxpasses.checking.values import Reference
+from fxpasses.testing import prove
+
+aten = torch.ops.aten
 
 GENERATOR = torch.Generator().manual_seed(3)
 X, S, W = (torch.randn(size, generator=GENERATOR) for size in ((4, 6), (6,), (5, 6)))
@@ -85,3 +88,26 @@ def test_few_elements(size):
     before, after = takes(lambda x, s: (x / s).round() * s), takes(lambda x, s: (x / s + 0.5).floor() * s)
     found = list(at_critical_values(Reference(before, inputs).rewriting(after)))
     assert bool(found) is (0 not in size)
+
+
+@fxpasses.graph_pass(graphs=["joint"])
+def whole_gradient_at_ties(gm):
+    "Wrong on purpose: where two values are equal, each gets half of the gradient."
+    found = [
+        node
+        for node in gm.graph.find_nodes(op="call_function", target=aten.where.self)
+        if getattr(node.args[0], "target", None) is aten.eq.Tensor
+    ]
+    for node in found:
+        node.replace_all_uses_with(node.args[2])
+        gm.graph.erase_node(node)
+    return bool(found)
+
+
+def test_ties_of_two_computed_values():
+    def overlap(size, box):
+        return torch.minimum(size.exp() + 1, box[:, :2] + box[:, 2:]).sum()
+
+    torch.manual_seed(0)
+    proof = prove(whole_gradient_at_ties, overlap, torch.randn(3, 2, requires_grad=True), torch.rand(3, 4))
+    assert not proof.ok
