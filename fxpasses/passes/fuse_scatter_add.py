@@ -22,6 +22,8 @@ _ACCUMULATING = {
     aten._unsafe_masked_index_put_accumulate.default,
 }
 
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+
 
 @dataclass(frozen=True)
 class FuseScatterAdd(Pass):
@@ -42,7 +44,8 @@ class FuseScatterAdd(Pass):
 
         total = aten.index_put(dense, [tokens], grad, True)
 
-    The sums have the same terms in another order: equal up to rounding.
+    The sums have the same terms in another order: equal up to rounding. In low precision, the sum of the
+    contributions is left alone: each of them alone may be lost beside a large value.
     """
 
     name: ClassVar[str] = "fuse_scatter_add"
@@ -62,6 +65,8 @@ class FuseScatterAdd(Pass):
                     continue
                 # Starting from another dtype, layout or a broadcast value would change the result.
                 if not same_metadata(value_of(scattered), value_of(dense)):
+                    continue
+                if value_of(dense).dtype in _LOW_PRECISION:
                     continue
                 if not same_metadata(value_of(add), value_of(dense)):
                     continue

@@ -54,6 +54,13 @@ def test_left_alone():
         assert not run_pass(PASS, traced(f, DENSE, INDEX, VALUES)), f.__name__
 
 
+def test_small_terms_are_not_lost_beside_a_large_one_in_low_precision():
+    dense, index = torch.full((1, 1), 256.0).bfloat16(), torch.zeros(64, dtype=torch.int64)
+    values = torch.full((64, 1), 0.5).bfloat16()
+    assert dense + values[:1] == dense
+    assert not run_pass(PASS, traced(scatter_and_add, dense, index, values))
+
+
 def test_tied_embeddings_lose_a_pass_over_the_table():
     table = torch.randn(50, 8, requires_grad=True)
     tokens = torch.randint(50, (2, 6))
