@@ -56,3 +56,10 @@ def _add_zero(gm):
         with gm.graph.inserting_before(output):
             output.replace_input_with(node, gm.graph.call_function(torch.ops.aten.add.Tensor, (node, 0.0)))
     return True
+
+
+def test_a_model_that_dynamo_makes_no_graph_of_is_not_called_tuned(tmp_path):
+    relu = torch.compiler.disable(torch.relu)
+    tuned = fxpasses.tune(lambda x: relu(x), torch.ones(3), seconds=0, cache=tmp_path, show=False)
+    assert tuned.graphs == () and "no graph" in tuned.untuned[0]
+    assert "no graph" in str(tuned)
