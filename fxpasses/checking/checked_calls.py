@@ -23,6 +23,7 @@ from fxpasses.checking.given_values import Found
 from fxpasses.checking.inputs import (
     Unsupported,
     cloned,
+    in_memory,
     made_up,
     other_sizes,
     placeholders,
@@ -475,7 +476,7 @@ def _other_ends(values: list[Any]) -> list[tuple[list[Any], str]]:
     integers = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.dtype in _SHORT and v.dim()]
     turned = cloned(values)
     for i in integers[1::2]:
-        turned[i].copy_(values[i].flip(0))
+        in_memory(turned[i]).copy_(in_memory(values[i]).flip(0))
     return [(turned, "extreme integers, low where others are high")] if len(integers) > 1 else []
 
 

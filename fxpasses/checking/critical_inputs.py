@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from fxpasses.checking.compared_numbers import MOST_TURNS, on_either_side, window_calls, written_numbers
 from fxpasses.checking.critical_values import INTEGERS, differs, up_to_free_inputs
 from fxpasses.checking.free_values import origin, packet
-from fxpasses.checking.inputs import cloned
+from fxpasses.checking.inputs import cloned, in_memory
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.windows import changed_nodes
@@ -64,7 +64,7 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
     # Together they matter where all occur: positions are compared with some.
     inexact = [n for kind in _counted_in(rewriting) for n in _INEXACT[kind]] if taken else []
     for at in taken if numbers or inexact else ():
-        shape = rewriting.inputs[at].shape
+        shape = in_memory(rewriting.inputs[at]).shape
         largest = torch.iinfo(rewriting.inputs[at].dtype).max
         known = torch.tensor([*(n for n in inexact if n <= largest), *numbers], dtype=torch.int64)
         most = max(MOST_TURNS, _MOST_ALONE // shape.numel())
@@ -77,7 +77,7 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
                 made = made.sort().values
                 if not takes(rewriting.before, inputs, at, made):
                     continue
-            inputs[at].copy_(made.view(shape))
+            in_memory(inputs[at]).copy_(made.view(shape))
             yield inputs
             beside = on_either_side(rewriting.before, inputs, turn)
             if beside is not None:
@@ -135,7 +135,8 @@ def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[
             rows = wrong.nonzero()[:, dim].cpu()
             inputs = cloned(rewriting.inputs)
             if inputs[at].numel():
-                inputs[at].copy_(rows[torch.randint(len(rows), inputs[at].shape, generator=generator)])
+                own = in_memory(inputs[at])
+                own.copy_(rows[torch.randint(len(rows), own.shape, generator=generator)])
                 yield inputs
 
 

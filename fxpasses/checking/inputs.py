@@ -194,6 +194,13 @@ def scaled(values: Sequence[Any], factor: float) -> list[Any]:
     return copies
 
 
+def in_memory(value: Tensor) -> Tensor:
+    """Return the part of a tensor that may be written: of each dimension that was expanded, the first entry."""
+    return value.as_strided(
+        [1 if s == 0 else n for n, s in zip(value.shape, value.stride(), strict=True)], value.stride()
+    )
+
+
 def _overlaps_itself(value: Tensor) -> bool:
     return any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True))
 

@@ -24,6 +24,7 @@ from fxpasses.checking.collectives import answers, differs_by_process, processes
 from fxpasses.checking.fused_kernels import as_defined, in_float64
 from fxpasses.checking.inputs import Unsupported, cloned, made_up, placeholders
 from fxpasses.exact.float_constants import number_held, unrounded
+from fxpasses.exact.time_limit import spend_time
 from fxpasses.graphs.aliasing import effect_of, is_mutating, uses_rng
 from fxpasses.graphs.rewriting import subgraphs
 
@@ -127,6 +128,7 @@ class Run(fx.Interpreter):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph. Args: those of :meth:`torch.fx.Interpreter.run`."""
+        spend_time()
         self._begin()
         return super().run(*args, **kwargs)
 

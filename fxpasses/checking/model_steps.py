@@ -20,6 +20,7 @@ from fxpasses.checking.inputs import deep_copy
 from fxpasses.checking.interpret import CANNOT_RUN, as_float64
 from fxpasses.checking.rounding import moved, next_to, same_bits
 from fxpasses.errors import OptionsError
+from fxpasses.exact.time_limit import spend_time
 
 Results = dict[str, Tensor]
 """Outputs, inputs after the run, gradients and buffers, by name, in the order of computation."""
@@ -83,6 +84,7 @@ class Steps:
     def _run(
         self, compile: Callable[[Any], Any], wide: bool = False, seed: int = 0, move: int | None = None
     ) -> Results:
+        spend_time()
         model = deep_copy("model", self._model, "checked")
         if isinstance(model, nn.Module):
             model = _wide(model) if wide else model

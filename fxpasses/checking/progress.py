@@ -48,5 +48,7 @@ class ProgressLine:
         if self._status is not None:
             self._status.update(f"{after}  {what}" + (f": {detail}" if detail else ""))
         elif what != self._last:
-            self._console.print(f"{self._name} {after}  {what}", markup=False, highlight=False)
+            self._console.print(
+                f"{self._name} {after}  {what}", markup=False, highlight=False, soft_wrap=True
+            )
         self._last = what

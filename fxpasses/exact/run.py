@@ -18,6 +18,7 @@ from fxpasses.exact.dual import Dual
 from fxpasses.exact.machine import Machine, UnsupportedCall, is_random
 from fxpasses.exact.same_values import Relation, compare, digests
 from fxpasses.exact.samples import symbol_values, with_values
+from fxpasses.exact.time_limit import spend_time
 
 _copy = torch.ops.aten.copy.default
 _as_strided = torch.ops.aten.as_strided.default
@@ -70,6 +71,7 @@ class Run(fx.Interpreter):
 
     def evaluate(self, *inputs: Any) -> Any:
         """Return the outputs of the graph."""
+        spend_time()
         self._inputs = inputs
         return self.run(*inputs, enable_io_processing=False)
 

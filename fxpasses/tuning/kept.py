@@ -290,4 +290,6 @@ def ledger_file(path: Path) -> list[Entry]:
         return [Entry.from_data(entry) for entries in listed for entry in entries]
     except (OSError, *_DAMAGE) as error:
         problem = f"{path} is no ledger that 'fxpasses ledger --json' printed"
+        if isinstance(error, OSError):
+            problem = f"{path} cannot be read: {error.strerror}"
         raise OptionsError("against", str(path), problem=problem) from error

@@ -15,7 +15,7 @@ from fxpasses.checking.inputs import cloned
 from fxpasses.tuning import _torch
 from fxpasses.tuning.intervals import LOOKS, Interval, median_interval
 
-_SHORTEST = 0.004
+SHORTEST = 0.004
 """The minimum seconds of one measurement. A faster program runs several times in each."""
 
 _FEWEST, _LOST = 2, 1.5
@@ -95,7 +95,7 @@ def duel(
         least: how many pairs to measure even without time.
     """
     times = [_seconds(clock, program, 1) for program in (old, new, old, new)]  # also warms both up
-    repeats = max(1, round(_SHORTEST / max(min(times[2:]), _SHORTEST / 100)))
+    repeats = max(1, round(SHORTEST / max(min(times[2:]), SHORTEST / 100)))
     order = random.Random(0)
     ratios: list[float] = []
     for look in LOOKS:

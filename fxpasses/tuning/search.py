@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from fake.error_text import first_line
+from fxpasses.exact.time_limit import OutOfTime
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.tuning_ledger import Entry
@@ -56,7 +57,11 @@ class Workbench(Protocol):
         """Return the peak memory of one step of a program."""
 
     def refusal(self, choice: Choice, program: Any) -> tuple[str, str]:
-        """Return why a program may not be used, or "", and what the checks say of it."""
+        """Return why a program may not be used, or "", and what the checks say of it.
+
+        Raises:
+            OutOfTime: the checks take longer than the time left.
+        """
 
     def seconds_left(self) -> float:
         """Return the seconds until the search has to end."""
@@ -105,7 +110,12 @@ def search(bench: Workbench, graph: str, goal: Goal, default: Any) -> Found:
         state.run()
     except KeyboardInterrupt:
         state.found.interrupted = True
-    return state.confirmed()
+    try:
+        return state.confirmed()
+    except KeyboardInterrupt:
+        state.found.interrupted = True
+        state.found.left = (*(step.name for step in state.found.choice.steps), *state.found.left)
+        return state.default("interrupted")
 
 
 class _Search:
@@ -113,6 +123,7 @@ class _Search:
         self._bench, self._graph, self._goal, self._default = bench, graph, goal, default
         self.found = Found(Choice(), default)
         self._tried: set[str] = set()
+        self._unproved: list[str] = []
         self._peaks = {Choice(): bench.peak_bytes(default)} if goal != "time" else {}
 
     def run(self) -> None:
@@ -130,6 +141,9 @@ class _Search:
             self._bench.tell(f"trying {step.name}, {len(steps) - 1} to go, best so far: {self.found.choice}")
             entry = replace(self._attempt(step), changed=changed, predicted=step.predicted)
             self.found.entries.append(entry)
+            self.found.left = tuple(step.name for step, _ in steps if step.name not in self._tried)
+            if self._bench.seconds_left() <= 0:  # looking for the steps of another choice takes time as well
+                return
 
     def _attempt(self, step: Step) -> Entry:
         entry = Entry(self._graph, step.name, "no gain", on=str(self.found.choice))
@@ -140,6 +154,9 @@ class _Search:
             if entry.outcome != "kept":
                 return entry
             refused, verdict = self._bench.refusal(choice, program)
+        except OutOfTime:
+            self._unproved.append(step.name)
+            return replace(entry, outcome="unproved", verdict="the checks take longer than the time left")
         except Exception as error:  # noqa: BLE001  (whatever fails in a candidate, the default still works)
             return replace(entry, outcome="failed", verdict=first_line(error))
         if refused:
@@ -161,23 +178,28 @@ class _Search:
     def confirmed(self) -> Found:
         """Measure the winner against the default again: the best of many candidates is partly luck."""
         found = self.found
+        found.left = (*self._unproved, *found.left)
         if not found.choice.steps:
             return found
         self._bench.tell(f"measuring {found.choice} against the default")
-        ratio = self._bench.duel(self._default, found.program, _settled_as_no_worse, least=LOOKS[-2])
+        ratio = self._bench.duel(self._default, found.program, _settled_as_no_worse, least=LOOKS[1])
         found.ratio = ratio
         if self._goal != "time":
             found.memory = self._peaks[found.choice] / max(self._peaks[Choice()], 1)
         if _holds(self._goal, ratio, found.memory):
             return found
+        return self.default(str(ratio))
+
+    def default(self, measured: str) -> Found:
+        """Return the default. Args: what the winner gave against it in the end."""
         entries = [
-            replace(e, outcome="no gain", verdict=f"against the default in the end: {ratio}")
+            replace(e, outcome="no gain", verdict=f"against the default in the end: {measured}")
             if e.outcome == "kept"
             else e
-            for e in found.entries
+            for e in self.found.entries
         ]
         return replace(
-            found, choice=Choice(), program=self._default, entries=entries, ratio=None, memory=None
+            self.found, choice=Choice(), program=self._default, entries=entries, ratio=None, memory=None
         )
 
 

@@ -114,14 +114,14 @@ def tune(
 
     The result is kept on disk. A later call, or ``options={"passes": "tuned"}`` in another process, reads it
     from there. A module is copied before it runs; a plain function mutates the state it holds. Ctrl-C keeps
-    the best so far.
+    the best so far, and a later call goes on.
 
     Args:
         model: a module or function. Its training step is tuned, or inference within ``torch.no_grad()``.
         inputs: a tensor, or a tuple of positional arguments.
         kwargs: its keyword arguments.
-        seconds: the time limit. It includes tracing and compiling the default; these always run, as does the
-            final comparison with it.
+        seconds: the time limit. It includes tracing and compiling the default; these always run, as does a
+            last comparison with it if something is faster. A program that is being compiled is not stopped.
         goal: ``"time"``, ``"memory"`` (the peak of a step), or ``"both"``: better in one, and not worse in
             the other.
         passes: the passes to choose from. By default, those of the library that preserve results up to
@@ -173,6 +173,8 @@ def tune(
             copied = deep_copy("model", model, "tuned")
             given, named = tree_map(_own, (args, dict(kwargs or {})))
             compile_apart(copied, "fxpasses", options={**wanted, "passes": one})(*given, **named)
+    if not one.results and not one.untuned:
+        one.untuned.append("Dynamo made no graph of the model: all of it runs in eager")
     graphs = dict.fromkeys(kept.graph for kept in one.results)
     results = tuple(next(k for k in one.results if k.graph == graph) for graph in graphs)
     if file is not None and not one.interrupted:

@@ -21,6 +21,7 @@ from fxpasses.compiling.observing import recorder
 from fxpasses.compiling.options import Options
 from fxpasses.counters import Fallback, counters
 from fxpasses.errors import FxPassesError
+from fxpasses.exact.time_limit import time_limit
 from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes.registry import available_passes
@@ -30,7 +31,7 @@ from fxpasses.tuning.freezing import FREEZING
 from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.kept import Kept, Place, add_to_report
 from fxpasses.tuning.kernels import KernelTimes
-from fxpasses.tuning.measuring import Program, duel, own_inputs
+from fxpasses.tuning.measuring import SHORTEST, Program, duel, own_inputs, wall_clock
 from fxpasses.tuning.proposals import Proposals, default_candidates
 from fxpasses.tuning.search import Found, search
 from fxpasses.tuning.tuned_program import Compile, Graph, TunedProgram
@@ -232,7 +233,8 @@ def _kept(found: Found, place: Place, one: Session) -> Kept:
         found.memory,
         found.left,
         candidates={str(item): item.identify().digest for item in _candidates(one)},
-        seconds=min(one.seconds, sys.float_info.max),  # JSON has no infinity
+        # JSON has no infinity. After an interruption, any time is more than what this tuning had.
+        seconds=0.0 if found.interrupted else min(one.seconds, sys.float_info.max),
     )
     entries = tuple(dataclasses.replace(entry, situation=kept.situation) for entry in found.entries)
     return dataclasses.replace(kept, entries=entries)
@@ -255,11 +257,15 @@ class _Bench:
         gm, options = graph.gm, dataclasses.replace(graph.options, report=None)
         self._inputs, self._options, self._session = inputs, options, one
         self._compile = lambda chosen: graph.compiled(inputs, chosen)
-        self._measuring, self._tries = 0.0, True
+        self._compiling: list[float] = []
+        self._measuring, self._checking, self._tries = 0.0, {"pass": 0.0, "setting": 0.0}, True
         self.seconds_left, self.tell = one.seconds_left, one.tell
         self.proposals = lambda choice: [(_ANY, 0)]
         regions = counters.snapshot().regions
         self.default = self.compiled(Choice(), graph.options)
+        start = wall_clock()
+        self.default.step()
+        self._stepping = wall_clock() - start
         has_regions = counters.snapshot().regions > regions
         # Finding the steps captures the graph again. Do that only if there is time left to try one of them.
         self._tries = one.seconds_left() > (1 + _CAPTURING) * self.expected_seconds(_ANY)
@@ -280,7 +286,8 @@ class _Bench:
         inputs = own_inputs(self._inputs) if FREEZING in choice.steps else self._inputs
         program = Program(self._compile(choice.options(options or self._options)), inputs)
         program.step()
-        self._compiling = time.monotonic() - start
+        growth = math.prod(step.growth for step in choice.steps[-1:])
+        self._compiling.append((time.monotonic() - start) / growth)
         return program
 
     def duel(
@@ -288,22 +295,47 @@ class _Bench:
     ) -> Interval:
         """Measure two programs in turns. Args: see :class:`fxpasses.tuning.search.Workbench`."""
         start = time.monotonic()
-        has_time = lambda: self.seconds_left() > 0  # noqa: E731
+        is_final = least > LOOKS[0]
+        kept = 0.0 if is_final else self._final_seconds
+        has_time = lambda: self.seconds_left() > kept  # noqa: E731
         clock = self._session.clock
         found = duel(old.step, new.step, clock=clock, settled=settled, has_time=has_time, least=least)
-        self._measuring = max(self._measuring, time.monotonic() - start)
+        if not is_final:
+            self._measuring = max(self._measuring, time.monotonic() - start)
         return found
 
     def peak_bytes(self, program: Program) -> int:
         return program.peak_bytes()
 
     def refusal(self, choice: Choice, program: Program) -> tuple[str, str]:
-        return self._verdicts.refusal(choice, program.run, max(self.seconds_left() / 2, 0.0))
+        start, left = time.monotonic(), self.seconds_left() - self._final_seconds
+        try:
+            with time_limit(left):
+                return self._verdicts.refusal(choice, program.run, max(left / 2, 0.0))
+        finally:
+            kind = _kind(choice.steps[-1])
+            self._checking[kind] = max(self._checking[kind], time.monotonic() - start)
+
+    @property
+    def _final_seconds(self) -> float:
+        """Estimate the seconds to measure a clear winner against the default."""
+        return self._duel_seconds(LOOKS[0])
+
+    def _duel_seconds(self, pairs: int) -> float:
+        return 2 * (2 + pairs) * max(self._stepping, SHORTEST)
 
     def expected_seconds(self, step: Step) -> float:
-        """Estimate the seconds to compile a program, and to measure it and the winner.
+        """Estimate the seconds to compile, measure and check a program, and to measure the winner.
 
-        Compiling takes as long as the last time (the first loads what all need), and longer for more calls.
-        Each measurement takes as long as the longest so far.
+        Compiling takes as long as the longest so far (without the first, which loads what all need), and
+        longer for more calls. So do measuring, and checking: the rewrites of a pass are judged as well.
         """
-        return self._compiling * step.growth + 2 * self._measuring if self._tries else math.inf
+        if not self._tries:
+            return math.inf
+        compiling = max(self._compiling[1:] or self._compiling) * step.growth
+        measuring = max(self._measuring, self._duel_seconds(LOOKS[0]))
+        return compiling + measuring + self._checking[_kind(step)] + self._final_seconds
+
+
+def _kind(step: Step) -> str:
+    return "setting" if step.item is None else "pass"

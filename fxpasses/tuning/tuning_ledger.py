@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from rich.table import Table  # reading a ledger needs none
 
-Outcome = Literal["kept", "no gain", "loses", "wrong", "failed", "struck"]
+Outcome = Literal["kept", "no gain", "loses", "wrong", "failed", "struck", "unproved"]
 """The outcomes: kept in the tuned program; measured and no better; measured and worse; refused by a check;
-not compiled or run; once kept, until the program failed.
+not compiled or run; once kept, until the program failed; better, but the checks took longer than the time left.
 """
 
 _REFUSED = ("wrong", "failed", "struck")

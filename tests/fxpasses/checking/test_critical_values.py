@@ -248,6 +248,10 @@ INTEGERS = {
         ),
         torch.tensor([4, 2, 3]),
     ),
+    "an expanded pointer": (
+        lambda x, i: (torch.where(i + 3 > 6, i - 3, i + 3), (i + 3) % 6),
+        torch.zeros(1, 4, dtype=torch.int64).expand(3, 4),
+    ),
 }
 
 

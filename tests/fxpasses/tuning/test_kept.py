@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import fxpasses
+from fxpasses.errors import OptionsError
 from fxpasses.tuning import search
-from fxpasses.tuning.kept import Kept, Place
+from fxpasses.tuning.kept import Kept, Place, ledger_file
 from fxpasses.tuning.tuned_graph import choice_of
 from fxpasses.tuning.tuning_ledger import Entry
 from fxpasses.tuning.tuning_session import Session
@@ -94,3 +95,11 @@ def test_what_cannot_be_kept_is_used_all_the_same(tmp_path, monkeypatch, where):
             torch.testing.assert_close(tuned(given), model(given))
     stats = fxpasses.stats()
     assert (stats.pass_changes["negates_twice"], stats.tuned_reused, stats.tuned) == (2, 2, 0)
+
+
+def test_a_ledger_that_does_not_exist_is_not_called_damaged(tmp_path):
+    with pytest.raises(OptionsError, match="cannot be read: No such file"):
+        ledger_file(tmp_path / "none.json")
+    (tmp_path / "some.json").write_text("{}")
+    with pytest.raises(OptionsError, match="is no ledger"):
+        ledger_file(tmp_path / "some.json")

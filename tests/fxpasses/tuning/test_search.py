@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fxpasses.compiling.options import Options
+from fxpasses.exact.time_limit import OutOfTime
 from fxpasses.passes import library
 from fxpasses.tuning.choice import PLAIN, Choice, Step
 from fxpasses.tuning.intervals import RISK, Interval, median_interval
@@ -143,6 +144,53 @@ def test_it_stops_in_time_and_at_once_with_the_best_so_far():
     assert search(Bench(steps, seconds=0), "g", "time", Choice()).left == tuple(steps)
     found = search(Bench(steps, interrupt_at="second"), "g", "time", Choice())
     assert (str(found.choice), found.interrupted) == ("first", True)
+
+
+def test_what_there_is_no_time_to_check_is_left_for_a_longer_tuning():
+    bench = Bench({"large": (0.5, 1.0), "small": (0.9, 1.0)})
+    check = bench.refusal
+
+    def refusal(choice, program):
+        if choice.steps[-1].name == "large":
+            raise OutOfTime
+        return check(choice, program)
+
+    bench.refusal = refusal
+    found = search(bench, "g", "time", bench.default)
+    assert outcomes(found) == {"large": "unproved", "small": "kept"}
+    assert (str(found.choice), found.left) == ("small", ("large",))
+
+
+def test_ctrl_c_in_the_last_measurement_keeps_what_was_measured():
+    bench = Bench({"good": (0.9, 1.0)})
+    duel = bench.duel
+
+    def interrupted(old, new, settled, **how):
+        if how:
+            raise KeyboardInterrupt
+        return duel(old, new, settled)
+
+    bench.duel = interrupted
+    found = search(bench, "g", "time", bench.default)
+    assert (found.interrupted, str(found.choice), found.left) == (True, "default", ("good",))
+    assert [entry.verdict for entry in found.entries] == ["against the default in the end: interrupted"]
+
+
+def test_no_steps_are_looked_for_once_the_time_is_up():
+    bench = Bench({"first": (0.9, 1.0), "second": (0.9, 1.0)}, seconds=3.0)
+    proposals, asked = bench.proposals, []
+
+    def counted(choice):
+        asked.append(str(choice))
+        return proposals(choice)
+
+    def slow_checks(choice, program):
+        bench.machine.now += 2.0
+        return "", "EQUAL"
+
+    bench.proposals, bench.refusal = counted, slow_checks
+    found = search(bench, "g", "time", bench.default)
+    assert (asked, found.left) == (["default"], ("second",))
 
 
 def test_no_gain_is_reported_where_there_is_none():
