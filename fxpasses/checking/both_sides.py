@@ -59,7 +59,7 @@ class BothSides:
             return False
         on_cpu = [value.cpu() if isinstance(value, Tensor) else value for value in given.values()]
         try:
-            return Original(self._window.before, on_cpu).at_these(self._window.after) is not None
+            return Original(self._window.before, on_cpu).find_difference(self._window.after) is not None
         except (ValueError, UnsupportedCall):
             return True  # the whole graph decides
 

@@ -37,8 +37,8 @@ from fxpasses.checking.nan_guards import asks, has_masks
 from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
 from fxpasses.checking.same_function import Relation
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
-from fxpasses.exact.bounds import at_bounds, at_counts
-from fxpasses.exact.samples import EDGES, Family, in_order
+from fxpasses.exact.bounds import inputs_at_bounds, inputs_with_rare_values
+from fxpasses.exact.samples import EDGES, Family, sort_inputs
 from fxpasses.graphs.threads import few_threads
 from fxpasses.pass_manager.pass_base import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
@@ -406,7 +406,7 @@ class _Inputs:
         found = []
         for family in families:
             if family == "index bounds":
-                ends = at_bounds(self._gm, values) if all(map(_is_on_cpu, values)) else ()
+                ends = inputs_at_bounds(self._gm, values) if all(map(_is_on_cpu, values)) else ()
                 found += [(made, "integers at the ends of what the graph takes") for made in ends]
             else:
                 found.append((made_up(values, family, self._generator), family))
@@ -415,7 +415,7 @@ class _Inputs:
             if family == "extreme integers":
                 found += _other_ends(found[-1][0])
         usual = found[0][0]  # random ones
-        found += at_counts(self._gm, usual) if all(map(_is_on_cpu, values)) else ()
+        found += inputs_with_rare_values(self._gm, usual) if all(map(_is_on_cpu, values)) else ()
         masked = with_masked_rows(self._gm, usual, self._generator)
         found += [] if masked is None else [(masked, "masked scores")]
         of_their_size = len(found)
@@ -428,7 +428,8 @@ class _Inputs:
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
         found += [*self._apart(usual), *self._data_alone(usual)]
         return [
-            (in_order(self._gm, made), where, at >= of_their_size) for at, (made, where) in enumerate(found)
+            (sort_inputs(self._gm, made), where, at >= of_their_size)
+            for at, (made, where) in enumerate(found)
         ]
 
     def _apart(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
@@ -459,7 +460,7 @@ class _Inputs:
     def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
         """Make up inputs of other sizes. Raises: Unsupported: there are none."""
         given = resized_inputs(self._nodes[: len(self._given)], self._given, sizes, self._generator)
-        return in_order(self._gm, self._with_gradients(given, sizes))
+        return sort_inputs(self._gm, self._with_gradients(given, sizes))
 
     def traced(self) -> list[Any]:
         """Return inputs with the sizes of this call."""

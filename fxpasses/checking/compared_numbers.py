@@ -14,8 +14,8 @@ from fake.seam.pytree import tree_leaves
 from fxpasses.checking.free_values import packet
 from fxpasses.checking.interpret import ExactRun
 from fxpasses.checking.windows import Window
-from fxpasses.exact.bounds import takes
-from fxpasses.exact.samples import is_any_integer
+from fxpasses.exact.bounds import accepts_input
+from fxpasses.exact.samples import is_unconstrained_integer
 from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -186,7 +186,7 @@ class _EitherSide:
         for at, node in enumerate(gm.graph.find_nodes(op="placeholder") if self.meet else ()):
             value = inputs[at]
             is_float = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
-            if is_float or is_any_integer(value):
+            if is_float or is_unconstrained_integer(value):
                 known = compared.get(node) or compared[is_float]
                 self._numbers[at] = [n for n in known if is_float or _is_taken(gm, inputs, at, n)]
 
@@ -204,7 +204,7 @@ def _is_taken(gm: fx.GraphModule, inputs: Sequence[Any], at: int, number: float)
     if int(value.min()) <= number <= int(value.max()):
         return True
     is_known = abs(number) <= torch.iinfo(value.dtype).max and number.is_integer()
-    return is_known and takes(gm, inputs, at, torch.full_like(value, int(number)))
+    return is_known and accepts_input(gm, inputs, at, torch.full_like(value, int(number)))
 
 
 def _beside_numbers(value: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:

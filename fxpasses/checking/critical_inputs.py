@@ -17,7 +17,7 @@ from fxpasses.checking.inputs import cloned, in_memory
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.windows import changed_nodes
-from fxpasses.exact.bounds import takes
+from fxpasses.exact.bounds import accepts_input
 from fxpasses.exact.samples import is_mask, is_ordered
 from fxpasses.graphs.rewriting import value_of
 
@@ -75,7 +75,7 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
             made = known[order % len(known)]
             if is_ordered(rewriting.inputs[at]):
                 made = made.sort().values
-                if not takes(rewriting.before, inputs, at, made):
+                if not accepts_input(rewriting.before, inputs, at, made):
                     continue
             in_memory(inputs[at]).copy_(made.view(shape))
             yield inputs

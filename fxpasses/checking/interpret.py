@@ -23,7 +23,7 @@ from fxpasses._torch import OpOverload, disable_current_modes
 from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
 from fxpasses.checking.fused_kernels import as_defined, in_float64
 from fxpasses.checking.inputs import Unsupported, cloned, made_up, placeholders
-from fxpasses.exact.float_constants import number_held, unrounded
+from fxpasses.exact.float_constants import uniform_value, unrounded
 from fxpasses.exact.time_limit import spend_time
 from fxpasses.graphs.aliasing import effect_of, is_mutating, uses_rng
 from fxpasses.graphs.rewriting import subgraphs
@@ -412,7 +412,7 @@ def _integers_as_float64(value: Any) -> Any:
 def _constant_in_float64(value: Any) -> Any:
     wide = as_float64(value)
     is_float = isinstance(wide, Tensor) and wide.dtype is torch.float64
-    number = number_held(wide) if is_float else None
+    number = uniform_value(wide) if is_float else None
     return wide if number is None else torch.full_like(wide, number)
 
 

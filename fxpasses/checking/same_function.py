@@ -36,7 +36,7 @@ from fxpasses.checking.windows import (
     with_users,
 )
 from fxpasses.exact import Verdict
-from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK, SIGN
+from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK, SIGN_REASON
 from fxpasses.graphs.numbers import became, computable
 
 log = logging.getLogger(__name__)
@@ -293,7 +293,7 @@ class Rewriting:
             return found if found is None else [_with_calls(d, calls) for d in found]
         finding = verdict.finding
         assert finding is not None
-        if finding.comparison.reason == SIGN and found == []:  # not even a sign: it cancels in float64
+        if finding.comparison.reason == SIGN_REASON and found == []:  # not even a sign: it cancels in float64
             return []
         position = _position(self.before, finding.output)
         if position in open_results(self.before, self.inputs, self.after):

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
-from fxpasses.exact.float_constants import number_held, residues_of_number, unrounded
+from fxpasses.exact.float_constants import residues_of_number, uniform_value, unrounded
 from fxpasses.exact.folded_numbers import Product, residues_of_sum
-from fxpasses.exact.products import power_of_exponential, product_over
-from fxpasses.exact.sums import each_of, multiple_of, sum_of
+from fxpasses.exact.products import exponential_of_product, product_over
+from fxpasses.exact.sums import map_terms, terms_of_product, terms_of_sum
 
-_CANCELLED = 1e-9
+_TOLERANCE = 1e-9
 """A sum this much smaller than its terms may be zero, and numbers this close equal: the residues decide."""
-_LARGEST_DENOMINATOR = 2**20
-_MOST_EXPONENTS = 64
+_MAX_DENOMINATOR = 2**20
+_MAX_EXPONENTS = 64
 """The most distinct integers in a tensor of exponents."""
 
 
@@ -59,29 +59,29 @@ class Arithmetic:
             kind = value.dtype if value.is_floating_point() else torch.float32
             return Dual(value.double(), self.field.encode(value), dtype or kind)
         value = unrounded(value) if isinstance(value, float) else value
-        if made_of := self.folded.get(value):  # type: ignore[arg-type]
-            residues = residues_of_sum(self.field, made_of)
+        if products := self.folded.get(value):  # type: ignore[arg-type]
+            residues = residues_of_sum(self.field, products)
         else:
             residues = residues_of_number(self.field, type(value), value)  # type: ignore[arg-type]
         return Dual(
             torch.tensor(float(value), dtype=torch.float64), [torch.tensor(r) for r in residues], dtype
         )
 
-    def meant(self, value: Tensor) -> Dual:
+    def dual_of_intended(self, value: Tensor) -> Dual:
         """Read a float tensor as the numbers that its elements are meant to be: ``0.1`` is a tenth."""
         witness = value.double()
         residues = torch.stack(self.field.encode(witness), -1)
         # A number that float32 represents, as most elements of a model's inputs, means itself. Others are
         # read one by one.
-        read = (witness != witness.float().double()) & witness.isfinite()
-        distinct, at = witness[read].unique(return_inverse=True)
+        inexact = (witness != witness.float().double()) & witness.isfinite()
+        distinct, at = witness[inexact].unique(return_inverse=True)
         rows = [residues_of_number(self.field, float, number) for number in distinct.tolist()]
-        residues[read] = torch.tensor(rows, dtype=torch.int64).view(-1, LEVELS)[at]
+        residues[inexact] = torch.tensor(rows, dtype=torch.int64).view(-1, LEVELS)[at]
         return Dual(witness, list(residues.unbind(-1)), value.dtype)
 
     def constant(self, value: Tensor) -> Dual:
         """Convert a float tensor that a graph holds. If all elements are one number, read that number."""
-        number = number_held(value)
+        number = uniform_value(value)
         return self.dual(value) if number is None else self.full(value.shape, number, value.dtype)
 
     def full(self, size: Sequence[int], value: Operand, dtype: torch.dtype) -> Dual:
@@ -97,7 +97,7 @@ class Arithmetic:
             number.witness.expand(size).clone(), [r.expand(size).clone() for r in number.residues], dtype
         )
 
-    def finished(
+    def assemble(
         self, witness: Tensor, residues: Sequence[Tensor], *operands: Dual, dtype: torch.dtype | None = None
     ) -> Dual:
         """Apply the rules for non-finite values to the residues of a result.
@@ -111,10 +111,10 @@ class Arithmetic:
             operands: what it was made of, broadcast against each other elementwise.
             dtype: of the result; the promoted dtype of the operands by default.
         """
-        kept = list(residues)
+        masked = list(residues)
         finite = torch.isfinite(witness)
         if not finite.all():
-            kept = [torch.where(finite, r, 0) for r in kept]
+            masked = [torch.where(finite, r, 0) for r in masked]
         touched = torch.zeros((), dtype=torch.bool)
         for operand in operands:
             bad = ~torch.isfinite(operand.witness)
@@ -123,8 +123,8 @@ class Arithmetic:
         touched = touched & finite
         if touched.any():
             encoded = self.field.encode(torch.where(touched, witness, 0.0))
-            kept = [torch.where(touched, e, r) for e, r in zip(encoded, kept, strict=True)]
-        return Dual(witness, kept, dtype or promoted_dtype(*operands))
+            masked = [torch.where(touched, e, r) for e, r in zip(encoded, masked, strict=True)]
+        return Dual(witness, masked, dtype or promoted_dtype(*operands))
 
     # Field operations
 
@@ -144,15 +144,15 @@ class Arithmetic:
             b = self.mul(b, alpha)
         witness = a.witness + b.witness
         residues = [(x + y) % p for x, y, p in zip(a.residues, b.residues, self.primes, strict=True)]
-        cancelled = (witness != 0) & (witness.abs() < _CANCELLED * (a.witness.abs() + b.witness.abs()))
+        cancelled = (witness != 0) & (witness.abs() < _TOLERANCE * (a.witness.abs() + b.witness.abs()))
         if cancelled.any():
             for r in residues:
                 cancelled = cancelled & (r == 0)
             witness = torch.where(cancelled, 0.0, witness)
-        result = self.finished(witness, residues, a, b)
+        result = self.assemble(witness, residues, a, b)
         if a.exponential is not None or b.exponential is not None:
             result.exponential = lambda: self.mul(self.exp(a), self.exp(b))
-        result.terms = sum_of(a, b, result.shape) if self.squares_roots else None
+        result.terms = terms_of_sum(a, b, result.shape) if self.squares_roots else None
         return result
 
     def neg(self, a: Operand) -> Dual:
@@ -160,7 +160,7 @@ class Arithmetic:
         a = self.dual(a)
         negative = [(-r) % p for r, p in zip(a.residues, self.primes, strict=True)]
         inverse = None if a.exponential is None else lambda: self.reciprocal(self.exp(a))
-        return Dual(-a.witness, negative, a.dtype, inverse, a.square, each_of(a, self.neg))
+        return Dual(-a.witness, negative, a.dtype, inverse, a.square, map_terms(a, self.neg))
 
     def sub(self, a: Operand, b: Operand, alpha: Operand = 1) -> Dual:
         """Compute ``a - alpha * b``. Args: those of :meth:`add`."""
@@ -170,14 +170,14 @@ class Arithmetic:
         """``a * b``."""
         a, b = self.dual(a), self.dual(b)
         witness = a.witness * b.witness
-        if a.square is not None and b.square is not None and _are_same(a, b):
-            return self.finished(witness, a.square().residues, a, b)
+        if a.square is not None and b.square is not None and _is_identical(a, b):
+            return self.assemble(witness, a.square().residues, a, b)
         residues = [x * y % p for x, y, p in zip(a.residues, b.residues, self.primes, strict=True)]
-        result = self.finished(witness, residues, a, b)
+        result = self.assemble(witness, residues, a, b)
         if a.square is not None or b.square is not None:
             result.square = lambda: self.mul(self.squared(a), self.squared(b))
-        result.exponential = power_of_exponential(self, a, b)
-        result.terms = multiple_of(self.mul, a, b) if self.squares_roots else None
+        result.exponential = exponential_of_product(self, a, b)
+        result.terms = terms_of_product(self.mul, a, b) if self.squares_roots else None
         return result
 
     def squared(self, a: Dual) -> Dual:
@@ -188,7 +188,7 @@ class Arithmetic:
         """``1 / a``."""
         a = self.dual(a)
         residues = [self.field.inverse(k, r) for k, r in enumerate(a.residues)]
-        result = self.finished(1 / a.witness, residues, a)
+        result = self.assemble(1 / a.witness, residues, a)
         if a.square is not None:
             result.square = lambda: self.reciprocal(self.squared(a))
         return result
@@ -200,10 +200,10 @@ class Arithmetic:
             x * self.field.inverse(k, y) % self.primes[k]
             for k, (x, y) in enumerate(zip(a.residues, b.residues, strict=True))
         ]
-        result = self.finished(a.witness / b.witness, residues, a, b)
+        result = self.assemble(a.witness / b.witness, residues, a, b)
         if a.square is not None or b.square is not None:
             result.square = lambda: self.div(self.squared(a), self.squared(b))
-        result.terms = each_of(a, lambda term: self.div(term, b))
+        result.terms = map_terms(a, lambda term: self.div(term, b))
         return result
 
     def integer_power(self, a: Operand, exponent: int) -> Dual:
@@ -211,47 +211,47 @@ class Arithmetic:
         a = self.dual(a)
         if a.square is not None and exponent % 2 == 0:
             powered = self.integer_power(a.square(), exponent // 2)
-            return self.finished(a.witness**exponent, powered.residues, a)
+            return self.assemble(a.witness**exponent, powered.residues, a)
         residues = [self.field.power(k, r, exponent) for k, r in enumerate(a.residues)]
         if exponent == 0:
             residues = [torch.ones_like(r) for r in residues]
-        result = self.finished(a.witness**exponent, residues, a)
+        result = self.assemble(a.witness**exponent, residues, a)
         if (square := a.square) is not None:
             result.square = lambda: self.integer_power(square(), exponent)
         return result
 
-    def root(self, a: Operand) -> Dual:
+    def sqrt(self, a: Operand) -> Dual:
         """Compute ``sqrt(a)``.
 
         Its square is ``a`` up to the sign, which the witness knows, or ``a`` if ``squares_roots``.
         """
         a = self.dual(a)
-        result = self.finished(a.witness.sqrt(), [self.field.root(k, r) for k, r in enumerate(a.residues)], a)
+        result = self.assemble(a.witness.sqrt(), [self.field.sqrt(k, r) for k, r in enumerate(a.residues)], a)
         result.square = (lambda: a) if self.squares_roots else None
         return result
 
     def pow(self, base: Operand, exponent: Operand) -> Dual:
         """``base ** exponent``: exact for integers and halves, else ``exp(exponent * log(base))``."""
         if isinstance(exponent, (Dual, Tensor)):
-            whole = self.dual(exponent).witness.unique()
-            if 0 < len(whole) <= _MOST_EXPONENTS and bool(
-                (whole == whole.round()).all() & (whole.abs() < 2**31).all()
+            distinct = self.dual(exponent).witness.unique()
+            if 0 < len(distinct) <= _MAX_EXPONENTS and bool(
+                (distinct == distinct.round()).all() & (distinct.abs() < 2**31).all()
             ):
-                return self._integer_powers(self.dual(base), self.dual(exponent), whole.tolist())
+                return self._integer_powers(self.dual(base), self.dual(exponent), distinct.tolist())
             logarithm: Operand = (
                 self.log(base) if isinstance(base, (Dual, Tensor)) else self.log(self.dual(float(base)))
             )
             powered = self.exp(self.mul(exponent, logarithm))
             a, e = self.dual(base), self.dual(exponent)
-            return self.finished(torch.pow(a.witness, e.witness), powered.residues, a, e, dtype=powered.dtype)
+            return self.assemble(torch.pow(a.witness, e.witness), powered.residues, a, e, dtype=powered.dtype)
         a = self.dual(base)
         if float(exponent).is_integer() and abs(exponent) < 2**31:
             return self.integer_power(a, int(exponent))
         if float(2 * exponent).is_integer() and abs(exponent) < 2**31:
-            powered = self.integer_power(self.root(a), int(2 * exponent))
+            powered = self.integer_power(self.sqrt(a), int(2 * exponent))
         else:
             powered = self.exp(self.mul(self.log(a), exponent))
-        result = self.finished(a.witness**exponent, powered.residues, a)
+        result = self.assemble(a.witness**exponent, powered.residues, a)
         result.square = powered.square
         return result
 
@@ -263,7 +263,7 @@ class Arithmetic:
             powered = self.integer_power(a, int(number)).residues
             here = exponents.witness == number
             residues = [torch.where(here, p, r) for p, r in zip(powered, residues, strict=True)]
-        return self.finished(witness, residues, a, exponents)
+        return self.assemble(witness, residues, a, exponents)
 
     def exp(self, a: Operand) -> Dual:
         """Compute ``exp(a)``; exactly zero where float64 underflows: ``exp(-1e30)`` equals ``exp(-inf)``."""
@@ -275,7 +275,7 @@ class Arithmetic:
             residues = [self.field.exp(k, a.residues[k + 1]) for k in range(LEVELS - 1)]
             last = a.residues[-1]
             residues.append(torch.where(last == 0, 1, self.field.hash(LEVELS - 1, "exp", last)))
-        return self.finished(witness, [torch.where(witness == 0, 0, r) for r in residues], a)
+        return self.assemble(witness, [torch.where(witness == 0, 0, r) for r in residues], a)
 
     def log(self, a: Operand) -> Dual:
         """``log(a)``."""
@@ -283,7 +283,7 @@ class Arithmetic:
         first = a.residues[0]
         residues = [torch.where(first == 1, 0, self.field.hash(0, "log", first))]
         residues += [self.field.log(k, a.residues[k]) for k in range(LEVELS - 1)]
-        result = self.finished(a.witness.log(), residues, a)
+        result = self.assemble(a.witness.log(), residues, a)
         result.exponential = lambda: a
         return result
 
@@ -305,32 +305,32 @@ class Arithmetic:
             if parity < 0:
                 hashed = torch.where(r == 0, 0, torch.where(least == r, hashed, (-hashed) % p))
             residues.append(hashed)
-        return self.finished(witness, residues, a)
+        return self.assemble(witness, residues, a)
 
     def with_witness(self, value: Dual, witness: Tensor, *operands: Dual) -> Dual:
         """Combine the residues of ``value`` with a more accurate witness."""
-        result = self.finished(witness, value.residues, *operands, dtype=value.dtype)
+        result = self.assemble(witness, value.residues, *operands, dtype=value.dtype)
         result.exponential, result.square = value.exponential, value.square
         return result
 
     # Choices by the witness
 
-    def compared(self, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    def comparable_witnesses(self, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
         """The witnesses of two operands, made equal where float64 parts them and the residues do not."""
         a, b = self.dual(a), self.dual(b)
-        near = (a.witness != b.witness) & ((a.witness - b.witness).abs() < _CANCELLED * a.witness.abs())
+        near = (a.witness != b.witness) & ((a.witness - b.witness).abs() < _TOLERANCE * a.witness.abs())
         for x, y in zip(a.residues, b.residues, strict=True) if bool(near.any()) else ():
             near = near & (x == y)
         return torch.where(near, b.witness, a.witness), b.witness
 
-    def whole(self, a: Operand) -> Tensor:
+    def snap_to_integers(self, a: Operand) -> Tensor:
         """Return the witness, made an integer where float64 rounding alone misses one."""
         a = self.dual(a)
-        return self.compared(a, self.encoded(a.witness.round(), a))[0]
+        return self.comparable_witnesses(a, self.from_witness(a.witness.round(), a))[0]
 
-    def encoded(self, witness: Tensor, like: Operand) -> Dual:
+    def from_witness(self, witness: Tensor, like: Operand) -> Dual:
         """Encode a result that the witness alone determines, such as that of ``floor``."""
-        return self.finished(witness, self.field.encode(witness), self.dual(like))
+        return self.assemble(witness, self.field.encode(witness), self.dual(like))
 
     def select(self, condition: Tensor, a: Operand, b: Operand, witness: Tensor | None = None) -> Dual:
         """Compute ``where(condition, a, b)``.
@@ -376,13 +376,13 @@ class Arithmetic:
         Returns:
             The result; ``NotImplemented`` if float64 cannot represent what the residues add up to.
         """
-        if denominator > _LARGEST_DENOMINATOR:
+        if denominator > _MAX_DENOMINATOR:
             return NotImplemented
         residues = []
         for k, (r, p) in enumerate(zip(a.residues, self.primes, strict=True)):
-            whole = (function(r.double()) * denominator).round().long() % p
-            residues.append(whole * self.field.inverse(k, torch.tensor(denominator % p)) % p)
-        return self.finished(function(a.witness), residues, dtype=a.dtype)
+            scaled = (function(r.double()) * denominator).round().long() % p
+            residues.append(scaled * self.field.inverse(k, torch.tensor(denominator % p)) % p)
+        return self.assemble(function(a.witness), residues, dtype=a.dtype)
 
     def sum(self, a: Dual, dim: Sequence[int] | None = None, keepdim: bool = False) -> Dual:
         """Sum over dimensions.
@@ -439,9 +439,9 @@ class Arithmetic:
             self.field.bilinear(k, function, x, y)
             for k, (x, y) in enumerate(zip(a.residues, b.residues, strict=True))
         ]
-        return self.finished(function(a.witness, b.witness), residues, dtype=promoted_dtype(a, b))
+        return self.assemble(function(a.witness, b.witness), residues, dtype=promoted_dtype(a, b))
 
-    def products_along(self, a: Dual, dim: int) -> Dual:
+    def cumprod(self, a: Dual, dim: int) -> Dual:
         """Compute the cumulative products along a dimension."""
         slices = [a.map(lambda t, i=i: t.select(dim, i)) for i in range(a.shape[dim])]  # type: ignore[misc]
         if not slices:
@@ -449,7 +449,7 @@ class Arithmetic:
         found = [slices[0]]
         for element in slices[1:]:
             found.append(self.mul(found[-1], element))
-        return stacked(found, dim)
+        return stack(found, dim)
 
     # Elements chosen by the witness
 
@@ -472,9 +472,9 @@ class Arithmetic:
             return t.permute(rest + over).reshape([*outer, math.prod(a.shape[d] for d in over)])
 
         witness = flat(a.witness)
-        place = witness.argmax(-1, True) if largest else witness.argmin(-1, True)
+        index = witness.argmax(-1, True) if largest else witness.argmin(-1, True)
         size = [1 if d in over else n for d, n in enumerate(a.shape)] if keepdim else outer
-        chosen = a.map(lambda t: flat(t).gather(-1, place).reshape(size))
+        chosen = a.map(lambda t: flat(t).gather(-1, index).reshape(size))
         return self.with_witness(chosen, chosen.witness)
 
 
@@ -488,12 +488,12 @@ def promoted_dtype(*operands: Dual) -> torch.dtype:
     return result
 
 
-def stacked(values: Sequence[Dual], dim: int) -> Dual:
+def stack(values: Sequence[Dual], dim: int) -> Dual:
     """Stack duals of one shape along a new dimension."""
     witness = torch.stack([v.witness for v in values], dim)
     residues = [torch.stack([v.residues[k] for v in values], dim) for k in range(LEVELS)]
     return Dual(witness, residues, values[0].dtype)
 
 
-def _are_same(a: Dual, b: Dual) -> bool:
+def _is_identical(a: Dual, b: Dual) -> bool:
     return a is b or (torch.equal(a.witness, b.witness) and all(map(torch.equal, a.residues, b.residues)))

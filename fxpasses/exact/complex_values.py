@@ -30,7 +30,7 @@ class Complex:
     def __init__(self, real: Dual, imag: Dual) -> None:
         self.real, self.imag = real, imag
 
-    def joined(self) -> Dual:
+    def view_as_real(self) -> Dual:
         """Join both parts along a last dimension of size two, as ``view_as_real`` does."""
         pairs = zip(self.real.residues, self.imag.residues, strict=True)
         witness = torch.stack([self.real.witness, self.imag.witness], -1)
@@ -41,7 +41,7 @@ class Complex:
         return torch.complex(self.real.witness, self.imag.witness)
 
 
-def of_pairs(pairs: Dual) -> Complex:
+def from_pairs(pairs: Dual) -> Complex:
     """Split pairs, as ``view_as_complex`` does."""
     return Complex(pairs.map(lambda t: t[..., 0]), pairs.map(lambda t: t[..., 1]))
 
@@ -51,19 +51,19 @@ def is_complex(value: Any) -> bool:
     return isinstance(value, Complex) or (isinstance(value, Tensor) and value.is_complex())
 
 
-def concerns_complex(target: Any, flat: Sequence[Any]) -> bool:
+def involves_complex(target: Any, flat: Sequence[Any]) -> bool:
     """Whether a call takes or makes complex tensors.
 
     Args:
         target: the operator.
         flat: its arguments, flattened.
     """
-    if target in _MAKERS or any(map(is_complex, flat)):
+    if target in _CONSTRUCTOR_OVERLOADS or any(map(is_complex, flat)):
         return True
     return target is aten.view.dtype and any(isinstance(v, torch.dtype) and v.is_complex for v in flat)
 
 
-class ComplexCalls:
+class ComplexRules:
     """The rules of complex numbers.
 
     Args:
@@ -87,15 +87,15 @@ class ComplexCalls:
         """
         packet = target.overloadpacket
         if target is aten.view.dtype:
-            return self._as_other_type(*args)
-        if packet in _MAKERS_OF:
-            return getattr(self, _MAKERS_OF[packet])(*args)
-        if packet in _EACH_PART:
-            return self._each_part(target, args, dict(kwargs))
+            return self._view_dtype(*args)
+        if packet in _CONSTRUCTORS:
+            return getattr(self, _CONSTRUCTORS[packet])(*args)
+        if packet in _PARTWISE_OPS:
+            return self._apply_to_parts(target, args, dict(kwargs))
         rule = _RULES.get(packet)
         return NotImplemented if rule is None else getattr(self, rule)(target, *args, **kwargs)
 
-    def of(self, value: Any) -> Complex:
+    def to_complex(self, value: Any) -> Complex:
         """Convert a tensor or number to a complex tensor."""
         if isinstance(value, Complex):
             return value
@@ -116,30 +116,30 @@ class ComplexCalls:
     def _sub(self, a: Any, b: Any) -> Dual:
         return self._call(aten.sub.Tensor, (a, b), {})  # type: ignore[no-any-return]
 
-    def _one(self, op: Any, a: Any) -> Dual:
+    def _unary(self, op: Any, a: Any) -> Dual:
         return self._call(op, (a,), {})  # type: ignore[no-any-return]
 
-    def _complex_of(self, real: Any, imag: Any) -> Complex:
+    def _from_real_and_imag(self, real: Any, imag: Any) -> Complex:
         return Complex(self._arithmetic.dual(real), self._arithmetic.dual(imag))
 
-    def _polar_of(self, length: Any, angle: Any) -> Complex:
+    def _from_polar(self, length: Any, angle: Any) -> Complex:
         return Complex(
-            self._mul(length, self._one(aten.cos.default, angle)),
-            self._mul(length, self._one(aten.sin.default, angle)),
+            self._mul(length, self._unary(aten.cos.default, angle)),
+            self._mul(length, self._unary(aten.sin.default, angle)),
         )
 
-    def _pairs_of(self, pairs: Any) -> Complex:
-        return of_pairs(self._arithmetic.dual(pairs))
+    def _from_pairs(self, pairs: Any) -> Complex:
+        return from_pairs(self._arithmetic.dual(pairs))
 
-    def _as_other_type(self, value: Any, dtype: torch.dtype) -> Any:
+    def _view_dtype(self, value: Any, dtype: torch.dtype) -> Any:
         if dtype.is_complex:
             if is_complex(value):
                 return value
             pairs = self._arithmetic.dual(value)
-            return of_pairs(pairs.map(lambda t: t.reshape(*t.shape[:-1], -1, 2)))
-        return self.of(value).joined().map(lambda t: t.flatten(-2))
+            return from_pairs(pairs.map(lambda t: t.reshape(*t.shape[:-1], -1, 2)))
+        return self.to_complex(value).view_as_real().map(lambda t: t.flatten(-2))
 
-    def _each_part(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _apply_to_parts(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if "dtype" in kwargs:
             if kwargs["dtype"] is not None and not kwargs["dtype"].is_complex:
                 return NotImplemented
@@ -147,17 +147,17 @@ class ComplexCalls:
         packet, args = target.overloadpacket, list(args)
         # Numbers, and tensors that are not complex, have imaginary part zero.
         if packet in (aten.add, aten.sub):
-            target, args[:2] = packet.Tensor, map(self.of, args[:2])
+            target, args[:2] = packet.Tensor, map(self.to_complex, args[:2])
         elif packet is aten.where:
-            target, args[1:] = packet.self, map(self.of, args[1:])
+            target, args[1:] = packet.self, map(self.to_complex, args[1:])
         elif packet in (aten.cat, aten.stack):
-            args[0] = [*map(self.of, args[0])]
+            args[0] = [*map(self.to_complex, args[0])]
         elif packet is aten.constant_pad_nd and args[2:] not in ([], [0], [0.0]):
             return NotImplemented
         flat, spec = tree_flatten((tuple(args), kwargs))
         found = []
         for part in ("real", "imag"):
-            values = [getattr(self.of(v), part) if is_complex(v) else v for v in flat]
+            values = [getattr(self.to_complex(v), part) if is_complex(v) else v for v in flat]
             given, named = tree_unflatten(values, spec)
             found.append(self._call(target, given, named))
         real, imag = found
@@ -165,38 +165,38 @@ class ComplexCalls:
             return Complex(real, imag)
         return [Complex(a, b) for a, b in zip(real, imag, strict=True)]
 
-    def _parts(self, _: Any, a: Any) -> Dual:
-        return self.of(a).joined()
+    def _parts_as_pairs(self, _: Any, a: Any) -> Dual:
+        return self.to_complex(a).view_as_real()
 
     def _real_part(self, _: Any, a: Any) -> Dual:
-        return self.of(a).real
+        return self.to_complex(a).real
 
     def _imaginary_part(self, _: Any, a: Any) -> Dual:
-        return self.of(a).imag
+        return self.to_complex(a).imag
 
     def _conjugate(self, _: Any, a: Any) -> Complex:
-        a = self.of(a)
-        return Complex(a.real, self._one(aten.neg.default, a.imag))
+        a = self.to_complex(a)
+        return Complex(a.real, self._unary(aten.neg.default, a.imag))
 
-    def _length(self, _: Any, a: Any) -> Dual:
-        return self._one(aten.sqrt.default, self._squared(self.of(a)))
+    def _magnitude(self, _: Any, a: Any) -> Dual:
+        return self._unary(aten.sqrt.default, self._squared_magnitude(self.to_complex(a)))
 
-    def _squared(self, a: Complex) -> Dual:
+    def _squared_magnitude(self, a: Complex) -> Dual:
         return self._add(self._mul(a.real, a.real), self._mul(a.imag, a.imag))
 
     def _angle(self, _: Any, a: Any) -> Dual:
-        a = self.of(a)
+        a = self.to_complex(a)
         return self._call(aten.atan2.default, (a.imag, a.real), {})  # type: ignore[no-any-return]
 
     def _product(self, _: Any, a: Any, b: Any) -> Complex:
-        a, b = self.of(a), self.of(b)
+        a, b = self.to_complex(a), self.to_complex(b)
         return Complex(
             self._sub(self._mul(a.real, b.real), self._mul(a.imag, b.imag)),
             self._add(self._mul(a.real, b.imag), self._mul(a.imag, b.real)),
         )
 
     def _matrix_product(self, target: Any, a: Any, b: Any) -> Complex:
-        a, b = self.of(a), self.of(b)
+        a, b = self.to_complex(a), self.to_complex(b)
 
         def product(left: Dual, right: Dual) -> Any:
             return self._call(target, (left, right), {})
@@ -207,40 +207,49 @@ class ComplexCalls:
         )
 
     def _quotient(self, target: Any, a: Any, b: Any) -> Complex:
-        a, divisor = self.of(a), self.of(b)
+        a, divisor = self.to_complex(a), self.to_complex(b)
         if not is_complex(b) and not isinstance(b, complex):
             return Complex(*(self._call(aten.div.Tensor, (v, divisor.real), {}) for v in (a.real, a.imag)))
-        above, below = self._product(target, a, self._conjugate(target, divisor)), self._squared(divisor)
-        return Complex(*(self._call(aten.div.Tensor, (v, below), {}) for v in (above.real, above.imag)))
+        numerator, denominator = (
+            self._product(target, a, self._conjugate(target, divisor)),
+            self._squared_magnitude(divisor),
+        )
+        return Complex(
+            *(self._call(aten.div.Tensor, (v, denominator), {}) for v in (numerator.real, numerator.imag))
+        )
 
     def _exponential(self, _: Any, a: Any) -> Complex:
-        a = self.of(a)
-        return self._polar_of(self._one(aten.exp.default, a.real), a.imag)
+        a = self.to_complex(a)
+        return self._from_polar(self._unary(aten.exp.default, a.real), a.imag)
 
 
-def without_complex(value: Any) -> Any:
+def complex_to_tensors(value: Any) -> Any:
     """Replace each ``Complex`` in a value by a tensor of its witnesses."""
     return tree_map(lambda v: v.tensor() if isinstance(v, Complex) else v, value)
 
 
-_MAKERS_OF = {aten.complex: "_complex_of", aten.polar: "_polar_of", aten.view_as_complex: "_pairs_of"}
-_MAKERS = {packet.default for packet in _MAKERS_OF}
+_CONSTRUCTORS = {
+    aten.complex: "_from_real_and_imag",
+    aten.polar: "_from_polar",
+    aten.view_as_complex: "_from_pairs",
+}
+_CONSTRUCTOR_OVERLOADS = {packet.default for packet in _CONSTRUCTORS}
 _RULES = {
-    aten.view_as_real: "_parts",
+    aten.view_as_real: "_parts_as_pairs",
     aten.real: "_real_part",
     aten.imag: "_imaginary_part",
     aten.conj: "_conjugate",
     aten._conj: "_conjugate",
     aten._conj_physical: "_conjugate",
     aten.conj_physical: "_conjugate",
-    aten.abs: "_length",
+    aten.abs: "_magnitude",
     aten.angle: "_angle",
     aten.mul: "_product",
     aten.div: "_quotient",
     aten.exp: "_exponential",
     **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.matmul, aten.dot, aten.outer), "_matrix_product"),
 }
-_EACH_PART = {
+_PARTWISE_OPS = {
     *(aten.add, aten.sub, aten.neg, aten.sum, aten.mean, aten.cumsum, aten.clone, aten.detach, aten.alias),
     *(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias, aten.permute, aten.transpose, aten.t),
     *(aten.unsqueeze, aten.squeeze, aten.expand, aten.slice, aten.select, aten.cat, aten.stack, aten.flip),

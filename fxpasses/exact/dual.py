@@ -16,21 +16,21 @@ class Terms:
     """The terms that a tensor is a sum of, computed on demand.
 
     Args:
-        made: computes the terms.
+        compute: computes the terms.
         depth: how many such computations are nested.
     """
 
-    __slots__ = ("_found", "_made", "depth")
+    __slots__ = ("_cached", "_compute", "depth")
 
-    def __init__(self, made: Callable[[], list[Dual]], depth: int = 1) -> None:
-        self._made, self.depth = made, depth
-        self._found: list[Dual] | None = None
+    def __init__(self, compute: Callable[[], list[Dual]], depth: int = 1) -> None:
+        self._compute, self.depth = compute, depth
+        self._cached: list[Dual] | None = None
 
     def __call__(self) -> list[Dual]:
         """Return the terms."""
-        if self._found is None:
-            self._found = self._made()
-        return self._found
+        if self._cached is None:
+            self._cached = self._compute()
+        return self._cached
 
 
 class Dual:
@@ -77,12 +77,14 @@ class Dual:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Dual:
         """Apply a function that only moves elements to each part of the tensor."""
-        known = [None if of is None else _moved(of, function) for of in (self.exponential, self.square)]
+        closures = [
+            None if of is None else _map_lazily(of, function) for of in (self.exponential, self.square)
+        ]
         terms = None
         if (of := self.terms) is not None:
             terms = Terms(lambda: [term.map(function) for term in of()], of.depth + 1)
         moved = [function(r) for r in self.residues]
-        return Dual(function(self.witness), moved, self.dtype, known[0], known[1], terms)
+        return Dual(function(self.witness), moved, self.dtype, closures[0], closures[1], terms)
 
     def as_type(self, dtype: torch.dtype) -> Dual:
         """Return the same value with another float dtype."""
@@ -91,5 +93,5 @@ class Dual:
         return Dual(self.witness, self.residues, dtype, self.exponential, self.square, self.terms)
 
 
-def _moved(of: Callable[[], Dual], function: Callable[[Tensor], Tensor]) -> Callable[[], Dual]:
+def _map_lazily(of: Callable[[], Dual], function: Callable[[Tensor], Tensor]) -> Callable[[], Dual]:
     return lambda: of().map(function)

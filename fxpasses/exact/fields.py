@@ -30,7 +30,7 @@ _CHAINS = ((16362719, 8181359, 4090679, 2045339), (16295519, 8147759, 4073879, 2
 LEVELS = 3
 """The number of levels of a value."""
 
-_FEW = 1 << 15
+_MAX_WITHOUT_TABLE = 1 << 15
 """So many logarithms are computed without the full table, which takes 64 MB and a third of a second."""
 _BABY_STEPS = 1 << 18
 _LOWEST_EXPONENT = -1140
@@ -53,7 +53,7 @@ class Field:
         self._salt = number * 7919 + 13
         rng = random.Random(number)
         self.generators = [pow(rng.randrange(2, p - 1), 2, p) for p in self.primes[:-1]]
-        self.free = [rng.randrange(2, p) for p in self.primes]
+        self.random_elements = [rng.randrange(2, p) for p in self.primes]
         """A random element of each level, for a number that no law ties to others (the square root of pi)."""
         self._powers_of_two = [
             torch.tensor([pow(2, e % (p - 1), p) for e in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)])
@@ -61,9 +61,9 @@ class Field:
         ]
         self._low_powers, self._high_powers = [], []
         for g, p in zip(self.generators, self.primes, strict=False):
-            self._low_powers.append(_powers(g, 4096, p))
-            self._high_powers.append(_powers(pow(g, 4096, p), 4096, p))
-        self._logarithms: dict[int, Tensor] = {}
+            self._low_powers.append(_power_table(g, 4096, p))
+            self._high_powers.append(_power_table(pow(g, 4096, p), 4096, p))
+        self._log_tables: dict[int, Tensor] = {}
         self._baby_steps: dict[int, tuple[Tensor, Tensor]] = {}
 
     def power(self, level: int, base: Tensor, exponent: int) -> Tensor:
@@ -89,7 +89,7 @@ class Field:
         """``1 / value`` in a level. The inverse of zero is zero."""
         return self.power(level, value, self.primes[level] - 2)
 
-    def root(self, level: int, value: Tensor) -> Tensor:
+    def sqrt(self, level: int, value: Tensor) -> Tensor:
         """A square root of ``value`` or of ``-value``, whichever is a square. Multiplicative."""
         return self.power(level, value, (self.primes[level] + 1) // 4)
 
@@ -103,18 +103,18 @@ class Field:
         p, q = self.primes[level], self.primes[level + 1]
         squared = value * value % p  # the generator only generates squares
         half = (q + 1) // 2
-        if level not in self._logarithms and value.numel() <= _FEW:
-            return self._logarithms_of_few(level, squared) * half % q
-        if level not in self._logarithms:
+        if level not in self._log_tables and value.numel() <= _MAX_WITHOUT_TABLE:
+            return self._logs_without_table(level, squared) * half % q
+        if level not in self._log_tables:
             powers = torch.ones(1, dtype=torch.int64)
             while len(powers) < q:
                 powers = torch.cat([powers, powers * pow(self.generators[level], len(powers), p) % p])
             table = torch.zeros(p, dtype=torch.int32)
             table[powers[:q]] = torch.arange(q, dtype=torch.int32)
-            self._logarithms[level] = table
-        return self._logarithms[level][squared].long() * half % q
+            self._log_tables[level] = table
+        return self._log_tables[level][squared].long() * half % q
 
-    def _logarithms_of_few(self, level: int, squares: Tensor) -> Tensor:
+    def _logs_without_table(self, level: int, squares: Tensor) -> Tensor:
         """Compute the same without the table, by baby-step giant-step."""
         p, q, flat = self.primes[level], self.primes[level + 1], squares.flatten()
         if level not in self._baby_steps:
@@ -122,11 +122,11 @@ class Field:
             self._baby_steps[level] = (high[:, None] * low % p).flatten().sort()
         sorted_powers, order = self._baby_steps[level]
         found = torch.zeros_like(flat)
-        back = pow(self.generators[level], -_BABY_STEPS, p)
+        giant_step = pow(self.generators[level], -_BABY_STEPS, p)
         for giant in range(-(-q // _BABY_STEPS)):
             at = torch.searchsorted(sorted_powers, flat).clamp(max=_BABY_STEPS - 1)
             found = torch.where(sorted_powers[at] == flat, giant * _BABY_STEPS + order[at], found)
-            flat = flat * back % p
+            flat = flat * giant_step % p
         return found.view(squares.shape) % q
 
     def hash(self, level: int, name: str, value: Tensor) -> Tensor:
@@ -150,13 +150,13 @@ class Field:
     def encode(self, values: Tensor) -> list[Tensor]:
         """Return residues of integers, or of floats as exact dyadic fractions (0 if they are not finite)."""
         if not values.is_floating_point():
-            whole = values.long()
-            return [whole % p for p in self.primes]
+            integers = values.long()
+            return [integers % p for p in self.primes]
         mantissa, exponent = torch.frexp(torch.nan_to_num(values.double(), 0.0, 0.0, 0.0))
         digits = (mantissa * 2.0**53).long()
-        at = exponent.long() - 53 - _LOWEST_EXPONENT
+        index = exponent.long() - 53 - _LOWEST_EXPONENT
         return [
-            digits % p * table[at.clamp(0, len(table) - 1)] % p
+            digits % p * table[index.clamp(0, len(table) - 1)] % p
             for p, table in zip(self.primes, self._powers_of_two, strict=True)
         ]
 
@@ -178,20 +178,22 @@ class Field:
         low = function((left & 4095).double(), other).long() % p  # type: ignore[operator]
         return (high * 4096 + low) % p
 
-    def eliminated(self, level: int, matrix: Tensor) -> Tensor:
+    def lu_factor(self, level: int, matrix: Tensor) -> Tensor:
         """Compute the LU factors of matrices, both packed into one, without reordering rows.
 
         Args:
             level: index of the prime.
             matrix: residues of square matrices.
         """
-        p, made = self.primes[level], matrix.clone()
-        for k in range(made.shape[-1]):
-            below = made[..., k + 1 :, k : k + 1] * self.inverse(level, made[..., k : k + 1, k : k + 1]) % p
-            made[..., k + 1 :, k : k + 1] = below
-            rest = made[..., k + 1 :, k + 1 :]
-            made[..., k + 1 :, k + 1 :] = (rest - below * made[..., k : k + 1, k + 1 :]) % p
-        return made
+        p, factors = self.primes[level], matrix.clone()
+        for k in range(factors.shape[-1]):
+            multipliers = (
+                factors[..., k + 1 :, k : k + 1] * self.inverse(level, factors[..., k : k + 1, k : k + 1]) % p
+            )
+            factors[..., k + 1 :, k : k + 1] = multipliers
+            rest = factors[..., k + 1 :, k + 1 :]
+            factors[..., k + 1 :, k + 1 :] = (rest - multipliers * factors[..., k : k + 1, k + 1 :]) % p
+        return factors
 
     def solve(self, level: int, matrix: Tensor, right: Tensor) -> Tensor:
         """Solve linear equations. The result is arbitrary if there is no unique one.
@@ -201,16 +203,16 @@ class Field:
             matrix: residues of square matrices.
             right: residues of as many right-hand sides.
         """
-        p, made = self.primes[level], torch.cat([matrix, right], -1)
+        p, augmented = self.primes[level], torch.cat([matrix, right], -1)
         for k in range(matrix.shape[-1]):
-            pivot = (made[..., k:, k] != 0).byte().argmax(-1, keepdim=True).unsqueeze(-1) + k
-            at = pivot.expand(*pivot.shape[:-1], made.shape[-1])
-            row, moved = made.gather(-2, at), made[..., k : k + 1, :].clone()
-            made = made.scatter(-2, at, moved)
+            pivot = (augmented[..., k:, k] != 0).byte().argmax(-1, keepdim=True).unsqueeze(-1) + k
+            at = pivot.expand(*pivot.shape[:-1], augmented.shape[-1])
+            row, moved = augmented.gather(-2, at), augmented[..., k : k + 1, :].clone()
+            augmented = augmented.scatter(-2, at, moved)
             row = row * self.inverse(level, row[..., k : k + 1]) % p
-            made = (made - made[..., k : k + 1] * row) % p
-            made[..., k : k + 1, :] = row
-        return made[..., matrix.shape[-1] :]
+            augmented = (augmented - augmented[..., k : k + 1] * row) % p
+            augmented[..., k : k + 1, :] = row
+        return augmented[..., matrix.shape[-1] :]
 
 
 @functools.cache
@@ -219,7 +221,7 @@ def field(number: int) -> Field:
     return Field(number % len(_CHAINS))
 
 
-def _powers(base: int, count: int, prime: int) -> Tensor:
+def _power_table(base: int, count: int, prime: int) -> Tensor:
     values: list[int] = [1]
     for _ in range(count - 1):
         values.append(values[-1] * base % prime)

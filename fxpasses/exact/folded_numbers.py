@@ -19,23 +19,23 @@ import torch
 from torch import fx
 
 from fxpasses.exact.fields import Field, inverses
-from fxpasses.exact.float_constants import means_something, residues_of_number, unrounded
+from fxpasses.exact.float_constants import has_known_meaning, residues_of_number, unrounded
 
 Product = tuple[tuple[float, float], ...]
 """Numbers with their exponents, which are integers or halves."""
 Sum = tuple[Product, ...]
 
-_MOST_NUMBERS = 8
-_MOST_FACTORS, _IN_SUMS = 3, 2
-_NAMED = (math.log(2), math.log(10), math.sqrt(2), math.sqrt(math.pi))
+_MAX_NUMBERS = 8
+_MAX_FACTORS, _MAX_FACTORS_IN_SUMS = 3, 2
+_KNOWN_CONSTANTS = (math.log(2), math.log(10), math.sqrt(2), math.sqrt(math.pi))
 """Numbers that other functions introduce: powers of two in place of powers of e."""
-_NEAR = 1e-15
+_TOLERANCE = 1e-15
 """A few units in the last place of the double precision that Python computes in."""
-_LARGEST_POWER = 64
-_OF_POWERS = _LARGEST_POWER * 2.0**-53
+_MAX_POWER = 64
+_POWER_TOLERANCE = _MAX_POWER * 2.0**-53
 """The additional error of a power that was computed as a product, step by step."""
-_MOST_CANCELLED = 64.0
-_USUAL = (1e-30, 1e30)
+_MAX_CANCELLATION = 64.0
+_USABLE_RANGE = (1e-30, 1e30)
 
 
 def folded_numbers(field: Field, before: fx.Graph, after: fx.Graph) -> dict[float, Sum]:
@@ -50,28 +50,37 @@ def folded_numbers(field: Field, before: fx.Graph, after: fx.Graph) -> dict[floa
         For numbers of the second that mean nothing by themselves, sums of products of numbers of the first,
         if any.
     """
-    known = _numbers(before.nodes)
-    unknown = {n for n in _numbers(after.nodes) - known if -n not in known and not means_something(field, n)}
+    known = _numbers_in_calls(before.nodes)
+    unknown = {
+        n
+        for n in _numbers_in_calls(after.nodes) - known
+        if -n not in known and not has_known_meaning(field, n)
+    }
     basis = basis_of(before, after) if unknown else ()
     found: dict[float, Sum] = {}
-    for candidates, reach in ((_products, _NEAR), (_with_powers, _NEAR + _OF_POWERS)):
+    for candidates, tolerance in (
+        (_product_candidates, _TOLERANCE),
+        (_power_candidates, _TOLERANCE + _POWER_TOLERANCE),
+    ):
         for number in (unknown - found.keys()) if basis else ():
-            made_of = candidates(basis).near(number, reach)
+            made_of = candidates(basis).find_near(number, tolerance)
             found |= {} if made_of is None else {number: made_of}
     return found
 
 
 def basis_of(before: fx.Graph, after: fx.Graph) -> tuple[float, ...]:
     """The numbers of calls that a rewrite removed or changed, to compute others from; none if too many."""
-    kept = {_told(node) for node in after.nodes}
-    found = _numbers(node for node in before.nodes if _told(node) not in kept)
-    usual = sorted(n for n in found if n not in (0.0, 1.0, -1.0) and _USUAL[0] < abs(n) < _USUAL[1])
-    return () if len(usual) > _MOST_NUMBERS else tuple(usual)
+    unchanged = {_call_key(node) for node in after.nodes}
+    found = _numbers_in_calls(node for node in before.nodes if _call_key(node) not in unchanged)
+    usable = sorted(
+        n for n in found if n not in (0.0, 1.0, -1.0) and _USABLE_RANGE[0] < abs(n) < _USABLE_RANGE[1]
+    )
+    return () if len(usable) > _MAX_NUMBERS else tuple(usable)
 
 
 def powers_of(number: float) -> Candidates:
     """Return the integer powers of one number."""
-    return Candidates([((number, k),) for k in range(-_LARGEST_POWER, _LARGEST_POWER + 1)], 0)
+    return Candidates([((number, k),) for k in range(-_MAX_POWER, _MAX_POWER + 1)], 0)
 
 
 def residues_of_sum(field: Field, products: Sum) -> tuple[int, ...]:
@@ -108,49 +117,53 @@ class Candidates:
     def __init__(self, products: Sequence[Product], in_sums: int) -> None:
         with np.errstate(over="ignore"):
             values = np.array([value_of_sum((one,)) for one in products])
-        self._products, self._negative = products, values < 0
-        self._added = np.abs(values[:in_sums])
+        self._products, self._is_negative = products, values < 0
+        self._addend_sizes = np.abs(values[:in_sums])
         self._order = np.argsort(np.abs(values), kind="stable")
-        self._sizes = np.abs(values)[self._order]
+        self._sorted_sizes = np.abs(values)[self._order]
 
-    def near(self, number: float, reach: float) -> Sum | None:
-        """Return the first candidate within ``reach`` of a number, relative to it and to what is added.
+    def find_near(self, number: float, tolerance: float) -> Sum | None:
+        """Return the first candidate within ``tolerance`` of a number, relative to it and to what is added.
 
         Args:
             number: the number to look up.
-            reach: the tolerance.
+            tolerance: the tolerance.
         """
-        added = np.flatnonzero(self._added <= _MOST_CANCELLED * abs(number))
-        sizes = np.concatenate([[0.0], self._added[added], -self._added[added]])
+        addends = np.flatnonzero(self._addend_sizes <= _MAX_CANCELLATION * abs(number))
+        sizes = np.concatenate([[0.0], self._addend_sizes[addends], -self._addend_sizes[addends]])
         rest = number - sizes
-        far = reach * (abs(number) + np.abs(sizes))
-        low = np.searchsorted(self._sizes, np.abs(rest) - far, "left")
-        high = np.searchsorted(self._sizes, np.abs(rest) + far, "right")
-        for at in np.flatnonzero((high > low) & (np.abs(rest) > far))[:1]:
-            other = self._signed(int(self._order[low[at] : high[at]].min()), rest[at] < 0)
-            return (self._signed(int(added[(at - 1) % len(added)]), sizes[at] < 0), other) if at else (other,)
+        tolerances = tolerance * (abs(number) + np.abs(sizes))
+        low = np.searchsorted(self._sorted_sizes, np.abs(rest) - tolerances, "left")
+        high = np.searchsorted(self._sorted_sizes, np.abs(rest) + tolerances, "right")
+        for at in np.flatnonzero((high > low) & (np.abs(rest) > tolerances))[:1]:
+            other = self._with_sign(int(self._order[low[at] : high[at]].min()), rest[at] < 0)
+            return (
+                (self._with_sign(int(addends[(at - 1) % len(addends)]), sizes[at] < 0), other)
+                if at
+                else (other,)
+            )
         return None
 
-    def _signed(self, at: int, negative: bool) -> Product:
+    def _with_sign(self, at: int, negative: bool) -> Product:
         """A product or its negative, whichever has the wanted sign."""
         product = self._products[at]
-        return product if negative == self._negative[at] else ((-1.0, 1), *product)
+        return product if negative == self._is_negative[at] else ((-1.0, 1), *product)
 
 
 @functools.lru_cache(maxsize=64)
-def _products(basis: tuple[float, ...]) -> Candidates:
-    return Candidates(*_products_of(_factors(basis), _MOST_FACTORS))
+def _product_candidates(basis: tuple[float, ...]) -> Candidates:
+    return Candidates(*_products_of_factors(_factors(basis), _MAX_FACTORS))
 
 
 @functools.lru_cache(maxsize=64)
-def _with_powers(basis: tuple[float, ...]) -> Candidates:
+def _power_candidates(basis: tuple[float, ...]) -> Candidates:
     """Products with roots and with rests of decays, and powers times one more factor.
 
     ``(1 - b**k) / (1 - b)`` is a sum of powers.
     """
-    rests = [1 - n for n in basis if 0 < n < 1]
-    factors = _factors((*basis, *rests)) + [(n, power) for n in basis if n > 0 for power in (0.5, -0.5)]
-    products, few = _products_of(factors, _MOST_FACTORS)
+    complements = [1 - n for n in basis if 0 < n < 1]
+    factors = _factors((*basis, *complements)) + [(n, power) for n in basis if n > 0 for power in (0.5, -0.5)]
+    products, few = _products_of_factors(factors, _MAX_FACTORS)
     powers = [
         (one, *other)
         for one in _powers(basis)
@@ -161,22 +174,22 @@ def _with_powers(basis: tuple[float, ...]) -> Candidates:
 
 
 @functools.lru_cache(maxsize=64)
-def few_candidates(basis: tuple[float, ...]) -> Candidates:
+def simple_candidates(basis: tuple[float, ...]) -> Candidates:
     """So few that a float32 number is hardly ever one of them by chance."""
-    products, _ = _products_of(_factors(basis), _IN_SUMS)
+    products, _ = _products_of_factors(_factors(basis), _MAX_FACTORS_IN_SUMS)
     return Candidates([*products, *((one,) for one in _powers(basis))], 1)
 
 
 def _factors(basis: tuple[float, ...]) -> list[tuple[float, float]]:
-    numbers = (*basis, *(n for n in _NAMED if n not in basis))
+    numbers = (*basis, *(n for n in _KNOWN_CONSTANTS if n not in basis))
     return [(number, power) for number in numbers for power in (1, -1)]
 
 
 def _powers(basis: tuple[float, ...]) -> list[tuple[float, float]]:
-    return [(n, sign * k) for k in range(2, _LARGEST_POWER + 1) for n in basis for sign in (1, -1)]
+    return [(n, sign * k) for k in range(2, _MAX_POWER + 1) for n in basis for sign in (1, -1)]
 
 
-def _products_of(factors: Sequence[tuple[float, float]], most: int) -> tuple[list[Product], int]:
+def _products_of_factors(factors: Sequence[tuple[float, float]], most: int) -> tuple[list[Product], int]:
     """Products of up to ``most`` factors, short ones first, and how many may be added to others."""
     found: list[Product] = [
         product
@@ -184,14 +197,14 @@ def _products_of(factors: Sequence[tuple[float, float]], most: int) -> tuple[lis
         for product in itertools.combinations_with_replacement(factors, count)
         if not any((number, -power) in product for number, power in product)
     ]
-    return found, sum(len(product) <= _IN_SUMS for product in found)
+    return found, sum(len(product) <= _MAX_FACTORS_IN_SUMS for product in found)
 
 
-def _told(node: fx.Node) -> tuple[Any, ...]:
+def _call_key(node: fx.Node) -> tuple[Any, ...]:
     return node.name, node.target, str(node.args), str(node.kwargs)
 
 
-def _numbers(nodes: Iterable[fx.Node]) -> set[float]:
+def _numbers_in_calls(nodes: Iterable[fx.Node]) -> set[float]:
     """The numbers among the arguments of calls, before PyTorch rounded them.
 
     Integers count only in pointwise calls; others are sizes.
@@ -200,11 +213,11 @@ def _numbers(nodes: Iterable[fx.Node]) -> set[float]:
     for node in nodes:
         kinds = (int, float) if torch.Tag.pointwise in getattr(node.target, "tags", ()) else (float,)
 
-        def note(value: Any, kinds: Any = kinds) -> Any:
+        def collect(value: Any, kinds: Any = kinds) -> Any:
             if type(value) in kinds and math.isfinite(value):
                 found.add(unrounded(float(value)))
             return value
 
         if node.op == "call_function":
-            fx.node.map_aggregate((node.args, node.kwargs), note)
+            fx.node.map_aggregate((node.args, node.kwargs), collect)
     return found

@@ -16,7 +16,13 @@ from fake.library.random_state import seeded_generators
 from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
 from fxpasses.exact.arithmetic import Arithmetic
-from fxpasses.exact.complex_values import Complex, ComplexCalls, concerns_complex, is_complex, without_complex
+from fxpasses.exact.complex_values import (
+    Complex,
+    ComplexRules,
+    complex_to_tensors,
+    involves_complex,
+    is_complex,
+)
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.rules import rule_of
@@ -24,7 +30,7 @@ from fxpasses.graphs.aliasing import only_checks
 
 _DECOMPOSITIONS: dict[Any, fx.GraphModule | None] = {}
 """Traced decompositions, by operator, constants and metadata."""
-_MOST_DECOMPOSITIONS = 4096
+_MAX_DECOMPOSITIONS = 4096
 
 
 class UnsupportedCall(Exception):
@@ -61,15 +67,15 @@ class Machine:
 
     Attributes:
         opaque: by operator, the number of calls that were treated as uninterpreted functions.
-        rough: how many of these ran kernels that are not known to compute in float64.
+        imprecise_calls: how many of these ran kernels that are not known to compute in float64.
     """
 
     def __init__(self, field: Field, seed: int) -> None:
         self.arithmetic = Arithmetic(field)
         self._seed = seed
-        self._complex = ComplexCalls(self.arithmetic, self.call)
+        self._complex_rules = ComplexRules(self.arithmetic, self.call)
         self.opaque: Counter[str] = Counter()
-        self.rough = 0
+        self.imprecise_calls = 0
 
     def call(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], random_call: int | None = None
@@ -86,20 +92,20 @@ class Machine:
             UnsupportedCall: the call cannot be evaluated, not even as an uninterpreted function.
         """
         if not isinstance(target, _torch.OpOverload):
-            return self._plain_call(target, args, kwargs)
+            return self._call_non_operator(target, args, kwargs)
         if communicates(target):  # other processes may check different graphs, or none
             raise UnsupportedCall(target, "it speaks with other processes")
         if is_random(target):
-            return self._random(target, args, kwargs, random_call)
+            return self._call_random(target, args, kwargs, random_call)
         flat, spec = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_dual)
-        if concerns_complex(target, flat) and not target._schema.is_mutable:
+        if involves_complex(target, flat) and not target._schema.is_mutable:
             try:
-                found = self._complex.evaluate(target, args, kwargs)
+                found = self._complex_rules.evaluate(target, args, kwargs)
             except (TypeError, AttributeError):  # an overload that the rule was not written for
                 found = NotImplemented
-            return self._in_floats(target, flat, spec) if found is NotImplemented else found
-        duals = any(is_dual(x) for x in flat)
-        if not duals:
+            return self._evaluate_in_floats(target, flat, spec) if found is NotImplemented else found
+        has_duals = any(is_dual(x) for x in flat)
+        if not has_duals:
             with torch.no_grad():
                 result = target(*args, **kwargs)
             if not any(isinstance(t, Tensor) and t.is_floating_point() for t in tree_flatten(result)[0]):
@@ -107,21 +113,21 @@ class Machine:
         if target._schema.is_mutable:
             raise UnsupportedCall(target, "it changes its arguments in place")
         found = NotImplemented
-        known = rule_of(target)
-        if known is not None:
+        rule = rule_of(target)
+        if rule is not None:
             try:
-                found = known(self.arithmetic, target, *args, **kwargs)
+                found = rule(self.arithmetic, target, *args, **kwargs)
             except (TypeError, AttributeError) as error:  # an overload that the rule was not written for
                 raise UnsupportedCall(target, f"its exact rule does not take this call: {error}") from error
         if found is NotImplemented and torch.Tag.nondeterministic_seeded in target.tags:
             raise UnsupportedCall(target, "it calls the RNG inside")
-        if found is NotImplemented and not duals:
+        if found is NotImplemented and not has_duals:
             found = tree_map(self._as_dual, result)  # computed from integers: its value is exact
         if found is NotImplemented:
-            found = self._decomposed(target, flat, spec)
+            found = self._evaluate_decomposition(target, flat, spec)
         return self._uninterpreted(target, flat, spec) if found is NotImplemented else found
 
-    def _plain_call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _call_non_operator(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if target is torch.ops.higher_order.with_effects and _returns_nothing(args[1]):
             token, effect, *given = args
             return token, self.call(effect, given, kwargs) if only_checks(effect) else None
@@ -137,7 +143,7 @@ class Machine:
         if isinstance(value, Dual) and dtype.is_floating_point:
             return value.as_type(dtype)
         if is_complex(value) and dtype.is_complex:
-            parts = self._complex.of(value)
+            parts = self._complex_rules.to_complex(value)
             return Complex(parts.real.as_type(dtype.to_real()), parts.imag.as_type(dtype.to_real()))
         return value
 
@@ -146,9 +152,9 @@ class Machine:
             return self.arithmetic.dual(value)
         return value
 
-    def _in_floats(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
+    def _evaluate_in_floats(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
         """Evaluate a call on complex numbers that has no rule, in floats."""
-        values = [x.witness if is_dual(x) else without_complex(x) for x in flat]
+        values = [x.witness if is_dual(x) else complex_to_tensors(x) for x in flat]
         args, kwargs = tree_unflatten(values, spec)
         try:
             with torch.no_grad():
@@ -158,10 +164,10 @@ class Machine:
                 target, f"it has no exact rule for complex numbers, and does not run: {error}"
             ) from error
         self.opaque[str(target)] += 1
-        self.rough += 1
+        self.imprecise_calls += 1
         return tree_map(self._as_dual, result)
 
-    def _random(
+    def _call_random(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], random_call: int | None
     ) -> Any:
         if random_call is None:
@@ -176,66 +182,74 @@ class Machine:
                 result = target(*given[0], **given[1])
         return tree_map(self._as_dual, result)
 
-    def _decomposed(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
+    def _evaluate_decomposition(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
         """Trace and evaluate PyTorch's own decomposition; ``NotImplemented`` if there is none."""
-        at = [i for i, x in enumerate(flat) if isinstance(x, (Dual, Tensor))]
-        given = [x.witness.to(x.dtype) if is_dual(x) else x for x in (flat[i] for i in at)]
+        tensor_indices = [i for i, x in enumerate(flat) if isinstance(x, (Dual, Tensor))]
+        given = [x.witness.to(x.dtype) if is_dual(x) else x for x in (flat[i] for i in tensor_indices)]
         constants = repr([x for x in flat if not isinstance(x, (Dual, Tensor))])
-        key = target, tuple((t.shape, t.dtype) for t in given), constants, str(spec), tuple(at)
+        key = target, tuple((t.shape, t.dtype) for t in given), constants, str(spec), tuple(tensor_indices)
         if key not in _DECOMPOSITIONS:
-            if len(_DECOMPOSITIONS) >= _MOST_DECOMPOSITIONS:
+            if len(_DECOMPOSITIONS) >= _MAX_DECOMPOSITIONS:
                 _DECOMPOSITIONS.clear()
-            _DECOMPOSITIONS[key] = _traced_decomposition(target, flat, spec, at, given)
+            _DECOMPOSITIONS[key] = _trace_decomposition(target, flat, spec, tensor_indices, given)
         graph = _DECOMPOSITIONS[key]
-        return NotImplemented if graph is None else _Evaluation(self, graph).evaluate(*(flat[i] for i in at))
+        return (
+            NotImplemented
+            if graph is None
+            else _DecompositionInterpreter(self, graph).evaluate(*(flat[i] for i in tensor_indices))
+        )
 
     def _uninterpreted(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
         """Treat a call as a function of all its arguments: equal ones give equal results in both graphs."""
-        keys = [self._digest(k, str(target), flat) for k in range(LEVELS)]
+        keys = [self._hash_arguments(k, str(target), flat) for k in range(LEVELS)]
 
         def run(cast: Any) -> Any:
             args, kwargs = tree_unflatten([cast(x) if is_dual(x) else x for x in flat], spec)
             with torch.no_grad():
                 return target(*args, **kwargs)
 
-        is_rough = target.namespace not in ("aten", "prims")
+        is_imprecise = target.namespace not in ("aten", "prims")
         try:
             result = run(lambda d: d.witness.clone())
         except (RuntimeError, TypeError, NotImplementedError):  # kernels for the graph's own dtypes only
-            is_rough = True
+            is_imprecise = True
             try:
                 result = run(lambda d: d.witness.to(d.dtype))
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 raise UnsupportedCall(target, f"it has no exact rule, and does not run: {error}") from error
         self.opaque[str(target)] += 1
-        self.rough += is_rough or any(
+        self.imprecise_calls += is_imprecise or any(
             isinstance(t, Tensor) and t.is_complex() for t in tree_flatten(result)[0]
         )
         field, count = self.arithmetic.field, 0
 
-        def wrapped(value: Any) -> Any:
+        def to_dual(value: Any) -> Any:
             nonlocal count
             count += 1
             if not isinstance(value, Tensor) or not value.is_floating_point():
                 return value
-            place = torch.arange(value.numel()).view(value.shape)
-            residues = [field.hash(k, f"result {count}", key * 65537 + place) for k, key in enumerate(keys)]
-            return self.arithmetic.finished(value.double(), residues, dtype=value.dtype)
+            positions = torch.arange(value.numel()).view(value.shape)
+            residues = [
+                field.hash(k, f"result {count}", key * 65537 + positions) for k, key in enumerate(keys)
+            ]
+            return self.arithmetic.assemble(value.double(), residues, dtype=value.dtype)
 
-        return tree_map(wrapped, result)
+        return tree_map(to_dual, result)
 
-    def _digest(self, level: int, name: str, flat: list[Any]) -> Tensor:
+    def _hash_arguments(self, level: int, name: str, flat: list[Any]) -> Tensor:
         field = self.arithmetic.field
         digest = torch.zeros((), dtype=torch.int64)
         for position, value in enumerate(flat):
             part = value.residues[level] if is_dual(value) else value
             if isinstance(part, Tensor):
                 elements = part.flatten()
-                whole = (
+                integers = (
                     elements.double().view(torch.int64) if elements.is_floating_point() else elements.long()
                 )
-                places = field.hash(level, "at", torch.arange(len(whole)))
-                number = field.hash(level, "element", places * 16777259 + whole).sum() + part.dim()
+                position_hashes = field.hash(level, "at", torch.arange(len(integers)))
+                number = (
+                    field.hash(level, "element", position_hashes * 16777259 + integers).sum() + part.dim()
+                )
             else:
                 number = torch.tensor(zlib.crc32(repr(part).encode()))
             digest = field.hash(level, f"{name} {position}", digest * 33 + number)
@@ -246,7 +260,7 @@ def _returns_nothing(target: Any) -> bool:
     return isinstance(target, _torch.OpOverload) and not target._schema.returns
 
 
-class _Evaluation(fx.Interpreter):
+class _DecompositionInterpreter(fx.Interpreter):
     """Evaluates a decomposition on dual numbers."""
 
     def __init__(self, machine: Machine, gm: fx.GraphModule) -> None:
@@ -268,8 +282,8 @@ class _Evaluation(fx.Interpreter):
         return self._machine.arithmetic.constant(value) if is_float else value
 
 
-def _traced_decomposition(
-    target: Any, flat: list[Any], spec: TreeSpec, at: list[int], given: list[Tensor]
+def _trace_decomposition(
+    target: Any, flat: list[Any], spec: TreeSpec, tensor_indices: list[int], given: list[Tensor]
 ) -> fx.GraphModule | None:
     table = _torch.decompositions_of(target)
     if table is None:
@@ -277,7 +291,7 @@ def _traced_decomposition(
 
     def call(*tensors: Tensor) -> Any:
         values = list(flat)
-        for i, tensor in zip(at, tensors, strict=True):
+        for i, tensor in zip(tensor_indices, tensors, strict=True):
             values[i] = tensor
         args, kwargs = tree_unflatten(values, spec)
         return target(*args, **kwargs)

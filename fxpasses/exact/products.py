@@ -13,10 +13,10 @@ import torch
 
 from fxpasses.exact.dual import Dual
 
-_LARGEST_POWER = 64
+_MAX_POWER = 64
 
 
-class Multiplies(Protocol):
+class MultiplicativeArithmetic(Protocol):
     """What is used of the arithmetic."""
 
     def mul(self, a: Dual, b: Dual) -> Dual:
@@ -32,7 +32,7 @@ class Multiplies(Protocol):
         """A tensor of one number. Args: its shape, the number, and its dtype."""
 
 
-def product_over(m: Multiplies, a: Dual, dim: Sequence[int], keepdim: bool = False) -> Dual:
+def product_over(m: MultiplicativeArithmetic, a: Dual, dim: Sequence[int], keepdim: bool = False) -> Dual:
     """Multiply the elements over dimensions, halving their number in each step.
 
     Args:
@@ -53,15 +53,15 @@ def product_over(m: Multiplies, a: Dual, dim: Sequence[int], keepdim: bool = Fal
     rows = a.map(lambda t: t.permute([*over, *rest]).reshape([count, *outer]))
     while count > 1:
         half = count // 2
-        several = m.mul(_rows(rows, 0, half), _rows(rows, half, 2 * half))
+        products = m.mul(_slice_rows(rows, 0, half), _slice_rows(rows, half, 2 * half))
         if count % 2:  # multiply the last one into the first
-            first = m.mul(_rows(several, 0, 1), _rows(rows, count - 1, count))
-            several = _joined(first, _rows(several, 1, half))
-        rows, count = several, half
+            first = m.mul(_slice_rows(products, 0, 1), _slice_rows(rows, count - 1, count))
+            products = _concat(first, _slice_rows(products, 1, half))
+        rows, count = products, half
     return rows.map(lambda t: t.reshape(size))
 
 
-def power_of_exponential(m: Multiplies, a: Dual, b: Dual) -> Callable[[], Dual] | None:
+def exponential_of_product(m: MultiplicativeArithmetic, a: Dual, b: Dual) -> Callable[[], Dual] | None:
     """Return how to compute ``exp(a * b)`` of a small integer and an operand made of a logarithm.
 
     Args:
@@ -77,15 +77,15 @@ def power_of_exponential(m: Multiplies, a: Dual, b: Dual) -> Callable[[], Dual] 
     if b.exponential is None or a.witness.numel() != 1 or a.dim() > b.dim():
         return None
     number = float(a.witness)
-    if not number.is_integer() or abs(number) > _LARGEST_POWER:
+    if not number.is_integer() or abs(number) > _MAX_POWER:
         return None
     return lambda: m.integer_power(m.exp(b), int(number))
 
 
-def _rows(a: Dual, start: int, end: int) -> Dual:
+def _slice_rows(a: Dual, start: int, end: int) -> Dual:
     return a.map(lambda t: t[start:end])
 
 
-def _joined(a: Dual, b: Dual) -> Dual:
+def _concat(a: Dual, b: Dual) -> Dual:
     witness, *residues = (torch.cat(pair) for pair in zip(a.parts(), b.parts(), strict=True))
     return Dual(witness, residues, a.dtype)

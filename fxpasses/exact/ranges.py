@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 aten, prims = torch.ops.aten, torch.ops.prims
-_MOST = 700.0
+_EXP_OVERFLOW = 700.0
 """Where the exponential of a float64 overflows."""
 
 
@@ -42,12 +42,12 @@ class Range:
 _ANY, _UNIT = Range(), Range(0.0, 1.0)
 
 
-def _increasing(f: Callable[[float], float], low: float = -math.inf) -> Callable[..., Range]:
+def _monotone_increasing(f: Callable[[float], float], low: float = -math.inf) -> Callable[..., Range]:
     """Return the rule of an increasing function that is defined from ``low`` on."""
     return lambda a, *_: Range(f(max(a.low, low)), f(max(a.high, low)))
 
 
-def _of_pairs(f: Callable[[float, float], float]) -> Callable[..., Range]:
+def _monotone_in_both(f: Callable[[float, float], float]) -> Callable[..., Range]:
     """Return the rule of a function of two numbers that is monotone in each."""
 
     def rule(a: Range, b: Range, *_: Any) -> Range:
@@ -65,25 +65,25 @@ def _quotient(a: Range, b: Range) -> Range:
     if b.low < 0 or (a.low < 0 < a.high and b.low == 0):
         return _ANY
     inverse = Range(1 / b.high if b.high else math.inf, 1 / b.low if b.low > 0 else math.inf)
-    return _of_pairs(_product)(a, inverse)
+    return _monotone_in_both(_product)(a, inverse)
 
 
 def _exp(x: float) -> float:
-    return math.exp(x) if x < _MOST else math.inf
+    return math.exp(x) if x < _EXP_OVERFLOW else math.inf
 
 
-def _magnitude(a: Range, *_: Any) -> Range:
+def _abs(a: Range, *_: Any) -> Range:
     least = max(a.low, -a.high, 0.0)
     return Range(least, max(abs(a.low), abs(a.high)))
 
 
-def _clamped(a: Range, low: Any = None, high: Any = None) -> Range:
+def _clamp(a: Range, low: Any = None, high: Any = None) -> Range:
     low, high = (v.low if isinstance(v, Range) and v.low == v.high else None for v in (low, high))
     ends = [a.low if low is None else max(a.low, low), a.high if low is None else max(a.high, low)]
     return Range(*(v if high is None else min(v, high) for v in ends))
 
 
-def _same(a: Range, *_: Any) -> Range:
+def _identity(a: Range, *_: Any) -> Range:
     return a
 
 
@@ -92,26 +92,26 @@ _RULES: dict[Any, Callable[..., Range]] = {
     **dict.fromkeys((aten.tanh, aten.erf, aten.sin, aten.cos, aten.sign), lambda *_: Range(-1.0, 1.0)),
     **dict.fromkeys((aten.var, aten.rsqrt), lambda *_: Range(0.0)),
     **dict.fromkeys((aten._log_softmax, aten.log_softmax), lambda *_: Range(high=0.0)),
-    **dict.fromkeys((aten.abs, aten.linalg_vector_norm), _magnitude),
+    **dict.fromkeys((aten.abs, aten.linalg_vector_norm), _abs),
     **dict.fromkeys(
         (aten.sum, aten.cumsum),
         lambda a, *_: Range(min(a.low, 0.0) and -math.inf, max(a.high, 0.0) and math.inf),
     ),
     aten.where: lambda _, a, b: Range(min(a.low, b.low), max(a.high, b.high)),
-    aten.clamp: _clamped,
-    aten.exp: _increasing(_exp),
-    aten.sqrt: _increasing(math.sqrt, 0.0),
-    aten.relu: _increasing(lambda x: max(x, 0.0)),
-    aten.clamp_min: lambda a, low: _clamped(a, low),
-    aten.clamp_max: lambda a, high: _clamped(a, None, high),
-    aten.maximum: _of_pairs(max),
-    aten.minimum: _of_pairs(min),
-    aten.add: _of_pairs(operator.add),
-    aten.sub: _of_pairs(operator.sub),
-    aten.mul: _of_pairs(_product),
+    aten.clamp: _clamp,
+    aten.exp: _monotone_increasing(_exp),
+    aten.sqrt: _monotone_increasing(math.sqrt, 0.0),
+    aten.relu: _monotone_increasing(lambda x: max(x, 0.0)),
+    aten.clamp_min: lambda a, low: _clamp(a, low),
+    aten.clamp_max: lambda a, high: _clamp(a, None, high),
+    aten.maximum: _monotone_in_both(max),
+    aten.minimum: _monotone_in_both(min),
+    aten.add: _monotone_in_both(operator.add),
+    aten.sub: _monotone_in_both(operator.sub),
+    aten.mul: _monotone_in_both(_product),
     aten.div: _quotient,
     aten.full: lambda _, value: value,
-    aten.scalar_tensor: _same,
+    aten.scalar_tensor: _identity,
     aten.neg: lambda a: Range(-a.high, -a.low),
     **dict.fromkeys(
         (
@@ -120,10 +120,10 @@ _RULES: dict[Any, Callable[..., Range]] = {
             *(aten.amax, aten.amin, aten.mean, aten.gather, aten.index_select, aten.flip),
             prims.convert_element_type,
         ),
-        _same,
+        _identity,
     ),
 }
-_OF_RESULTS = {"dtype", "layout", "device", "pin_memory"}
+_NON_VALUE_KWARGS = {"dtype", "layout", "device", "pin_memory"}
 """Keyword arguments that do not affect values."""
 
 
@@ -135,7 +135,7 @@ def ranges(gm: fx.GraphModule) -> dict[str, Range]:
     """
     found: dict[str, Range] = {}
 
-    def of(value: Any) -> Any:
+    def range_of(value: Any) -> Any:
         if isinstance(value, fx.Node):
             return found.get(value.name, _ANY)
         return Range(float(value), float(value)) if isinstance(value, (int, float)) else value
@@ -145,19 +145,21 @@ def ranges(gm: fx.GraphModule) -> dict[str, Range]:
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.dtype is torch.bool):
             continue
         rule = _RULES.get(packet)
-        known = _UNIT if value.dtype is torch.bool else _ANY
+        value_range = _UNIT if value.dtype is torch.bool else _ANY
         if packet is not None and _is_square(node, packet):
-            known = Range(0.0)
-        elif packet is aten.sub and _is_of(node.args[1], aten.amax, node.args[0]):
-            known = Range(high=0.0)
+            value_range = Range(0.0)
+        elif packet is aten.sub and _is_reduction_of(node.args[1], aten.amax, node.args[0]):
+            value_range = Range(high=0.0)
         elif (
-            packet is aten.div and _is_of(node.args[1], aten.sum, node.args[0]) and of(node.args[0]).low >= 0
+            packet is aten.div
+            and _is_reduction_of(node.args[1], aten.sum, node.args[0])
+            and range_of(node.args[0]).low >= 0
         ):
-            known = _UNIT
-        elif rule is not None and known is _ANY and node.kwargs.keys() <= _OF_RESULTS:
-            known = rule(*map(of, node.args))
-        if known != _ANY:
-            found[node.name] = known
+            value_range = _UNIT
+        elif rule is not None and value_range is _ANY and node.kwargs.keys() <= _NON_VALUE_KWARGS:
+            value_range = rule(*map(range_of, node.args))
+        if value_range != _ANY:
+            found[node.name] = value_range
     return found
 
 
@@ -167,7 +169,7 @@ def _is_square(node: fx.Node, packet: Any) -> bool:
     )
 
 
-def _is_of(value: Any, packet: Any, source: Any) -> bool:
+def _is_reduction_of(value: Any, packet: Any, source: Any) -> bool:
     """Whether a value is a reduction of another one with ``keepdim``, perhaps expanded."""
     while isinstance(value, fx.Node) and getattr(value.target, "overloadpacket", None) in (
         aten.expand,

@@ -16,23 +16,29 @@ from torch import Tensor, fx
 
 from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.dual import Dual
-from fxpasses.exact.folded_numbers import basis_of, few_candidates, powers_of, residues_of_sum, value_of_sum
+from fxpasses.exact.folded_numbers import (
+    basis_of,
+    powers_of,
+    residues_of_sum,
+    simple_candidates,
+    value_of_sum,
+)
 from fxpasses.exact.machine import is_random
 from fxpasses.graphs.rewriting import constants_of, same_constant
 
-_NEAR = 2e-15
+_TOLERANCE = 2e-15
 """A few units in the last place of double precision."""
-_MOST_DISTINCT = 1024
-_FINE = 2.0**-24
+_MAX_DISTINCT = 1024
+_FLOAT32_HALF_ULP = 2.0**-24
 
 
 def new_constants(before: fx.GraphModule, after: fx.GraphModule) -> dict[str, Tensor]:
     """Return the float tensors that only the second graph holds, by attribute name."""
-    held = list(constants_of(before).values())
+    old_constants = list(constants_of(before).values())
     return {
         name: value
         for name, value in constants_of(after).items()
-        if value.is_floating_point() and not any(same_constant(value, other) for other in held)
+        if value.is_floating_point() and not any(same_constant(value, other) for other in old_constants)
     }
 
 
@@ -47,61 +53,71 @@ def unrounded_constants(
         after: what a rewrite made of it.
         arithmetic: the arithmetic of the values.
     """
-    fixed = list(_fixed(before, values))
+    input_independent = list(_input_independent_values(before, values))
     basis = basis_of(before.graph, after.graph)
     found = {}
     for name, value in new_constants(before, after).items():
-        source = next((of for of, own in fixed if _is_rounded_from(value, of, own)), None)
-        read = _of_numbers(value, basis, arithmetic) if source is None else _seen_as(source, value.shape)
-        if read is not None:
-            found[name] = read.as_type(value.dtype)
+        source = next(
+            (exact for exact, own in input_independent if _is_rounded_from(value, exact, own)), None
+        )
+        unrounded = (
+            _unrounded_elements(value, basis, arithmetic) if source is None else _reshape(source, value.shape)
+        )
+        if unrounded is not None:
+            found[name] = unrounded.as_type(value.dtype)
     return found
 
 
-def _seen_as(value: Dual, shape: torch.Size) -> Dual:
+def _reshape(value: Dual, shape: torch.Size) -> Dual:
     return value.map(lambda t: t.reshape(shape))
 
 
-def _fixed(gm: fx.GraphModule, values: Mapping[str, Any]) -> Iterator[tuple[Dual, Tensor]]:
+def _input_independent_values(gm: fx.GraphModule, values: Mapping[str, Any]) -> Iterator[tuple[Dual, Tensor]]:
     """Yield what a graph computes from no input, also in its own dtypes."""
-    own: dict[fx.Node, Any] = {}
+    env: dict[fx.Node, Any] = {}
     run = fx.Interpreter(gm)
     for node in gm.graph.nodes:
         is_call = (
             node.op == "call_function"
             and not is_random(node.target)
-            and all(n in own for n in node.all_input_nodes)
+            and all(n in env for n in node.all_input_nodes)
         )
         if node.op == "get_attr" or is_call:
             value = values.get(node.name)
-            args, kwargs = fx.map_arg((node.args, node.kwargs), own.__getitem__)
+            args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
             with torch.no_grad():
-                own[node] = getattr(run, node.op)(node.target, args, kwargs)
+                env[node] = getattr(run, node.op)(node.target, args, kwargs)
             if isinstance(value, Dual):
-                yield value, own[node]
+                yield value, env[node]
 
 
-def _is_rounded_from(value: Tensor, of: Dual, own: Tensor) -> bool:
+def _is_rounded_from(value: Tensor, exact: Dual, own: Tensor) -> bool:
     """Whether a tensor holds certain values rounded to its dtype, either directly or from their own dtype."""
-    if value.numel() != of.witness.numel() or [n for n in value.shape if n > 1] != [
-        n for n in of.shape if n > 1
+    if value.numel() != exact.witness.numel() or [n for n in value.shape if n > 1] != [
+        n for n in exact.shape if n > 1
     ]:
         return False
-    exact, held = of.witness.reshape(value.shape), value.double()
-    near = (exact - held).abs() <= (_NEAR * held.abs() if value.dtype is torch.float64 else 0.0)
-    near |= exact.to(value.dtype) == value
+    exact_values, rounded_values = exact.witness.reshape(value.shape), value.double()
+    near = (exact_values - rounded_values).abs() <= (
+        _TOLERANCE * rounded_values.abs() if value.dtype is torch.float64 else 0.0
+    )
+    near |= exact_values.to(value.dtype) == value
     return bool(near.all()) or torch.equal(own.reshape(value.shape).to(value.dtype), value)
 
 
-def _of_numbers(value: Tensor, basis: tuple[float, ...], arithmetic: Arithmetic) -> Dual | None:
+def _unrounded_elements(value: Tensor, basis: tuple[float, ...], arithmetic: Arithmetic) -> Dual | None:
     """Read elements as powers of one number, or as other numbers computed from a few; else ``None``."""
     distinct, at = value.double().unique(return_inverse=True)
-    if not basis or len(distinct) > _MOST_DISTINCT or not bool(distinct.isfinite().all()):
+    if not basis or len(distinct) > _MAX_DISTINCT or not bool(distinct.isfinite().all()):
         return None
-    half_a_unit = torch.finfo(value.dtype).eps / 2
-    for candidates in (*map(powers_of, basis), *([few_candidates(basis)] if half_a_unit <= _FINE else [])):
+    half_ulp = torch.finfo(value.dtype).eps / 2
+    for candidates in (
+        *map(powers_of, basis),
+        *([simple_candidates(basis)] if half_ulp <= _FLOAT32_HALF_ULP else []),
+    ):
         sums = [
-            candidates.near(number, max(half_a_unit, _NEAR)) if number else () for number in distinct.tolist()
+            candidates.find_near(number, max(half_ulp, _TOLERANCE)) if number else ()
+            for number in distinct.tolist()
         ]
         known = [one for one in sums if one is not None]
         if len(known) == len(sums):

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.machine import Machine, UnsupportedCall, is_random
 from fxpasses.exact.same_values import Relation, compare, digests
-from fxpasses.exact.samples import symbol_values, with_values
+from fxpasses.exact.samples import evaluate_size, symbol_values
 from fxpasses.exact.time_limit import spend_time
 
 _copy = torch.ops.aten.copy.default
@@ -40,8 +40,8 @@ class Run(fx.Interpreter):
             graph.
         adopted: for each node that takes its value from a node of the first graph, the name of that node.
         evaluated: how many calls were evaluated.
-        written: the final values of the inputs that the graph writes to.
-        rough_nodes: names of calls whose witnesses come from kernels that may not compute in float64.
+        mutated_inputs: the final values of the inputs that the graph writes to.
+        imprecise_nodes: names of calls whose witnesses come from kernels that may not compute in float64.
         constants: by attribute name, values to use in place of tensors that the graph holds.
     """
 
@@ -55,19 +55,19 @@ class Run(fx.Interpreter):
         self.adopted: dict[str, str] = {}
         self.evaluated = 0
         self._inputs: tuple[Any, ...] = ()
-        self.written: dict[str, Any] = {}
-        self.rough_nodes: set[str] = set()
+        self.mutated_inputs: dict[str, Any] = {}
+        self.imprecise_nodes: set[str] = set()
         self.constants: dict[str, Dual] = {}
         self._calls: dict[str, tuple[Any, Any, Any]] = {}
         random = [node.name for node in gm.graph.nodes if is_random(node.target)]
         self._random_calls = {name: number for number, name in enumerate(random)}
-        self._removed: dict[Any, str] = {}
+        self._removed_by_digest: dict[Any, str] = {}
         if first is not None:
-            here = {node.name for node in gm.graph.nodes}
+            names = {node.name for node in gm.graph.nodes}
             for name, value in first.values.items():
-                if name not in here and isinstance(value, Dual):
+                if name not in names and isinstance(value, Dual):
                     for key in digests(value):
-                        self._removed.setdefault(key, name)
+                        self._removed_by_digest.setdefault(key, name)
 
     def evaluate(self, *inputs: Any) -> Any:
         """Return the outputs of the graph."""
@@ -79,7 +79,7 @@ class Run(fx.Interpreter):
         """Return the values that the graph returned and wrote, by name."""
         listed = returned if isinstance(returned, (list, tuple)) else [returned]
         found = {f"output {i}": value for i, value in enumerate(listed)}
-        return found | {f"input {name} after the run": value for name, value in self.written.items()}
+        return found | {f"input {name} after the run": value for name, value in self.mutated_inputs.items()}
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "get_attr":
@@ -107,18 +107,18 @@ class Run(fx.Interpreter):
     def _call(self, n: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         self._calls[n.name] = (n.target, args, kwargs)
-        if self._is_call_of_first(n, args, kwargs):
+        if self._repeats_first_call(n, args, kwargs):
             self.adopted[n.name] = n.name
-            if n.name in self._first.written_by:  # type: ignore[union-attr]
-                self._write(n, args)
+            if n.name in self._first.mutating_nodes:  # type: ignore[union-attr]
+                self._write_input(n, args)
             return self._first.values[n.name]  # type: ignore[union-attr]
         self.evaluated += 1
-        if _written_input(n) is not None:
-            self._write(n, args)
+        if _mutated_input(n) is not None:
+            self._write_input(n, args)
             return self._machine.call(_copy, args, kwargs)
-        rough = self._machine.rough
+        imprecise_before = self._machine.imprecise_calls
         try:
-            value = self._restrided(n, args) if n.target is _as_strided else None
+            value = self._evaluate_as_strided(n, args) if n.target is _as_strided else None
             if value is None:
                 value = self._machine.call(n.target, args, kwargs, self._random_calls.get(n.name))
         except UnsupportedCall:
@@ -126,19 +126,19 @@ class Run(fx.Interpreter):
         except Exception as error:
             error.add_note(f"in the exact evaluation of {n.format_node()}")
             raise
-        if self._machine.rough > rough:
-            self.rough_nodes.add(n.name)
+        if self._machine.imprecise_calls > imprecise_before:
+            self.imprecise_nodes.add(n.name)
         expected = n.meta.get("val")
         if isinstance(expected, Tensor):
             value = self._machine.as_type(value, expected.dtype)
         return self._adopt(n, value)
 
-    def rests_on_rough_kernels(self) -> bool:
+    def depends_on_imprecise_kernels(self) -> bool:
         """Whether the rewrite removed or added a call whose witness comes from a rough kernel."""
         assert self._first is not None
-        return bool(self.rough_nodes or self._first.rough_nodes - set(self.adopted.values()))
+        return bool(self.imprecise_nodes or self._first.imprecise_nodes - set(self.adopted.values()))
 
-    def _is_call_of_first(self, n: fx.Node, args: Any, kwargs: Any) -> bool:
+    def _repeats_first_call(self, n: fx.Node, args: Any, kwargs: Any) -> bool:
         """Whether the first graph makes the same call with the very same values, as the same random call."""
         first = self._first
         if first is None or n.name not in first._calls:
@@ -146,14 +146,14 @@ class Run(fx.Interpreter):
         target, *given = first._calls[n.name]
         if target is not n.target or self._random_calls.get(n.name) != first._random_calls.get(n.name):
             return False
-        return _same(given, [args, kwargs])
+        return _is_identical(given, [args, kwargs])
 
     @functools.cached_property
-    def written_by(self) -> set[str]:
+    def mutating_nodes(self) -> set[str]:
         """Names of nodes that write to inputs."""
-        return {n.name for n in self.module.graph.nodes if _written_input(n) is not None}  # type: ignore[union-attr]
+        return {n.name for n in self.module.graph.nodes if _mutated_input(n) is not None}  # type: ignore[union-attr]
 
-    def _restrided(self, n: fx.Node, args: Any) -> Dual | None:
+    def _evaluate_as_strided(self, n: fx.Node, args: Any) -> Dual | None:
         """The result of ``as_strided`` if its tensor fills a part of memory without gaps, else None."""
         source, known = args[0], n.args[0].meta.get("val")  # type: ignore[union-attr]
         if not isinstance(source, Dual) or not isinstance(known, Tensor) or len(args) < 3:
@@ -162,27 +162,27 @@ class Run(fx.Interpreter):
         try:
             is_known = all(type(number) is int for number in numbers)
             symbols = {} if is_known else symbol_values(self.module, self._inputs)  # type: ignore[arg-type]
-            *stride, start = (with_values(number, symbols) for number in numbers)
+            *stride, start = (evaluate_size(number, symbols) for number in numbers)
         except TypeError:  # a size that depends on data
             return None
         count = source.witness.numel()
         if sum((s - 1) * d for s, d in zip(source.shape, stride, strict=True)) + 1 != count:
             return None
-        places = torch.arange(count).as_strided(source.shape, stride).flatten()
-        if len(places.unique()) != count:
+        offsets = torch.arange(count).as_strided(source.shape, stride).flatten()
+        if len(offsets.unique()) != count:
             return None
-        begin = (args[3] if len(args) > 3 and args[3] is not None else start) - start
+        storage_offset = (args[3] if len(args) > 3 and args[3] is not None else start) - start
 
-        def restrided(t: Tensor) -> Tensor:
-            memory = torch.empty_like(t.flatten()).index_copy(0, places, t.flatten())
-            return memory.as_strided(args[1], args[2], begin).contiguous()
+        def restride(t: Tensor) -> Tensor:
+            storage = torch.empty_like(t.flatten()).index_copy(0, offsets, t.flatten())
+            return storage.as_strided(args[1], args[2], storage_offset).contiguous()
 
-        return source.map(restrided)
+        return source.map(restride)
 
-    def _write(self, n: fx.Node, args: Any) -> None:
-        place = _written_input(n)
-        assert place is not None
-        self.env[place] = self.written[str(place)] = self._machine.call(_copy, args, {})
+    def _write_input(self, n: fx.Node, args: Any) -> None:
+        mutated = _mutated_input(n)
+        assert mutated is not None
+        self.env[mutated] = self.mutated_inputs[str(mutated)] = self._machine.call(_copy, args, {})
 
     def _adopt(self, n: fx.Node, value: Any) -> Any:
         if self._first is None:
@@ -196,7 +196,7 @@ class Run(fx.Interpreter):
                 return old
         elif isinstance(value, Dual):
             for key in digests(value):
-                name = self._removed.get(key)
+                name = self._removed_by_digest.get(key)
                 if name is None:
                     continue
                 old = self._first.values[name]
@@ -209,22 +209,22 @@ class Run(fx.Interpreter):
         return value
 
 
-def _written_input(n: fx.Node) -> fx.Node | None:
+def _mutated_input(n: fx.Node) -> fx.Node | None:
     """The input that a call writes to, also through the result of an earlier write."""
     if n.target is not _copy_in_place:
         return None
-    place = n.args[0]
-    while isinstance(place, fx.Node) and place.target is _copy_in_place:
-        place = place.args[0]
-    return place if isinstance(place, fx.Node) and place.op == "placeholder" else None
+    mutated = n.args[0]
+    while isinstance(mutated, fx.Node) and mutated.target is _copy_in_place:
+        mutated = mutated.args[0]
+    return mutated if isinstance(mutated, fx.Node) and mutated.op == "placeholder" else None
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_identical(a: Any, b: Any) -> bool:
     """Whether two arguments are the very same values."""
     if isinstance(a, (list, tuple)):
-        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(_same, a, b))
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(_is_identical, a, b))
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_is_identical(a[k], b[k]) for k in a)
     if isinstance(a, (Dual, Tensor)) or isinstance(b, (Dual, Tensor)):
         return a is b
     return type(a) is type(b) and a == b

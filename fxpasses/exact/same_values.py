@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fxpasses.exact.complex_values import Complex, without_complex
+from fxpasses.exact.complex_values import Complex, complex_to_tensors
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import Field
 from fxpasses.graphs.numbers import became
@@ -27,10 +27,10 @@ DRIFT = 1e-10
 """Witnesses this close, relative to the largest of their tensor, may differ by float64 rounding alone."""
 KERNEL_DRIFT = 1e-3
 """The same if a kernel of unknown accuracy computed a witness."""
-_GUARD = 1e-5
+_EQUAL_RESIDUES_DRIFT = 1e-5
 """If witnesses of equal residues differ by more, a rule equates too much: ``log(x)`` and ``log(-x)``."""
-_UP_TO_SIGN = 1e-9
-SIGN = "equal but for a sign"
+_SIGN_TOLERANCE = 1e-9
+SIGN_REASON = "equal but for a sign"
 """The reason if residues are equal and witnesses are not."""
 MASK = 1e30
 """Values at least this large stand for minus infinity in a mask."""
@@ -66,8 +66,8 @@ class Comparison:
         if self.first is None or self.second is None:
             return self.reason or self.relation
         where = f"element {list(self.element)}: " if self.element else ""
-        said = f" ({self.reason})" if self.reason else ""
-        return f"{where}{became(self.first, self.second)}{said}"
+        suffix = f" ({self.reason})" if self.reason else ""
+        return f"{where}{became(self.first, self.second)}{suffix}"
 
 
 EQUAL = Comparison("equal", distance=0.0)
@@ -92,8 +92,8 @@ def compare(
         found = [compare(x, y, field, scale, signed_zeros, drift) for x, y in zip(a, b, strict=True)]
         return max(found, key=lambda c: c.rank, default=EQUAL)
     if isinstance(a, Complex) and isinstance(b, Complex):
-        a, b = a.joined(), b.joined()
-    a, b = without_complex(a), without_complex(b)
+        a, b = a.view_as_real(), b.view_as_real()
+    a, b = complex_to_tensors(a), complex_to_tensors(b)
     if isinstance(a, Dual) and isinstance(b, Dual):
         return _compare_duals(a, b, field, scale, signed_zeros, drift)
     if isinstance(a, (Dual, Tensor)) or isinstance(b, (Dual, Tensor)):
@@ -103,7 +103,7 @@ def compare(
 
 def _compare_integers(a: Any, b: Any) -> Comparison:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return Comparison("different", reason=f"{_kind(a)} became {_kind(b)}")
+        return Comparison("different", reason=f"{_describe(a)} became {_describe(b)}")
     if a.shape != b.shape or a.dtype != b.dtype:
         return Comparison("different", reason=f"{a.dtype}{list(a.shape)} became {b.dtype}{list(b.shape)}")
     wrong = a != b
@@ -111,7 +111,7 @@ def _compare_integers(a: Any, b: Any) -> Comparison:
         return EQUAL
     if a.is_complex():
         return _compare_complex(a, b)
-    at = _index(wrong.flatten().long().argmax(), a)
+    at = _unravel_index(wrong.flatten().long().argmax(), a)
     return Comparison("different", at, a[at].item(), b[at].item())
 
 
@@ -119,13 +119,13 @@ def _compare_complex(a: Tensor, b: Tensor) -> Comparison:
     """Complex numbers are only floats computed by kernels."""
     x, y = (torch.view_as_real(value.resolve_conj()).double() for value in (a, b))
     far = (x - y).abs().nan_to_num(math.inf)
-    at = _index(far.argmax(), x)
-    apart = float(far[at]) / max(float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()), 1e-300)
-    relation: Relation = "different" if apart > KERNEL_DRIFT else "unproved"
-    return Comparison(relation, at, x[at].item(), y[at].item(), "a part of a complex number", apart)
+    at = _unravel_index(far.argmax(), x)
+    distance = float(far[at]) / max(float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()), 1e-300)
+    relation: Relation = "different" if distance > KERNEL_DRIFT else "unproved"
+    return Comparison(relation, at, x[at].item(), y[at].item(), "a part of a complex number", distance)
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Dual):
         return f"a float tensor of shape {list(value.shape)}"
     if isinstance(value, Tensor):
@@ -145,37 +145,37 @@ def _compare_duals(
     if a.witness.numel() == 0:
         return EQUAL
     x, y = a.witness, b.witness
-    other_class = _class(x) != _class(y)
+    other_class = _non_finite_class(x) != _non_finite_class(y)
     if other_class.any():
         only_there = not torch.isfinite(x[other_class]).any()
-        at = _index(other_class.flatten().long().argmax(), x)
+        at = _unravel_index(other_class.flatten().long().argmax(), x)
         return Comparison("where not finite" if only_there else "different", at, x[at].item(), y[at].item())
     if signed_zeros:
         other_sign = (torch.signbit(x) != torch.signbit(y)) & (x == 0) & (y == 0)
         if other_sign.any():
-            at = _index(other_sign.flatten().long().argmax(), x)
+            at = _unravel_index(other_sign.flatten().long().argmax(), x)
             return Comparison("different", at, x[at].item(), y[at].item(), "the sign of a zero")
     finite = torch.isfinite(x)
     distance = torch.where(finite, (x - y).abs(), 0.0)
     size = torch.where(finite, torch.maximum(x.abs(), y.abs()), 0.0)
     is_mask = (size >= MASK) & (x == y)  # next to a mask everything else would be negligible
-    own = max(float(size.masked_fill(is_mask, 0.0).max()), 1e-300)
-    at = _index(distance.argmax(), x)
-    largest = max(own, scale)
+    own_scale = max(float(size.masked_fill(is_mask, 0.0).max()), 1e-300)
+    at = _unravel_index(distance.argmax(), x)
+    largest = max(own_scale, scale)
     if any(bool((r == s).all()) for r, s in zip(a.residues, b.residues, strict=True)):
-        if float(distance[at]) <= _GUARD * largest:
+        if float(distance[at]) <= _EQUAL_RESIDUES_DRIFT * largest:
             return EQUAL
-        relative = float(distance[at]) / own
-        return Comparison("different", at, x[at].item(), y[at].item(), SIGN, relative)
+        relative = float(distance[at]) / own_scale
+        return Comparison("different", at, x[at].item(), y[at].item(), SIGN_REASON, relative)
     if _equal_up_to_sign(a, b, field):
         return EQUAL
     relation: Relation = "different" if float(distance[at]) > drift * largest else "unproved"
-    return Comparison(relation, at, x[at].item(), y[at].item(), distance=float(distance[at]) / own)
+    return Comparison(relation, at, x[at].item(), y[at].item(), distance=float(distance[at]) / own_scale)
 
 
 def _equal_up_to_sign(a: Dual, b: Dual, field: Field) -> bool:
     """``root(x) ** 2`` and ``exp(log(x))`` leave the sign of residues open; the witness knows it."""
-    if not torch.allclose(a.witness, b.witness, _UP_TO_SIGN, 0.0, equal_nan=True):
+    if not torch.allclose(a.witness, b.witness, _SIGN_TOLERANCE, 0.0, equal_nan=True):
         return False
     return any(
         bool(((r == s) | (r == (-s) % p)).all())
@@ -183,12 +183,12 @@ def _equal_up_to_sign(a: Dual, b: Dual, field: Field) -> bool:
     )
 
 
-def _class(witness: Tensor) -> Tensor:
+def _non_finite_class(witness: Tensor) -> Tensor:
     """0 for finite elements, else the kind of non-finite value."""
     return torch.nan_to_num(witness, nan=9.0, posinf=1.0, neginf=-1.0) * ~torch.isfinite(witness)
 
 
-def _index(flat: Tensor, of: Tensor) -> tuple[int, ...]:
+def _unravel_index(flat: Tensor, of: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in torch.unravel_index(flat, of.shape))
 
 

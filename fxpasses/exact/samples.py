@@ -32,7 +32,7 @@ Family = Literal["example", "numbers", "random"] | Edge
 EDGES: tuple[Edge, ...] = get_args(Edge)
 """Families that are not random points: they find errors, and prove nothing."""
 
-_BITS = 2.0**22
+_FRACTION_SCALE = 2.0**22
 
 
 def sample_input(example: Tensor, family: Family, generator: torch.Generator, scale: float = 1.0) -> Tensor:
@@ -55,15 +55,15 @@ def sample_input(example: Tensor, family: Family, generator: torch.Generator, sc
         parts = torch.view_as_real(example.resolve_conj())
         return torch.view_as_complex(sample_input(parts, family, generator, scale).contiguous())
     if example.dtype is torch.bool:
-        return _truth_values(example, family, generator)
+        return _sample_bools(example, family, generator)
     if family in ("random", "ties", "rows") and is_mask(example):
-        return _truth_values(example, family, generator).to(example.dtype)
+        return _sample_bools(example, family, generator).to(example.dtype)
     if not example.is_floating_point():
-        return example.clone() if family == "index bounds" else _integers(example, family, generator)
-    return _floats(example, family, generator) * scale
+        return example.clone() if family == "index bounds" else _sample_integers(example, family, generator)
+    return _sample_floats(example, family, generator) * scale
 
 
-def is_any_integer(example: Any) -> bool:
+def is_unconstrained_integer(example: Any) -> bool:
     """Whether a tensor holds integers that may be any the graph takes: no truth values or ordered offsets."""
     if (
         not isinstance(example, Tensor)
@@ -93,7 +93,7 @@ def is_mask(example: Tensor) -> bool:
     )
 
 
-def _truth_values(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
+def _sample_bools(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
     value = torch.rand(example.shape, generator=generator) < 0.6
     if family == "rows" and example.dim() and example.shape[-1]:
         rows = value.view(-1, example.shape[-1])
@@ -107,7 +107,7 @@ def _truth_values(example: Tensor, family: Family, generator: torch.Generator) -
     return value
 
 
-def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
+def _sample_integers(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
     numbers = computable(example)
     low, high = int(numbers.min()), int(numbers.max())
     ordered = is_ordered(example)
@@ -119,13 +119,13 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
         ends, near = torch.iinfo(example.dtype), torch.randint(0, 2, example.shape, generator=generator)
         value = ends.max - near
         if value.dim():
-            rows, of_rows = (v.view(-1, v.shape[-1] if v.dim() > 1 else 1) for v in (value, near))
+            rows, near_rows = (v.view(-1, v.shape[-1] if v.dim() > 1 else 1) for v in (value, near))
             lower = (len(rows) + 1) // 2 if value.dim() > 1 else max(len(rows) - 1, 1)
-            rows[lower:] = ends.min + of_rows[lower:]
+            rows[lower:] = ends.min + near_rows[lower:]
         return value.to(example.dtype)
     value = torch.randint(low, high + 1, example.shape, generator=generator)
     if not ordered:
-        value = _near_others(numbers, value, generator)
+        value = _sample_from_ranges(numbers, value, generator)
     if ordered:
         value = value.sort().values
         value[0] = example[0]  # keep the first offset
@@ -141,39 +141,41 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
     return value.to(example.dtype)
 
 
-def _near_others(numbers: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:
+def _sample_from_ranges(numbers: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:
     """Draw random integers from the range of the given ones.
 
     If some are negative or far from the rest, there are two ranges: a label to ignore is not the lowest
     index.
     """
-    known = numbers.unique().long()
-    gaps = known.diff()
-    if bool(known[0] < 0) and bool(known[-1] >= 0):
-        at = int((known < 0).sum()) - 1
-    elif len(gaps) and 2 * int(gaps.max()) > int(known[-1] - known[0]):
+    distinct = numbers.unique().long()
+    gaps = distinct.diff()
+    if bool(distinct[0] < 0) and bool(distinct[-1] >= 0):
+        at = int((distinct < 0).sum()) - 1
+    elif len(gaps) and 2 * int(gaps.max()) > int(distinct[-1] - distinct[0]):
         at = int(gaps.argmax())
     else:
         return value
-    below = numbers.flatten()[torch.randint(numbers.numel(), value.shape, generator=generator)] <= known[at]
-    low = torch.randint(int(known[0]), int(known[at]) + 1, value.shape, generator=generator)
-    high = torch.randint(int(known[at + 1]), int(known[-1]) + 1, value.shape, generator=generator)
+    below = (
+        numbers.flatten()[torch.randint(numbers.numel(), value.shape, generator=generator)] <= distinct[at]
+    )
+    low = torch.randint(int(distinct[0]), int(distinct[at]) + 1, value.shape, generator=generator)
+    high = torch.randint(int(distinct[at + 1]), int(distinct[-1]) + 1, value.shape, generator=generator)
     return torch.where(below, low, high)
 
 
-def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
+def _sample_floats(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
     values = example.double()
-    usual = values[torch.isfinite(values) & (values.abs() < MASK)]
-    if len(usual) < values.numel():  # a mask: permute its values
+    unmasked = values[torch.isfinite(values) & (values.abs() < MASK)]
+    if len(unmasked) < values.numel():  # a mask: permute its values
         order = torch.randperm(values.numel(), generator=generator)
         return values.flatten()[order].view(values.shape)
-    scale = float(usual.abs().mean()) or 1.0
+    scale = float(unmasked.abs().mean()) or 1.0
     scale = 2.0 ** round(math.log2(scale)) if 1e-3 < scale < 1e3 else 1.0
-    positive = bool((usual >= 0).all()) and bool((usual > 0).any())
+    positive = bool((unmasked >= 0).all()) and bool((unmasked > 0).any())
     value = torch.randn(example.shape, generator=generator)  # float32 represents the bits that are kept
     if positive and family != "signs":  # may be a variance
         value = value.abs() + 0.25
-    value = ((value * _BITS).round() / _BITS).double()
+    value = ((value * _FRACTION_SCALE).round() / _FRACTION_SCALE).double()
     if family == "signs" and value.dim():
         # Rows of either sign, and mixed ones. Images get a negative corner, for windows at a border.
         rows = value.view(-1, value.shape[-1])
@@ -190,10 +192,10 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
     elif family == "all zero":  # so are rows computed by sums and products, and their norms and variances
         value = torch.zeros_like(value)
     elif family == "zeros":
-        some = -(-value.numel() // 5)
+        count = -(-value.numel() // 5)
         order = torch.randperm(value.numel(), generator=generator)
         flat = value.view(-1)
-        flat[order[:some]], flat[order[some : 2 * some]] = -0.0, 0.0
+        flat[order[:count]], flat[order[count : 2 * count]] = -0.0, 0.0
     elif family == "rows" and value.dim():
         rows = value.reshape(-1, value.shape[-1])
         rows[0] = rows[0, 0]
@@ -213,7 +215,7 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
     return value * scale
 
 
-def sorted_inputs(gm: fx.GraphModule) -> list[bool]:
+def expects_sorted(gm: fx.GraphModule) -> list[bool]:
     """Whether each input is expected to be sorted: boundaries of `searchsorted`, also through other calls."""
     boundaries = set()
     for node in gm.graph.nodes:
@@ -228,9 +230,9 @@ def sorted_inputs(gm: fx.GraphModule) -> list[bool]:
     return [node in boundaries for node in gm.graph.find_nodes(op="placeholder")]
 
 
-def in_order(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def sort_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs of a graph, with those sorted that it expects to be sorted."""
-    pairs = zip(inputs, sorted_inputs(gm), strict=True)
+    pairs = zip(inputs, expects_sorted(gm), strict=True)
     return [
         value.sort().values if is_sorted and isinstance(value, Tensor) else value
         for value, is_sorted in pairs
@@ -249,6 +251,6 @@ def symbol_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[Any, int]:
     return found
 
 
-def with_values(size: Any, values: Mapping[Any, int]) -> int:
+def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
     """Substitute values for the symbols of a size. Raises: TypeError: a value is unknown."""
     return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)

@@ -27,19 +27,19 @@ from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.rounded_constants import new_constants, unrounded_constants
 from fxpasses.exact.run import Run
 from fxpasses.exact.same_values import DRIFT, EQUAL, KERNEL_DRIFT, Comparison, Relation, compare
-from fxpasses.exact.samples import Family, in_order, sample_input
+from fxpasses.exact.samples import Family, sample_input, sort_inputs
 
 Kind = Literal["EQUAL", "DIFFERENT", "APPROXIMATE", "UNPROVED"]
 _KINDS: tuple[Kind, ...] = ("EQUAL", "UNPROVED", "APPROXIMATE", "DIFFERENT")
 
-_DEGREE = 2000
+_ASSUMED_DEGREE = 2000
 """The degree that the printed bound assumes for the difference of two graphs, relative to shared values."""
 _SMALLEST_FIELD = 2**21
-_MOST_NAMED = 8
-_TELLING: tuple[Family, ...] = ("rows", "ties", "zeros")
-_OTHER_POWERS = (-10, -24, 6, 11, 16, 21, 26)
+_MAX_NEEDED = 8
+_EXTRA_FAMILIES: tuple[Family, ...] = ("rows", "ties", "zeros")
+_SCALE_EXPONENTS = (-10, -24, 6, 11, 16, 21, 26)
 """Exponents of input scales: small ones show an epsilon, large ones what a saturated activation hides."""
-_CLOSE = 0.02
+_APPROXIMATE_TOLERANCE = 0.02
 """Other functions approximate if they differ by at most this, relative to the largest of their tensor."""
 
 
@@ -180,13 +180,13 @@ class Original:
         """
         key = family, number, scale, squares_roots
         if key not in self._runs:
-            given = self.gm, self.inputs, family, number, scale, squares_roots
+            args = self.gm, self.inputs, family, number, scale, squares_roots
             try:
-                self._runs[key] = _FirstRun(*given)
-            except _RefusedByBefore:  # for example lengths that have to add up
+                self._runs[key] = _FirstRun(*args)
+            except _InputsRejected:  # for example lengths that have to add up
                 if family != "random":
                     raise
-                self._runs[key] = _FirstRun(*given, keeps_integers=True)
+                self._runs[key] = _FirstRun(*args, keep_integers=True)
         return self._runs[key]
 
     def equivalent(
@@ -212,13 +212,13 @@ class Original:
             if again.kind == "EQUAL":  # either way is a proof
                 return again
             if samples:
-                self._look_closer(verdict, after, len(families))
+                self._refine_unproved(verdict, after, len(families))
         if verdict.kind != "EQUAL" and new_constants(self.gm, after):
             again = self._decide(after, families, signed_zeros, unrounded=True)
             return again if again.kind == "EQUAL" else verdict
         return verdict
 
-    def at_these(self, after: fx.GraphModule) -> Finding | None:
+    def find_difference(self, after: fx.GraphModule) -> Finding | None:
         """Return what is not equal, or not proved equal, on the inputs themselves.
 
         Floats are read as the numbers that they are meant to be: ``0.3`` is three tenths.
@@ -228,24 +228,26 @@ class Original:
             UnsupportedCall: a call cannot be evaluated.
         """
         try:
-            finding = _Sample(self.run("numbers", 0), after).finding
+            finding = _SampleComparison(self.run("numbers", 0), after).finding
             if finding is not None and finding.comparison.relation == "unproved":
-                finding = _Sample(self.run("numbers", 0, squares_roots=True), after).finding and finding
+                finding = (
+                    _SampleComparison(self.run("numbers", 0, squares_roots=True), after).finding and finding
+                )
             return finding
-        except _RefusedByBefore as error:
+        except _InputsRejected as error:
             raise ValueError(f"the graph before does not run on these inputs: {error}") from error
 
-    def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
+    def _refine_unproved(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
         """Decide cases in which residues differ and floats hardly do.
 
         An epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones.
         """
-        looks: list[tuple[Family, float, str]] = [(family, 1.0, "") for family in _TELLING]
-        looks += [("random", 2.0**power, f"inputs times 2**{power}") for power in _OTHER_POWERS]
-        for family, scale, note in looks:
+        attempts: list[tuple[Family, float, str]] = [(family, 1.0, "") for family in _EXTRA_FAMILIES]
+        attempts += [("random", 2.0**power, f"inputs times 2**{power}") for power in _SCALE_EXPONENTS]
+        for family, scale, note in attempts:
             try:
-                finding = _Sample(self.run(family, number, scale), after).finding
-            except _RefusedByBefore:
+                finding = _SampleComparison(self.run(family, number, scale), after).finding
+            except _InputsRejected:
                 continue
             if finding is None:
                 continue
@@ -266,17 +268,17 @@ class Original:
     ) -> Verdict:
         verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
         adopted: dict[str, str] | None = None
-        refused = ""
+        rejection = ""
         for number, family in enumerate(families):
             try:
                 first = self.run(family, number, squares_roots=squares_roots)
-                sample = _Sample(first, after, signed_zeros, unrounded)
-            except _RefusedByBefore as error:
+                sample = _SampleComparison(first, after, signed_zeros, unrounded)
+            except _InputsRejected as error:
                 if family == "example":
                     raise ValueError(
                         f"the graph before does not run on the example inputs: {error}"
                     ) from error
-                refused = str(error)
+                rejection = str(error)
                 continue
             except UnsupportedCall as error:
                 verdict.kind, verdict.needed = "UNPROVED", (str(error.target),)
@@ -289,16 +291,16 @@ class Original:
             if finding is None:
                 if family == "random":
                     verdict.samples += 1
-                    verdict.bound *= _DEGREE / _SMALLEST_FIELD
+                    verdict.bound *= _ASSUMED_DEGREE / _SMALLEST_FIELD
                 continue
-            kind, apart = _kind(finding.comparison), finding.comparison.distance
-            if (_KINDS.index(kind), apart) > (_KINDS.index(verdict.kind), verdict.distance or 0.0):
-                verdict.kind, verdict.finding, verdict.distance = kind, finding, apart
+            kind, distance = _kind(finding.comparison), finding.comparison.distance
+            if (_KINDS.index(kind), distance) > (_KINDS.index(verdict.kind), verdict.distance or 0.0):
+                verdict.kind, verdict.finding, verdict.distance = kind, finding, distance
             if kind == "DIFFERENT":
                 break
         verdict._adopted = adopted or {}
         if verdict.kind == "EQUAL" and not verdict.samples:
-            reason = f"the graph before runs on the example alone, not on random values: {refused}"
+            reason = f"the graph before runs on the example alone, not on random values: {rejection}"
             verdict.kind, verdict.finding = (
                 "UNPROVED",
                 Finding("random", "the graph", Comparison("unproved", reason=reason)),
@@ -308,7 +310,7 @@ class Original:
                 n for n in after.graph.nodes if n.op == "call_function" and n.name not in verdict.adopted
             )
             verdict.needed = tuple(verdict.opaque or dict.fromkeys(str(n.target) for n in others))[
-                :_MOST_NAMED
+                :_MAX_NEEDED
             ]
         return verdict
 
@@ -316,7 +318,7 @@ class Original:
 def _kind(comparison: Comparison) -> Kind:
     if comparison.relation == "unproved":
         return "UNPROVED"
-    return "APPROXIMATE" if comparison.distance <= _CLOSE else "DIFFERENT"
+    return "APPROXIMATE" if comparison.distance <= _APPROXIMATE_TOLERANCE else "DIFFERENT"
 
 
 def _check_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -327,7 +329,7 @@ def _check_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         raise ValueError(f"a graph with {count} inputs was given {len(inputs)}")
 
 
-class _RefusedByBefore(Exception):
+class _InputsRejected(Exception):
     """The graph before does not accept these inputs."""
 
 
@@ -349,33 +351,33 @@ class _FirstRun:
         number: int,
         scale: float,
         squares_roots: bool,
-        keeps_integers: bool = False,
+        keep_integers: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(number * 101 + 5)
         self.gm, self.family, self.number, self.squares_roots = gm, family, number, squares_roots
         self.machine = self.new_machine()
-        made = [
+        sampled = [
             sample_input(v, family, generator, scale)
-            if isinstance(v, Tensor) and not (keeps_integers and not v.is_floating_point())
+            if isinstance(v, Tensor) and not (keep_integers and not v.is_floating_point())
             else v
             for v in inputs
         ]
         self.inputs = [
-            self._dual(_strided_as(new, value), value.dtype) if isinstance(value, Tensor) else value
-            for new, value in zip(in_order(gm, made), inputs, strict=True)
+            self._dual(_with_strides_of(new, value), value.dtype) if isinstance(value, Tensor) else value
+            for new, value in zip(sort_inputs(gm, sampled), inputs, strict=True)
         ]
         self.run = Run(self.machine, gm)
         try:
             self.results = self.run.outputs(self.run.evaluate(*self.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
-            raise _RefusedByBefore(first_line(error)) from error
-        self.scale = _DRIFT_SCALE * min(max(_largest(self.run), 1.0), 1e3)
+            raise _InputsRejected(first_line(error)) from error
+        self.scale = _DRIFT_SCALE * min(max(_largest_magnitude(self.run), 1.0), 1e3)
 
     def _dual(self, value: Tensor, dtype: torch.dtype) -> Dual | Tensor:
         if not value.is_floating_point():
             return value
         m = self.machine.arithmetic
-        return m.meant(value).as_type(dtype) if self.family == "numbers" else m.dual(value, dtype)
+        return m.dual_of_intended(value).as_type(dtype) if self.family == "numbers" else m.dual(value, dtype)
 
     def new_machine(self) -> Machine:
         """Return a machine that evaluates another graph on this sample."""
@@ -384,12 +386,12 @@ class _FirstRun:
         return machine
 
 
-def _strided_as(value: Tensor, example: Tensor) -> Tensor:
+def _with_strides_of(value: Tensor, example: Tensor) -> Tensor:
     """Give a value the strides of the example if these fill memory: determinants depend on contiguity."""
     return torch.empty_like(example, dtype=value.dtype).copy_(value)
 
 
-class _Sample:
+class _SampleComparison:
     """Both graphs on one sample of inputs.
 
     Attributes:
@@ -423,12 +425,12 @@ class _Sample:
     def _compare(self, first: _FirstRun, others: dict[str, Any], second: Run, signed_zeros: bool) -> None:
         results = first.results
         if results.keys() != others.keys():
-            odd = sorted(results.keys() ^ others.keys())
-            reason = f"only one of the graphs has {', '.join(odd)}"
+            unmatched = sorted(results.keys() ^ others.keys())
+            reason = f"only one of the graphs has {', '.join(unmatched)}"
             self.finding = Finding(first.family, "the graph", Comparison("different", reason=reason))
             return
         worst = EQUAL
-        drift = KERNEL_DRIFT if second.rests_on_rough_kernels() else DRIFT
+        drift = KERNEL_DRIFT if second.depends_on_imprecise_kernels() else DRIFT
         for name, value in results.items():
             found = compare(
                 value, others[name], first.machine.arithmetic.field, first.scale, signed_zeros, drift
@@ -441,13 +443,13 @@ class _Sample:
 
 def _raises(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether running a graph as it is on these inputs raises an error."""
-    given = [
+    args = [
         v.witness.to(v.dtype) if isinstance(v, Dual) else v.clone() if isinstance(v, Tensor) else v
         for v in inputs
     ]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            fx.Interpreter(gm).run(*given, enable_io_processing=False)
+            fx.Interpreter(gm).run(*args, enable_io_processing=False)
     except (RuntimeError, IndexError, ValueError):
         return True
     return False
@@ -456,7 +458,7 @@ def _raises(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
 _DRIFT_SCALE = 1e-4
 
 
-def _largest(run: Run) -> float:
+def _largest_magnitude(run: Run) -> float:
     """The largest finite magnitude in a run."""
     found = 0.0
     for value in run.values.values():

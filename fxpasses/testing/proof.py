@@ -26,7 +26,7 @@ from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.values import Reference, value_names
 from fxpasses.errors import CaptureError, FxPassesError, Location
 from fxpasses.exact import Verdict
-from fxpasses.exact.samples import in_order
+from fxpasses.exact.samples import sort_inputs
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.graphs.threads import few_threads
 from fxpasses.pass_manager.manager import PassManager
@@ -244,7 +244,7 @@ def prove(
         for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):
             kinds.add(kind)
             with few_threads(gm):
-                found += _proofs(item, kind, gm, in_order(gm, values), samples)
+                found += _proofs(item, kind, gm, sort_inputs(gm, values), samples)
     if not found:
         looked_at = ", ".join(sorted(kinds)) or f"none of the kinds {', '.join(sorted(item.contract.graphs))}"
         raise NoSiteError(

@@ -18,13 +18,13 @@ def _transposed(a: Dual) -> Dual:
     return a.map(lambda t: t.transpose(-1, -2))
 
 
-def _for_heads(query: Dual, a: Dual) -> Dual:
+def _expand_kv_heads(query: Dual, a: Dual) -> Dual:
     """Repeat keys or values for each head of the query: groups of heads may share them."""
     groups = query.shape[-3] // a.shape[-3] if query.dim() > 2 else 1
     return a if groups == 1 else a.map(lambda t: t.repeat_interleave(groups, -3))
 
 
-def _over_groups(m: Arithmetic, a: Dual, like: Dual) -> Dual:
+def _sum_over_groups(m: Arithmetic, a: Dual, like: Dual) -> Dual:
     """Sum the gradients of each head into those of the keys or values."""
     if a.shape == like.shape:
         return a
@@ -76,7 +76,7 @@ def _flash_attention_for_cpu(
 ) -> Any:
     if dropout_p:
         return NotImplemented
-    key, value = _for_heads(query, key), _for_heads(query, value)
+    key, value = _expand_kv_heads(query, key), _expand_kv_heads(query, value)
     scores, _ = _scores(m, query, key, is_causal, attn_mask, scale)
     weights, total = _softmax(m, scores)
     kind = torch.float32 if query.dtype in (torch.bfloat16, torch.float16) else query.dtype
@@ -112,18 +112,18 @@ def _flash_attention_for_cpu_backward(
     if dropout_p:
         return NotImplemented
     keys, values = key, value
-    key, value = _for_heads(query, key), _for_heads(query, value)
+    key, value = _expand_kv_heads(query, key), _expand_kv_heads(query, value)
     scores, factor = _scores(m, query, key, is_causal, attn_mask, scale)
     weights = _saved_weights(m, scores, logsumexp)
-    of_value = _matmul(m, _transposed(weights), grad)
-    of_weights = _matmul(m, grad, _transposed(value))
+    grad_value = _matmul(m, _transposed(weights), grad)
+    grad_weights = _matmul(m, grad, _transposed(value))
     rows = m.sum(m.mul(grad, out), [grad.dim() - 1], True)
-    of_scores = m.mul(m.mul(weights, m.sub(of_weights, rows)), factor)
+    grad_scores = m.mul(m.mul(weights, m.sub(grad_weights, rows)), factor)
     dtype = query.dtype or torch.float32
     return (
-        _matmul(m, of_scores, key).as_type(dtype),
-        _over_groups(m, _matmul(m, _transposed(of_scores), query), keys).as_type(dtype),
-        _over_groups(m, of_value, values).as_type(dtype),
+        _matmul(m, grad_scores, key).as_type(dtype),
+        _sum_over_groups(m, _matmul(m, _transposed(grad_scores), query), keys).as_type(dtype),
+        _sum_over_groups(m, grad_value, values).as_type(dtype),
     )
 
 
@@ -144,6 +144,6 @@ def _attention(
     if dropout_p:
         return NotImplemented
     if enable_gqa:
-        key, value = _for_heads(query, key), _for_heads(query, value)
+        key, value = _expand_kv_heads(query, key), _expand_kv_heads(query, value)
     scores, _ = _scores(m, query, key, is_causal, attn_mask, scale)
     return _matmul(m, _softmax(m, scores)[0], value).as_type(query.dtype or torch.float32)

@@ -13,16 +13,16 @@ from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.fields import LEVELS
-from fxpasses.exact.rules.table import named, rule, rules
+from fxpasses.exact.rules.table import named, register_rules, rule
 
 aten = torch.ops.aten
 
-_FILL = {aten.tril, aten.triu, aten.diag_embed, aten.im2col}
+_ZERO_FILLING_OPS = {aten.tril, aten.triu, aten.diag_embed, aten.im2col}
 """Operators that put zeros next to the elements that they move."""
-_VIEWS_BY_SHAPE = named("view _unsafe_view _reshape_alias reshape view_as reshape_as")
+_RESHAPE_OPS = named("view _unsafe_view _reshape_alias reshape view_as reshape_as")
 
 
-def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
+def _apply_to_parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
     """Apply the operator to the witnesses, and to the residues of each level.
 
     Args:
@@ -47,7 +47,7 @@ def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
                 return value
             return value.witness if level < 0 else value.residues[level]
 
-        called = _called(
+        called = _call_with_float_fallback(
             op, tree_map(one, tuple(args), is_leaf=is_dual), {k: one(v) for k, v in kwargs.items()}
         )
         if not reduce or level < 0:
@@ -57,21 +57,21 @@ def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
     witness = part(-1)
     residues = [part(level) for level in range(LEVELS)]
 
-    def made(w: Tensor, r: list[Tensor]) -> Dual:
+    def make_dual(w: Tensor, r: list[Tensor]) -> Dual:
         if not reduce:
             return Dual(w, r, dtype)
         finite = torch.isfinite(w)
         return Dual(w, [torch.where(finite, x, 0) for x in r], dtype)
 
     if isinstance(witness, Tensor):
-        result = made(witness, residues)
-        if not reduce and op.overloadpacket not in _FILL:
+        result = make_dual(witness, residues)
+        if not reduce and op.overloadpacket not in _ZERO_FILLING_OPS:
 
-            def moved(change: Callable[[Dual], Dual]) -> Callable[[], Any]:
+            def apply_lazily(change: Callable[[Dual], Dual]) -> Callable[[], Any]:
                 def one(value: Any) -> Any:
                     return change(value) if is_dual(value) else value
 
-                return lambda: _parts(
+                return lambda: _apply_to_parts(
                     m,
                     op,
                     tree_map(one, tuple(args), is_leaf=is_dual),
@@ -80,14 +80,14 @@ def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
                 )
 
             if any(operand.exponential is not None for operand in operands):
-                result.exponential = moved(m.exp)
+                result.exponential = apply_lazily(m.exp)
             if any(operand.square is not None for operand in operands):
-                result.square = moved(m.squared)
+                result.square = apply_lazily(m.squared)
         return result
-    return type(witness)(made(w, [r[i] for r in residues]) for i, w in enumerate(witness))
+    return type(witness)(make_dual(w, [r[i] for r in residues]) for i, w in enumerate(witness))
 
 
-def _called(op: Any, args: Any, kwargs: Any) -> Any:
+def _call_with_float_fallback(op: Any, args: Any, kwargs: Any) -> Any:
     try:
         return op(*args, **kwargs)
     except (
@@ -117,12 +117,12 @@ def _is_integer(value: Any) -> bool:
         for name in ("rev", "transpose", "squeeze", "slice", "broadcast_in_dim", "collapse", "cat", "clone")
     ),
 )
-def _moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
+def _move_elements(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("memory_format", None)
-    return _parts(m, op, args, kwargs, reduce=False)
+    return _apply_to_parts(m, op, args, kwargs, reduce=False)
 
 
-@rule(*_VIEWS_BY_SHAPE)
+@rule(*_RESHAPE_OPS)
 def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     # The strides of parts differ from those in the graph: a reshape always works.
     if op._overloadname == "dtype":
@@ -138,12 +138,14 @@ def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
         "_unsafe_index_put col2im upsample_nearest1d_backward upsample_nearest2d_backward trace masked_scatter"
     )
 )
-def _added_up(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
+def _accumulate(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     dtype = kwargs.pop("dtype", None)
     if dtype is not None and not dtype.is_floating_point:
         return op(args[0].witness, *args[1:], dtype=dtype)
     values = tuple(m.dual(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
-    return _parts(m, op, values, kwargs if dtype is None else {**kwargs, "dtype": dtype}, reduce=True)
+    return _apply_to_parts(
+        m, op, values, kwargs if dtype is None else {**kwargs, "dtype": dtype}, reduce=True
+    )
 
 
 @rule(aten.scatter)
@@ -153,7 +155,7 @@ def _scatter(m: Arithmetic, op: Any, a: Any, dim: int, index: Tensor, source: An
     a = m.dual(a)
     if not isinstance(source, (Dual, Tensor)):
         source = m.full(index.shape, source, a.dtype or torch.float32)
-    return _parts(m, aten.scatter.src, (a, dim, index, m.dual(source)), {}, reduce=False)
+    return _apply_to_parts(m, aten.scatter.src, (a, dim, index, m.dual(source)), {}, reduce=False)
 
 
 @rule(aten.index_fill)
@@ -184,14 +186,14 @@ def _cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwarg
     if (
         dtype.is_floating_point and dtype.itemsize == 1
     ):  # quantization with saturation is part of the function
-        return m.encoded(a.witness.float().to(dtype).double(), a).as_type(dtype)
+        return m.from_witness(a.witness.float().to(dtype).double(), a).as_type(dtype)
     return a.as_type(dtype) if dtype.is_floating_point else a.witness.to(dtype)
 
 
-rules(
+register_rules(
     {
         aten.type_as: lambda m, op, a, other: _cast(m, op, a, dtype=other.dtype),
-        aten.index_add: lambda m, op, a, dim, index, source, alpha=1: _parts(
+        aten.index_add: lambda m, op, a, dim, index, source, alpha=1: _apply_to_parts(
             m, op, (m.dual(a), dim, index, m.mul(source, alpha)), {}, reduce=True
         ),
     }
@@ -208,29 +210,25 @@ def _copy(m: Arithmetic, op: Any, a: Any, source: Any, non_blocking: bool = Fals
 # Tensors of one value
 
 
-rules(
+register_rules(
     {
-        aten.full_like: lambda m, op, a, value, dtype=None, **_: _filled(m, a.shape, value, dtype or a.dtype),
+        aten.full_like: lambda m, op, a, value, dtype=None, **_: _full(m, a.shape, value, dtype or a.dtype),
         **dict.fromkeys(
             (aten.zeros_like, aten.empty_like),
-            lambda m, op, a, dtype=None, **_: _filled(m, a.shape, 0, dtype or a.dtype),
+            lambda m, op, a, dtype=None, **_: _full(m, a.shape, 0, dtype or a.dtype),
         ),
-        aten.ones_like: lambda m, op, a, dtype=None, **_: _filled(m, a.shape, 1, dtype or a.dtype),
-        aten.new_full: lambda m, op, a, size, value, dtype=None, **_: _filled(
-            m, size, value, dtype or a.dtype
-        ),
+        aten.ones_like: lambda m, op, a, dtype=None, **_: _full(m, a.shape, 1, dtype or a.dtype),
+        aten.new_full: lambda m, op, a, size, value, dtype=None, **_: _full(m, size, value, dtype or a.dtype),
         **dict.fromkeys(
             (aten.new_zeros, aten.new_empty),
-            lambda m, op, a, size, dtype=None, **_: _filled(m, size, 0, dtype or a.dtype),
+            lambda m, op, a, size, dtype=None, **_: _full(m, size, 0, dtype or a.dtype),
         ),
-        aten.new_ones: lambda m, op, a, size, dtype=None, **_: _filled(m, size, 1, dtype or a.dtype),
-        aten.full: lambda m, op, size, value, dtype=None, **_: _filled(
+        aten.new_ones: lambda m, op, a, size, dtype=None, **_: _full(m, size, 1, dtype or a.dtype),
+        aten.full: lambda m, op, size, value, dtype=None, **_: _full(
             m, size, value, dtype or torch.full((), value).dtype
         ),
-        aten.ones: lambda m, op, size, dtype=None, **_: _filled(
-            m, size, 1, dtype or torch.get_default_dtype()
-        ),
-        aten.scalar_tensor: lambda m, op, value, dtype=None, **_: _filled(
+        aten.ones: lambda m, op, size, dtype=None, **_: _full(m, size, 1, dtype or torch.get_default_dtype()),
+        aten.scalar_tensor: lambda m, op, value, dtype=None, **_: _full(
             m, (), value, dtype or torch.get_default_dtype()
         ),
     }
@@ -242,17 +240,17 @@ def _new_empty(m: Arithmetic, op: Any, *args: Any, dtype: Any = None, **kwargs: 
     # Nothing may read uninitialized memory. Zeros make it the same in both graphs.
     like, size = (args[0], args[1]) if isinstance(args[0], (Dual, Tensor)) else (None, args[0])
     kind: Any = dtype or (like.dtype if like is not None else torch.get_default_dtype())
-    return _filled(m, size, 0, kind)
+    return _full(m, size, 0, kind)
 
 
 @rule(aten.fill)
 def _fill(m: Arithmetic, op: Any, a: Any, value: Any) -> Any:
     if isinstance(value, (Dual, Tensor)) and value.dim() == 0 and a.dtype.is_floating_point:
         return m.full(a.shape, value, a.dtype)
-    return _filled(m, a.shape, value, a.dtype)
+    return _full(m, a.shape, value, a.dtype)
 
 
-def _filled(m: Arithmetic, size: Any, value: Any, dtype: torch.dtype) -> Any:
+def _full(m: Arithmetic, size: Any, value: Any, dtype: torch.dtype) -> Any:
     if dtype.is_floating_point:
         return m.full(size, value, dtype)
     return torch.full(tuple(size), value, dtype=dtype)

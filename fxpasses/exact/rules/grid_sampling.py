@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.exact.arithmetic import Arithmetic, stacked
+from fxpasses.exact.arithmetic import Arithmetic, stack
 from fxpasses.exact.dual import Dual
 from fxpasses.exact.rules.table import named, rule
 
@@ -34,49 +34,51 @@ def _grid_sampler_2d_backward(
     sizes = image.shape[:1:-1]  # of x, then of y
     if not bool(grid.witness.isfinite().all()):
         return NotImplemented
-    places, factors = [], []
+    coordinates, factors = [], []
     for at, size in enumerate(sizes):
-        place, factor = _unnormalised(m, grid.map(lambda t, at=at: t[..., at]), size, align_corners)  # type: ignore[misc]
+        coordinate, factor = _unnormalize(m, grid.map(lambda t, at=at: t[..., at]), size, align_corners)  # type: ignore[misc]
         if padding == _BORDER:
-            inside = (place.witness > 0) & (place.witness < size - 1)
-            place = m.select(inside, place, place.witness.clamp(0, size - 1))
+            inside = (coordinate.witness > 0) & (coordinate.witness < size - 1)
+            coordinate = m.select(inside, coordinate, coordinate.witness.clamp(0, size - 1))
             factor = m.select(inside, factor, 0)
-        places.append(place)
+        coordinates.append(coordinate)
         factors.append(factor)
     if mode == _NEAREST:
-        of_grid = m.full(grid.shape, 0, grid.dtype or torch.float32)
-        return _spread(m, grad, image, [m.whole(p).round().long() for p in places]), of_grid
-    low = [m.whole(p).floor() for p in places]
-    ahead = [m.sub(p, whole) for p, whole in zip(places, low, strict=True)]
-    weights = [(m.sub(1, a), a) for a in ahead]
+        grad_grid = m.full(grid.shape, 0, grid.dtype or torch.float32)
+        return _scatter_pixels(
+            m, grad, image, [m.snap_to_integers(p).round().long() for p in coordinates]
+        ), grad_grid
+    low = [m.snap_to_integers(p).floor() for p in coordinates]
+    fractions = [m.sub(p, whole) for p, whole in zip(coordinates, low, strict=True)]
+    weights = [(m.sub(1, a), a) for a in fractions]
     total: Dual | None = None
     slopes: list[Dual | None] = [None, None]
     for corner in itertools.product((0, 1), repeat=2):
         pixels = [whole.long() + step for whole, step in zip(low, corner, strict=True)]
-        mine = [weights[axis][corner[axis]] for axis in (0, 1)]
-        each = m.mul(grad, m.mul(mine[0], mine[1]).map(lambda t: t.unsqueeze(1)))
-        part = _spread(m, each, image, pixels)
+        corner_weights = [weights[axis][corner[axis]] for axis in (0, 1)]
+        each = m.mul(grad, m.mul(corner_weights[0], corner_weights[1]).map(lambda t: t.unsqueeze(1)))
+        part = _scatter_pixels(m, each, image, pixels)
         total = part if total is None else m.add(total, part)
-        pulled = m.sum(m.mul(grad, _taken(m, image, pixels)), [1])
+        pixel_grad = m.sum(m.mul(grad, _gather_pixels(m, image, pixels)), [1])
         for axis in (0, 1):
-            slope = m.mul(m.mul(pulled, mine[1 - axis]), 1 if corner[axis] else -1)
+            slope = m.mul(m.mul(pixel_grad, corner_weights[1 - axis]), 1 if corner[axis] else -1)
             known = slopes[axis]
             slopes[axis] = slope if known is None else m.add(known, slope)
-    of_grid = stacked([m.mul(slope, factor) for slope, factor in zip(slopes, factors, strict=True)], -1)  # type: ignore[arg-type]
+    grad_grid = stack([m.mul(slope, factor) for slope, factor in zip(slopes, factors, strict=True)], -1)  # type: ignore[arg-type]
     assert total is not None
-    return total.as_type(image.dtype or torch.float32), of_grid.as_type(grid.dtype or torch.float32)
+    return total.as_type(image.dtype or torch.float32), grad_grid.as_type(grid.dtype or torch.float32)
 
 
-def _unnormalised(m: Arithmetic, place: Dual, size: int, align_corners: bool) -> tuple[Dual, Dual]:
+def _unnormalize(m: Arithmetic, coordinate: Dual, size: int, align_corners: bool) -> tuple[Dual, Dual]:
     """A place among the pixels, and its derivative by the number in the grid, which is from -1 to 1."""
     factor = m.div(size - 1 if align_corners else size, 2)
-    moved = m.mul(m.add(place, 1), factor)
+    moved = m.mul(m.add(coordinate, 1), factor)
     if not align_corners:
         moved = m.sub(moved, m.div(1, 2))
-    return moved, m.full(place.shape, factor, place.dtype or torch.float32)
+    return moved, m.full(coordinate.shape, factor, coordinate.dtype or torch.float32)
 
 
-def _inside(image: Dual, at: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _pixel_indices(image: Dual, at: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Which places are in the image, and their flat pixel indices."""
     height, width = image.shape[-2:]
     x, y = at
@@ -84,15 +86,15 @@ def _inside(image: Dual, at: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return is_inside.unsqueeze(1), (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).unsqueeze(1)
 
 
-def _taken(m: Arithmetic, image: Dual, at: Sequence[Tensor]) -> Dual:
-    is_inside, pixels = _inside(image, at)
+def _gather_pixels(m: Arithmetic, image: Dual, at: Sequence[Tensor]) -> Dual:
+    is_inside, pixels = _pixel_indices(image, at)
     pixels = pixels.expand(-1, image.shape[1], -1, -1)
     taken = image.map(lambda t: t.flatten(2).gather(2, pixels.flatten(2)).view(pixels.shape))
     return m.select(is_inside, taken, 0)
 
 
-def _spread(m: Arithmetic, grad: Dual, image: Dual, at: Sequence[Tensor]) -> Dual:
-    is_inside, pixels = _inside(image, at)
+def _scatter_pixels(m: Arithmetic, grad: Dual, image: Dual, at: Sequence[Tensor]) -> Dual:
+    is_inside, pixels = _pixel_indices(image, at)
     pixels = pixels.expand(-1, image.shape[1], -1, -1).flatten(2)
     kept = m.select(is_inside, grad, 0)
 

@@ -16,18 +16,18 @@ from fxpasses.exact.dual import Dual
 from fxpasses.exact.rules.table import named, rule
 
 aten = torch.ops.aten
-_LARGEST = 256
+_MAX_ROWS = 256
 """Rows of the largest matrix that is eliminated, in as many steps; larger ones are uninterpreted."""
 
 
-def _solved(m: Arithmetic, a: Dual, b: Dual, witness: Tensor) -> Dual:
+def _solve_system(m: Arithmetic, a: Dual, b: Dual, witness: Tensor) -> Dual:
     """The unique solution of ``a @ x = b``, with a witness that LAPACK computed."""
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     residues = [
         m.field.solve(k, x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:]))
         for k, (x, y) in enumerate(zip(a.residues, b.residues, strict=True))
     ]
-    return m.finished(witness, residues, dtype=b.dtype)
+    return m.assemble(witness, residues, dtype=b.dtype)
 
 
 def _transposed(a: Dual) -> Dual:
@@ -56,59 +56,59 @@ def _diagonal(a: Dual) -> Dual:
     return a.map(lambda t: t.diagonal(dim1=-2, dim2=-1))
 
 
-def _factored(m: Arithmetic, a: Dual) -> tuple[Dual, Tensor, Tensor]:
+def _lu_with_row_order(m: Arithmetic, a: Dual) -> tuple[Dual, Tensor, Tensor]:
     """Both triangular factors in one matrix, the pivots (by the witness), and the order of rows they make."""
     witness, pivots, _ = torch.linalg.lu_factor_ex(a.witness)
     order = torch.lu_unpack(witness, pivots, unpack_data=False)[0].argmax(-2)
     residues = [
-        m.field.eliminated(k, r.gather(-2, order.unsqueeze(-1).expand(r.shape)))
+        m.field.lu_factor(k, r.gather(-2, order.unsqueeze(-1).expand(r.shape)))
         for k, r in enumerate(a.residues)
     ]
-    return m.finished(witness, residues, dtype=a.dtype), pivots, order
+    return m.assemble(witness, residues, dtype=a.dtype), pivots, order
 
 
 def _determinant(m: Arithmetic, factors: Dual, order: Tensor) -> Dual:
     """The product of the diagonal, with the sign of the row order."""
     swaps = (order.unsqueeze(-1) > order.unsqueeze(-2)).triu().sum((-2, -1))
-    return m.select(swaps % 2 == 0, _last(m, factors), m.neg(_last(m, factors)))
+    return m.select(swaps % 2 == 0, _diagonal_product(m, factors), m.neg(_diagonal_product(m, factors)))
 
 
-def _last(m: Arithmetic, factors: Dual) -> Dual:
-    products = m.products_along(_diagonal(factors), -1)
+def _diagonal_product(m: Arithmetic, factors: Dual) -> Dual:
+    products = m.cumprod(_diagonal(factors), -1)
     return products.map(lambda t: t[..., -1])
 
 
-def _is_large(a: Any) -> bool:
-    return not isinstance(a, Dual) or a.shape[-1] > _LARGEST or 0 in a.shape
+def _is_unsupported(a: Any) -> bool:
+    return not isinstance(a, Dual) or a.shape[-1] > _MAX_ROWS or 0 in a.shape
 
 
 @rule(aten._linalg_solve_ex)
 def _solve(m: Arithmetic, op: Any, a: Dual, b: Dual, *, left: bool = True, check_errors: bool = False) -> Any:
-    if _is_large(a):
+    if _is_unsupported(a):
         return NotImplemented
     b = m.dual(b)
     witness, _, _, info = op(a.witness, b.witness, left=left, check_errors=check_errors)
-    factors, pivots, _ = _factored(m, a)
+    factors, pivots, _ = _lu_with_row_order(m, a)
     is_vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
     if is_vector:
         columns = b.map(lambda t: t.unsqueeze(-1))
-        found = _solved(m, a, columns, witness.unsqueeze(-1)).map(lambda t: t.squeeze(-1))
+        found = _solve_system(m, a, columns, witness.unsqueeze(-1)).map(lambda t: t.squeeze(-1))
     else:
-        found = _on_side(m, a, b, witness, left)
+        found = _solve_on_side(m, a, b, witness, left)
     return found, factors, pivots, info
 
 
-def _on_side(m: Arithmetic, a: Dual, b: Dual, witness: Tensor, left: bool) -> Dual:
+def _solve_on_side(m: Arithmetic, a: Dual, b: Dual, witness: Tensor, left: bool) -> Dual:
     if left:
-        return _solved(m, a, b, witness)
-    return _transposed(_solved(m, _transposed(a), _transposed(b), witness.mT))
+        return _solve_system(m, a, b, witness)
+    return _transposed(_solve_system(m, _transposed(a), _transposed(b), witness.mT))
 
 
 @rule(aten.linalg_lu_factor_ex)
 def _lu_factor(m: Arithmetic, op: Any, a: Dual, *, pivot: bool = True, check_errors: bool = False) -> Any:
-    if _is_large(a) or not pivot or a.shape[-1] != a.shape[-2]:
+    if _is_unsupported(a) or not pivot or a.shape[-1] != a.shape[-2]:
         return NotImplemented
-    factors, pivots, _ = _factored(m, a)
+    factors, pivots, _ = _lu_with_row_order(m, a)
     return factors, pivots, op(a.witness, check_errors=check_errors)[2]
 
 
@@ -136,109 +136,111 @@ def _lu_solve(
     left: bool = True,
     adjoint: bool = False,
 ) -> Any:
-    if _is_large(factors):
+    if _is_unsupported(factors):
         return NotImplemented
     b = m.dual(b)
     witness = op(factors.witness, pivots, b.witness, left=left, adjoint=adjoint)
     orders = torch.lu_unpack(factors.witness, pivots, unpack_data=False)[0]
     lower, upper = (_triangle(m, factors, is_upper, not is_upper) for is_upper in (False, True))
     a = _product(m, m.dual(orders), _product(m, lower, upper))
-    return _on_side(m, _transposed(a) if adjoint else a, b, witness, left)
+    return _solve_on_side(m, _transposed(a) if adjoint else a, b, witness, left)
 
 
 @rule(aten.linalg_inv_ex)
 def _inverse(m: Arithmetic, op: Any, a: Dual, *, check_errors: bool = False) -> Any:
-    if _is_large(a):
+    if _is_unsupported(a):
         return NotImplemented
     witness, info = op(a.witness, check_errors=check_errors)
-    return _solved(m, a, _identity(m, a), witness), info
+    return _solve_system(m, a, _identity(m, a), witness), info
 
 
-def _factored_for_determinant(m: Arithmetic, a: Dual) -> tuple[Dual, Tensor, Dual]:
+def _lu_and_determinant(m: Arithmetic, a: Dual) -> tuple[Dual, Tensor, Dual]:
     # LAPACK gets contiguous matrices transposed, and so do the gradients.
-    factors, pivots, order = _factored(m, _transposed(a) if a.witness.is_contiguous() else a)
+    factors, pivots, order = _lu_with_row_order(m, _transposed(a) if a.witness.is_contiguous() else a)
     return factors, pivots, _determinant(m, factors, order)
 
 
 @rule(aten._linalg_det)
 def _det(m: Arithmetic, op: Any, a: Dual) -> Any:
-    if _is_large(a):
+    if _is_unsupported(a):
         return NotImplemented
-    factors, pivots, found = _factored_for_determinant(m, a)
+    factors, pivots, found = _lu_and_determinant(m, a)
     return m.with_witness(found, op(a.witness)[0]), factors, pivots
 
 
 @rule(aten._linalg_slogdet)
 def _slogdet(m: Arithmetic, op: Any, a: Dual) -> Any:
-    if _is_large(a):
+    if _is_unsupported(a):
         return NotImplemented
     sign, logarithm, *_ = op(a.witness)
-    factors, pivots, found = _factored_for_determinant(m, a)
+    factors, pivots, found = _lu_and_determinant(m, a)
     size = m.select(found.witness < 0, m.neg(found), found)
-    return m.encoded(sign, found), m.with_witness(m.log(size), logarithm), factors, pivots
+    return m.from_witness(sign, found), m.with_witness(m.log(size), logarithm), factors, pivots
 
 
 @rule(aten.linalg_solve_triangular)
 def _solve_triangular(
     m: Arithmetic, op: Any, a: Dual, b: Dual, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
-    if _is_large(a):
+    if _is_unsupported(a):
         return NotImplemented
     a, b = m.dual(a), m.dual(b)
     witness = op(a.witness, b.witness, upper=upper, left=left, unitriangular=unitriangular)
-    return _triangular(m, a, b, witness, upper, left, unitriangular)
+    return _solve_triangular_system(m, a, b, witness, upper, left, unitriangular)
 
 
-def _triangular(
+def _solve_triangular_system(
     m: Arithmetic, a: Dual, b: Dual, witness: Tensor, upper: bool, left: bool, unit: bool
 ) -> Dual:
     if not left:
-        return _transposed(_triangular(m, _transposed(a), _transposed(b), witness.mT, not upper, True, unit))
+        return _transposed(
+            _solve_triangular_system(m, _transposed(a), _transposed(b), witness.mT, not upper, True, unit)
+        )
     a = _triangle(m, a, upper, unit)
     if upper or a.square is None:
-        return _solved(m, a, b, witness)
+        return _solve_system(m, a, b, witness)
     # Columns are multiples of those of a unit triangular matrix: in a Cholesky factor, by roots.
     roots = _diagonal(a)
     ones = m.div(a, roots.map(lambda t: t.unsqueeze(-2)))
     columns = roots.map(lambda t: t.unsqueeze(-1))
-    found = m.div(_solved(m, ones, b, witness * columns.witness), columns)
+    found = m.div(_solve_system(m, ones, b, witness * columns.witness), columns)
     return m.with_witness(found, witness)
 
 
 @rule(*named("triangular_solve"))
-def _old_solve_triangular(
+def _triangular_solve(
     m: Arithmetic, op: Any, b: Dual, a: Dual, upper: bool = True, transpose: bool = False, unit: bool = False
 ) -> Any:
-    if _is_large(a):
+    if _is_unsupported(a):
         return NotImplemented
     a, b = m.dual(a), m.dual(b)
     witness = op(b.witness, a.witness, upper, transpose, unit)[0]
-    of = _transposed(a) if transpose else a
-    return _triangular(m, of, b, witness, upper != transpose, True, unit), a
+    matrix = _transposed(a) if transpose else a
+    return _solve_triangular_system(m, matrix, b, witness, upper != transpose, True, unit), a
 
 
 @rule(aten.linalg_cholesky_ex)
 def _cholesky(m: Arithmetic, op: Any, a: Dual, upper: bool = False, check_errors: bool = False) -> Any:
-    if _is_large(a):
+    if _is_unsupported(a):
         return NotImplemented
     a = m.dual(a)
     witness, info = op(a.witness, upper=upper, check_errors=check_errors)
     below = witness.mT if upper else witness
-    whole = _transposed(a) if upper else a  # only its lower triangle is read
-    whole = m.add(_triangle(m, whole, False, False), _transposed(whole.map(lambda t: t.tril(-1))))
-    factors = [m.field.eliminated(k, r) for k, r in enumerate(whole.residues)]
+    symmetric = _transposed(a) if upper else a  # only its lower triangle is read
+    symmetric = m.add(_triangle(m, symmetric, False, False), _transposed(symmetric.map(lambda t: t.tril(-1))))
+    factors = [m.field.lu_factor(k, r) for k, r in enumerate(symmetric.residues)]
     squares = below.diagonal(dim1=-2, dim2=-1).square()
-    diagonal = m.finished(squares, [f.diagonal(dim1=-2, dim2=-1) for f in factors], dtype=a.dtype)
+    diagonal = m.assemble(squares, [f.diagonal(dim1=-2, dim2=-1) for f in factors], dtype=a.dtype)
     scaled = below / below.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
-    ones = _triangle(m, m.finished(scaled.nan_to_num(), factors, dtype=a.dtype), False, True)
-    roots = m.root(diagonal).map(lambda t: t.unsqueeze(-2))
+    ones = _triangle(m, m.assemble(scaled.nan_to_num(), factors, dtype=a.dtype), False, True)
+    roots = m.sqrt(diagonal).map(lambda t: t.unsqueeze(-2))
     found = m.mul(ones, roots)
     found = Dual(below, found.residues, a.dtype, None, found.square)
     found = _transposed(found) if upper else found
     return found, info
 
 
-def _of_factor(m: Arithmetic, factor: Dual, upper: bool) -> Dual:
+def _matrix_of_cholesky(m: Arithmetic, factor: Dual, upper: bool) -> Dual:
     """The matrix that a Cholesky factor belongs to."""
     lower = _triangle(m, _transposed(factor) if upper else factor, False, False)
     roots = _diagonal(lower)
@@ -249,14 +251,16 @@ def _of_factor(m: Arithmetic, factor: Dual, upper: bool) -> Dual:
 
 @rule(aten.cholesky_solve)
 def _cholesky_solve(m: Arithmetic, op: Any, b: Dual, factor: Dual, upper: bool = False) -> Any:
-    if _is_large(factor):
+    if _is_unsupported(factor):
         return NotImplemented
     b = m.dual(b)
-    return _solved(m, _of_factor(m, factor, upper), b, op(b.witness, factor.witness, upper))
+    return _solve_system(m, _matrix_of_cholesky(m, factor, upper), b, op(b.witness, factor.witness, upper))
 
 
 @rule(aten.cholesky_inverse)
 def _cholesky_inverse(m: Arithmetic, op: Any, factor: Dual, upper: bool = False) -> Any:
-    if _is_large(factor):
+    if _is_unsupported(factor):
         return NotImplemented
-    return _solved(m, _of_factor(m, factor, upper), _identity(m, factor), op(factor.witness, upper))
+    return _solve_system(
+        m, _matrix_of_cholesky(m, factor, upper), _identity(m, factor), op(factor.witness, upper)
+    )

@@ -24,7 +24,7 @@ def _matmul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
 
 
 @rule(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
-def _added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def _addmm(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     products: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
         aten.addmm: aten.mm.default,
         aten.baddbmm: aten.bmm.default,
@@ -128,15 +128,15 @@ def _convolution_backward(
     no_input = torch.zeros(a.shape, dtype=torch.float64)
     no_weight = torch.zeros(weight.shape, dtype=torch.float64)
 
-    def of_input(g: Tensor, w: Tensor) -> Tensor:
+    def grad_input(g: Tensor, w: Tensor) -> Tensor:
         return op(g, no_input, w, bias_sizes, *settings, [True, False, False])[0]
 
-    def of_weight(g: Tensor, x: Tensor) -> Tensor:
+    def grad_weight(g: Tensor, x: Tensor) -> Tensor:
         return op(g, x, no_weight, bias_sizes, *settings, [False, True, False])[1]
 
     return (
-        m.bilinear(of_input, grad, weight) if wanted[0] else None,
-        m.bilinear(of_weight, grad, a) if wanted[1] else None,
+        m.bilinear(grad_input, grad, weight) if wanted[0] else None,
+        m.bilinear(grad_weight, grad, a) if wanted[1] else None,
         m.sum(grad, [0, *range(2, grad.dim())]) if wanted[2] else None,
     )
 
@@ -161,17 +161,17 @@ def _conv_tbc_backward(
     no_input = torch.zeros(_time_last(a.witness).shape, dtype=torch.float64)
     no_weight = torch.zeros(weight.witness.permute(2, 1, 0).shape, dtype=torch.float64)
 
-    def of_input(g: Tensor, w: Tensor) -> Tensor:
+    def grad_input(g: Tensor, w: Tensor) -> Tensor:
         given = _time_last(g), no_input, w.permute(2, 1, 0)
         return aten.convolution_backward(*given, None, *how, [True, False, False])[0].permute(2, 0, 1)
 
-    def of_weight(g: Tensor, x: Tensor) -> Tensor:
+    def grad_weight(g: Tensor, x: Tensor) -> Tensor:
         given = _time_last(g), _time_last(x), no_weight
         return aten.convolution_backward(*given, None, *how, [False, True, False])[1].permute(2, 1, 0)
 
     return (
-        m.bilinear(of_input, grad, m.dual(weight)),
-        m.bilinear(of_weight, grad, m.dual(a)),
+        m.bilinear(grad_input, grad, m.dual(weight)),
+        m.bilinear(grad_weight, grad, m.dual(a)),
         m.sum(grad, [0, 1]),
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fxpasses.exact.angles import cosine_and_sine
 from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.dual import Dual
-from fxpasses.exact.rules.table import named, rule, rules
+from fxpasses.exact.rules.table import named, register_rules, rule
 
 aten = torch.ops.aten
 
@@ -23,11 +23,11 @@ def _div(m: Arithmetic, op: Any, a: Any, b: Any, rounding_mode: str | None = Non
     if rounding_mode is None:
         return m.div(a, b)
     quotient = m.div(a, b)
-    whole = m.whole(quotient)
-    return m.encoded(whole.floor() if rounding_mode == "floor" else whole.trunc(), quotient)
+    whole = m.snap_to_integers(quotient)
+    return m.from_witness(whole.floor() if rounding_mode == "floor" else whole.trunc(), quotient)
 
 
-def _better(
+def _with_accurate_witness(
     witness: Callable[[Tensor], Tensor], formula: Callable[[Arithmetic, Dual], Dual]
 ) -> Callable[..., Dual]:
     """Make a rule from a formula of one operand, with a more accurate witness computed by PyTorch."""
@@ -39,7 +39,7 @@ def _better(
     return _rule
 
 
-rules(
+register_rules(
     {
         aten.add: lambda m, op, a, b, alpha=1: m.add(a, b, alpha),
         aten.sub: lambda m, op, a, b, alpha=1: m.sub(a, b, alpha),
@@ -50,22 +50,28 @@ rules(
         aten.fmod: lambda m, op, a, b: m.sub(a, m.mul(b, _div(m, op, a, b, "trunc"))),
         aten.neg: lambda m, op, a: m.neg(a),
         aten.reciprocal: lambda m, op, a: m.reciprocal(a),
-        aten.sqrt: lambda m, op, a: m.root(a),
-        aten.rsqrt: lambda m, op, a: m.reciprocal(m.root(a)),
+        aten.sqrt: lambda m, op, a: m.sqrt(a),
+        aten.rsqrt: lambda m, op, a: m.reciprocal(m.sqrt(a)),
         aten.square: lambda m, op, a: m.mul(a, a),
         aten.pow: lambda m, op, a, exponent: m.pow(a, exponent),
         aten.exp: lambda m, op, a: m.exp(a),
-        aten.exp2: _better(torch.exp2, lambda m, a: m.exp(m.mul(a, math.log(2)))),
-        aten.expm1: _better(torch.expm1, lambda m, a: m.sub(m.exp(a), 1)),
+        aten.exp2: _with_accurate_witness(torch.exp2, lambda m, a: m.exp(m.mul(a, math.log(2)))),
+        aten.expm1: _with_accurate_witness(torch.expm1, lambda m, a: m.sub(m.exp(a), 1)),
         aten.log: lambda m, op, a: m.log(a),
-        aten.log2: _better(torch.log2, lambda m, a: m.mul(m.log(a), 1 / math.log(2))),
-        aten.log10: _better(torch.log10, lambda m, a: m.mul(m.log(a), 1 / math.log(10))),
-        aten.log1p: _better(torch.log1p, lambda m, a: m.log(m.add(a, 1))),
-        aten.sinh: _better(torch.sinh, lambda m, a: m.div(m.sub(m.exp(a), m.exp(m.neg(a))), 2)),
-        aten.cosh: _better(torch.cosh, lambda m, a: m.div(m.add(m.exp(a), m.exp(m.neg(a))), 2)),
-        aten.sigmoid: _better(torch.sigmoid, lambda m, a: m.reciprocal(m.add(m.exp(m.neg(a)), 1))),
-        aten.erfc: _better(torch.erfc, lambda m, a: m.sub(1, _erf(m, None, a))),
-        aten.tan: _better(torch.tan, lambda m, a: m.div(_sin(m, None, a), _cos(m, None, a))),
+        aten.log2: _with_accurate_witness(torch.log2, lambda m, a: m.mul(m.log(a), 1 / math.log(2))),
+        aten.log10: _with_accurate_witness(torch.log10, lambda m, a: m.mul(m.log(a), 1 / math.log(10))),
+        aten.log1p: _with_accurate_witness(torch.log1p, lambda m, a: m.log(m.add(a, 1))),
+        aten.sinh: _with_accurate_witness(
+            torch.sinh, lambda m, a: m.div(m.sub(m.exp(a), m.exp(m.neg(a))), 2)
+        ),
+        aten.cosh: _with_accurate_witness(
+            torch.cosh, lambda m, a: m.div(m.add(m.exp(a), m.exp(m.neg(a))), 2)
+        ),
+        aten.sigmoid: _with_accurate_witness(
+            torch.sigmoid, lambda m, a: m.reciprocal(m.add(m.exp(m.neg(a)), 1))
+        ),
+        aten.erfc: _with_accurate_witness(torch.erfc, lambda m, a: m.sub(1, _erf(m, None, a))),
+        aten.tan: _with_accurate_witness(torch.tan, lambda m, a: m.div(_sin(m, None, a), _cos(m, None, a))),
     }
 )
 
@@ -73,7 +79,7 @@ rules(
 @rule(aten.hypot)
 def _hypot(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
     a, b = m.dual(a), m.dual(b)
-    return m.with_witness(m.root(m.add(m.mul(a, a), m.mul(b, b))), torch.hypot(a.witness, b.witness), a, b)
+    return m.with_witness(m.sqrt(m.add(m.mul(a, a), m.mul(b, b))), torch.hypot(a.witness, b.witness), a, b)
 
 
 @rule(aten.tanh)
@@ -110,7 +116,7 @@ def _cos(m: Arithmetic, op: Any, a: Dual) -> Dual:
 )
 def _uninterpreted(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a, name = m.dual(a), op._schema.name.rpartition("::")[2].replace("arc", "a")
-    return m.uninterpreted(name, a, op(a.witness), parity=-1 if name in _ODD else 0)
+    return m.uninterpreted(name, a, op(a.witness), parity=-1 if name in _ODD_FUNCTIONS else 0)
 
 
 @rule(aten.atan2)
@@ -122,38 +128,38 @@ def _atan2(m: Arithmetic, op: Any, y: Any, x: Any) -> Any:
         return NotImplemented
     quotient = m.div(y, x)
     angle = m.uninterpreted("atan", quotient, quotient.witness.atan(), parity=-1)
-    turn = m.select(y.witness.signbit(), -math.pi, math.pi)
-    return m.with_witness(m.select(x.witness < 0, m.add(angle, turn), angle), witness, y, x)
+    half_turn = m.select(y.witness.signbit(), -math.pi, math.pi)
+    return m.with_witness(m.select(x.witness < 0, m.add(angle, half_turn), angle), witness, y, x)
 
 
-_ODD = {"asin", "asinh", "atan", "atanh", "erfinv"}
+_ODD_FUNCTIONS = {"asin", "asinh", "atan", "atanh", "erfinv"}
 
 # Choices
 
 
-def _in_type_of(a: Dual, result: Dual) -> Dual:
+def _with_dtype_of(a: Dual, result: Dual) -> Dual:
     return result.as_type(a.dtype or torch.float32)
 
 
 @rule(*named("lt le gt ge eq ne"))
 def _comparison(m: Arithmetic, op: Any, a: Any, b: Any) -> Tensor:
-    return op.overloadpacket(*m.compared(a, b))  # with two tensors, even if the call has a number
+    return op.overloadpacket(*m.comparable_witnesses(a, b))  # with two tensors, even if the call has a number
 
 
 @rule(*named("sign floor ceil trunc sgn"))
 def _by_witness(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.encoded(op(m.whole(a)), a)
+    return m.from_witness(op(m.snap_to_integers(a)), a)
 
 
 @rule(aten.round)
 def _round(m: Arithmetic, op: Any, a: Dual, decimals: int = 0) -> Any:
     if decimals:
         return NotImplemented
-    double = m.whole(m.mul(a, 2))  # a half goes to the even integer
-    return m.encoded((double / 2).round(), a)
+    double = m.snap_to_integers(m.mul(a, 2))  # a half goes to the even integer
+    return m.from_witness((double / 2).round(), a)
 
 
-def _choice(
+def _selection_rule(
     prefer: Callable[[Tensor, Tensor], Tensor], witness: Callable[[Tensor, Tensor], Tensor]
 ) -> Callable[..., Dual]:
     def _rule(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
@@ -163,10 +169,10 @@ def _choice(
     return _rule
 
 
-maximum = rule(aten.maximum)(_choice(torch.ge, torch.maximum))
-minimum = rule(aten.minimum)(_choice(torch.le, torch.minimum))
-rule(aten.fmax)(_choice(lambda a, b: (a >= b) | b.isnan(), torch.fmax))
-rule(aten.fmin)(_choice(lambda a, b: (a <= b) | b.isnan(), torch.fmin))
+maximum = rule(aten.maximum)(_selection_rule(torch.ge, torch.maximum))
+minimum = rule(aten.minimum)(_selection_rule(torch.le, torch.minimum))
+rule(aten.fmax)(_selection_rule(lambda a, b: (a >= b) | b.isnan(), torch.fmax))
+rule(aten.fmin)(_selection_rule(lambda a, b: (a <= b) | b.isnan(), torch.fmin))
 
 
 @rule(aten.clamp, aten.hardtanh, aten.clip)
@@ -178,7 +184,7 @@ def _clamp(m: Arithmetic, op: Any, a: Dual, min: Any = None, max: Any = None, **
         )
     result = a if min is None else maximum(m, op, a, min)
     result = result if max is None else minimum(m, op, result, max)
-    return _in_type_of(a, result) if op._overloadname != "Tensor" else result
+    return _with_dtype_of(a, result) if op._overloadname != "Tensor" else result
 
 
 @rule(aten.where)
@@ -193,17 +199,17 @@ def _copysign(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
     return m.select(same, a, m.neg(a), torch.copysign(a.witness, b.witness))
 
 
-rules(
+register_rules(
     {
         aten.abs: lambda m, op, a: m.select(a.witness < 0, m.neg(a), a, a.witness.abs()),
-        aten.relu: lambda m, op, a: _in_type_of(a, m.select(a.witness > 0, a, 0, a.witness.relu())),
-        aten.threshold_backward: lambda m, op, grad, a, threshold: _in_type_of(
+        aten.relu: lambda m, op, a: _with_dtype_of(a, m.select(a.witness > 0, a, 0, a.witness.relu())),
+        aten.threshold_backward: lambda m, op, grad, a, threshold: _with_dtype_of(
             grad, m.select(m.dual(a).witness <= threshold, 0, grad)
         ),
-        aten.frac: lambda m, op, a: m.sub(a, m.encoded(m.whole(a).trunc(), a)),
+        aten.frac: lambda m, op, a: m.sub(a, m.from_witness(m.snap_to_integers(a).trunc(), a)),
         aten.clamp_min: lambda m, op, a, bound: maximum(m, op, a, bound),
         aten.clamp_max: lambda m, op, a, bound: minimum(m, op, a, bound),
-        aten.masked_fill: lambda m, op, a, mask, value: _in_type_of(a, m.select(mask, value, a)),
+        aten.masked_fill: lambda m, op, a, mask, value: _with_dtype_of(a, m.select(mask, value, a)),
     }
 )
 
@@ -211,7 +217,7 @@ rules(
 # Several steps at once
 
 
-rules(
+register_rules(
     {
         aten.lerp: lambda m, op, a, b, weight: m.add(a, m.mul(weight, m.sub(b, a))),
         aten.addcmul: lambda m, op, a, b, c, value=1: m.add(a, m.mul(m.mul(b, c), value)),
@@ -227,8 +233,8 @@ def _fake_quantize(
 ) -> tuple[Dual, Tensor]:
     shifted = m.add(_round(m, op, m.div(a, scale)), zero)
     inside = (shifted.witness >= low) & (shifted.witness <= high)
-    result = m.mul(m.sub(m.encoded(shifted.witness.clamp(low, high), a), zero), scale)
-    return _in_type_of(a, result), inside
+    result = m.mul(m.sub(m.from_witness(shifted.witness.clamp(low, high), a), zero), scale)
+    return _with_dtype_of(a, result), inside
 
 
 @rule("aten::fake_quantize_per_channel_affine_cachemask")

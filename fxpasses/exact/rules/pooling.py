@@ -14,11 +14,11 @@ from fxpasses.exact.rules.table import named, rule
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_MOST_FACTORS = 512
+_MAX_FACTORS = 512
 """Of a row, which are multiplied one after the other."""
 
 
-def _at(a: Dual, indices: Tensor, spatial: int) -> Dual:
+def _gather_spatial(a: Dual, indices: Tensor, spatial: int) -> Dual:
     """The elements at these indices into the last ``spatial`` dimensions, flattened."""
     at = indices.flatten(-spatial)
     return a.map(lambda t: t.flatten(-spatial).gather(-1, at).view(indices.shape))
@@ -28,7 +28,7 @@ def _at(a: Dual, indices: Tensor, spatial: int) -> Dual:
 def _max_pool(m: Arithmetic, op: Any, a: Dual, *how: Any) -> Any:
     witness, indices = op(a.witness, *how)
     spatial = 3 if "3d" in op._schema.name else 2
-    return m.finished(witness, _at(a, indices, spatial).residues, dtype=a.dtype), indices
+    return m.assemble(witness, _gather_spatial(a, indices, spatial).residues, dtype=a.dtype), indices
 
 
 @rule("prims::_low_memory_max_pool_with_offsets")
@@ -40,7 +40,7 @@ def _max_pool_with_offsets(
     indices = prims._low_memory_max_pool_offsets_to_indices.default(
         offsets, kernel, size, stride, padding, dilation
     )
-    return m.finished(witness, _at(a, indices, len(kernel)).residues, dtype=a.dtype), offsets
+    return m.assemble(witness, _gather_spatial(a, indices, len(kernel)).residues, dtype=a.dtype), offsets
 
 
 @rule(
@@ -61,7 +61,7 @@ def _max_pool_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, *how: Any) ->
 
 
 @rule(*named("avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward"))
-def _average(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
+def _avg_pool(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     names = [argument.name for argument in op._schema.arguments]
     given = {x.name: x.default_value for x in op._schema.arguments if x.default_value is not None}
     given |= dict(zip(names[1:], args, strict=False)) | kwargs
@@ -82,7 +82,7 @@ def _average(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
         "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"
     )
 )
-def _adaptive_average(m: Arithmetic, op: Any, a: Dual, other: Any) -> Any:
+def _adaptive_avg_pool(m: Arithmetic, op: Any, a: Dual, other: Any) -> Any:
     backward = isinstance(other, (Dual, Tensor))
     rest = a.witness.new_zeros(other.shape) if backward else other
     spatial = 3 if "3d" in op._schema.name else 1 if "1d" in op._schema.name else 2
@@ -127,7 +127,7 @@ def _embedding_bag(
                 0, bags, (indices != padding_idx).long()
             )
             found = m.div(found, counts.clamp(min=1).unsqueeze(-1))
-    return m.finished(witness, found.residues, dtype=weight.dtype), *rest
+    return m.assemble(witness, found.residues, dtype=weight.dtype), *rest
 
 
 @rule(aten._embedding_bag_backward)
@@ -184,16 +184,16 @@ def _scatter_reduce(
     source = source.map(lambda t: t[tuple(slice(n) for n in index.shape)])
     hit = torch.zeros(a.shape, dtype=torch.bool).scatter(dim, index, True)
     if reduce == "prod":
-        return _multiplied(m, a if include_self else m.select(hit, 1, a), dim, index, source)
+        return _scatter_products(m, a if include_self else m.select(hit, 1, a), dim, index, source)
     start = a if include_self else m.select(hit, 0, a)
     if reduce in ("amax", "amin"):
         witness = op(a.witness, dim, index, source.witness, reduce, include_self=include_self)
         is_chosen = source.witness == witness.gather(dim, index)
         places = torch.full(a.shape, -1).scatter_reduce(
-            dim, index, torch.where(is_chosen, _places(index), -1), "amax"
+            dim, index, torch.where(is_chosen, _flat_indices(index), -1), "amax"
         )
         taken = source.map(lambda t: t.flatten()[places.clamp(min=0)])
-        return m.finished(witness, m.select(places >= 0, taken, a).residues, dtype=a.dtype)
+        return m.assemble(witness, m.select(places >= 0, taken, a).residues, dtype=a.dtype)
     total = m.linear(lambda t, s: t.scatter_add(dim, index, s), start, source)
     if reduce == "mean":
         counts = torch.zeros(a.shape, dtype=torch.int64).scatter_add(dim, index, torch.ones_like(index))
@@ -201,9 +201,9 @@ def _scatter_reduce(
     return total.as_type(a.dtype or torch.float32)
 
 
-def _multiplied(m: Arithmetic, a: Dual, dim: int, index: Tensor, source: Dual) -> Any:
+def _scatter_products(m: Arithmetic, a: Dual, dim: int, index: Tensor, source: Dual) -> Any:
     """Multiply scattered factors into a tensor: one of each row at a time, so that no place occurs twice."""
-    if index.shape[dim] > _MOST_FACTORS:
+    if index.shape[dim] > _MAX_FACTORS:
         return NotImplemented
     for i in range(index.shape[dim]):
         at = index.narrow(dim, i, 1)
@@ -219,14 +219,14 @@ def _multiplied(m: Arithmetic, a: Dual, dim: int, index: Tensor, source: Dual) -
 
 @rule(*named("histc"))
 def _histogram(m: Arithmetic, op: Any, a: Dual, *bins: Any) -> Dual:
-    return m.encoded(op(a.witness, *bins), a.witness.new_zeros(())).as_type(a.dtype or torch.float32)
+    return m.from_witness(op(a.witness, *bins), a.witness.new_zeros(())).as_type(a.dtype or torch.float32)
 
 
-def _places(like: Tensor) -> Tensor:
+def _flat_indices(like: Tensor) -> Tensor:
     return torch.arange(like.numel()).view(like.shape)
 
 
-def _segments(how: dict[str, Any]) -> Tensor | None:
+def _segment_lengths(how: dict[str, Any]) -> Tensor | None:
     """The number of rows in each segment; ``None`` if segments are not along the first dimension."""
     lengths, offsets = how.get("lengths"), how.get("offsets")
     if lengths is None and offsets is not None:
@@ -238,7 +238,7 @@ def _segments(how: dict[str, Any]) -> Tensor | None:
 
 @rule(aten.segment_reduce)
 def _segment_reduce(m: Arithmetic, op: Any, a: Dual, reduce: str, **how: Any) -> Any:
-    lengths = _segments(how)
+    lengths = _segment_lengths(how)
     if lengths is None or reduce == "prod":
         return NotImplemented
     bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -259,7 +259,7 @@ def _segment_reduce(m: Arithmetic, op: Any, a: Dual, reduce: str, **how: Any) ->
 def _segment_reduce_backward(
     m: Arithmetic, op: Any, grad: Dual, output: Dual, a: Dual, reduce: str, **how: Any
 ) -> Any:
-    lengths = _segments(how)
+    lengths = _segment_lengths(how)
     if lengths is None or reduce == "prod":
         return NotImplemented
     bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -269,7 +269,7 @@ def _segment_reduce_backward(
         grad = m.div(grad, lengths.clamp(min=1).view(-1, *[1] * (a.dim() - 1)))
     each = grad.map(lambda t: t[bags])
     if reduce in ("max", "min"):  # ties share it
-        is_chosen = torch.eq(*m.compared(a, output.map(lambda t: t[bags])))
+        is_chosen = torch.eq(*m.comparable_witnesses(a, output.map(lambda t: t[bags])))
         chosen = torch.zeros(grad.shape, dtype=torch.int64).index_add(0, bags, is_chosen.long())
         each = m.select(is_chosen, m.div(each, chosen.clamp(min=1)[bags]), 0)
     return each.as_type(a.dtype or torch.float32)

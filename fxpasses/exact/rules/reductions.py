@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.dual import Dual
-from fxpasses.exact.rules.table import RULES, named, rule, rules
+from fxpasses.exact.rules.table import RULES, named, register_rules, rule
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ def _dims(a: Any, dim: Any) -> list[int]:
 
 
 @rule(aten.sum)
-def _total(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
+def _sum(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
     a = m.dual(a)
     if dtype is not None and not dtype.is_floating_point:
         return a.witness.to(dtype).sum(_dims(a, dim), keepdim)
@@ -29,13 +29,13 @@ def _total(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = Fals
 
 
 @rule(aten.cumsum)
-def _running_total(m: Arithmetic, op: Any, a: Any, dim: int, dtype: Any = None) -> Any:
+def _cumsum(m: Arithmetic, op: Any, a: Any, dim: int, dtype: Any = None) -> Any:
     a = m.dual(a)
     if dtype is not None and not dtype.is_floating_point:
         return op(a.witness.to(dtype), dim)
     result = m.linear(lambda t: t.cumsum(dim), a)
     if a.exponential is not None and a.dim():
-        result.exponential = lambda: m.products_along(m.exp(a), dim % a.dim())
+        result.exponential = lambda: m.cumprod(m.exp(a), dim % a.dim())
     return result if dtype is None else result.as_type(dtype)
 
 
@@ -45,7 +45,7 @@ def _mean(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False
     return m.mean(a, _dims(a, dim), keepdim).as_type(dtype or a.dtype or torch.float32)
 
 
-def _correction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
+def _variance_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
     """The ``dim``, ``correction`` and ``keepdim`` of the overloads of ``var`` and its relatives."""
     if args and isinstance(args[0], bool):  # (unbiased)
         return None, int(args[0]), False
@@ -59,26 +59,24 @@ def _correction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any
 
 @rule(aten.var)
 def _variance(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dual:
-    dim, correction, keepdim = _correction(args, kwargs)
+    dim, correction, keepdim = _variance_arguments(args, kwargs)
     return m.variance(a, _dims(a, dim), correction, keepdim)[0]
 
 
 @rule(aten.var_mean)
 def _variance_and_mean(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> tuple[Dual, Dual]:
-    dim, correction, keepdim = _correction(args, kwargs)
+    dim, correction, keepdim = _variance_arguments(args, kwargs)
     return m.variance(a, _dims(a, dim), correction, keepdim)
 
 
-rules(
+register_rules(
     {
-        aten.std: lambda m, op, *args, **kwargs: m.root(_variance(m, op, *args, **kwargs)),
+        aten.std: lambda m, op, *args, **kwargs: m.sqrt(_variance(m, op, *args, **kwargs)),
         aten.amax: lambda m, op, a, dim=(), keepdim=False: m.extreme(a, _dims(a, dim), keepdim, largest=True),
         aten.amin: lambda m, op, a, dim=(), keepdim=False: m.extreme(
             a, _dims(a, dim), keepdim, largest=False
         ),
-        aten.cumprod: lambda m, op, a, dim, dtype=None: (
-            m.products_along(a, dim % max(a.dim(), 1)) if a.dim() else a
-        ),
+        aten.cumprod: lambda m, op, a, dim, dtype=None: m.cumprod(a, dim % max(a.dim(), 1)) if a.dim() else a,
     }
 )
 
@@ -92,7 +90,7 @@ def _product(
     dim %= max(a.dim(), 1)
     if not a.dim() or not a.shape[dim]:
         return NotImplemented
-    result = m.products_along(a, dim).map(lambda t: t.select(dim, -1))
+    result = m.cumprod(a, dim).map(lambda t: t.select(dim, -1))
     return result.map(lambda t: t.unsqueeze(dim)) if keepdim else result
 
 
@@ -101,16 +99,16 @@ def _softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: An
     if a.dim() == 0:
         return NotImplemented
     if not a.witness.numel():
-        return _typed_softmax(a, args, kwargs)
+        return _cast_softmax(a, args, kwargs)
     powers = m.exp(m.sub(a, m.extreme(a, [dim], True, largest=True)))
     result = m.div(powers, m.sum(powers, [dim % a.dim()], True))
     if op.overloadpacket is aten._safe_softmax:
         masked = (a.witness == -torch.inf).all(dim, keepdim=True)
         result = m.select(masked, 0, result)
-    return _typed_softmax(result.as_type(a.dtype or torch.float32), args, kwargs)
+    return _cast_softmax(result.as_type(a.dtype or torch.float32), args, kwargs)
 
 
-def _typed_softmax(result: Dual, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dual:
+def _cast_softmax(result: Dual, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dual:
     """Cast to the dtype that the overload asks for: a third argument is a dtype or "from half to float"."""
     dtype = kwargs.get("dtype") or next((x for x in args if isinstance(x, torch.dtype)), None)
     if args and args[0] is True:
@@ -123,10 +121,10 @@ def _log_softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs
     if a.dim() == 0:
         return NotImplemented
     if not a.witness.numel():
-        return _typed_softmax(a, args, kwargs)
+        return _cast_softmax(a, args, kwargs)
     centred = m.sub(a, m.extreme(a, [dim], True, largest=True))
     result = m.sub(centred, m.log(m.sum(m.exp(centred), [dim % a.dim()], True)))
-    return _typed_softmax(result, args, kwargs)
+    return _cast_softmax(result, args, kwargs)
 
 
 @rule(aten._softmax_backward_data)
@@ -167,17 +165,17 @@ def _logcumsumexp(m: Arithmetic, op: Any, a: Dual, dim: int) -> Any:
 
 
 @rule(*named("sort topk kthvalue mode cummax cummin median nanmedian max min"))
-def _picked(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
+def _select_by_witness(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], (Dual, Tensor)):  # the elementwise overloads
-        from_two = aten.maximum if op.overloadpacket is aten.max else aten.minimum
-        return RULES[from_two](m, op, a, args[0])
+        binary = aten.maximum if op.overloadpacket is aten.max else aten.minimum
+        return RULES[binary](m, op, a, args[0])
     found = op(a.witness, *args, **kwargs)
     if isinstance(found, Tensor):  # over all elements
         place = (a.witness == found).flatten().long().argmax()
         chosen = a.map(lambda t: t.flatten()[place])
-        return m.finished(found, chosen.residues, dtype=a.dtype)
+        return m.assemble(found, chosen.residues, dtype=a.dtype)
     values, indices = found
-    dim = _picked_dim(op, args, kwargs)
+    dim = _selection_dim(op, args, kwargs)
     dropped = indices.dim() < a.dim()
     at = indices.unsqueeze(dim) if dropped else indices
 
@@ -186,10 +184,10 @@ def _picked(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
             return t
         return t.gather(dim, at).squeeze(dim) if dropped else t.gather(dim, at)
 
-    return m.finished(values, a.map(gathered).residues, dtype=a.dtype), indices
+    return m.assemble(values, a.map(gathered).residues, dtype=a.dtype), indices
 
 
-def _picked_dim(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _selection_dim(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     names = [argument.name for argument in op._schema.arguments][1:]
     given = dict(zip(names, args, strict=False)) | kwargs
     if "dim" in given:
@@ -204,7 +202,7 @@ def _picked_dim(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         "searchsorted bucketize nonzero any all signbit sym_size sym_numel sym_stride is_nonzero count_nonzero equal"
     )
 )
-def _on_witnesses(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
+def _evaluate_on_witnesses(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     def witness(value: Any) -> Any:
         return value.witness if isinstance(value, Dual) else value
 

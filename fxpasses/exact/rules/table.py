@@ -17,12 +17,12 @@ Keys are overload packets such as ``torch.ops.aten.add``, or qualified names of 
 some module is imported.
 """
 
-_LIKE_ATEN = """abs acos acosh add asin asinh atan atan2 atanh ceil cos cosh digamma div eq erf erfc exp exp2 expm1 floor fmax fmin ge gt
+_PRIMS_LIKE_ATEN = """abs acos acosh add asin asinh atan atan2 atanh ceil cos cosh digamma div eq erf erfc exp exp2 expm1 floor fmax fmin ge gt
 isfinite le lgamma log log10 log1p log2 lt maximum minimum mul ne neg pow reciprocal rsqrt sign signbit sin sinh sqrt sub tan tanh
 trunc where"""
 """Primitives with the same arguments as the ATen operators of the same name."""
 
-_OTHER_NAMES = {
+_ALIASES = {
     "true_divide": "div",
     "divide": "div",
     "multiply": "mul",
@@ -78,7 +78,7 @@ def rule(*operators: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def rules(table: Mapping[Any, Rule]) -> None:
+def register_rules(table: Mapping[Any, Rule]) -> None:
     """Register rules that are single expressions, by operator.
 
     Raises:
@@ -97,7 +97,7 @@ def rule_of(target: Any) -> Rule | None:
     found = RULES.get(target.overloadpacket) or RULES.get(target._schema.name)
     if found is None:
         namespace, _, name = target._schema.name.partition("::")
-        other = _OTHER_NAMES.get(name, name if namespace == "prims" and name in _LIKE_ATEN.split() else "")
+        other = _ALIASES.get(name, name if namespace == "prims" and name in _PRIMS_LIKE_ATEN.split() else "")
         found = RULES.get(getattr(torch.ops.aten, other)) if other else None
     return found
 

@@ -127,6 +127,6 @@ def test_elimination_in_a_field(level):
     a[0, 0, 0] = 0  # another row has to come first
     x = one.solve(level, a, b)
     assert torch.equal(one.bilinear(level, torch.matmul, a, x), b)
-    factors = one.eliminated(level, a[1])
+    factors = one.lu_factor(level, a[1])
     lower, upper = factors.tril(-1) + torch.eye(5, dtype=torch.int64), factors.triu()
     assert torch.equal(one.bilinear(level, torch.matmul, lower, upper), a[1])

@@ -55,7 +55,7 @@ def test_quotients_and_roots(a):
     x = dual(a)
     assert same(m.mul(x, m.reciprocal(x)), m.dual(torch.ones(3)))
     squared = m.mul(x, x)
-    assert same(m.mul(m.root(squared), m.root(squared)), squared)
+    assert same(m.mul(m.sqrt(squared), m.sqrt(squared)), squared)
 
 
 @given(numbers.filter(lambda v: all(v)), numbers.filter(lambda v: all(v)))
@@ -65,10 +65,10 @@ def test_squares_of_roots(a, b):
     m = Arithmetic(field(0))
     m.squares_roots = True
     x, y = (dual([abs(n) for n in numbers]) for numbers in (a, b))
-    root, other = m.root(x), m.root(y)
+    root, other = m.sqrt(x), m.sqrt(y)
     for square in (
         m.mul(root, root),
-        m.mul(root, m.root(x)),
+        m.mul(root, m.sqrt(x)),
         m.integer_power(root, 2),
         m.integer_power(m.neg(root), 2),
     ):
@@ -79,7 +79,7 @@ def test_squares_of_roots(a, b):
     chosen = m.select(torch.tensor([True, False, True]), root, y)
     assert same(m.integer_power(chosen, 2), m.select(torch.tensor([True, False, True]), x, m.mul(y, y)))
     assert same(m.integer_power(root.map(lambda t: t.flip(0)), 2), x.map(lambda t: t.flip(0)))
-    negative = m.root(m.neg(x))
+    negative = m.sqrt(m.neg(x))
     assert not any(r.any() for r in m.mul(negative, negative).residues)
 
 

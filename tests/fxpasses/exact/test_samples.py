@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxpasses
-from fxpasses.exact.bounds import at_bounds
+from fxpasses.exact.bounds import inputs_at_bounds
 from fxpasses.exact.samples import sample_input
 
 
@@ -75,7 +75,7 @@ def test_rows_of_one_integer_leave_other_segments_empty(generator):
 
 def test_integers_that_are_not_contiguous_go_to_the_ends_of_what_the_graph_takes():
     table, given = torch.randn(9, 2), torch.tensor([[3, 1, 4], [2, 0, 4]]).t()
-    made = list(at_bounds(make_fx(lambda t, i: t[i])(table, given), [table, given]))[-1]
+    made = list(inputs_at_bounds(make_fx(lambda t, i: t[i])(table, given), [table, given]))[-1]
     assert (made[1].min(), made[1].max()) == (-9, 8)
 
 
@@ -89,4 +89,4 @@ def test_labels_that_a_decoder_is_also_given_may_be_ignored():
 
     inputs = [torch.randint(5, (2, 6)), torch.randn(5, 5), torch.randn(2, 6, 5)]
     gm = fxpasses.capture(loss, *inputs).forward
-    assert any(bool((values[0] == -100).any()) for values in at_bounds(gm, inputs))
+    assert any(bool((values[0] == -100).any()) for values in inputs_at_bounds(gm, inputs))

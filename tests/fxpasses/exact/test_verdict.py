@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import fxpasses
 from fxpasses.exact import Original, equivalent
-from fxpasses.exact.bounds import at_bounds
+from fxpasses.exact.bounds import inputs_at_bounds
 
 X, W, B = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
 IDS = torch.tensor([[0, 2, 1], [1, 1, 3]])
@@ -243,7 +243,7 @@ def test_only_what_checks_its_indices_is_asked_how_far_they_go(monkeypatch):
     given = [ROWS, torch.tensor([1, 0, 3]), torch.tensor([0, 2])]
     bags = make_fx(lambda x, i, o: functional.embedding_bag(i, x, o))(*given)
     monkeypatch.setattr(fx, "Interpreter", None)
-    assert not list(at_bounds(bags, given))
+    assert not list(inputs_at_bounds(bags, given))
 
 
 def test_constants_changed_in_place_do_not_reach_the_other_graph():
@@ -394,13 +394,13 @@ def test_what_is_compared_is_equal_where_it_is_in_real_numbers(name):
     before, after, at = AT_NUMBERS[name]
     x = torch.tensor([at, -at, at + 1], dtype=torch.float64)
     one, other, _ = graphs(before, after, x)
-    assert Original(one, [x]).at_these(other) is None
+    assert Original(one, [x]).find_difference(other) is None
 
 
 def test_a_comparison_that_takes_equal_numbers_otherwise_is_told():
     x = torch.tensor([3.0, 1.0], dtype=torch.float64)
     one, other, _ = graphs(lambda x: (x * 0.1 > 0.3) * x, lambda x: (x >= 3) * x, x)
-    finding = Original(one, [x]).at_these(other)
+    finding = Original(one, [x]).find_difference(other)
     assert finding is not None
     assert "element [0]: 0 became 3" in str(finding)
 
@@ -412,7 +412,7 @@ def test_a_label_to_ignore_is_tried_where_all_others_occur():
         at = torch.where(labels != -100, labels, 0)[:, None]
         return torch.where(labels != -100, x.gather(1, at)[:, 0], 0.0)
 
-    made = list(at_bounds(make_fx(picked)(x, labels), [x, labels]))[-1]
+    made = list(inputs_at_bounds(make_fx(picked)(x, labels), [x, labels]))[-1]
     assert (made[1] == -100).any()
 
 
@@ -423,16 +423,16 @@ def test_a_label_to_ignore_is_tried_where_all_others_occur():
 )
 def test_integers_that_are_no_indices_go_far_to_both_sides(taken):
     x, given = torch.randn(4, 4), torch.tensor([3, 1, 2, 0])
-    made = list(at_bounds(make_fx(taken)(x, given), [x, given]))[-1]
+    made = list(inputs_at_bounds(make_fx(taken)(x, given), [x, given]))[-1]
     assert made[1].min() < -1000
     assert made[1].max() > 1000
 
 
 def test_an_index_that_is_computed_of_two_inputs_goes_to_its_end():
     table, row, column = torch.randn(150, 2), torch.tensor([0, 1, 2, 3]), torch.tensor([9, 1, 2, 3])
-    made = list(at_bounds(make_fx(lambda t, i, j: t[i * 10 + j])(table, row, column), [table, row, column]))[
-        -1
-    ]
+    made = list(
+        inputs_at_bounds(make_fx(lambda t, i, j: t[i * 10 + j])(table, row, column), [table, row, column])
+    )[-1]
     assert made[1].max() == 14
     assert made[1].min() == -15
     table[made[1] * 10 + made[2]]  # both at once
@@ -440,7 +440,7 @@ def test_an_index_that_is_computed_of_two_inputs_goes_to_its_end():
 
 def test_flags_that_floats_are_made_of_stay_flags():
     x, flags = torch.randn(4, 4), torch.tensor([1, 1, 0, 1])
-    assert not list(at_bounds(make_fx(lambda x, i: (1 - i) * x[:, 0])(x, flags), [x, flags]))
+    assert not list(inputs_at_bounds(make_fx(lambda x, i: (1 - i) * x[:, 0])(x, flags), [x, flags]))
 
 
 def test_labels_whose_view_has_a_symbolic_size():
@@ -450,7 +450,7 @@ def test_labels_whose_view_has_a_symbolic_size():
         return functional.cross_entropy(x.flatten(0, 1), labels.flatten())
 
     captured = fxpasses.capture(loss, x, labels, dynamic=True)
-    made = list(at_bounds(captured.forward, captured.inputs))[-1]
+    made = list(inputs_at_bounds(captured.forward, captured.inputs))[-1]
     assert any(
         v.dtype is torch.int64 and bool((v == -100).any()) for v in made if isinstance(v, torch.Tensor)
     )
@@ -459,7 +459,10 @@ def test_labels_whose_view_has_a_symbolic_size():
 def test_what_an_index_is_computed_from_goes_far_beside_a_table_of_floats():
     table, keys = torch.randn(7, 2), torch.randint(0, 1000, (5,))
     gm = make_fx(lambda table, keys: torch.nn.functional.embedding((keys * 31 + 7) % 7, table))(table, keys)
-    assert [bool(made[1].abs().max() > 2**31) for made in at_bounds(gm, [table, keys])] == [False, True]
+    assert [bool(made[1].abs().max() > 2**31) for made in inputs_at_bounds(gm, [table, keys])] == [
+        False,
+        True,
+    ]
 
 
 def test_collectives_are_never_called():
