@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fxpasses.commands.outcome import Outcome, UsageError, console
 from fxpasses.plans.plan_files import cache_directory
-from fxpasses.tuning.kept import ledger_file
+from fxpasses.tuning.kept import read_ledger
 from fxpasses.tuning.tuning_ledger import Entry, changes, table_of_changes, table_of_entries
 
 HELP = "print what tuning found, or compare it with another ledger"
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def _read(path: Path, step: str | None) -> list[Entry]:
     if not path.exists() and path == cache_directory("auto"):
         return []
-    return [entry for entry in ledger_file(path) if entry.step.startswith(step or "")]
+    return [entry for entry in read_ledger(path) if entry.step.startswith(step or "")]
 
 
 def _show(table: object) -> None:

@@ -22,14 +22,14 @@ def source_of(placeholder: fx.Node) -> str:
     return str(name() if callable(name) else name)  # a property in some releases, a method in others
 
 
-def end_of_graph(gm: fx.GraphModule) -> dict[str, Any] | None:
+def graph_break_of(gm: fx.GraphModule) -> dict[str, Any] | None:
     """Return the reason and the user's line of the graph break that ends a graph; ``None`` without one."""
-    why = getattr(gm, "compile_subgraph_reason", None)
-    if why is None or not why.graph_break:
+    subgraph_reason = getattr(gm, "compile_subgraph_reason", None)
+    if subgraph_reason is None or not subgraph_reason.graph_break:
         return None
-    stack = [frame for frame in why.user_stack if frame.lineno]
+    stack = [frame for frame in subgraph_reason.user_stack if frame.lineno]
     where = {"file": stack[-1].filename, "line": stack[-1].lineno, "code": stack[-1].line} if stack else None
-    return {"reason": str(why.reason), "where": where}
+    return {"reason": str(subgraph_reason.reason), "where": where}
 
 
 def recompile_reason() -> str:
@@ -37,8 +37,8 @@ def recompile_reason() -> str:
 
     Dynamo's number of the compilation and the user's stack are removed.
     """
-    told = str(get_metrics_context()._metrics.get("recompile_reason") or "")
-    return re.sub(r"^\d+/\d+: ", "", " ".join(told.partition("User stack trace:")[0].split()))
+    reason = str(get_metrics_context()._metrics.get("recompile_reason") or "")
+    return re.sub(r"^\d+/\d+: ", "", " ".join(reason.partition("User stack trace:")[0].split()))
 
 
 def generated_code(compiled: Callable[..., Any]) -> str:

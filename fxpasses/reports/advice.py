@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from fxpasses.reports.versions import NODE_FIELDS
 
-_SHOWN = 3
-_TARGET = NODE_FIELDS.index("target")
-_BREAKS = {
+_MAX_ADVICE = 3
+_TARGET_COLUMN = NODE_FIELDS.index("target")
+_BREAK_REASONS = {
     "generic_jump TensorVariable()": "a branch depends on the value of a tensor",
     "step_unsupported": "Dynamo does not trace this call",
 }
@@ -42,21 +42,21 @@ def advice(
     Returns:
         At most three of ``{"title", "why", "do", "source"}``.
     """
-    found = [item for graph in graphs for item in _of_graph(graph)]
+    found = [item for graph in graphs for item in _graph_advice(graph)]
     found += [
-        item for graph in graphs if "/regions/" not in graph["name"] for item in _of_memory(graph, graphs)
+        item for graph in graphs if "/regions/" not in graph["name"] for item in _memory_advice(graph, graphs)
     ]
-    for left in eager:
-        place, _, function = left["location"].rpartition(", ")
+    for skipped in eager:
+        place, _, function = skipped["location"].rpartition(", ")
         title = f"{function} is not compiled: it runs in eager, except for what it calls"
         how = "move what breaks the graph out of the loop, or out of the function"
-        found.append(_Advice(95.0, title, left["reason"], how, place))
+        found.append(_Advice(95.0, title, skipped["reason"], how, place))
     if steps and (ratio := median(steps["compiled"]["seconds"]) / median(steps["eager"]["seconds"])) > 1:
         title = f"A compiled step takes {ratio:.2f} times as long as one in eager"
-        alone = any((graph.get("settings") or {}).get("compiler") == "eager" for graph in graphs)
+        runs_in_eager = any((graph.get("settings") or {}).get("compiler") == "eager" for graph in graphs)
         how = (
             "compiler='eager' runs the graph operator by operator, for debugging: leave it off to measure"
-            if alone
+            if runs_in_eager
             else "options={'passes': 'tuned'} looks for what is faster; a model of small tensors may be left in eager"
         )
         found.append(_Advice(98.0, title, "measured, see Steps", how))
@@ -64,17 +64,17 @@ def advice(
     unique = {(item.title, item.source): item for item in reversed(found)}
     return [
         {"title": item.title, "why": str(item.why), "do": item.do, "source": item.source}
-        for item in list(reversed(unique.values()))[:_SHOWN]
+        for item in list(reversed(unique.values()))[:_MAX_ADVICE]
     ]
 
 
-def _of_graph(graph: dict[str, Any]) -> Iterable[_Advice]:
-    raised = (graph.get("settings") or {}).get("on_failure") == "raise"
+def _graph_advice(graph: dict[str, Any]) -> Iterable[_Advice]:
+    raises = (graph.get("settings") or {}).get("on_failure") == "raise"
     for fallback in graph["fallbacks"]:
         yield _Advice(
             100.0,
             f"The {fallback['stage']} stage failed: "
-            + ("the call raised an error" if raised else "this graph runs in eager"),
+            + ("the call raised an error" if raises else "this graph runs in eager"),
             fallback["reason"],
             "mend the cause"
             + (
@@ -101,52 +101,54 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[_Advice]:
         ):  # a line of the user's code caused it, and can be changed
             title = f"Sizes are restricted: {guard['expression']}"
             yield _Advice(60.0, title, guard["why"], avoid, f"{where['file']}:{where['line']}")
-    ended, again = graph.get("ended"), graph.get("recompiled")
-    if ended:
-        where = ended["where"] or {"file": "", "line": 0, "code": ""}
-        reason, *more = _BREAKS.get(ended["reason"], ended["reason"]).strip().splitlines() or [""]
+    graph_break, recompilation = graph.get("ended"), graph.get("recompiled")
+    if graph_break:
+        where = graph_break["where"] or {"file": "", "line": 0, "code": ""}
+        reason, *more = _BREAK_REASONS.get(
+            graph_break["reason"], graph_break["reason"]
+        ).strip().splitlines() or [""]
         hints = [line.partition("Hint:")[2].strip() for line in more if "Hint:" in line]
-        apart = "what is before and after it is compiled apart; torch.compile(..., fullgraph=True) tells how to avoid it"
+        default_hint = "what is before and after it is compiled apart; torch.compile(..., fullgraph=True) tells how to avoid it"
         yield _Advice(
             70.0,
             f"The graph ends here: {reason}",
             where["code"],
-            " ".join(hints) or apart,
+            " ".join(hints) or default_hint,
             f"{where['file']}:{where['line']}" if where["file"] else "",
         )
-    if again:
+    if recompilation:
         yield _Advice(
             65.0,
-            f"Compiled again: {again['reason'].partition(' # ')[0] or 'another guard failed'}",
-            "; ".join(again["differs"]) or again["reason"].partition(" # ")[2],
-            _how_to_avoid(again),
+            f"Compiled again: {recompilation['reason'].partition(' # ')[0] or 'another guard failed'}",
+            "; ".join(recompilation["differs"]) or recompilation["reason"].partition(" # ")[2],
+            _recompilation_hint(recompilation),
         )
-    yield from _of_time(graph)
+    yield from _compile_time_advice(graph)
 
 
-def _how_to_avoid(again: dict[str, Any]) -> str:
-    if "size mismatch" in again["reason"]:
+def _recompilation_hint(recompilation: dict[str, Any]) -> str:
+    if "size mismatch" in recompilation["reason"]:
         return "torch._dynamo.mark_dynamic(tensor, dim) or dynamic=True from the first call, if it is a size that changes"
-    if "0/1 specialization" in again["reason"]:
+    if "0/1 specialization" in recompilation["reason"]:
         return "sizes 0 and 1 get graphs of their own; where they are frequent, torch._dynamo.decorators.mark_unbacked(tensor, dim)"
-    if ".size()" in again["reason"]:
+    if ".size()" in recompilation["reason"]:
         return "the graph before holds for other sizes only; its guards (in Sizes) tell who asked for that, and how to avoid it"
     return "keep what the guard reads as it was in the call before, or pass it as a tensor"
 
 
-def _of_memory(graph: dict[str, Any], graphs: Sequence[dict[str, Any]]) -> Iterable[_Advice]:
+def _memory_advice(graph: dict[str, Any], graphs: Sequence[dict[str, Any]]) -> Iterable[_Advice]:
     partition = graph["partition"]
     if not partition or partition["memory_budget"] < 1 or partition["saved_bytes"] < 1_000_000:
         return
     by_line: Counter[tuple[str, int, str]] = Counter()
-    for part, copies in _with_regions(graph, graphs):
+    for part, copies in _iter_with_regions(graph, graphs):
         saved = (part["partition"] or {"saved": ()})["saved"]
         sizes = {name: size for name, size, _, kind, _ in saved if kind == "activation"}
         nodes = part["graphs"].get("forward", {"nodes": ()})["nodes"]
         for row in nodes:
             node = dict(zip(NODE_FIELDS, row, strict=True))
             called = nodes[node["inputs"][0]] if part["targets"][node["target"]] == "getitem" else row
-            of_region = part["targets"][called[_TARGET]].startswith("fxpasses.region_")
+            of_region = part["targets"][called[_TARGET_COLUMN]].startswith("fxpasses.region_")
             if node["name"] in sizes and node["line"] >= 0 and not of_region:
                 file, number, _, code = part["lines"][node["line"]]
                 by_line[file, number, code] += copies * sizes[node["name"]]
@@ -162,7 +164,7 @@ def _of_memory(graph: dict[str, Any], graphs: Sequence[dict[str, Any]]) -> Itera
     )
 
 
-def _with_regions(
+def _iter_with_regions(
     graph: dict[str, Any], graphs: Sequence[dict[str, Any]], copies: int = 1
 ) -> Iterable[tuple[dict[str, Any], int]]:
     """Yield a graph and the graphs of its regions, each with its number of copies."""
@@ -170,10 +172,10 @@ def _with_regions(
     inner = [part for part in graphs if part["name"].rpartition("/regions/")[0] == graph["name"]]
     taken = [item["copies"] for item in (graph["regions"] or {}).get("repeats", ()) if item["taken"]]
     for part, times in itertools.zip_longest(inner, taken[: len(inner)], fillvalue=1):
-        yield from _with_regions(part, graphs, copies * times)  # type: ignore[arg-type]
+        yield from _iter_with_regions(part, graphs, copies * times)  # type: ignore[arg-type]
 
 
-def _of_time(graph: dict[str, Any]) -> Iterable[_Advice]:
+def _compile_time_advice(graph: dict[str, Any]) -> Iterable[_Advice]:
     stages = graph["seconds"]["stages"]
     total = sum(stages.values())
     left = [item for item in (graph["regions"] or {}).get("repeats", ()) if not item["taken"]]

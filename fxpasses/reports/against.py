@@ -8,8 +8,8 @@ from typing import Any
 
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
-_TARGET = NODE_FIELDS.index("target")
-_FLOPS = NODE_FIELDS.index("flops")
+_TARGET_COLUMN = NODE_FIELDS.index("target")
+_FLOPS_COLUMN = NODE_FIELDS.index("flops")
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -37,27 +37,34 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 def _groups(old: dict[str, Any], new: dict[str, Any]) -> Iterable[tuple[str, list[list[Any]]]]:
     """Yield groups of rows, omitting those without a difference."""
-    versions = _rows(old["versions"], new["versions"])
-    yield from _told("Versions and options", [*versions, *_rows(_settings(old), _settings(new))])
-    yield from _told("Nodes", _rows(_nodes(old), _nodes(new)))
+    versions = _differing_rows(old["versions"], new["versions"])
+    yield from _group_if_any(
+        "Versions and options", [*versions, *_differing_rows(_settings(old), _settings(new))]
+    )
+    yield from _group_if_any("Nodes", _differing_rows(_node_counts(old), _node_counts(new)))
     for kind in dict.fromkeys((*old["graphs"], *new["graphs"])):
         if kind != "joint":
-            yield from _told(f"Operators, {kind}", _rows(_operators(old, kind), _operators(new, kind)))
-    yield from _told("Bytes and FLOPs", _rows(_sums(old), _sums(new)))
-    yield from _told("Seconds", _rows(old["seconds"]["stages"], new["seconds"]["stages"]))
-    yield from _told("Sites rewritten by passes", _rows(_sites(old), _sites(new)))
+            yield from _group_if_any(
+                f"Operators, {kind}",
+                _differing_rows(_operator_counts(old, kind), _operator_counts(new, kind)),
+            )
+    yield from _group_if_any("Bytes and FLOPs", _differing_rows(_bytes_and_flops(old), _bytes_and_flops(new)))
+    yield from _group_if_any("Seconds", _differing_rows(old["seconds"]["stages"], new["seconds"]["stages"]))
+    yield from _group_if_any(
+        "Sites rewritten by passes", _differing_rows(_match_counts(old), _match_counts(new))
+    )
     guards = [Counter(guard["expression"] for guard in graph["guards"]) for graph in (old, new)]
-    yield from _told("Guards", _rows(*guards))
+    yield from _group_if_any("Guards", _differing_rows(*guards))
     eager = [Counter(f["reason"] for f in (*graph["fallbacks"], *graph["isolated"])) for graph in (old, new)]
-    yield from _told("In eager", _rows(*eager))
+    yield from _group_if_any("In eager", _differing_rows(*eager))
 
 
-def _told(title: str, rows: list[list[Any]]) -> Iterable[tuple[str, list[list[Any]]]]:
+def _group_if_any(title: str, rows: list[list[Any]]) -> Iterable[tuple[str, list[list[Any]]]]:
     if rows:
         yield title, rows
 
 
-def _rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[Any]]:
+def _differing_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[Any]]:
     keys = dict.fromkeys((*old, *new))
     return [[key, old.get(key), new.get(key)] for key in keys if old.get(key) != new.get(key)]
 
@@ -67,18 +74,18 @@ def _settings(graph: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, value in graph.get("settings", {}).items() if name != "report"}
 
 
-def _nodes(graph: dict[str, Any]) -> dict[str, int]:
+def _node_counts(graph: dict[str, Any]) -> dict[str, int]:
     return {kind: len(found["nodes"]) for kind, found in graph["graphs"].items()}
 
 
-def _operators(graph: dict[str, Any], kind: str) -> Counter[str]:
+def _operator_counts(graph: dict[str, Any], kind: str) -> Counter[str]:
     nodes = graph["graphs"].get(kind, {"nodes": ()})["nodes"]
-    return Counter(graph["targets"][node[_TARGET]] for node in nodes)
+    return Counter(graph["targets"][node[_TARGET_COLUMN]] for node in nodes)
 
 
-def _sums(graph: dict[str, Any]) -> dict[str, int]:
+def _bytes_and_flops(graph: dict[str, Any]) -> dict[str, int]:
     found = {
-        f"FLOPs, {kind}": sum(node[_FLOPS] for node in one["nodes"])
+        f"FLOPs, {kind}": sum(node[_FLOPS_COLUMN] for node in one["nodes"])
         for kind, one in graph["graphs"].items()
         if kind != "joint"
     }
@@ -88,7 +95,7 @@ def _sums(graph: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-def _sites(graph: dict[str, Any]) -> Counter[str]:
+def _match_counts(graph: dict[str, Any]) -> Counter[str]:
     found: Counter[str] = Counter()
     for run in graph["passes"]:
         if run["changed"]:

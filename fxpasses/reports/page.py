@@ -120,13 +120,14 @@ def read_report(
             f"there is no directory {str(root)!r}: the first compilation makes it; what was not called, or computes nothing with tensors, has none"
         )
     files = sorted(
-        root.rglob("graph.json"), key=lambda file: [_ordered(part) for part in file.relative_to(root).parts]
+        root.rglob("graph.json"),
+        key=lambda file: [_numeric_sort_key(part) for part in file.relative_to(root).parts],
     )
     lines = (root / EAGER_FILE).read_text().splitlines() if (root / EAGER_FILE).is_file() else []
-    eager = [_read(root / EAGER_FILE, line) for line in dict.fromkeys(lines)]
+    eager = [_read_json(root / EAGER_FILE, line) for line in dict.fromkeys(lines)]
     graphs = []
     for file in files:
-        data = _read(file)
+        data = _read_json(file)
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else None
             raise ReportError(
@@ -142,23 +143,23 @@ def read_report(
             f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and call what was compiled"
         )
     steps, ledger, simulation = (
-        _read(root / name) if (root / name).is_file() else None
+        _read_json(root / name) if (root / name).is_file() else None
         for name in (STEPS_FILE, LEDGER_FILE, SIMULATION_FILE)
     )
     try:
-        told = advice(graphs, eager, steps)
+        recommendations = advice(graphs, eager, steps)
     except (KeyError, TypeError) as error:
         raise ReportError(
             f"a graph.json in {str(root)!r} is not as fxpasses writes it: {type(error).__name__} {error}"
         ) from error
-    data = {"schema": SCHEMA, "graphs": graphs, "advice": told, "eager": eager,
+    data = {"schema": SCHEMA, "graphs": graphs, "advice": recommendations, "eager": eager,
             "steps": steps, "ledger": ledger, "simulation": simulation}  # fmt: skip
     if against is not None:
         data["against"] = {"directory": str(against), **compare(read_report(against), data)}
     return data
 
 
-def _read(file: Path, text: str | None = None) -> Any:
+def _read_json(file: Path, text: str | None = None) -> Any:
     try:
         # Python writes NaN and infinities, which browsers cannot parse.
         return json.loads(file.read_text() if text is None else text, parse_constant=lambda name: None)
@@ -183,37 +184,37 @@ def write_page(data: dict[str, Any], file: Path, name: str = "") -> Path:
     for graph in data["graphs"]:
         sources.update(graph.pop("sources", {}))
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined)
-    text = _for_script({**data, "sources": sources})
+    text = _script_json({**data, "sources": sources})
     page = environment.get_template("report.html.j2").render(
         title=f"fxpasses: {name or file.resolve().parent.name}",
         data=text,
         nonce=hashlib.sha256(text.encode()).hexdigest()[:24],
-        style=_asset("vendor/uPlot.min.css") + _asset("report.css"),
+        style=_read_asset("vendor/uPlot.min.css") + _read_asset("report.css"),
         scripts=[
-            _asset("vendor/dagre.min.js"),
-            _asset("vendor/uPlot.iife.min.js"),
-            _asset("elements.js"),
-            _asset("timeline.js"),
-            _asset("report.js"),
+            _read_asset("vendor/dagre.min.js"),
+            _read_asset("vendor/uPlot.iife.min.js"),
+            _read_asset("elements.js"),
+            _read_asset("timeline.js"),
+            _read_asset("report.js"),
         ],
     )
     file.write_text(page, encoding="utf-8")
     return file
 
 
-def _for_script(data: Any) -> str:
+def _script_json(data: Any) -> str:
     """Return JSON that cannot end the element it is in. The page parses it and never runs it."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     text = (_ASSETS / name).read_text(encoding="utf-8")
     if "</script" in text.lower() or "</style" in text.lower():
         raise AssertionError(f"{name} would end the element that it is in")
     return text
 
 
-def _ordered(part: str) -> tuple[str, int]:
+def _numeric_sort_key(part: str) -> tuple[str, int]:
     head, _, number = part.rpartition("_")
     return (head, int(number)) if number.isdigit() else (part, sys.maxsize)

@@ -34,8 +34,8 @@ from fxpasses.partitioner.cost import CostModel, is_view
 from fxpasses.pass_manager.runs import PassRun
 from fxpasses.reports._torch import (
     cache_key,
-    end_of_graph,
     generated_code,
+    graph_break_of,
     kernels_of,
     recompile_reason,
     source_of,
@@ -44,12 +44,12 @@ from fxpasses.reports._torch import (
 from fxpasses.reports.text import type_text
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
-_LONGEST_DIFF = 4000
+_MAX_DIFF_LINES = 4000
 """How many lines of a diff are kept."""
-_LARGEST_SOURCE = 400_000
+_MAX_SOURCE_CHARS = 400_000
 """Source files with more characters are not kept."""
 # Dynamo guards on what explain_miss compares: the metadata of tensors, and torch's global state.
-_OF_INPUTS = re.compile(r"tensor '|\.(size|stride|storage_offset)\(\)|GLOBAL_STATE|grad_mode|autocast")
+_METADATA_GUARDS = re.compile(r"tensor '|\.(size|stride|storage_offset)\(\)|GLOBAL_STATE|grad_mode|autocast")
 
 
 class _Table:
@@ -74,7 +74,7 @@ class Recorder:
         self._lines, self._modules, self._targets = _Table(), _Table(), _Table()
         self._inputs: list[str] = []
         self._verdicts: Mapping[tuple[str, str], str] = {}
-        self._since, self._stages = time.perf_counter(), counters.snapshot()
+        self._start, self._counters_before = time.perf_counter(), counters.snapshot()
         self._data: dict[str, Any] = {
             "schema": SCHEMA,
             "versions": {"fxpasses": fxpasses.__version__, "torch": str(torch.__version__)},
@@ -100,13 +100,17 @@ class Recorder:
             options: the options of the compilation.
             earlier: the differences from the last compilation of the same code.
         """
-        self._data["ended"] = end_of_graph(gm)
+        self._data["ended"] = graph_break_of(gm)
         if earlier is not None:
             reason = recompile_reason()
-            differs = _causes(earlier.differences) if not reason or _OF_INPUTS.search(reason) else []
+            differs = (
+                _describe_differences(earlier.differences)
+                if not reason or _METADATA_GUARDS.search(reason)
+                else []
+            )
             self._data["recompiled"] = {"reason": reason, "differs": differs}
-        holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-        self._inputs = [parameter_name(source_of(node)) or str(node.target) for node in holders]
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self._inputs = [parameter_name(source_of(node)) or str(node.target) for node in placeholders]
         self._data["options"] = str(options)
         self._data["settings"] = {
             f.name: ", ".join(map(str, options.passes))
@@ -125,19 +129,19 @@ class Recorder:
         """
         costs = CostModel()
         index = {node: number for number, node in enumerate(gm.graph.nodes)}
-        rows = [self._row(node, index, costs) for node in gm.graph.nodes]
-        inputs = {node.name: self._name(node) for node in gm.graph.nodes if node.op == "placeholder"}
+        rows = [self._node_row(node, index, costs) for node in gm.graph.nodes]
+        inputs = {node.name: self._input_name(node) for node in gm.graph.nodes if node.op == "placeholder"}
         self._data["graphs"][kind] = {
             "nodes": rows,
             "inputs": {name: meaning for name, meaning in inputs.items() if meaning},
         }
-        self._data["passes"] = [_described(run) for run in runs]
-        found = gm.meta.get(META_KEY)
-        if found is not None and kind == "forward":
+        self._data["passes"] = [_pass_data(run) for run in runs]
+        partition = gm.meta.get(META_KEY)
+        if partition is not None and kind == "forward":
             self._data["partition"] = {
-                **_fields(found, _OF_PARTITIONS),
-                "saved": [[v.name, v.bytes, v.source, v.kind, v.reason] for v in found.saved],
-                "recomputed": [[v.name, v.flops, v.source, v.reason] for v in found.recomputed],
+                **_fields(partition, _PARTITION_FIELDS),
+                "saved": [[v.name, v.bytes, v.source, v.kind, v.reason] for v in partition.saved],
+                "recomputed": [[v.name, v.flops, v.source, v.reason] for v in partition.recomputed],
             }
 
     def lowered(self, kind: str, parts: Sequence[Any]) -> None:
@@ -164,9 +168,9 @@ class Recorder:
     def failed(self, error: StageError) -> None:
         """Record a failed stage once: a graph around a region that fails raises the same error."""
         reason = f"pass {error.pass_name!r}: {error.reason}" if error.pass_name else error.reason
-        found = {"stage": error.stage, "reason": reason, "location": str(error.location)}
-        if found not in self._data["fallbacks"]:
-            self._data["fallbacks"].append(found)
+        failure = {"stage": error.stage, "reason": reason, "location": str(error.location)}
+        if failure not in self._data["fallbacks"]:
+            self._data["fallbacks"].append(failure)
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """Record the sizes for which the graphs hold."""
@@ -183,13 +187,13 @@ class Recorder:
         """Record the repeated subgraphs of Dynamo's graph."""
         self._data["regions"] = {
             "text": str(report),
-            "repeats": [_fields(item, _OF_REGIONS) for item in (*report.taken, *report.left)],
+            "repeats": [_fields(item, _REGION_FIELDS) for item in (*report.taken, *report.left)],
         }
 
     def data(self) -> dict[str, Any]:
         """Return all that is recorded so far."""
-        then, now = self._stages, counters.snapshot()
-        spent = {stage: seconds - then.seconds.get(stage, 0.0) for stage, seconds in now.seconds.items()}
+        before, after = self._counters_before, counters.snapshot()
+        spent = {stage: seconds - before.seconds.get(stage, 0.0) for stage, seconds in after.seconds.items()}
         return {
             **self._data,
             "passes": [
@@ -200,12 +204,12 @@ class Recorder:
                 for run in self._data["passes"]
             ],
             "seconds": {
-                "total": time.perf_counter() - self._since,
+                "total": time.perf_counter() - self._start,
                 "stages": {
                     stage: seconds for stage, seconds in spent.items() if seconds > 0 and stage != "total"
                 },
             },
-            "isolated": [_fields(call, _OF_ISOLATED) for call in now.isolated[len(then.isolated) :]],
+            "isolated": [_fields(call, _ISOLATED_FIELDS) for call in after.isolated[len(before.isolated) :]],
             "lines": self._lines.rows,
             "modules": self._modules.rows,
             "targets": self._targets.rows,
@@ -214,13 +218,13 @@ class Recorder:
 
     def write(self, directory: Path) -> None:
         """Write ``graph.json`` atomically, so that a reader never sees half of it."""
-        unfinished = directory / "graph.json.tmp"
-        unfinished.write_text(json.dumps(self.data(), default=str, separators=(",", ":")))
-        os.replace(unfinished, directory / "graph.json")
+        temporary = directory / "graph.json.tmp"
+        temporary.write_text(json.dumps(self.data(), default=str, separators=(",", ":")))
+        os.replace(temporary, directory / "graph.json")
 
-    def _row(self, node: fx.Node, index: dict[fx.Node, int], costs: CostModel) -> list[Any]:
-        found, value = provenance(node), value_of(node)
-        line = (found.file, found.line, found.function, found.code)
+    def _node_row(self, node: fx.Node, index: dict[fx.Node, int], costs: CostModel) -> list[Any]:
+        origin, value = provenance(node), value_of(node)
+        line = (origin.file, origin.line, origin.function, origin.code)
         target = node.op if node.op in ("placeholder", "output") else str(node.target)
         if node.op == "call_function" and not hasattr(node.target, "_schema"):
             target = getattr(node.target, "__name__", target)
@@ -236,18 +240,20 @@ class Recorder:
             costs.flops_of(node),
             int(is_call and is_view(node)),
             [index[n] for n in node.all_input_nodes],
-            self._lines.add(line) if found.file else -1,
-            self._modules.add((found.module, found.module_type)) if found.module or found.module_type else -1,
-            int(found.backward),
-            found.forward_node,
+            self._lines.add(line) if origin.file else -1,
+            self._modules.add((origin.module, origin.module_type))
+            if origin.module or origin.module_type
+            else -1,
+            int(origin.backward),
+            origin.forward_node,
         ]
 
-    def _name(self, node: fx.Node) -> str:
+    def _input_name(self, node: fx.Node) -> str:
         """Return an input's name in the user's program, or "" for values handed to a backward graph."""
-        numbered = re.fullmatch(r"(?:primals|arg)_?(\d+)(?:_1)?", node.name)
-        if numbered is None:
+        match = re.fullmatch(r"(?:primals|arg)_?(\d+)(?:_1)?", node.name)
+        if match is None:
             return ""
-        position = int(numbered[1]) - (1 if node.name.startswith("primals") else 0)
+        position = int(match[1]) - (1 if node.name.startswith("primals") else 0)
         return self._inputs[position] if 0 <= position < len(self._inputs) else ""
 
 
@@ -260,34 +266,34 @@ def parameter_name(source: str) -> str:
     'x'
     """
     parts = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", source)
-    rooted = re.fullmatch(r"[LG]\['([^']*)'\](.*)", parts)
-    if rooted is None:
+    match = re.fullmatch(r"[LG]\['([^']*)'\](.*)", parts)
+    if match is None:
         return parts
-    return rooted[2][1:] if parts != source and rooted[2].startswith(".") else rooted[1] + rooted[2]
+    return match[2][1:] if parts != source and match[2].startswith(".") else match[1] + match[2]
 
 
-def _causes(differences: Sequence[Difference]) -> list[str]:
+def _describe_differences(differences: Sequence[Difference]) -> list[str]:
     """Describe the differences from the last compilation.
 
     Shapes are reduced to the dimensions that differ. Symbols and calls that follow from them are omitted.
     """
-    sized = any(d.factor.startswith("shape of input") for d in differences)
-    told = []
-    for found in differences:
-        sizes = [text.strip("(),").split(", ") for text in (found.first, found.second)]
-        if found.factor.startswith("shape of input") and len(sizes[0]) == len(sizes[1]):
+    has_shape_change = any(d.factor.startswith("shape of input") for d in differences)
+    texts = []
+    for difference in differences:
+        sizes = [text.strip("(),").split(", ") for text in (difference.first, difference.second)]
+        if difference.factor.startswith("shape of input") and len(sizes[0]) == len(sizes[1]):
             changed = [(i, a, b) for i, (a, b) in enumerate(zip(*sizes, strict=True)) if a != b]
-            told += [f"{found.factor}, dimension {i}: {a} -> {b}" for i, a, b in changed]
-        elif not sized or not found.factor.endswith((" of the graph", "dynamic sizes")):
-            told.append(str(found))
-    return told
+            texts += [f"{difference.factor}, dimension {i}: {a} -> {b}" for i, a, b in changed]
+        elif not has_shape_change or not difference.factor.endswith((" of the graph", "dynamic sizes")):
+            texts.append(str(difference))
+    return texts
 
 
-_OF_PARTITIONS = (
+_PARTITION_FIELDS = (
     "memory_budget saved_bytes static_bytes bytes_at_full_budget bytes_at_zero_budget recomputed_flops curve"
 )
-_OF_REGIONS = "name copies calls modules taken reason saved_seconds costs"
-_OF_ISOLATED = "node target source reason"
+_REGION_FIELDS = "name copies calls modules taken reason saved_seconds costs"
+_ISOLATED_FIELDS = "node target source reason"
 
 
 def _fields(item: Any, names: str) -> dict[str, Any]:
@@ -295,12 +301,12 @@ def _fields(item: Any, names: str) -> dict[str, Any]:
     return {name: getattr(item, name) for name in names.split()}
 
 
-def _described(run: PassRun) -> dict[str, Any]:
+def _pass_data(run: PassRun) -> dict[str, Any]:
     data = run.to_dict(texts=False)
     if run.changed:
         lines = run.diff.splitlines()
-        data["diff"] = list(itertools.islice(lines, _LONGEST_DIFF))
-        data["diff_left_out"] = max(0, len(lines) - _LONGEST_DIFF)
+        data["diff"] = list(itertools.islice(lines, _MAX_DIFF_LINES))
+        data["diff_left_out"] = max(0, len(lines) - _MAX_DIFF_LINES)
     return data
 
 
@@ -308,5 +314,5 @@ def _sources(lines: Iterable[tuple[str, int, str, str]]) -> Iterable[tuple[str, 
     """Yield the current text of the files that the lines belong to."""
     for file in dict.fromkeys(line[0] for line in lines):
         text = "".join(linecache.getlines(file))  # includes notebook cells
-        if text and len(text) <= _LARGEST_SOURCE:
+        if text and len(text) <= _MAX_SOURCE_CHARS:
             yield file, text

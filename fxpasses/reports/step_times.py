@@ -15,8 +15,8 @@ from torch import profiler
 
 from fxpasses.reports.versions import STEPS_FILE
 
-_WARM = 2
-_EVENTS = 400
+_WARMUP_STEPS = 2
+_MAX_EVENTS = 400
 """How many events are kept: those that take longest."""
 
 
@@ -30,26 +30,26 @@ def measure_steps(step: Callable[[], object], directory: Path, count: int = 5) -
         directory: the directory of the report.
         count: the number of steps to measure, and to run under the profiler.
     """
-    ways = {"compiled": "default", "eager": "force_eager"}
-    found: dict[str, Any] = {"count": count, **{way: {"seconds": [], "events": []} for way in ways}}
-    for number in range(_WARM + count):
-        for way, stance in ways.items():
+    stances = {"compiled": "default", "eager": "force_eager"}
+    data: dict[str, Any] = {"count": count, **{way: {"seconds": [], "events": []} for way in stances}}
+    for number in range(_WARMUP_STEPS + count):
+        for way, stance in stances.items():
             with torch.compiler.set_stance(stance):
-                seconds = _timed(step)
-            if number >= _WARM:
-                found[way]["seconds"].append(seconds)
-    for way, stance in ways.items():
+                seconds = _time_step(step)
+            if number >= _WARMUP_STEPS:
+                data[way]["seconds"].append(seconds)
+    for way, stance in stances.items():
         schedule = profiler.schedule(wait=0, warmup=1, active=count, repeat=1)
         with torch.compiler.set_stance(stance), profiler.profile(schedule=schedule) as profile:
             for _ in range(1 + count):
-                _timed(step)
+                _time_step(step)
                 profile.step()
         profile.export_chrome_trace(str(directory / f"steps_{way}.trace.json"))
-        found[way]["profiled"], found[way]["events"] = _of_steps(profile, count)
-    (directory / STEPS_FILE).write_text(json.dumps(found))
+        data[way]["profiled"], data[way]["events"] = _seconds_and_events(profile, count)
+    (directory / STEPS_FILE).write_text(json.dumps(data))
 
 
-def _of_steps(profile: Any, count: int) -> tuple[list[float], list[list[Any]]]:
+def _seconds_and_events(profile: Any, count: int) -> tuple[list[float], list[list[Any]]]:
     """Return the seconds of each profiled step, and what each event takes of a step.
 
     Events are medians over steps, so that one interrupted step has no effect.
@@ -70,12 +70,12 @@ def _of_steps(profile: Any, count: int) -> tuple[list[float], list[list[Any]]]:
     events = [[key, *map(median, zip(*sums, strict=True))] for key, sums in per_key.items()]
     events = [event for event in events if event[1]]  # events that occur in most steps
     seconds = [mark.elapsed_us() * 1e-6 for mark in marks]
-    return seconds, sorted(events, key=lambda event: -event[3] - event[4])[:_EVENTS]
+    return seconds, sorted(events, key=lambda event: -event[3] - event[4])[:_MAX_EVENTS]
 
 
-def _timed(step: Callable[[], object]) -> float:
-    since = time.perf_counter()
+def _time_step(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
     step()
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-    return time.perf_counter() - since
+    return time.perf_counter() - start

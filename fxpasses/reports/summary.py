@@ -56,14 +56,20 @@ def _row(graph: dict[str, Any]) -> tuple[str, ...]:
     nodes = ", ".join(
         f"{kind} {len(one['nodes'])}" for kind, one in graph["graphs"].items() if kind != "joint"
     )
-    ended, again, partition = graph["ended"], graph["recompiled"], graph["partition"]
-    where = ended["where"] if ended else None
+    graph_break, recompilation, partition = graph["ended"], graph["recompiled"], graph["partition"]
+    where = graph_break["where"] if graph_break else None
     return (
         graph["name"].removeprefix("graph_"),
         nodes,
         f"{sum(graph['seconds']['stages'].values()):.1f}",
         f"{partition['saved_bytes']:,} bytes" if partition else "",
         "; ".join(f"{failed['stage']} failed, {failed['reason']}" for failed in graph["fallbacks"]),
-        f"at {where['file']}:{where['line']}: {where['code']}" if where else ended["reason"] if ended else "",
-        ("; ".join(again["differs"]) or again["reason"] or "another guard") if again else "",
+        f"at {where['file']}:{where['line']}: {where['code']}"
+        if where
+        else graph_break["reason"]
+        if graph_break
+        else "",
+        ("; ".join(recompilation["differs"]) or recompilation["reason"] or "another guard")
+        if recompilation
+        else "",
     )

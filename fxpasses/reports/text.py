@@ -24,34 +24,34 @@ def annotated_code(gm: fx.GraphModule) -> str:
         if node.op == "output":
             lines.append(f"return {node.args[0]}")
             continue
-        where = _where(node)
-        if where != last and node.op != "placeholder":
-            lines += ["", f"# {where}"] if where else [""]
-            last = where
-        lines.append(_line(node))
+        origin = _origin_text(node)
+        if origin != last and node.op != "placeholder":
+            lines += ["", f"# {origin}"] if origin else [""]
+            last = origin
+        lines.append(_call_text(node))
     return "\n".join(lines) + "\n"
 
 
-def _where(node: fx.Node) -> str:
-    found = provenance(node)
-    parts = [found.source]
-    if found.module:
-        parts.append(f"module {found.module} ({found.module_type})")
-    if found.forward_node:
-        parts.append(f"gradient of {found.forward_node}")
+def _origin_text(node: fx.Node) -> str:
+    origin = provenance(node)
+    parts = [origin.source]
+    if origin.module:
+        parts.append(f"module {origin.module} ({origin.module_type})")
+    if origin.forward_node:
+        parts.append(f"gradient of {origin.forward_node}")
     return " | ".join(part for part in parts if part)
 
 
-def _line(node: fx.Node) -> str:
-    kind = type_text(value_of(node))
+def _call_text(node: fx.Node) -> str:
+    type_name = type_text(value_of(node))
     if node.op == "placeholder":
-        return f"{node.name}: {kind} = input"
+        return f"{node.name}: {type_name} = input"
     if node.op == "get_attr":
-        return f"{node.name}: {kind} = self.{node.target}"
+        return f"{node.name}: {type_name} = self.{node.target}"
     arguments = [str(a) for a in node.args] + [f"{k}={v}" for k, v in node.kwargs.items()]
-    called = f"self.{node.target}" if node.op == "call_module" else node.target
-    name = str(called) if hasattr(called, "_schema") else getattr(called, "__name__", str(called))
-    return f"{node.name}: {kind} = {name}({', '.join(arguments)})"
+    target = f"self.{node.target}" if node.op == "call_module" else node.target
+    name = str(target) if hasattr(target, "_schema") else getattr(target, "__name__", str(target))
+    return f"{node.name}: {type_name} = {name}({', '.join(arguments)})"
 
 
 def type_text(value: object) -> str:

@@ -32,7 +32,7 @@ _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 @contextlib.contextmanager
-def _quiet_profiler() -> Iterator[None]:
+def _silence_profiler() -> Iterator[None]:
     """Silence the profiler, which reports that it starts, that it stops, and that there is no GPU.
 
     It reads ``KINETO_LOG_LEVEL`` when it is first used.
@@ -56,15 +56,15 @@ def peak_bytes(step: Callable[[], object]) -> int:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    with _quiet_profiler(), profile(profile_memory=True) as recorded:
+    with _silence_profiler(), profile(profile_memory=True) as recorded:
         step()
     results = recorded.kineto_results
     events = [e for e in results.events() if e.name() == "[memory]"] if results is not None else []
-    now = most = 0
+    allocated = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
+    return peak
 
 
 def element_address(value: Tensor) -> int:
@@ -80,9 +80,9 @@ def lazy_copy(value: Tensor) -> Tensor | None:
     one of its memory).
     """
     storage = value.untyped_storage()
-    held = torch._C._storage_Use_Count(storage._cdata) - 1  # not counting `storage`
-    by_torch = value._use_count()  # type: ignore[attr-defined]
-    if held > 1 or by_torch > 1 or not storage.resizable():
+    storage_uses = torch._C._storage_Use_Count(storage._cdata) - 1  # not counting `storage`
+    tensor_uses = value._use_count()  # type: ignore[attr-defined]
+    if storage_uses > 1 or tensor_uses > 1 or not storage.resizable():
         return None
     try:
         return torch._lazy_clone(value.detach())
@@ -90,50 +90,52 @@ def lazy_copy(value: Tensor) -> Tensor | None:
         return None
 
 
-def watch_backward(inputs: Sequence[Any], failed: Callable[[Exception], None]) -> Callable[[Any], bool]:
+def watch_backward(inputs: Sequence[Any], on_error: Callable[[Exception], None]) -> Callable[[Any], bool]:
     """Report errors of a compiled graph's backward pass, including errors of compiling it.
 
     Errors of how the pass is called are not reported.
 
     Args:
         inputs: the inputs of a call of the graph that follows.
-        failed: is called with the error.
+        on_error: is called with the error.
 
     Returns:
         a function of the call's results, which says whether there is such a pass.
     """
-    before = set(_nodes(inputs))
+    before = set(_grad_fns(inputs))
 
     def watch(outputs: Any) -> bool:
-        found, seen = [*_nodes((*outputs, *inputs))], set(before)
-        while found:
-            node = found.pop()
+        pending, seen = [*_grad_fns((*outputs, *inputs))], set(before)
+        while pending:
+            node = pending.pop()
             if node in seen:
                 continue
             seen.add(node)
             function = function_of(node)
             if hasattr(function, "_backward_impl"):
-                function._backward_impl = staticmethod(_telling(function, function._backward_impl, failed))
+                function._backward_impl = staticmethod(
+                    _report_errors(function, function._backward_impl, on_error)
+                )
                 return True
-            found += [following for following, _ in node.next_functions if following is not None]
+            pending += [next_node for next_node, _ in node.next_functions if next_node is not None]
         return len(seen) > len(before)
 
     return watch
 
 
-def _nodes(values: Iterable[Any]) -> list[Any]:
+def _grad_fns(values: Iterable[Any]) -> list[Any]:
     return [v.grad_fn for v in values if isinstance(v, Tensor) and v.grad_fn is not None]
 
 
-def _telling(
-    function: Any, run: Callable[..., Any], failed: Callable[[Exception], None]
+def _report_errors(
+    function: Any, run: Callable[..., Any], on_error: Callable[[Exception], None]
 ) -> Callable[..., Any]:
-    def watched(ctx: Any, given: list[Any]) -> Any:
+    def watched(ctx: Any, all_args: list[Any]) -> Any:
         try:
-            return run(ctx, given)
+            return run(ctx, all_args)
         except Exception as error:
             if not (keeps_graph() and function.metadata.bw_donated_idxs):  # else retain_graph is invalid
-                failed(error)
+                on_error(error)
             raise
 
     return skipped_by_dynamo(watched)  # in a compiled function, the backward pass runs after a graph break

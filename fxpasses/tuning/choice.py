@@ -17,13 +17,13 @@ from fxpasses.tuning.content import family_of
 THE_REST = "the rest"
 """The place of passes that run outside all regions."""
 
-PARTS = ("forward", "backward")
+PARTITIONED_KINDS = ("forward", "backward")
 """The graphs after the partition."""
 
 
-def takes_parts(item: Pass) -> bool:
+def runs_after_partition(item: Pass) -> bool:
     """Whether a pass runs after the partition, hence after all passes on whole graphs."""
-    return "joint" not in item.contract.graphs and bool({*PARTS} & set(item.contract.graphs))
+    return "joint" not in item.contract.graphs and bool({*PARTITIONED_KINDS} & set(item.contract.graphs))
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Step:
     @classmethod
     def of_pass(cls, item: Pass, places: tuple[str, ...] | None = None, **more: Any) -> Step:
         """Make a step that runs a pass."""
-        told = [place if place == THE_REST else f"region {place[:8]}" for place in places or ()]
-        return cls(f"{item} in {' and '.join(told)}" if told else str(item), item, places=places, **more)
+        labels = [place if place == THE_REST else f"region {place[:8]}" for place in places or ()]
+        return cls(f"{item} in {' and '.join(labels)}" if labels else str(item), item, places=places, **more)
 
     def runs_in(self, place: str) -> bool:
         """Whether a pass step runs in regions of that family, or in ``THE_REST`` of the graph."""
@@ -63,8 +63,8 @@ class Step:
     @classmethod
     def setting(cls, option: str, value: Any) -> Step:
         """Make a step that sets one option."""
-        told = ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
-        return cls(f"{option}={told}", None, {option: value})
+        text = ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
+        return cls(f"{option}={text}", None, {option: value})
 
     def to_data(self) -> dict[str, Any]:
         """Return the step as plain data. A pass is stored as its text and a digest of what it does."""
@@ -141,7 +141,7 @@ class Choice:
             base = replace(base, passes=tuple(item for item in base.passes if item not in left_out))
         if any(step.item is not None for step in self.steps):
             passes = self.passes(base.passes, THE_REST)
-            base = _PlacedOptions(**{**vars(base), "passes": passes}, choice=self, given=base.passes)
+            base = _PlacedOptions(**{**vars(base), "passes": passes}, choice=self, user_passes=base.passes)
         for step in self.steps:
             for option, value in step.settings.items():
                 if option == "inductor":
@@ -149,16 +149,20 @@ class Choice:
                 base = replace(base, **{option: value})
         return base
 
-    def passes(self, given: tuple[Pass, ...], place: str) -> tuple[Pass, ...]:
+    def passes(self, user_passes: tuple[Pass, ...], place: str) -> tuple[Pass, ...]:
         """Return the passes for one part of the graph.
 
         Args:
-            given: the user's passes.
+            user_passes: the user's passes.
             place: the family of a region, or ``THE_REST``.
         """
-        own = [step.item for step in self.steps if step.item is not None and step.runs_in(place)]
-        own.sort(key=takes_parts)  # these run last in inference graphs as well
-        return (*given, *own, *(() if PLAIN in self.steps else default_passes())) if own else given
+        chosen = [step.item for step in self.steps if step.item is not None and step.runs_in(place)]
+        chosen.sort(key=runs_after_partition)  # these run last in inference graphs as well
+        return (
+            (*user_passes, *chosen, *(() if PLAIN in self.steps else default_passes()))
+            if chosen
+            else user_passes
+        )
 
     def __str__(self) -> str:
         return ", ".join(step.name for step in self.steps) or "default"
@@ -169,10 +173,10 @@ class _PlacedOptions(Options):
     """Options whose passes apply around regions. Each region gets the passes chosen for its family."""
 
     choice: Choice = Choice()
-    given: tuple[Pass, ...] = ()
+    user_passes: tuple[Pass, ...] = ()
 
     def asked_for(self) -> tuple[Pass, ...]:
-        return self.given
+        return self.user_passes
 
     def of_region(self, gm: fx.GraphModule) -> Options:
-        return replace(self, passes=self.choice.passes(self.given, family_of(gm)))
+        return replace(self, passes=self.choice.passes(self.user_passes, family_of(gm)))

@@ -1,7 +1,7 @@
 """Freezing: make weights of convolutions, batch norms and matmuls constants, which Inductor folds.
 
 Inductor also lays them out for the kernel once. Its own freezing keeps using the old weights after they
-change. Here each call checks whether they did: see :class:`fxpasses.tuning.unchanged.Unchanged`.
+change. Here each call checks whether they did: see :class:`fxpasses.tuning.unchanged.ChangeDetector`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from fxpasses.compiling.options import Options
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.tuning.choice import Step
-from fxpasses.tuning.unchanged import Unchanged
+from fxpasses.tuning.unchanged import ChangeDetector
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ It turns on Inductor's C++ wrapper, because a convolutional net runs many short 
 has no plan to call them. Compiling the wrapper takes half as long again.
 """
 
-_TAKE_WEIGHTS = ("batch_norm", "linear", "addmm", "matmul", "mm")
+_WEIGHT_OPS = ("batch_norm", "linear", "addmm", "matmul", "mm")
 """Calls besides convolutions whose constant weights Inductor folds, or lays out for the kernel."""
 
 
@@ -49,16 +49,16 @@ def weights_to_freeze(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
         for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
         if isinstance(value, Tensor)
         and ("_parameters_" in str(node.target) or "_buffers_" in str(node.target))
-        and any(_takes_weights(user) for user in node.users)
+        and any(_is_weight_op(user) for user in node.users)
         and value.device.type == "cpu"
         and value.layout is torch.strided
         and _is_dense(value)
     ]
 
 
-def _takes_weights(node: fx.Node) -> bool:
+def _is_weight_op(node: fx.Node) -> bool:
     name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and (name.startswith("conv") or name in _TAKE_WEIGHTS)
+    return node.op == "call_function" and (name.startswith("conv") or name in _WEIGHT_OPS)
 
 
 def _is_dense(value: Tensor) -> bool:
@@ -83,24 +83,24 @@ class FrozenProgram:
         compile: Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]],
     ) -> None:
         self._gm, self._options, self._compile = gm, options, compile
-        self._running: Callable[..., Any] | None = None
-        self._weights: Unchanged | None = None
+        self._program: Callable[..., Any] | None = None
+        self._weights: ChangeDetector | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the program. Args: the inputs of the graph."""
-        if self._running is None:
+        if self._program is None:
             self._freeze(inputs)
-        assert self._running is not None
+        assert self._program is not None
         if self._weights is None:
-            return self._running(*inputs)
-        if not self._weights.hold(inputs):
-            self._thaw(inputs)
-            return self._running(*inputs)
-        return self._running(*(inputs[i] for i in self._others))
+            return self._program(*inputs)
+        if not self._weights.are_unchanged(inputs):
+            self._unfreeze(inputs)
+            return self._program(*inputs)
+        return self._program(*(inputs[i] for i in self._unfrozen))
 
     def _freeze(self, inputs: Sequence[Any]) -> None:
         frozen = weights_to_freeze(self._gm, inputs)
-        weights = Unchanged(frozen, inputs)  # watch before reading them, so that no write is missed
+        weights = ChangeDetector(frozen, inputs)  # watch before reading them, so that no write is missed
         gm = copy_graph(self._gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
         for i in frozen:
@@ -112,14 +112,14 @@ class FrozenProgram:
             node.replace_all_uses_with(constant)
             gm.graph.erase_node(node)
         gm.recompile()
-        self._others = [i for i in range(len(inputs)) if i not in set(frozen)]
-        self._running = self._compile(gm, [inputs[i] for i in self._others], self._options)
+        self._unfrozen = [i for i in range(len(inputs)) if i not in set(frozen)]
+        self._program = self._compile(gm, [inputs[i] for i in self._unfrozen], self._options)
         self._weights = weights
 
-    def _thaw(self, inputs: Sequence[Any]) -> None:
+    def _unfreeze(self, inputs: Sequence[Any]) -> None:
         log.info(
             "the weights that a program was frozen with have changed: it runs with them as inputs from now on"
         )
         inductor = {**self._options.inductor, "freezing": False}
-        self._running = self._compile(self._gm, inputs, dataclasses.replace(self._options, inductor=inductor))
+        self._program = self._compile(self._gm, inputs, dataclasses.replace(self._options, inductor=inductor))
         self._weights = None

@@ -49,12 +49,12 @@ def median_interval(ratios: Sequence[float], risk: float = RISK) -> Interval:
     >>> print(median_interval([0.9, 0.91, 0.89, 0.9, 2.0, 0.9, 0.92, 0.88], risk=0.05))
     0.900 [0.880, 2.000]
     """
-    ordered = sorted(ratios)
-    rank, missed = 0, 0.5 ** len(ordered)
-    total = 2 * missed
-    while total <= risk and rank < len(ordered) // 2:
+    sorted_ratios = sorted(ratios)
+    rank, probability = 0, 0.5 ** len(sorted_ratios)
+    total = 2 * probability
+    while total <= risk and rank < len(sorted_ratios) // 2:
         rank += 1
-        missed *= (len(ordered) - rank + 1) / rank
-        total += 2 * missed
-    ends = (ordered[rank - 1], ordered[-rank]) if rank else (0.0, math.inf)
-    return Interval(ends[0], statistics.median(ordered), ends[1])
+        probability *= (len(sorted_ratios) - rank + 1) / rank
+        total += 2 * probability
+    ends = (sorted_ratios[rank - 1], sorted_ratios[-rank]) if rank else (0.0, math.inf)
+    return Interval(ends[0], statistics.median(sorted_ratios), ends[1])

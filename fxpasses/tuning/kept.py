@@ -29,20 +29,20 @@ log = logging.getLogger(__name__)
 
 _FORMAT = 5
 
-_KINDS: dict[str, Any] = {
+_FIELD_TYPES: dict[str, Any] = {
     "graph": str, "steps": list, "entries": list, "surroundings": dict, "ratio": list, "memory": (int, float, type(None)), "left": list,
     "struck": str, "candidates": dict, "seconds": (int, float),
 }  # fmt: skip
 
-_VERSIONS = ("torch", "python", "fxpasses source", "device", "instruction set")
+_VERSION_KEYS = ("torch", "python", "fxpasses source", "device", "instruction set")
 """What may differ between two ledgers that are compared."""
 
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading raises if a file has other contents."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class TuningResult:
     """The result of tuning one graph.
 
     Attributes:
@@ -78,11 +78,11 @@ class Kept:
         }  # fmt: skip
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Kept:
+    def from_data(cls, data: Mapping[str, Any]) -> TuningResult:
         """Read what :meth:`to_data` gave. Raises: ValueError, KeyError, TypeError: it is something else."""
         if data["format"] != _FORMAT:
             raise ValueError(f"format {data['format']}")
-        for name, kind in _KINDS.items():
+        for name, kind in _FIELD_TYPES.items():
             if not isinstance(data[name], kind):
                 raise TypeError(f"{name} is {data[name]!r}")
         if not all(isinstance(step, Mapping) and isinstance(step["name"], str) for step in data["steps"]):
@@ -105,12 +105,12 @@ class Kept:
     @property
     def situation(self) -> str:
         """The conditions of the measurement: see :class:`~fxpasses.tuning.tuning_ledger.Entry`."""
-        told = {name: value for name, value in self.surroundings.items() if name not in _VERSIONS}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:6]
-        kind = "training" if told.get("gradients enabled") == "True" else "inference"
-        return f"{kind}, {told.get('threads')} threads, {told.get('goal')}, {digest}"
+        conditions = {name: value for name, value in self.surroundings.items() if name not in _VERSION_KEYS}
+        digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:6]
+        kind = "training" if conditions.get("gradients enabled") == "True" else "inference"
+        return f"{kind}, {conditions.get('threads')} threads, {conditions.get('goal')}, {digest}"
 
-    def struck_for(self, graph: str, why: str) -> Kept:
+    def struck_for(self, graph: str, why: str) -> TuningResult:
         """Return the result with its choice struck, so that the default is used from now on.
 
         Args:
@@ -122,16 +122,16 @@ class Kept:
             replace(e, outcome="struck", verdict=why) if e.outcome == "kept" else e for e in measured
         )
         if all(e.outcome != "struck" for e in entries):  # measured for another size
-            told = (
+            struck_entries = (
                 Entry(graph, step["name"], "struck", verdict=why, situation=self.situation)
                 for step in self.steps
             )
-            entries = (*entries, *told)
+            entries = (*entries, *struck_entries)
         return replace(self, graph=graph, steps=(), entries=entries, ratio=(), memory=None, struck=why)
 
 
 @dataclass(frozen=True)
-class Place:
+class ResultLocation:
     """Where the result for a graph is kept, for given surroundings.
 
     Attributes:
@@ -147,8 +147,8 @@ class Place:
     surroundings: Mapping[str, str]
 
     @classmethod
-    def under(cls, cache: str, graph: str, family: str, surroundings: Mapping[str, str]) -> Place:
-        """Return the place in the folder that ``cache`` names (see :func:`fxpasses.compile`).
+    def in_cache(cls, cache: str, graph: str, family: str, surroundings: Mapping[str, str]) -> ResultLocation:
+        """Return the location in the folder that ``cache`` names (see :func:`fxpasses.compile`).
 
         Args:
             cache: ``"auto"``, ``"off"`` or a folder.
@@ -162,8 +162,8 @@ class Place:
     def _folder(self) -> Path | None:
         if self.directory is None:
             return None
-        told = json.dumps(dict(self.surroundings), sort_keys=True)
-        return self.directory / hashlib.sha256(f"{self.family}\n{told}".encode()).hexdigest()[:32]
+        text = json.dumps(dict(self.surroundings), sort_keys=True)
+        return self.directory / hashlib.sha256(f"{self.family}\n{text}".encode()).hexdigest()[:32]
 
     @property
     def file(self) -> Path | None:
@@ -171,12 +171,12 @@ class Place:
         folder = self._folder()
         return None if folder is None else folder / f"{self.graph}.json"
 
-    def write(self, kept: Kept) -> None:
+    def write(self, result: TuningResult) -> None:
         """Write a result. A write error is only logged, because the program works without the file."""
         if self.file is not None:
-            write_result(self.file, kept)
+            write_result(self.file, result)
 
-    def read(self) -> tuple[Kept, bool] | None:
+    def read(self) -> tuple[TuningResult, bool] | None:
         """Return the result for the graph, or for another size of it, and whether it is for these sizes."""
         folder = self._folder()
         if folder is None or not folder.is_dir():
@@ -184,51 +184,53 @@ class Place:
         own = folder / f"{self.graph}.json"
         others = sorted(folder.glob("*.json"), key=lambda p: (p.stat().st_mtime, p.name), reverse=True)
         for path in (*([own] if own in others else []), *others):
-            kept = read_if_whole(path)
-            if kept is not None and (path == own or not kept.struck):
-                return kept, path == own
+            result = read_if_valid(path)
+            if result is not None and (path == own or not result.struck):
+                return result, path == own
         return None
 
-    def of_known(self, known: Sequence[tuple[Place, Kept]]) -> tuple[Kept, bool] | None:
+    def find_in_memory(
+        self, known: Sequence[tuple[ResultLocation, TuningResult]]
+    ) -> tuple[TuningResult, bool] | None:
         """Like :meth:`read`, for a process that keeps no results on disk, or cannot.
 
         Args:
-            known: results in memory, with their places.
+            known: results in memory, with their locations.
         """
-        about = self.family, dict(self.surroundings)
-        fit = [
-            (kept, place.graph == self.graph)
-            for place, kept in known
-            if (place.family, dict(place.surroundings)) == about
+        identity = self.family, dict(self.surroundings)
+        matching = [
+            (result, location.graph == self.graph)
+            for location, result in known
+            if (location.family, dict(location.surroundings)) == identity
         ]
-        return max(fit, key=lambda pair: pair[1], default=None)
+        return max(matching, key=lambda pair: pair[1], default=None)
 
-    def gained(self) -> dict[str, float]:
+    def median_ratios(self) -> dict[str, float]:
         """Return the median ratio of each step that was kept for other graphs in the same surroundings.
 
         A ratio is the time with the step over the time without.
         """
         ratios: dict[str, list[float]] = {}
-        for kept in every_result(self.directory.parent) if self.directory is not None else ():
-            if dict(kept.surroundings) == dict(self.surroundings):
-                for entry in kept.entries:
+        for result in iter_results(self.directory.parent) if self.directory is not None else ():
+            if dict(result.surroundings) == dict(self.surroundings):
+                for entry in result.entries:
                     if entry.outcome == "kept" and entry.ratio is not None:
                         ratios.setdefault(entry.step, []).append(entry.ratio)
-        return {step: statistics.median(of) for step, of in ratios.items()}
+        return {step: statistics.median(values) for step, values in ratios.items()}
 
 
-def add_to_report(directory: str, kept: Kept) -> None:
+def add_to_report(directory: str, result: TuningResult) -> None:
     """Add a result to those of a report, replacing an earlier one for the same graph."""
     path = Path(directory) / LEDGER_FILE
     try:
         before = json.loads(path.read_text()) if path.exists() else []
-        others = [data for data in before if data["graph"] != kept.graph]
-        write_atomically(path, json.dumps([*others, kept.to_data()]).encode())
-    except (OSError, *_DAMAGE) as error:
+        others = [data for data in before if data["graph"] != result.graph]
+        write_atomically(path, json.dumps([*others, result.to_data()]).encode())
+    except (OSError, *_READ_ERRORS) as error:
         log.warning("the result of tuning is not in the report: %s", error)
 
 
-def read_result(path: Path) -> Kept:
+def read_result(path: Path) -> TuningResult:
     """Read one file.
 
     Raises:
@@ -237,58 +239,58 @@ def read_result(path: Path) -> Kept:
     """
     check_owner(path)
     try:
-        return Kept.from_data(json.loads(path.read_text()))
-    except _DAMAGE as error:
+        return TuningResult.from_data(json.loads(path.read_text()))
+    except _READ_ERRORS as error:
         raise PlanFileError(path, f"it is no result of tuning of this version: {error!r}") from error
 
 
-def write_result(path: Path, kept: Kept) -> None:
+def write_result(path: Path, result: TuningResult) -> None:
     """Write one file. A write error is only logged."""
     try:
-        write_atomically(path, json.dumps(kept.to_data(), indent=1).encode())
+        write_atomically(path, json.dumps(result.to_data(), indent=1).encode())
     except OSError as error:
         log.warning("the result of tuning is not kept: %s", error)
 
 
-def read_if_whole(path: Path) -> Kept | None:
+def read_if_valid(path: Path) -> TuningResult | None:
     """Return the contents of one file, or ``None`` if it cannot be used, which is logged."""
     try:
         return read_result(path)
     except (PlanFileError, OSError) as error:
-        _left_aside(str(error))
+        _warn_unusable(str(error))
         return None
 
 
 @functools.cache
-def _left_aside(why: str) -> None:
+def _warn_unusable(why: str) -> None:
     log.warning(
         "a result of tuning is left aside: %s", why
     )  # log once: the file of a graph is read several times
 
 
-def every_result(directory: Path) -> Iterator[Kept]:
+def iter_results(directory: Path) -> Iterator[TuningResult]:
     """Iterate over all results under a cache directory, skipping files that cannot be used."""
     for path in sorted((directory / "tuned").glob("*/*.json")):
-        kept = read_if_whole(path)
-        if kept is not None:
-            yield kept
+        result = read_if_valid(path)
+        if result is not None:
+            yield result
 
 
-def ledger_file(path: Path) -> list[Entry]:
+def read_ledger(path: Path) -> list[Entry]:
     """Read the entries of a ledger: of ``fxpasses ledger --json``, of a report, or of a cache directory.
 
     Raises:
         OptionsError: ``path`` is none of these.
     """
     if path.is_dir() and not (path / LEDGER_FILE).is_file():
-        return [entry for kept in every_result(path) for entry in kept.entries]
+        return [entry for result in iter_results(path) for entry in result.entries]
     try:
         data = json.loads((path / LEDGER_FILE if path.is_dir() else path).read_text())
         if not isinstance(data, list):
             raise TypeError(f"it is {type(data).__name__}")
-        listed = (one.get("entries", [one]) for one in data)  # a report groups entries by graph
-        return [Entry.from_data(entry) for entries in listed for entry in entries]
-    except (OSError, *_DAMAGE) as error:
+        groups = (one.get("entries", [one]) for one in data)  # a report groups entries by graph
+        return [Entry.from_data(entry) for entries in groups for entry in entries]
+    except (OSError, *_READ_ERRORS) as error:
         problem = f"{path} is no ledger that 'fxpasses ledger --json' printed"
         if isinstance(error, OSError):
             problem = f"{path} cannot be read: {error.strerror}"

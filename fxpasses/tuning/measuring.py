@@ -15,13 +15,15 @@ from fxpasses.checking.inputs import cloned
 from fxpasses.tuning import _torch
 from fxpasses.tuning.intervals import LOOKS, Interval, median_interval
 
-SHORTEST = 0.004
+MIN_SECONDS = 0.004
 """The minimum seconds of one measurement. A faster program runs several times in each."""
 
-_FEWEST, _LOST = 2, 1.5
-"""With the time up, a program is given up if it took ``_LOST`` times as long in all of ``_FEWEST`` pairs."""
+_LOST_PAIRS, _LOST_RATIO = 2, 1.5
+"""With the time up, a program is given up if it took ``_LOST_RATIO`` times as long in all of
+``_LOST_PAIRS`` pairs.
+"""
 
-_UNEVEN = 0.01
+_MIN_WIDTH = 0.01
 """Stop measuring once the interval is narrower than this."""
 
 
@@ -32,7 +34,7 @@ def wall_clock() -> float:
     return time.perf_counter()
 
 
-def own_inputs(inputs: Sequence[Any]) -> list[Any]:
+def copy_inputs(inputs: Sequence[Any]) -> list[Any]:
     """Copy inputs to measure on, because a graph may mutate any of them, such as an optimizer's parameters.
 
     Raises:
@@ -56,17 +58,17 @@ class Program:
 
     def __init__(self, run: Callable[..., Any], inputs: Sequence[Any]) -> None:
         self.run, self._inputs = run, list(inputs)
-        self._wanted = [v for v in inputs if isinstance(v, Tensor) and v.requires_grad]
-        self._gradients: list[Tensor] | None = None
+        self._inputs_with_grad = [v for v in inputs if isinstance(v, Tensor) and v.requires_grad]
+        self._grad_outputs: list[Tensor] | None = None
 
     def step(self) -> None:
         """Run the program once."""
         outputs = self.run(*self._inputs)
-        ends = [v for v in outputs if isinstance(v, Tensor) and v.requires_grad]
-        if ends and self._wanted and torch.is_grad_enabled():
-            if self._gradients is None:
-                self._gradients = [torch.randn_like(v) for v in ends]
-            torch.autograd.grad(ends, self._wanted, self._gradients, allow_unused=True)
+        roots = [v for v in outputs if isinstance(v, Tensor) and v.requires_grad]
+        if roots and self._inputs_with_grad and torch.is_grad_enabled():
+            if self._grad_outputs is None:
+                self._grad_outputs = [torch.randn_like(v) for v in roots]
+            torch.autograd.grad(roots, self._inputs_with_grad, self._grad_outputs, allow_unused=True)
 
     def peak_bytes(self) -> int:
         """Return the peak memory of tensors made by one step: the second, because the first makes more."""
@@ -80,9 +82,9 @@ def duel(
     new: Callable[[], object],
     *,
     clock: Callable[[], float] = wall_clock,
-    settled: Callable[[Interval], bool],
+    is_conclusive: Callable[[Interval], bool],
     has_time: Callable[[], bool] = lambda: True,
-    least: int = LOOKS[0],
+    min_pairs: int = LOOKS[0],
 ) -> Interval:
     """Run two programs in turns, and return the ratio of their times, new over old.
 
@@ -90,35 +92,35 @@ def duel(
         old: the program to beat.
         new: the challenger.
         clock: returns seconds.
-        settled: whether the interval answers the question. More pairs are measured until it does.
+        is_conclusive: whether the interval answers the question. More pairs are measured until it does.
         has_time: whether to measure another pair.
-        least: how many pairs to measure even without time.
+        min_pairs: how many pairs to measure even without time.
     """
     times = [_seconds(clock, program, 1) for program in (old, new, old, new)]  # also warms both up
-    repeats = max(1, round(SHORTEST / max(min(times[2:]), SHORTEST / 100)))
-    order = random.Random(0)
+    repeats = max(1, round(MIN_SECONDS / max(min(times[2:]), MIN_SECONDS / 100)))
+    rng = random.Random(0)
     ratios: list[float] = []
     for look in LOOKS:
-        while len(ratios) < look and (has_time() or (len(ratios) < least and not _is_lost(ratios))):
-            if order.random() < 0.5:
+        while len(ratios) < look and (has_time() or (len(ratios) < min_pairs and not _has_lost(ratios))):
+            if rng.random() < 0.5:
                 first, second = _seconds(clock, old, repeats), _seconds(clock, new, repeats)
             else:
                 second, first = _seconds(clock, new, repeats), _seconds(clock, old, repeats)
             ratios.append(second / first if first > 0 else 1.0)
-        found = median_interval(ratios)
+        interval = median_interval(ratios)
         if (
-            settled(found)
-            or found.high - found.low < _UNEVEN
+            is_conclusive(interval)
+            or interval.high - interval.low < _MIN_WIDTH
             or len(ratios) < look
-            or (len(ratios) >= least and not has_time())
+            or (len(ratios) >= min_pairs and not has_time())
         ):
             break
-    return found
+    return interval
 
 
-def _is_lost(ratios: Sequence[float]) -> bool:
+def _has_lost(ratios: Sequence[float]) -> bool:
     """Whether the new program has clearly lost. More pairs would only tell by how much it is slower."""
-    return len(ratios) >= _FEWEST and min(ratios) > _LOST
+    return len(ratios) >= _LOST_PAIRS and min(ratios) > _LOST_RATIO
 
 
 def _seconds(clock: Callable[[], float], program: Callable[[], object], repeats: int) -> float:

@@ -22,10 +22,10 @@ Goal = Literal["time", "memory", "both"]
 
 GOALS = ("time", "memory", "both")
 
-_GAIN = 0.995
+_GAIN_THRESHOLD = 0.995
 """A step is kept if the whole interval of its ratio is below this."""
 
-_HARM = 1.01
+_HARM_THRESHOLD = 1.01
 """Ratios below this count as no worse."""
 
 
@@ -42,15 +42,15 @@ class Workbench(Protocol):
         """Compile the program of a choice. Any exception may propagate."""
 
     def duel(
-        self, old: Any, new: Any, settled: Callable[[Interval], bool], least: int = LOOKS[0]
+        self, old: Any, new: Any, is_conclusive: Callable[[Interval], bool], min_pairs: int = LOOKS[0]
     ) -> Interval:
         """Measure two programs in turns and return the ratio of their times, new over old.
 
         Args:
             old: the program in the denominator.
             new: the program in the numerator.
-            settled: whether an interval is narrow enough.
-            least: how many pairs to measure even after the time is up.
+            is_conclusive: whether an interval is narrow enough.
+            min_pairs: how many pairs to measure even after the time is up.
         """
 
     def peak_bytes(self, program: Any) -> int:
@@ -69,12 +69,12 @@ class Workbench(Protocol):
     def expected_seconds(self, step: Step) -> float:
         """Estimate how long it takes to compile and measure the program with one more step."""
 
-    def tell(self, what: str) -> None:
+    def report_progress(self, what: str) -> None:
         """Report what is being done now."""
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -96,135 +96,137 @@ class Found:
     interrupted: bool = False
 
 
-def search(bench: Workbench, graph: str, goal: Goal, default: Any) -> Found:
+def search(bench: Workbench, graph: str, goal: Goal, default: Any) -> SearchResult:
     """Search for the best choice in the time available.
 
     Args:
         bench: compiles, measures and checks.
         graph: the digest of the graph, for the ledger.
         goal: what counts as better.
-        default: the program of the default choice.
+        default_result: the program of the default choice.
     """
     state = _Search(bench, graph, goal, default)
     try:
         state.run()
     except KeyboardInterrupt:
-        state.found.interrupted = True
+        state.result.interrupted = True
     try:
-        return state.confirmed()
+        return state.confirm()
     except KeyboardInterrupt:
-        state.found.interrupted = True
-        state.found.left = (*(step.name for step in state.found.choice.steps), *state.found.left)
-        return state.default("interrupted")
+        state.result.interrupted = True
+        state.result.left = (*(step.name for step in state.result.choice.steps), *state.result.left)
+        return state.default_result("interrupted")
 
 
 class _Search:
     def __init__(self, bench: Workbench, graph: str, goal: Goal, default: Any) -> None:
         self._bench, self._graph, self._goal, self._default = bench, graph, goal, default
-        self.found = Found(Choice(), default)
+        self.result = SearchResult(Choice(), default)
         self._tried: set[str] = set()
-        self._unproved: list[str] = []
+        self._unproved_steps: list[str] = []
         self._peaks = {Choice(): bench.peak_bytes(default)} if goal != "time" else {}
 
     def run(self) -> None:
         """Try steps until none is left, or until the time is up."""
         while True:
-            proposed = self._bench.proposals(self.found.choice)
+            proposed = self._bench.proposals(self.result.choice)
             steps = [pair for pair in proposed if pair[0].name not in self._tried]
-            self.found.left = tuple(step.name for step, _ in steps)
-            left = self._bench.seconds_left()
-            fitting = [pair for pair in steps if left >= self._bench.expected_seconds(pair[0])]
-            if not fitting:
+            self.result.left = tuple(step.name for step, _ in steps)
+            seconds_left = self._bench.seconds_left()
+            affordable = [pair for pair in steps if seconds_left >= self._bench.expected_seconds(pair[0])]
+            if not affordable:
                 return
-            step, changed = fitting[0]
+            step, changed = affordable[0]
             self._tried.add(step.name)
-            self._bench.tell(f"trying {step.name}, {len(steps) - 1} to go, best so far: {self.found.choice}")
+            self._bench.report_progress(
+                f"trying {step.name}, {len(steps) - 1} to go, best so far: {self.result.choice}"
+            )
             entry = replace(self._attempt(step), changed=changed, predicted=step.predicted)
-            self.found.entries.append(entry)
-            self.found.left = tuple(step.name for step, _ in steps if step.name not in self._tried)
+            self.result.entries.append(entry)
+            self.result.left = tuple(step.name for step, _ in steps if step.name not in self._tried)
             if self._bench.seconds_left() <= 0:  # looking for the steps of another choice takes time as well
                 return
 
     def _attempt(self, step: Step) -> Entry:
-        entry = Entry(self._graph, step.name, "no gain", on=str(self.found.choice))
-        choice = self.found.choice.plus(step)
+        entry = Entry(self._graph, step.name, "no gain", on=str(self.result.choice))
+        choice = self.result.choice.plus(step)
         try:
             program = self._bench.compiled(choice)
-            entry = self._measured(entry, choice, program)
+            entry = self._measure(entry, choice, program)
             if entry.outcome != "kept":
                 return entry
-            refused, verdict = self._bench.refusal(choice, program)
+            reason, verdict = self._bench.refusal(choice, program)
         except OutOfTime:
-            self._unproved.append(step.name)
+            self._unproved_steps.append(step.name)
             return replace(entry, outcome="unproved", verdict="the checks take longer than the time left")
         except Exception as error:  # noqa: BLE001  (whatever fails in a candidate, the default still works)
             return replace(entry, outcome="failed", verdict=first_line(error))
-        if refused:
-            return replace(entry, outcome="wrong", verdict=refused)
-        self.found.choice, self.found.program = choice, program
+        if reason:
+            return replace(entry, outcome="wrong", verdict=reason)
+        self.result.choice, self.result.program = choice, program
         return replace(entry, verdict=verdict)
 
-    def _measured(self, entry: Entry, choice: Choice, program: Any) -> Entry:
+    def _measure(self, entry: Entry, choice: Choice, program: Any) -> Entry:
         memory = None
         if self._goal != "time":
             self._peaks[choice] = self._bench.peak_bytes(program)
-            memory = self._peaks[choice] / max(self._peaks[self.found.choice], 1)
+            memory = self._peaks[choice] / max(self._peaks[self.result.choice], 1)
             entry = replace(entry, memory=memory)
-        faster = self._bench.duel(self.found.program, program, _settled)
-        low, high = (faster.low, faster.high) if math.isfinite(faster.high) else (None, None)
-        entry = replace(entry, ratio=faster.middle, low=low, high=high)
-        return replace(entry, outcome=_outcome(self._goal, faster, memory))
+        time = self._bench.duel(self.result.program, program, _is_gain_decided)
+        low, high = (time.low, time.high) if math.isfinite(time.high) else (None, None)
+        entry = replace(entry, ratio=time.middle, low=low, high=high)
+        return replace(entry, outcome=_outcome(self._goal, time, memory))
 
-    def confirmed(self) -> Found:
+    def confirm(self) -> SearchResult:
         """Measure the winner against the default again: the best of many candidates is partly luck."""
-        found = self.found
-        found.left = (*self._unproved, *found.left)
-        if not found.choice.steps:
-            return found
-        self._bench.tell(f"measuring {found.choice} against the default")
-        ratio = self._bench.duel(self._default, found.program, _settled_as_no_worse, least=LOOKS[1])
-        found.ratio = ratio
+        result = self.result
+        result.left = (*self._unproved_steps, *result.left)
+        if not result.choice.steps:
+            return result
+        self._bench.report_progress(f"measuring {result.choice} against the default")
+        ratio = self._bench.duel(self._default, result.program, _is_harm_decided, min_pairs=LOOKS[1])
+        result.ratio = ratio
         if self._goal != "time":
-            found.memory = self._peaks[found.choice] / max(self._peaks[Choice()], 1)
-        if _holds(self._goal, ratio, found.memory):
-            return found
-        return self.default(str(ratio))
+            result.memory = self._peaks[result.choice] / max(self._peaks[Choice()], 1)
+        if _is_confirmed(self._goal, ratio, result.memory):
+            return result
+        return self.default_result(str(ratio))
 
-    def default(self, measured: str) -> Found:
+    def default_result(self, measured: str) -> SearchResult:
         """Return the default. Args: what the winner gave against it in the end."""
         entries = [
             replace(e, outcome="no gain", verdict=f"against the default in the end: {measured}")
             if e.outcome == "kept"
             else e
-            for e in self.found.entries
+            for e in self.result.entries
         ]
         return replace(
-            self.found, choice=Choice(), program=self._default, entries=entries, ratio=None, memory=None
+            self.result, choice=Choice(), program=self._default, entries=entries, ratio=None, memory=None
         )
 
 
 def _outcome(goal: Goal, time: Interval, memory: float | None) -> Any:
-    faster, slower = time.high < _GAIN, time.low > 1.0
+    faster, slower = time.high < _GAIN_THRESHOLD, time.low > 1.0
     if goal == "time" or memory is None:
         return "kept" if faster else "loses" if slower else "no gain"
-    smaller, larger = memory < _GAIN, memory > 1.0
+    smaller, larger = memory < _GAIN_THRESHOLD, memory > 1.0
     if goal == "memory":
         return "kept" if smaller else "loses" if larger else "no gain"
-    if (faster and memory < _HARM) or (smaller and time.high < _HARM):
+    if (faster and memory < _HARM_THRESHOLD) or (smaller and time.high < _HARM_THRESHOLD):
         return "kept"
     return "loses" if slower or larger else "no gain"
 
 
-def _holds(goal: Goal, time: Interval, memory: float | None) -> bool:
+def _is_confirmed(goal: Goal, time: Interval, memory: float | None) -> bool:
     if goal == "memory":
         return memory is not None and memory < 1.0
-    return time.high <= _HARM and (time.middle < 1.0 or (memory is not None and memory < 1.0))
+    return time.high <= _HARM_THRESHOLD and (time.middle < 1.0 or (memory is not None and memory < 1.0))
 
 
-def _settled(found: Interval) -> bool:
+def _is_gain_decided(interval: Interval) -> bool:
     """Whether the step clearly gains, or clearly gains too little to keep measuring."""
-    return found.high < _GAIN or found.low > _GAIN
+    return interval.high < _GAIN_THRESHOLD or interval.low > _GAIN_THRESHOLD
 
 
-def _settled_as_no_worse(found: Interval) -> bool:
-    return found.high < _HARM or found.low > _HARM
+def _is_harm_decided(interval: Interval) -> bool:
+    return interval.high < _HARM_THRESHOLD or interval.low > _HARM_THRESHOLD

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fake.error_text import describe_error
 from fxpasses.counters import Fallback, counters
-from fxpasses.tuning.kept import Kept, read_if_whole, write_result
+from fxpasses.tuning.kept import TuningResult, read_if_valid, write_result
 
 __all__ = ["strike", "strike_for_backward", "told_struck"]
 
@@ -26,7 +26,7 @@ def told_struck(graph: str, steps: str, what: str) -> str:
     return f"fxpasses: graph {graph[:8]} ran a tuned program ({steps}), {what} raised this; it is struck, and the next call runs without it"
 
 
-def strike(path: Path | None, struck: Kept) -> None:
+def strike(path: Path | None, struck: TuningResult) -> None:
     """Record that a choice failed: in the log, in the counters, and on disk for later processes.
 
     Args:
@@ -47,9 +47,9 @@ def strike_for_backward(files: Iterable[str], error: Exception) -> None:
         error: the error that was raised.
     """
     for path in map(Path, files):
-        kept = read_if_whole(path)
-        if kept is not None and not kept.struck:
-            steps = ", ".join(step["name"] for step in kept.steps)
-            error.add_note(told_struck(kept.graph, steps, "whose backward pass"))
+        result = read_if_valid(path)
+        if result is not None and not result.struck:
+            steps = ", ".join(step["name"] for step in result.steps)
+            error.add_note(told_struck(result.graph, steps, "whose backward pass"))
             why = f"in the backward pass: {describe_error(error)}"
-            strike(path, kept.struck_for(kept.graph, why))
+            strike(path, result.struck_for(result.graph, why))

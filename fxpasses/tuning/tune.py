@@ -23,11 +23,11 @@ from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.plans.compile import Compiled
 from fxpasses.tuning._torch import is_compiled, is_profiling
-from fxpasses.tuning.kept import Kept
+from fxpasses.tuning.kept import TuningResult
 from fxpasses.tuning.measuring import wall_clock
 from fxpasses.tuning.search import GOALS, Goal
 from fxpasses.tuning.tuned_calls import file_of_call, read_call, write_call
-from fxpasses.tuning.tuned_graph import choice_of
+from fxpasses.tuning.tuned_graph import valid_choice
 from fxpasses.tuning.tuning_ledger import Entry, table_of_entries
 from fxpasses.tuning.tuning_session import Session
 
@@ -49,7 +49,7 @@ class Tuned(Generic[M]):
     """
 
     model: M
-    graphs: tuple[Kept, ...]
+    graphs: tuple[TuningResult, ...]
     seconds: float
     reused: int
     interrupted: bool
@@ -63,12 +63,12 @@ class Tuned(Generic[M]):
     @property
     def ledger(self) -> tuple[Entry, ...]:
         """The entries of all graphs: what was tried."""
-        return tuple(entry for kept in self.graphs for entry in kept.entries)
+        return tuple(entry for result in self.graphs for entry in result.entries)
 
     @property
     def steps(self) -> tuple[str, ...]:
         """The names of the passes and settings in use, on all graphs."""
-        return tuple(step["name"] for kept in self.graphs for step in kept.steps)
+        return tuple(step["name"] for result in self.graphs for step in result.steps)
 
     def __rich__(self) -> Table:
         before = f", {self.reused} tuned before" if self.reused else ""
@@ -81,12 +81,14 @@ class Tuned(Generic[M]):
             console.print(self)
             for why in dict.fromkeys(self.untuned):
                 console.print(f"not tuned: {why}", highlight=False, markup=False)
-            for kept in self.graphs:
-                if kept.ratio:
-                    told = "{:.3f} [{:.3f}, {:.3f}]".format(*kept.ratio)
-                    console.print(f"{kept.graph[:8]}: {told} of the default's time", highlight=False)
-                if kept.left:
-                    console.print(f"{kept.graph[:8]}: no time for {', '.join(kept.left)}", highlight=False)
+            for result in self.graphs:
+                if result.ratio:
+                    ratio = "{:.3f} [{:.3f}, {:.3f}]".format(*result.ratio)
+                    console.print(f"{result.graph[:8]}: {ratio} of the default's time", highlight=False)
+                if result.left:
+                    console.print(
+                        f"{result.graph[:8]}: no time for {', '.join(result.left)}", highlight=False
+                    )
         return captured.get()
 
 
@@ -140,66 +142,74 @@ def tune(
         OptionsError: an argument is invalid, or a pass holds state that cannot be identified.
         StageError: the default cannot be compiled.
     """
-    wanted, where = _check(model, kwargs, seconds, goal, options, cache, clock)
+    checked_options, cache_setting = _check_arguments(model, kwargs, seconds, goal, options, cache, clock)
     for name, flag in (("fresh", fresh), ("show", show)):
         if not isinstance(flag, bool):
             raise OptionsError(name, flag, "True or False")
-    chosen = None if passes is None else _listed("passes", passes)
-    allowed = _listed("allow", allow)
+    chosen = None if passes is None else _parse_passes("passes", passes)
+    allowed = _parse_passes("allow", allow)
     start = time.monotonic()
     args = inputs if isinstance(inputs, tuple) else (inputs,)
-    later = Session(seconds=seconds, goal=goal, passes=chosen, allowed=allowed, clock=clock, cache=where)
-    file = file_of_call(model, args, kwargs or {}, {**wanted, "passes": later}, where)
+    later_session = Session(
+        seconds=seconds, goal=goal, passes=chosen, allowed=allowed, clock=clock, cache=cache_setting
+    )
+    file = file_of_call(
+        model, args, kwargs or {}, {**checked_options, "passes": later_session}, cache_setting
+    )
     known = None if fresh or file is None else read_call(file)
-    if known is not None and all(choice_of(kept, later) for kept in known):
+    if known is not None and all(valid_choice(kept, later_session) for kept in known):
         # If Dynamo traces the model into other graphs after all, they are tuned when they first run.
         for _ in known:
             counters.count("tuned_reused")
-        compiled = _compiled(model, wanted, later)
+        compiled = _compile(model, checked_options, later_session)
         return Tuned(model, tuple(known), time.monotonic() - start, len(known), False, compiled)
     with ProgressLine(show, name="fxpasses.tune") as line:
-        one = Session(
+        session = Session(
             seconds=seconds,
             goal=goal,
             passes=chosen,
             allowed=allowed,
             clock=clock,
-            tell=line,
+            report_progress=line,
             fresh=fresh,
-            cache=where,
+            cache=cache_setting,
         )
         line("compiling the default")
-        with nothing_left_behind(), torch.random.fork_rng(), one.searching():
+        with nothing_left_behind(), torch.random.fork_rng(), session.count_time():
             copied = deep_copy("model", model, "tuned")
-            given, named = tree_map(_own, (args, dict(kwargs or {})))
-            compile_apart(copied, "fxpasses", options={**wanted, "passes": one})(*given, **named)
-    if not one.results and not one.untuned:
-        one.untuned.append("Dynamo made no graph of the model: all of it runs in eager")
-    graphs = dict.fromkeys(kept.graph for kept in one.results)
-    results = tuple(next(k for k in one.results if k.graph == graph) for graph in graphs)
-    if file is not None and not one.interrupted:
-        write_call(file, [place.file for place in one.places])
-    later.seconds, later.known = 0.0, [*zip(one.places, one.results, strict=True)]
+            copied_args, copied_kwargs = tree_map(_copy_input, (args, dict(kwargs or {})))
+            compile_apart(copied, "fxpasses", options={**checked_options, "passes": session})(
+                *copied_args, **copied_kwargs
+            )
+    if not session.results and not session.untuned:
+        session.untuned.append("Dynamo made no graph of the model: all of it runs in eager")
+    graphs = dict.fromkeys(kept.graph for kept in session.results)
+    results = tuple(next(k for k in session.results if k.graph == graph) for graph in graphs)
+    if file is not None and not session.interrupted:
+        write_call(file, [location.file for location in session.locations])
+    later_session.seconds, later_session.known = 0.0, [*zip(session.locations, session.results, strict=True)]
     # Without a better choice, call the default as if nothing had been tuned. Then it can run from its plan.
     # A program that may still be tuned has none.
     kept = any(found.steps for found in results)
-    compiled = _compiled(model, wanted, later if kept else None)
+    compiled = _compile(model, checked_options, later_session if kept else None)
     spent = time.monotonic() - start
-    return Tuned(model, results, spent, one.reused, one.interrupted, compiled, tuple(one.untuned))
+    return Tuned(model, results, spent, session.reused, session.interrupted, compiled, tuple(session.untuned))
 
 
-def _compiled(model: Callable[..., Any], options: dict[str, Any], one: Session | None) -> Callable[..., Any]:
-    given = options if one is None else {**options, "passes": one}
-    return torch.compile(model, backend="fxpasses", options=given)
+def _compile(
+    model: Callable[..., Any], options: dict[str, Any], session: Session | None
+) -> Callable[..., Any]:
+    merged_options = options if session is None else {**options, "passes": session}
+    return torch.compile(model, backend="fxpasses", options=merged_options)
 
 
-def _own(value: Any) -> Any:
+def _copy_input(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return deep_copy("inputs", value, "tuned")
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _listed(name: str, value: Any) -> tuple[Pass, ...]:
+def _parse_passes(name: str, value: Any) -> tuple[Pass, ...]:
     found = check_listed_passes(name, value)
     for item in found:
         if item.identify().digest is None:
@@ -208,7 +218,7 @@ def _listed(name: str, value: Any) -> tuple[Pass, ...]:
     return found
 
 
-def _check(
+def _check_arguments(
     model: Any, kwargs: Any, seconds: Any, goal: Any, options: Any, cache: Any, clock: Any
 ) -> tuple[dict[str, Any], str]:
     """Return the validated options and the directory for results, which is one of them."""
@@ -223,10 +233,10 @@ def _check(
     if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
         raise OptionsError("kwargs", kwargs, "the model's keyword arguments by name")
     try:
-        told = clock()
+        reading = clock()
     except TypeError:  # not callable, or it needs arguments
-        told = None
-    if not isinstance(told, (int, float)) or isinstance(told, bool):
+        reading = None
+    if not isinstance(reading, (int, float)) or isinstance(reading, bool):
         problem = "a function without arguments that returns seconds, such as time.process_time"
         raise OptionsError("clock", clock, problem)
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds >= 0:
@@ -239,9 +249,9 @@ def _check(
         raise OptionsError("options", "passes", "no passes: name those to choose from with passes=[...]")
     if not isinstance(cache, (str, os.PathLike)):
         raise OptionsError("cache", cache, "'auto', 'off' or a directory")
-    given = {"cache": cache, **(options or {})}
-    there = Options.parse({**given, "passes": "tuned"}).cache
-    if os.fspath(cache) not in ("auto", there):
-        problem = f"cache={cache!r} and options={{'cache': {there!r}}} name two places for results: give one of them"
+    merged_options = {"cache": cache, **(options or {})}
+    cache_setting = Options.parse({**merged_options, "passes": "tuned"}).cache
+    if os.fspath(cache) not in ("auto", cache_setting):
+        problem = f"cache={cache!r} and options={{'cache': {cache_setting!r}}} name two places for results: give one of them"
         raise OptionsError("cache", cache, problem=problem)
-    return {**given, "cache": there}, there
+    return {**merged_options, "cache": cache_setting}, cache_setting

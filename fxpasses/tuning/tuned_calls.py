@@ -19,7 +19,7 @@ from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomically
 from fxpasses.plans.surroundings import state, surroundings
 from fxpasses.plans.walk import Walk
-from fxpasses.tuning.kept import Kept, read_result
+from fxpasses.tuning.kept import TuningResult, read_result
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +48,16 @@ def file_of_call(
         walk = Walk()
         content = walk.walk_call(model, objects)
         numbers = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
-        told, _, _ = describe_arguments(tuple(args), kwargs, lambda tensor: numbers.get(id(tensor)))
-        about = [content, told, describe_options(options), surroundings(), list(map(str, state()))]
+        arguments, _, _ = describe_arguments(tuple(args), kwargs, lambda tensor: numbers.get(id(tensor)))
+        key_parts = [content, arguments, describe_options(options), surroundings(), list(map(str, state()))]
     except NoPlan as error:
         log.info("whether a call was tuned before is asked of its graphs: %s", error)
         return None
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps(key_parts, sort_keys=True).encode()).hexdigest()[:32]
     return root / "tuned" / "calls" / f"{key}.call"
 
 
-def read_call(file: Path) -> list[Kept] | None:
+def read_call(file: Path) -> list[TuningResult] | None:
     """Return the results of all graphs of a call, or ``None`` if it was not tuned or a result is missing.
 
     Args:

@@ -17,8 +17,8 @@ from fxpasses.errors import StageError
 from fxpasses.tuning._torch import watch_backward
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.freezing import FREEZING, FrozenProgram
-from fxpasses.tuning.kept import Kept, Place, add_to_report
-from fxpasses.tuning.measuring import own_inputs
+from fxpasses.tuning.kept import ResultLocation, TuningResult, add_to_report
+from fxpasses.tuning.measuring import copy_inputs
 from fxpasses.tuning.struck import strike, told_struck
 from fxpasses.tuning.verdicts import Verdicts
 
@@ -33,20 +33,20 @@ class Graph:
     gm: fx.GraphModule
     options: Options
     compile: Compile
-    place: Place
+    location: ResultLocation
 
     def compiled(self, inputs: Sequence[Any], options: Options | None = None) -> Callable[..., Any]:
         """Compile the graph for inputs, fake or real, with these options or the user's."""
         options = options or self.options
         if not options.inductor.get("freezing") or self.options.inductor.get("freezing"):
             return self.compile(self.gm, inputs, options)
-        return FrozenProgram(self.gm, options, self._compile_alone)
+        return FrozenProgram(self.gm, options, self._compile_unrecorded)
 
-    def compiled_in_a_call(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_default(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile the default for the inputs of a call."""
-        return self._compile_alone(self.gm, inputs, self.options)
+        return self._compile_unrecorded(self.gm, inputs, self.options)
 
-    def _compile_alone(
+    def _compile_unrecorded(
         self, gm: fx.GraphModule, inputs: Sequence[Any], options: Options
     ) -> Callable[..., Any]:
         with recorded_by(None):
@@ -59,33 +59,33 @@ class TunedProgram:
 
     Attributes:
         graph: the graph.
-        kept: the kept result of tuning.
+        result: the kept result of tuning.
         choice: its steps.
         checked: whether the choice was compared with eager on inputs of these sizes.
-        running: the program; ``None`` once it is struck.
+        program: the program; ``None`` once it is struck.
         default: the program without the choice, if it is compiled.
     """
 
     graph: Graph
-    kept: Kept
+    result: TuningResult
     choice: Choice
     checked: bool
-    running: Callable[..., Any] | None = None
+    program: Callable[..., Any] | None = None
     default: Callable[..., Any] | None = None
-    _symbolic: bool = False
+    _has_symbolic_sizes: bool = False
     _is_watched: bool = False
 
     def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return what the backend returns. Args: the inputs that Dynamo gave."""
-        self._symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
-        if self._symbolic:
+        self._has_symbolic_sizes = any(isinstance(value, torch.SymInt) for value in inputs)
+        if self._has_symbolic_sizes:
             self.choice = Choice(
                 tuple(step for step in self.choice.steps if step != FREEZING)
             )  # freezing needs fixed sizes
         if not self.choice.steps:
             return self.graph.compiled(inputs)
         try:
-            self.running = self.graph.compiled(inputs, self.choice.options(self.graph.options))
+            self.program = self.graph.compiled(inputs, self.choice.options(self.graph.options))
         except StageError as error:
             self._strike(str(error))
             return self.graph.compiled(inputs)
@@ -96,87 +96,89 @@ class TunedProgram:
         return recording.watched(self, in_memory=True)
 
     def __call__(self, *inputs: Any) -> Any:
-        running = self.running
-        if running is None:
-            return self._without(inputs)
+        program = self.program
+        if program is None:
+            return self._run_default(inputs)
         try:
             if not self.checked:
-                self._check(running, inputs)
+                self._check(program, inputs)
         except Exception as error:  # noqa: BLE001  (raised again if the default raises it as well)
-            saved = self._instead(inputs)  # raises the same error if the choice is not to blame
-            self._strike(str(error) if isinstance(error, _Wrong) else describe_error(error))
-            return saved
+            outputs = self._run_fallback(inputs)  # raises the same error if the choice is not to blame
+            self._strike(str(error) if isinstance(error, _WrongResults) else describe_error(error))
+            return outputs
         try:
-            return running(*inputs) if self._is_watched else self._watched(running, inputs)
+            return program(*inputs) if self._is_watched else self._run_watched(program, inputs)
         except Exception as error:
-            changes = self._changes(inputs)  # raises the same error if the choice is not to blame
+            mutates_inputs = self._mutates_inputs(
+                inputs
+            )  # raises the same error if the choice is not to blame
             self._strike(describe_error(error))
-            if changes:
-                error.add_note(told_struck(self.graph.place.graph, str(self.choice), "which"))
+            if mutates_inputs:
+                error.add_note(told_struck(self.graph.location.graph, str(self.choice), "which"))
                 raise
-        return self._instead(inputs)
+        return self._run_fallback(inputs)
 
-    def _changes(self, inputs: Sequence[Any]) -> bool:
+    def _mutates_inputs(self, inputs: Sequence[Any]) -> bool:
         """Whether the graph mutates its inputs, which is tried in eager on copies.
 
         If so, the failed program may already have mutated them, and the call is not repeated.
         """
         with torch.random.fork_rng(), torch.no_grad():
-            given = [v.detach() if isinstance(v, Tensor) else v for v in own_inputs(inputs)]
-            tensors = [value for value in given if isinstance(value, Tensor)]
+            copies = [v.detach() if isinstance(v, Tensor) else v for v in copy_inputs(inputs)]
+            tensors = [value for value in copies if isinstance(value, Tensor)]
             before = [value._version for value in tensors]
-            self.graph.gm.forward(*given)
+            self.graph.gm.forward(*copies)
         return before != [value._version for value in tensors]
 
-    def _watched(self, running: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    def _run_watched(self, program: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         """Run a call, and strike the choice if its backward pass, or that of a later call, fails."""
-        watch = watch_backward(inputs, self._backward_failed)
-        outputs = running(*inputs)
+        watch = watch_backward(inputs, self._on_backward_error)
+        outputs = program(*inputs)
         self._is_watched = not torch.is_grad_enabled() or watch(outputs)
         return outputs
 
-    def _backward_failed(self, error: Exception) -> None:
+    def _on_backward_error(self, error: Exception) -> None:
         """Strike the choice, and leave the error to the user. Later calls run without the choice.
 
         The call cannot be repeated: its forward pass is over, and the tensors it saved may be gone.
         """
-        if self.running is not None:
-            error.add_note(told_struck(self.graph.place.graph, str(self.choice), "whose backward pass"))
+        if self.program is not None:
+            error.add_note(told_struck(self.graph.location.graph, str(self.choice), "whose backward pass"))
             self._strike(f"in the backward pass: {describe_error(error)}")
 
-    def _instead(self, inputs: Sequence[Any]) -> Any:
+    def _run_fallback(self, inputs: Sequence[Any]) -> Any:
         """Run the call in which the program failed without the choice."""
         return (self.default or self.graph.gm.forward)(*inputs)
 
-    def _without(self, inputs: Sequence[Any]) -> Any:
+    def _run_default(self, inputs: Sequence[Any]) -> Any:
         """Run later calls. Symbolic graphs are not compiled: that would fit the sizes of one call only."""
-        if self.default is None and not self._symbolic:
-            self.default = self.graph.compiled_in_a_call(inputs)
-        return self._instead(inputs)
+        if self.default is None and not self._has_symbolic_sizes:
+            self.default = self.graph.compile_default(inputs)
+        return self._run_fallback(inputs)
 
-    def _check(self, running: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    def _check(self, program: Callable[..., Any], inputs: Sequence[Any]) -> None:
         """Compare with eager once, because the choice was checked for other sizes."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
-            given = own_inputs(inputs)
+            copies = copy_inputs(inputs)
             gm, options = self.graph.gm, self.graph.options
-            verdicts = Verdicts(gm, given, options, lambda o: self.graph.compiled(given, o))
-            end = verdicts.compared(self.choice, running)
-        if not end.ok:
-            raise _Wrong(f"not what eager gives: {end.problems[0]}")
+            verdicts = Verdicts(gm, copies, options, lambda o: self.graph.compiled(copies, o))
+            check = verdicts.compare_with_eager(self.choice, program)
+        if not check.ok:
+            raise _WrongResults(f"not what eager gives: {check.problems[0]}")
         self.checked = True
-        if not self._symbolic:
-            place = self.graph.place
-            place.write(replace(self.kept, graph=place.graph, entries=()))
+        if not self._has_symbolic_sizes:
+            location = self.graph.location
+            location.write(replace(self.result, graph=location.graph, entries=()))
 
     def _strike(self, why: str) -> None:
-        self.running = None
-        place, options = self.graph.place, self.graph.options
-        struck = self.kept.struck_for(place.graph, why)
-        strike(place.file, struck)
+        self.program = None
+        location, options = self.graph.location, self.graph.options
+        struck = self.result.struck_for(location.graph, why)
+        strike(location.file, struck)
         if options.report:
             add_to_report(options.report, struck)
 
 
-class _Wrong(Exception):
+class _WrongResults(Exception):
     """The results of a tuned program differ from eager."""

@@ -15,8 +15,8 @@ Outcome = Literal["kept", "no gain", "loses", "wrong", "failed", "struck", "unpr
 not compiled or run; once kept, until the program failed; better, but the checks took longer than the time left.
 """
 
-_REFUSED = ("wrong", "failed", "struck")
-_MEASURED = ("ratio", "low", "high", "memory")
+_REFUSED_OUTCOMES = ("wrong", "failed", "struck")
+_OPTIONAL_FIELDS = ("ratio", "low", "high", "memory")
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,14 @@ class Entry:
             TypeError: a value has another type.
         """
         numbers: dict[str, Any] = dict.fromkeys(("predicted", "ratio", "low", "high", "memory"), (int, float))
-        kinds = {"changed": int, **numbers}
-        found = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
-        for name, value in found.items():
-            if not isinstance(value, kinds.get(name, str)) and (value is not None or name not in _MEASURED):
+        types = {"changed": int, **numbers}
+        values = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
+        for name, value in values.items():
+            if not isinstance(value, types.get(name, str)) and (
+                value is not None or name not in _OPTIONAL_FIELDS
+            ):
                 raise TypeError(f"{name} is {value!r}")
-        return cls(**found)
+        return cls(**values)
 
     @property
     def measured(self) -> str:
@@ -102,8 +104,8 @@ class Change:
         if self.before is None or self.after is None:
             return "new" if self.before is None else "gone"
         a, b = self.before, self.after
-        if (a.outcome in _REFUSED) != (b.outcome in _REFUSED):
-            return "loses" if b.outcome in _REFUSED else "wins"
+        if (a.outcome in _REFUSED_OUTCOMES) != (b.outcome in _REFUSED_OUTCOMES):
+            return "loses" if b.outcome in _REFUSED_OUTCOMES else "wins"
         if a.low is None or b.low is None or a.high is None or b.high is None:
             return "as before"
         if a.on != b.on and {a.outcome, b.outcome} != {"kept", "loses"}:
@@ -123,8 +125,8 @@ def table_of_entries(entries: Sequence[Entry], title: str = "") -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", title=title or None, title_justify="left")
-    told = len({e.situation for e in entries}) > 1
-    situation = ["in"] if told else []
+    shows_situation = len({e.situation for e in entries}) > 1
+    situation = ["in"] if shows_situation else []
     for name in ("graph", *situation, "step", "outcome", "predicted", "time", "memory", "calls", "verdict"):
         table.add_column(
             name, justify="right" if name in ("predicted", "time", "memory", "calls") else "left"
@@ -132,7 +134,7 @@ def table_of_entries(entries: Sequence[Entry], title: str = "") -> Table:
     for e in entries:
         memory = "" if e.memory is None else f"{e.memory:.2f}"
         changed = str(e.changed) if e.changed else ""
-        situation = [e.situation] if told else []
+        situation = [e.situation] if shows_situation else []
         predicted = f"{e.predicted:.2f}"
         table.add_row(
             e.graph[:8], *situation, e.step, e.outcome, predicted, e.measured, memory, changed, e.verdict
@@ -150,6 +152,6 @@ def table_of_changes(found: Sequence[Change]) -> Table:
     for change in found:
         entry = change.after or change.before
         assert entry is not None
-        told = [f"{e.outcome} {e.measured}".strip() if e else "" for e in (change.before, change.after)]
-        table.add_row(entry.graph[:8], entry.step, entry.situation, *told, change.word)
+        cells = [f"{e.outcome} {e.measured}".strip() if e else "" for e in (change.before, change.after)]
+        table.add_row(entry.graph[:8], entry.step, entry.situation, *cells, change.word)
     return table

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.passes import TunedPasses
-from fxpasses.tuning.kept import Kept, Place
+from fxpasses.tuning.kept import ResultLocation, TuningResult
 from fxpasses.tuning.measuring import wall_clock
 from fxpasses.tuning.search import Goal
 
@@ -24,18 +24,18 @@ class Session(TunedPasses):
         passes: the passes to choose from; ``None`` for those of the library that preserve results.
         allowed: further passes to choose from, whose results may differ from eager.
         clock: returns the seconds that are compared.
-        tell: reports progress.
+        report_progress: reports progress.
         fresh: whether to ignore the kept results of earlier tuning.
         cache: where results are kept, as for :func:`fxpasses.compile`.
         results: the result for each graph.
-        places: the place of each result.
-        known: results that are valid even if they are not on disk, with their places.
+        locations: the location of each result.
+        known: results that are valid even if they are not on disk, with their locations.
         reused: how many results were kept by an earlier tuning.
-        spent: the seconds that counted before ``since``.
-        since: when the time that counts began, by ``time.monotonic``; ``None`` while none counts.
+        spent_seconds: the seconds that counted before ``started_at``.
+        started_at: when the time that counts began, by ``time.monotonic``; ``None`` while none counts.
         interrupted: whether the user stopped it.
         untuned: the reason for each graph that was not tuned.
-        takes_any: whether results of an earlier tuning are valid whatever it chose from.
+        accepts_any_candidates: whether results of an earlier tuning are valid whatever it chose from.
     """
 
     seconds: float = 60.0
@@ -43,39 +43,41 @@ class Session(TunedPasses):
     passes: tuple[Pass, ...] | None = None
     allowed: tuple[Pass, ...] = ()
     clock: Callable[[], float] = wall_clock
-    tell: Callable[[str], None] = lambda what: None
+    report_progress: Callable[[str], None] = lambda what: None
     fresh: bool = False
     cache: str = "auto"
-    results: list[Kept] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    known: list[tuple[Place, Kept]] = field(default_factory=list)
+    results: list[TuningResult] = field(default_factory=list)
+    locations: list[ResultLocation] = field(default_factory=list)
+    known: list[tuple[ResultLocation, TuningResult]] = field(default_factory=list)
     reused: int = 0
-    spent: float = 0.0
-    since: float | None = None
+    spent_seconds: float = 0.0
+    started_at: float | None = None
     interrupted: bool = False
     untuned: list[str] = field(default_factory=list)
-    takes_any: bool = False
+    accepts_any_candidates: bool = False
 
     def told(self) -> str:
         """Return the goal and the candidates as text, passes with digests of what they do."""
         if (self.goal, self.passes, self.allowed) == ("time", None, ()):
             return super().told()
-        named = [[(str(item), item.identity()) for item in of or ()] for of in (self.passes, self.allowed)]
+        named = [
+            [(str(item), item.identity()) for item in passes or ()] for passes in (self.passes, self.allowed)
+        ]
         return f"{super().told()} {self.goal} {self.passes is None} {named}"
 
     @contextlib.contextmanager
-    def searching(self) -> Iterator[None]:
+    def count_time(self) -> Iterator[None]:
         """Count the time of a call of :func:`fxpasses.tune`, including the searches of graphs within it."""
-        if self.since is not None:
+        if self.started_at is not None:
             yield
             return
-        start = self.since = time.monotonic()
+        start = self.started_at = time.monotonic()
         try:
             yield
         finally:
-            self.spent, self.since = self.spent + time.monotonic() - start, None
+            self.spent_seconds, self.started_at = self.spent_seconds + time.monotonic() - start, None
 
     def seconds_left(self) -> float:
         """Return the seconds until the time is up."""
-        now = 0.0 if self.since is None else time.monotonic() - self.since
-        return 0.0 if self.interrupted else self.seconds - self.spent - now
+        now = 0.0 if self.started_at is None else time.monotonic() - self.started_at
+        return 0.0 if self.interrupted else self.seconds - self.spent_seconds - now

@@ -18,11 +18,11 @@ from torch import Tensor
 from fxpasses.plans._torch import storage_address
 from fxpasses.tuning import _torch
 
-_compare = ctypes.CDLL(None).memcmp
-_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-class Unchanged:
+class ChangeDetector:
     """Remembers some of a program's inputs, and tells whether they are unchanged.
 
     Args:
@@ -32,50 +32,50 @@ class Unchanged:
 
     def __init__(self, indices: Sequence[int], inputs: Sequence[Any]) -> None:
         self._copies: dict[int, Tensor] = {}
-        self._compared: list[int] = []
-        self._calls = self._until = 1
+        self._compared_indices: list[int] = []
+        self._calls_since_watch = self._calls_before_watch = 1
         self._watch(indices, inputs)
 
-    def hold(self, inputs: Sequence[Any]) -> bool:
+    def are_unchanged(self, inputs: Sequence[Any]) -> bool:
         """Whether all of them are bitwise unchanged. Args: the inputs of the program."""
-        if not all(self._is_same(i, inputs[i]) for i in self._compared):
+        if not all(self._is_bitwise_equal(i, inputs[i]) for i in self._compared_indices):
             return False
-        return self._places(inputs) == self._known or self._hold_elsewhere(inputs)
+        return self._addresses(inputs) == self._known_addresses or self._are_unchanged_after_move(inputs)
 
     def _watch(self, indices: Sequence[int], inputs: Sequence[Any]) -> None:
         """Detect writes by address from now on. Tensors without a lazy copy are compared instead."""
-        watched = []
+        watched_indices = []
         for i in indices:
             copy = _torch.lazy_copy(inputs[i])
             if copy is not None:
-                watched.append(i)
+                watched_indices.append(i)
                 self._copies[i] = copy
             else:
-                self._compared.append(i)
+                self._compared_indices.append(i)
                 self._copies.setdefault(i, inputs[i].detach().clone())
-        self._watched = watched
-        self._known = self._places(inputs)
+        self._watched_indices = watched_indices
+        self._known_addresses = self._addresses(inputs)
 
-    def _places(self, inputs: Sequence[Any]) -> tuple[list[int], list[Any]]:
-        picked = [inputs[i] for i in self._watched]
-        return list(map(storage_address, picked)), [value.storage_offset() for value in picked]
+    def _addresses(self, inputs: Sequence[Any]) -> tuple[list[int], list[Any]]:
+        tensors = [inputs[i] for i in self._watched_indices]
+        return list(map(storage_address, tensors)), [value.storage_offset() for value in tensors]
 
-    def _hold_elsewhere(self, inputs: Sequence[Any]) -> bool:
-        """Like :meth:`hold`, for tensors of which some have moved: compare them.
+    def _are_unchanged_after_move(self, inputs: Sequence[Any]) -> bool:
+        """Like :meth:`are_unchanged`, for tensors of which some have moved: compare them.
 
         They are watched again after a number of calls that doubles each time.
         """
-        if not all(self._is_same(i, inputs[i]) for i in self._watched):
+        if not all(self._is_bitwise_equal(i, inputs[i]) for i in self._watched_indices):
             return False
-        self._calls += 1
-        if self._calls >= self._until:
-            self._calls, self._until = 0, 2 * self._until
-            self._watch(self._watched, inputs)
+        self._calls_since_watch += 1
+        if self._calls_since_watch >= self._calls_before_watch:
+            self._calls_since_watch, self._calls_before_watch = 0, 2 * self._calls_before_watch
+            self._watch(self._watched_indices, inputs)
         return True
 
-    def _is_same(self, i: int, value: Tensor) -> bool:
+    def _is_bitwise_equal(self, i: int, value: Tensor) -> bool:
         copy = self._copies[i]
         size = copy.numel() * copy.element_size()
         if value.untyped_storage().nbytes() < size:
             return False
-        return not _compare(_torch.element_address(value), _torch.element_address(copy), size)
+        return not _memcmp(_torch.element_address(value), _torch.element_address(copy), size)

@@ -22,11 +22,11 @@ from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
 from fxpasses.tuning.choice import Choice, Step
 
-_RANDOM = {"fallback_random": True}
+_EAGER_RANDOM = {"fallback_random": True}
 """With this Inductor option, compiled graphs draw the same random numbers as eager."""
 
 
-_NO_FARTHER = 2.0
+_MAX_DISTANCE_RATIO = 2.0
 """A result is accepted if it is at most this many times as far from float64 as the default's."""
 
 
@@ -60,26 +60,26 @@ class Verdicts:
             program: takes the inputs.
             seconds: the time after which rewrites are only tried on the real inputs.
         """
-        end = self.compared(choice, program)
-        if not end.ok:
-            return f"not what eager gives: {end.problems[0]}", ""
-        whose = "eager's" if end.times <= PROGRAM_LIMIT else "the default's"
-        told = [f"{whose} results, {end.times:.2g} x rounding" if end.times else "eager's bits"]
+        check = self.compare_with_eager(choice, program)
+        if not check.ok:
+            return f"not what eager gives: {check.problems[0]}", ""
+        reference = "eager's" if check.times <= PROGRAM_LIMIT else "the default's"
+        notes = [f"{reference} results, {check.times:.2g} x rounding" if check.times else "eager's bits"]
         computed = [v for name, v in (self._eager or {}).items() if name.startswith(("output", "gradient"))]
         if not any(bool(value.isfinite().any()) for value in computed):
-            told = ["nothing that eager gives is finite"]
+            notes = ["nothing that eager gives is finite"]
         for step in choice.steps[-1:]:
-            refused, verdict = self._of_step(step, choice, seconds)
-            if refused:
-                return refused, ""
-            told = [verdict, *told] if verdict else told
-        return "", "; ".join(told)
+            reason, verdict = self._judge_step(step, choice, seconds)
+            if reason:
+                return reason, ""
+            notes = [verdict, *notes] if verdict else notes
+        return "", "; ".join(notes)
 
-    def compared(self, choice: Choice, program: Callable[..., Any]) -> StageCheck:
+    def compare_with_eager(self, choice: Choice, program: Callable[..., Any]) -> StageCheck:
         """Compare the results and gradients of a program with those of eager.
 
-        A result that is no farther from float64 than the default's (see ``_NO_FARTHER``) is right as well.
-        Some kernels compute in another order (the gradients of batch norm).
+        A result that is no farther from float64 than the default's (see ``_MAX_DISTANCE_RATIO``) is right
+        as well. Some kernels compute in another order (the gradients of batch norm).
 
         Args:
             choice: what it was compiled with.
@@ -87,34 +87,34 @@ class Verdicts:
         """
         if self._eager is None:
             self._eager = self._steps.eager()
-            self._varies = self._steps.variation(self._eager)
-            self._wide, _ = self._steps.yardsticks()
-        same = choice.without_allowed()
-        if self._random or same != choice:
-            program = self._compile(self._drawing(same))
-        got = self._steps.compiled(lambda step: program)
+            self._variation = self._steps.variation(self._eager)
+            self._yardsticks, _ = self._steps.yardsticks()
+        comparable = choice.without_allowed()
+        if self._needs_eager_random or comparable != choice:
+            program = self._compile(self._options_for_comparison(comparable))
+        results = self._steps.compiled(lambda step: program)
         # Apply the limits for kernels, whatever runs the graph. Verdicts on rewrites say which round worse.
-        end = judged(f"inductor, {choice}", got, self._eager, self._wide)
-        if end.ok:
-            return end
+        check = judged(f"inductor, {choice}", results, self._eager, self._yardsticks)
+        if check.ok:
+            return check
         if self._default is None:
-            default = self._compile(self._drawing(Choice()))
+            default = self._compile(self._options_for_comparison(Choice()))
             self._default = self._steps.compiled(lambda step: default)
-        next_to_it = judged(end.stage, got, self._default, self._wide)
-        no_farther = next_to_it.ok and next_to_it.times <= _NO_FARTHER
-        return dataclasses.replace(end, problems=()) if no_farther else end
+        against_default = judged(check.stage, results, self._default, self._yardsticks)
+        is_no_farther = against_default.ok and against_default.times <= _MAX_DISTANCE_RATIO
+        return dataclasses.replace(check, problems=()) if is_no_farther else check
 
     @property
-    def _random(self) -> bool:
-        return bool(self._varies) and self._options.compiler == "inductor"
+    def _needs_eager_random(self) -> bool:
+        return bool(self._variation) and self._options.compiler == "inductor"
 
-    def _drawing(self, choice: Choice) -> Options:
+    def _options_for_comparison(self, choice: Choice) -> Options:
         """Return the options of a choice, set to draw the random numbers that eager draws."""
         options = choice.options(self._options)
-        draws = {**options.inductor, **_RANDOM} if self._random else options.inductor
-        return dataclasses.replace(options, inductor=draws)
+        inductor = {**options.inductor, **_EAGER_RANDOM} if self._needs_eager_random else options.inductor
+        return dataclasses.replace(options, inductor=inductor)
 
-    def _of_step(self, step: Step, choice: Choice, seconds: float) -> tuple[str, str]:
+    def _judge_step(self, step: Step, choice: Choice, seconds: float) -> tuple[str, str]:
         """Return the verdict on all rewrites of a step in the whole graph, even if it is for a part of it."""
         if step.item is None:
             return "", ""
@@ -136,9 +136,9 @@ class Verdicts:
         wrong = [problem for stage in found for problem in stage.problems]
         if wrong:
             return f"the rewrite is wrong: {wrong[0]}", ""
-        unseen = [note for note in notes if "not compared" in note]
-        if unseen:
-            return unseen[0], ""
+        not_compared = [note for note in notes if "not compared" in note]
+        if not_compared:
+            return not_compared[0], ""
         if not found:
             return "its rewrites cannot be judged: it makes none in the whole graph", ""
         times = max(stage.times for stage in found)

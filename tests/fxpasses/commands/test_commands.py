@@ -13,7 +13,7 @@ import pytest
 
 import fxpasses
 from fxpasses.commands.main import COMMANDS, SHELLS, main
-from fxpasses.tuning.kept import Kept, Place, add_to_report
+from fxpasses.tuning.kept import ResultLocation, TuningResult, add_to_report
 from fxpasses.tuning.tuning_ledger import Entry
 
 MODULE = """
@@ -273,7 +273,7 @@ def test_results_of_tuning_are_told_compared_verified_and_cleared(tmp_path, monk
     entries = [
         Entry("g", name, "kept", ratio=0.8, low=0.7, high=0.9, verdict="EQUAL") for name in ("one", "two")
     ]
-    Place.under("auto", "g", "family", {}).write(Kept("g", (), tuple(entries)))
+    ResultLocation.in_cache("auto", "g", "family", {}).write(TuningResult("g", (), tuple(entries)))
     assert "0.80 [0.70, 0.90]" in told(["ledger"], capsys)
     (shown,) = json.loads(told(["ledger", "--step", "tw", "--json"], capsys))
     assert Entry.from_data(shown) == entries[1]
@@ -284,7 +284,7 @@ def test_results_of_tuning_are_told_compared_verified_and_cleared(tmp_path, monk
     assert [one["change"] for one in compared] == ["loses", "new"]
     assert "loses" in told(["ledger", "--against", str(before)], capsys, status=1)
     report = tmp_path / "report"
-    add_to_report(str(report), Kept("g", (), tuple(better)))
+    add_to_report(str(report), TuningResult("g", (), tuple(better)))
     for path in (report, report / "ledger.json"):
         assert json.loads(told(["ledger", str(path), "--json"], capsys)) == [better[0].to_data()]
     other = dataclasses.replace(better[0], situation="inference, 1 threads, time, 0")

@@ -6,7 +6,7 @@ import pytest
 
 from fxpasses.reports.page import write_page
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
-from fxpasses.tuning.kept import Kept
+from fxpasses.tuning.kept import TuningResult
 from fxpasses.tuning.tuning_ledger import Entry
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra 'test'")
@@ -59,7 +59,9 @@ def made_up(layers, calls):
             "eager": {"seconds": [0.03] * 3, "events": []},
         },
         "ledger": [
-            Kept("abcdef012345", (), (entry,), ratio=(0.9, 0.8, 0.95), left=(BOLD,), struck=BOLD).to_data()
+            TuningResult(
+                "abcdef012345", (), (entry,), ratio=(0.9, 0.8, 0.95), left=(BOLD,), struck=BOLD
+            ).to_data()
         ],
         "simulation": {
             "ranks": 8,

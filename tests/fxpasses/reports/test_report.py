@@ -472,7 +472,7 @@ def test_what_dynamo_calls_an_input():
     assert parameter_name("L['self']._modules['h']._modules['0']._buffers['mask']") == "h.0.mask"
     assert parameter_name("L['batch']['tokens']") == "batch['tokens']"
     assert parameter_name("") == ""
-    assert Recorder()._name(torch.fx.Graph().placeholder("tangents_1")) == ""
+    assert Recorder()._input_name(torch.fx.Graph().placeholder("tangents_1")) == ""
 
 
 def test_code_of_a_graph_that_calls_modules_and_methods():

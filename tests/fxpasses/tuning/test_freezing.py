@@ -5,8 +5,8 @@ import torch
 from fxpasses.compiling.options import Options
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.freezing import FREEZING, FrozenProgram, weights_to_freeze
-from fxpasses.tuning.kept import Place
-from fxpasses.tuning.tuned_graph import _Bench
+from fxpasses.tuning.kept import ResultLocation
+from fxpasses.tuning.tuned_graph import _GraphWorkbench
 from fxpasses.tuning.tuned_program import Graph
 from fxpasses.tuning.tuning_session import Session
 
@@ -82,12 +82,12 @@ def test_weights_that_are_not_dense_stay_inputs():
 
 def test_a_frozen_program_is_measured_on_weights_that_no_other_program_has_pointers_to():
     gm, inputs = captured(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4))
-    graph = Graph(gm, Options(), lambda gm, inputs, options: gm.forward, Place(None, "", "", {}))
+    graph = Graph(gm, Options(), lambda gm, inputs, options: gm.forward, ResultLocation(None, "", "", {}))
     with torch.no_grad():
-        bench = _Bench(graph, inputs, Session(seconds=0))
+        bench = _GraphWorkbench(graph, inputs, Session(seconds=0))
         frozen, default = bench.compiled(Choice((FREEZING,))), bench.compiled(Choice())
-        known = frozen.run._weights._known
+        known = frozen.run._weights._known_addresses
         for value in default._inputs:
             value.data_ptr()  # as Inductor's kernels ask for memory
         frozen.step()
-    assert frozen.run._weights._known is known, "compared bit by bit"
+    assert frozen.run._weights._known_addresses is known, "compared bit by bit"

@@ -6,7 +6,7 @@ import fxpasses
 from fxpasses.tuning import tuned_graph
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.freezing import FREEZING
-from fxpasses.tuning.search import Found
+from fxpasses.tuning.search import SearchResult
 
 FROZEN = Choice((FREEZING,))
 
@@ -14,7 +14,7 @@ FROZEN = Choice((FREEZING,))
 def tuned(model, x, cache, monkeypatch):
     torch._dynamo.reset()  # it would take sizes for symbolic that differ from those of another test's model: what is frozen is for fixed ones
     options = {"compiler": "eager", "cache": str(cache)}
-    monkeypatch.setattr(tuned_graph, "search", lambda bench, *_: Found(FROZEN, bench.compiled(FROZEN)))
+    monkeypatch.setattr(tuned_graph, "search", lambda bench, *_: SearchResult(FROZEN, bench.compiled(FROZEN)))
     return fxpasses.tune(model, x, seconds=0, options=options, cache=cache, show=False)
 
 

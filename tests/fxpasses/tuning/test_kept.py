@@ -9,25 +9,25 @@ import torch
 import fxpasses
 from fxpasses.errors import OptionsError
 from fxpasses.tuning import search
-from fxpasses.tuning.kept import Kept, Place, ledger_file
-from fxpasses.tuning.tuned_graph import choice_of
+from fxpasses.tuning.kept import ResultLocation, TuningResult, ledger_file
+from fxpasses.tuning.tuned_graph import valid_choice
 from fxpasses.tuning.tuning_ledger import Entry
 from fxpasses.tuning.tuning_session import Session
 
 
 def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_path, caplog):
-    place = Place.under(str(tmp_path), "g", "f", {"torch": "1"})
-    place.write(Kept("g", (), (Entry("g", "a", "no gain", ratio=1.0, low=0.9, high=1.1),)))
+    place = ResultLocation.in_cache(str(tmp_path), "g", "f", {"torch": "1"})
+    place.write(TuningResult("g", (), (Entry("g", "a", "no gain", ratio=1.0, low=0.9, high=1.1),)))
     assert place.read()[0].entries[0].measured == "1.00 [0.90, 1.10]"
-    assert Place.under(str(tmp_path), "other size", "f", {"torch": "1"}).read()[1] is False
-    assert Place.under(str(tmp_path), "g", "f", {"torch": "2"}).read() is None
+    assert ResultLocation.in_cache(str(tmp_path), "other size", "f", {"torch": "1"}).read()[1] is False
+    assert ResultLocation.in_cache(str(tmp_path), "g", "f", {"torch": "2"}).read() is None
     (path,) = (tmp_path / "tuned").glob("*/*.json")
     entries = [Entry("h", "b", "kept", ratio=ratio) for ratio in (0.5, 0.7, 0.8)]
-    other = Place.under(str(tmp_path), "h", "another family", {"torch": "1"})
-    other.write(Kept("h", (), (*entries, Entry("h", "c", "loses", ratio=1.2)), {"torch": "1"}))
-    assert place.gained() == {"b": 0.7}
-    assert Place.under(str(tmp_path), "g", "f", {"torch": "2"}).gained() == {}
-    assert Place.under("off", "g", "f", {}).gained() == {}
+    other = ResultLocation.in_cache(str(tmp_path), "h", "another family", {"torch": "1"})
+    other.write(TuningResult("h", (), (*entries, Entry("h", "c", "loses", ratio=1.2)), {"torch": "1"}))
+    assert place.median_ratios() == {"b": 0.7}
+    assert ResultLocation.in_cache(str(tmp_path), "g", "f", {"torch": "2"}).median_ratios() == {}
+    assert ResultLocation.in_cache("off", "g", "f", {}).median_ratios() == {}
     other.file.unlink()
     data = json.loads(path.read_text())
     others = [{"format": 0}, {"entries": [{"x": 1}]}, {"graph": None}, {"steps": [None]}, {"steps": 3}]
@@ -42,7 +42,7 @@ def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_p
     assert place.read() is not None
     path.chmod(0o666)
     assert place.read() is None
-    assert Place.under("off", "g", "f", {}).read() is None
+    assert ResultLocation.in_cache("off", "g", "f", {}).read() is None
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_p
 )
 def test_settings_that_there_are_not_are_not_used(settings, caplog):
     step = {"name": "a", "settings": settings, "digest": None, "allowed": False, "places": None}
-    assert choice_of(Kept("g", (step,), ()), Session(takes_any=True)) is None
+    assert valid_choice(TuningResult("g", (step,), ()), Session(accepts_any_candidates=True)) is None
     assert "what was tuned before is not used" in caplog.text
 
 
 def test_a_choice_that_fails_for_another_size_is_struck_there():
     step = {"name": "a", "settings": {"memory_budget": 0.8}, "digest": None}
     tried = (Entry("g", "a", "kept", ratio=0.8), Entry("g", "b", "loses", ratio=1.2))
-    kept = Kept("g", (step,), tried, {"threads": "2", "goal": "time"})
+    kept = TuningResult("g", (step,), tried, {"threads": "2", "goal": "time"})
     own = kept.struck_for("g", "it fails")
     assert [(e.step, e.outcome, e.verdict) for e in own.entries] == [
         ("a", "struck", "it fails"),
@@ -83,7 +83,7 @@ def negates_twice(gm):
 def test_what_cannot_be_kept_is_used_all_the_same(tmp_path, monkeypatch, where):
     torch._dynamo.reset()
     monkeypatch.setattr(search, "_outcome", lambda *measured: "kept")
-    monkeypatch.setattr(search, "_holds", lambda *measured: True)
+    monkeypatch.setattr(search, "_is_confirmed", lambda *measured: True)
     (tmp_path / "a file").write_text("")
     how = {"cache": where if where == "off" else tmp_path / where / "cache", "options": {"compiler": "eager"}}
     model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)

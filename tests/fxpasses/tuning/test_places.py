@@ -8,7 +8,7 @@ import fxpasses
 from fxpasses.compiling.options import Options
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.tuning.choice import THE_REST, Choice, Step
-from fxpasses.tuning.proposals import Proposals, _settings
+from fxpasses.tuning.proposals import Proposals, _candidate_settings
 
 aten = torch.ops.aten
 
@@ -97,7 +97,7 @@ def test_options_of_inductor_that_are_tried_depend_on_the_device(device):
     with fake.FakeTensorMode():
         inputs = [torch.empty(4, 4, device=device)]
     graphs = {"inference": torch.fx.GraphModule({}, graph)}
-    tried = [value for _, value in _settings(graphs, inputs, Options.parse({}), "time", False)]
+    tried = [value for _, value in _candidate_settings(graphs, inputs, Options.parse({}), "time", False)]
     wanted = [{"triton.cudagraphs": True}, {"coordinate_descent_tuning": True}, {"max_autotune": True}]
     assert tried == (wanted if device == "cuda" else [])
 
@@ -105,4 +105,4 @@ def test_options_of_inductor_that_are_tried_depend_on_the_device(device):
 def test_no_layout_is_tried_that_inductor_chooses_anyway():
     graph = fxpasses.capture(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4)).forward
     assert graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    assert not _settings({"inference": graph}, [torch.randn(1, 3, 4, 4)], Options(), "time", False)
+    assert not _candidate_settings({"inference": graph}, [torch.randn(1, 3, 4, 4)], Options(), "time", False)

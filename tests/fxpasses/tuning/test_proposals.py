@@ -149,7 +149,7 @@ def test_images_of_convolutions_are_measured_as_inductor_lays_them_out():
     seen = []
 
     class Seen(KernelTimes):
-        def _measured(self, node, values):
+        def _measure(self, node, values):
             seen.extend(values[0][:2])
 
     Seen(1.0).seconds(call)
@@ -163,7 +163,7 @@ def test_kernels_are_measured_once_each_and_within_the_time_for_it():
     times = KernelTimes(10.0, lambda: float(next(ticks)))
     assert [times.seconds(node) for node in calls] == [1.0] * len(calls)
     assert next(ticks) == 2, "one call ran, once, as it took a second"
-    assert times.know(gm)
+    assert times.has_all_times(gm)
     assert KernelTimes(0.0).seconds(calls[0]) is None
     (relu,) = gm.graph.find_nodes(op="call_function", target=aten.relu.default)
     assert times.seconds(relu) is None

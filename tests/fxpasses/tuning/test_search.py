@@ -66,14 +66,14 @@ class Bench:
         self.compiled_choices.append(str(choice))
         return choice
 
-    def duel(self, old, new, settled, least=8):
+    def duel(self, old, new, is_conclusive, min_pairs=8):
         return duel(
             self.machine.program(0.01 * self._factor(old, 0)),
             self.machine.program(0.01 * self._factor(new, 0)),
             clock=self.machine.clock,
-            settled=settled,
+            is_conclusive=is_conclusive,
             has_time=lambda: self.seconds_left() > 0,
-            least=least,
+            min_pairs=min_pairs,
         )
 
     def peak_bytes(self, program):
@@ -89,7 +89,7 @@ class Bench:
     def expected_seconds(self, step):
         return 2.0 * step.growth
 
-    def tell(self, what):
+    def report_progress(self, what):
         self.told.append(what)
 
 
@@ -165,10 +165,10 @@ def test_ctrl_c_in_the_last_measurement_keeps_what_was_measured():
     bench = Bench({"good": (0.9, 1.0)})
     duel = bench.duel
 
-    def interrupted(old, new, settled, **how):
+    def interrupted(old, new, is_conclusive, **how):
         if how:
             raise KeyboardInterrupt
-        return duel(old, new, settled)
+        return duel(old, new, is_conclusive)
 
     bench.duel = interrupted
     found = search(bench, "g", "time", bench.default)
@@ -216,24 +216,26 @@ def test_the_interval_of_the_median_holds_its_promise():
 
 def test_slow_moments_do_not_decide():
     machine = Machine(noise=0.15)
-    found = duel(machine.program(0.01), machine.program(0.008), clock=machine.clock, settled=lambda _: False)
+    found = duel(
+        machine.program(0.01), machine.program(0.008), clock=machine.clock, is_conclusive=lambda _: False
+    )
     assert found.low < 0.8 < found.high < 0.95
 
 
-@pytest.mark.parametrize("least", [8, 32])
-def test_a_comparison_is_not_cut_too_short(least):
+@pytest.mark.parametrize("min_pairs", [8, 32])
+def test_a_comparison_is_not_cut_too_short(min_pairs):
     machine, calls = Machine(), []
     program = machine.program(0.01)
     counted = lambda: calls.append(program())  # noqa: E731
-    how = {"clock": machine.clock, "settled": lambda _: False}
-    found = duel(program, counted, has_time=lambda: False, least=least, **how)
-    assert len(calls) == 2 + least  # two to warm up
+    how = {"clock": machine.clock, "is_conclusive": lambda _: False}
+    found = duel(program, counted, has_time=lambda: False, min_pairs=min_pairs, **how)
+    assert len(calls) == 2 + min_pairs  # two to warm up
     assert found.low < 1 < found.high
 
 
 def test_what_is_clearly_slower_is_not_measured_on_when_the_time_is_up():
     machine = Machine(noise=0.01)
-    how = {"clock": machine.clock, "settled": lambda _: False, "has_time": lambda: False}
+    how = {"clock": machine.clock, "is_conclusive": lambda _: False, "has_time": lambda: False}
     found = duel(machine.program(0.01), machine.program(0.1), **how)
     assert (found.low, found.high) == (0.0, float("inf")), "too few pairs for an interval"
     assert found.middle > 5
@@ -291,14 +293,14 @@ def test_plain_is_kept_where_the_default_loses():
 
 def test_the_time_of_a_session_counts_once():
     session = Session(seconds=60.0)
-    with session.searching():
-        began = session.since
-        with session.searching():  # a graph's search, within fxpasses.tune
-            assert session.since == began
-        assert session.since == began
-        assert session.spent == 0.0
-    assert session.since is None
-    assert session.spent > 0.0
+    with session.count_time():
+        began = session.started_at
+        with session.count_time():  # a graph's search, within fxpasses.tune
+            assert session.started_at == began
+        assert session.started_at == began
+        assert session.spent_seconds == 0.0
+    assert session.started_at is None
+    assert session.spent_seconds > 0.0
 
 
 def test_plain_is_what_inductor_alone_compiles():

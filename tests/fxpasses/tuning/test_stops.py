@@ -10,7 +10,7 @@ from fxpasses.exact.time_limit import OutOfTime, spend_time, time_limit
 from fxpasses.tuning import tuned_graph as module
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.intervals import Interval
-from fxpasses.tuning.tuned_graph import choice_of, tuned_graph
+from fxpasses.tuning.tuned_graph import tuned_graph, valid_choice
 from fxpasses.tuning.tuning_session import Session
 
 
@@ -34,19 +34,19 @@ def test_what_was_interrupted_goes_on_the_next_time(tmp_path, monkeypatch):
         return Interval(1.0, 1.0, 1.0)
 
     monkeypatch.setattr(module, "duel", duel)
-    monkeypatch.setattr(module._Bench, "expected_seconds", lambda self, step: 0.0)
+    monkeypatch.setattr(module._GraphWorkbench, "expected_seconds", lambda self, step: 0.0)
     items = tuple(fxpasses.graph_pass(_add_zero, name=name, graphs=["inference"]) for name in ("a", "b"))
     one = Session(cache=str(tmp_path), passes=items)
     with torch.no_grad():
         options = Options.parse({"compiler": "eager"})
         tuned_graph(gm, inputs, options, one, lambda gm, inputs, options: gm.forward)(*inputs)
-    kept, _ = one.places[0].read()
+    kept, _ = one.locations[0].read()
     assert [(entry.step, entry.outcome) for entry in kept.entries] == [("a", "no gain")]
     assert (one.interrupted, "b" in kept.left) == (True, True)
-    assert choice_of(kept, Session(passes=items)) is None, (
+    assert valid_choice(kept, Session(passes=items)) is None, (
         "the same time is more than an interrupted tuning had"
     )
-    assert choice_of(kept, Session(takes_any=True)) == Choice(), "options use what was found"
+    assert valid_choice(kept, Session(accepts_any_candidates=True)) == Choice(), "options use what was found"
 
 
 def _add_zero(gm):

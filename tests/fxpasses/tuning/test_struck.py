@@ -172,7 +172,7 @@ def test_a_program_that_fails_in_the_process_that_found_it_is_struck(kept, monke
     model, x, _, path = kept(step, counts=False)
     path.unlink()
     monkeypatch.setattr(search, "_outcome", lambda *measured: "kept")
-    monkeypatch.setattr(search, "_holds", lambda *measured: True)
+    monkeypatch.setattr(search, "_is_confirmed", lambda *measured: True)
     one = Session(passes=(passes_results_on,), cache=str(tmp_path))
     tuned = torch.compile(
         model, backend="fxpasses", options={"passes": one, "compiler": "eager", "cache": str(tmp_path)}
@@ -192,7 +192,7 @@ def test_a_backward_pass_in_a_compiled_function_is_watched_as_well(kept, monkeyp
     step = Step.of_pass(passes_gradients_on)
     model, x, *_ = kept(step)
     monkeypatch.setattr(search, "_outcome", lambda *measured: "kept")
-    monkeypatch.setattr(search, "_holds", lambda *measured: True)
+    monkeypatch.setattr(search, "_is_confirmed", lambda *measured: True)
 
     def whole_step(x):
         model.zero_grad()

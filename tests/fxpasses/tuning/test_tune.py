@@ -14,8 +14,8 @@ from fxpasses import OptionsError
 from fxpasses.compiling.options import Options
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.content import family_of, graph_digest
-from fxpasses.tuning.kept import Kept, Place
-from fxpasses.tuning.tuned_graph import choice_of, tuned_graph
+from fxpasses.tuning.kept import ResultLocation, TuningResult
+from fxpasses.tuning.tuned_graph import tuned_graph, valid_choice
 from fxpasses.tuning.tuning_ledger import Entry
 from fxpasses.tuning.tuning_session import Session
 from fxpasses.tuning.verdicts import Verdicts
@@ -149,9 +149,11 @@ def test_what_was_chosen_from_less_does_not_answer(tmp_path):
     place = kept_for(gm, inputs, tmp_path, options)
     kept, _ = place.read()
     narrow = dataclasses.replace(kept, candidates={"chunk_logits": "its digest"})
-    assert choice_of(narrow, Session()) is None, "there is more to choose from"
-    assert choice_of(narrow, Session(takes_any=True)) is not None, "options={'passes': 'tuned'}"
-    assert choice_of(narrow, Session(passes=())) is not None
+    assert valid_choice(narrow, Session()) is None, "there is more to choose from"
+    assert valid_choice(narrow, Session(accepts_any_candidates=True)) is not None, (
+        "options={'passes': 'tuned'}"
+    )
+    assert valid_choice(narrow, Session(passes=())) is not None
 
 
 def test_a_pass_that_this_process_does_not_know_is_named_and_what_is_kept_stays(tmp_path, caplog):
@@ -182,12 +184,12 @@ def kept_for(gm, inputs, cache, options):
     """Have a choice kept for a graph, as tuning it would; returns where."""
     tuned_graph(gm, inputs, options, Session(cache=str(cache)), lambda *_: gm.forward)(*inputs)
     (path,) = cache.glob("tuned/*/*.json")
-    kept = Kept.from_data(json.loads(path.read_text()))
+    kept = TuningResult.from_data(json.loads(path.read_text()))
     assert (kept.steps, kept.entries) == ((), ()), "there is nothing to try"
-    place = Place(cache / "tuned", path.stem, family_of(gm, inputs), kept.surroundings)
+    place = ResultLocation(cache / "tuned", path.stem, family_of(gm, inputs), kept.surroundings)
     steps = ({"name": "memory_budget=0.8", "settings": {"memory_budget": 0.8}, "digest": None},)
     entries = (Entry(place.graph, "memory_budget=0.8", "kept"),)
-    place.write(Kept(place.graph, steps, entries, kept.surroundings, candidates=kept.candidates))
+    place.write(TuningResult(place.graph, steps, entries, kept.surroundings, candidates=kept.candidates))
     assert [*cache.glob("tuned/*/*.json")] == [path]
     return place
 
@@ -301,15 +303,15 @@ def test_where_there_is_no_time_for_a_step_none_is_looked_for(tmp_path, monkeypa
         return gm.forward
 
     one = Session(cache=str(tmp_path), seconds=60.0)
-    with torch.no_grad(), one.searching():
+    with torch.no_grad(), one.count_time():
         run = tuned_graph(gm, inputs, Options.parse({"compiler": "eager"}), one, compile)
         assert run(*inputs)[0].tolist() == [2, 2, 2]
     assert (now, one.results[0].left) == ([took], ("any step",)), (
         "what is left is for finding steps, or too short"
     )
-    kept, _ = one.places[0].read()
-    assert choice_of(kept, Session(seconds=60.0)) == Choice()
-    assert choice_of(kept, Session(seconds=61.0)) is None, "a later process with more time looks"
+    kept, _ = one.locations[0].read()
+    assert valid_choice(kept, Session(seconds=60.0)) == Choice()
+    assert valid_choice(kept, Session(seconds=61.0)) is None, "a later process with more time looks"
 
 
 def test_ctrl_c_at_any_time_leaves_the_default(tmp_path):

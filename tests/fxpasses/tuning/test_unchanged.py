@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxpasses.tuning import _torch, unchanged
-from fxpasses.tuning.unchanged import Unchanged
+from fxpasses.tuning.unchanged import ChangeDetector
 
 
 def a_weight():
@@ -40,14 +40,14 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 def test_writes_are_seen_though_nothing_is_read(write, monkeypatch):
-    weight, other, bits = a_weight(), a_weight(), unchanged._compare
-    known = Unchanged([1, 2], [None, weight, other])
-    monkeypatch.setattr(unchanged, "_compare", may_not_compare)
-    assert known.hold([None, weight, other])
-    assert known.hold([None, weight, other])
-    monkeypatch.setattr(unchanged, "_compare", bits)
+    weight, other, bits = a_weight(), a_weight(), unchanged._memcmp
+    known = ChangeDetector([1, 2], [None, weight, other])
+    monkeypatch.setattr(unchanged, "_memcmp", may_not_compare)
+    assert known.are_unchanged([None, weight, other])
+    assert known.are_unchanged([None, weight, other])
+    monkeypatch.setattr(unchanged, "_memcmp", bits)
     write(weight)
-    assert not known.hold([None, weight, other])
+    assert not known.are_unchanged([None, weight, other])
 
 
 def from_numpy():
@@ -81,32 +81,32 @@ def shared():
 @pytest.mark.parametrize("make", [from_numpy, with_an_array, buffer_with_an_array, exported, shared])
 def test_memory_that_others_had_before_is_compared(make):
     value, write = make()
-    known = Unchanged([0], [value])
-    assert known.hold([value])
+    known = ChangeDetector([0], [value])
+    assert known.are_unchanged([value])
     write()
-    assert not known.hold([value])
+    assert not known.are_unchanged([value])
 
 
 def test_what_is_only_read_holds_and_is_watched_again(monkeypatch):
     weight, compared = a_weight(), []
-    known = Unchanged([0], [weight])
-    bits = unchanged._compare
-    monkeypatch.setattr(unchanged, "_compare", lambda *args: compared.append(args) or bits(*args))
+    known = ChangeDetector([0], [weight])
+    bits = unchanged._memcmp
+    monkeypatch.setattr(unchanged, "_memcmp", lambda *args: compared.append(args) or bits(*args))
     for _ in range(3):
         torch.save(weight, io.BytesIO())  # asks for a pointer to write to
-        assert known.hold([weight])
+        assert known.are_unchanged([weight])
     assert 0 < len(compared) <= 3
     for _ in range(3):
-        assert known.hold([weight])
+        assert known.are_unchanged([weight])
     compared.clear()
-    assert known.hold([weight])
+    assert known.are_unchanged([weight])
     assert not compared
     weight.data.add_(1)
-    assert not known.hold([weight])
+    assert not known.are_unchanged([weight])
 
 
 def test_nothing_to_watch_holds():
-    assert Unchanged([], [a_weight()]).hold([a_weight()])
+    assert ChangeDetector([], [a_weight()]).are_unchanged([a_weight()])
 
 
 def test_the_copy_takes_no_memory_until_a_tensor_is_written_to():
@@ -121,7 +121,7 @@ def test_the_copy_takes_no_memory_until_a_tensor_is_written_to():
 def test_threads_that_read_at_the_same_time_find_the_same_values():
     for _ in range(20):
         weights = [torch.nn.Parameter(torch.ones(1 << 14)) for _ in range(20)]
-        known = Unchanged(range(20), weights)
+        known = ChangeDetector(range(20), weights)
         wrong, start = [], threading.Barrier(3)
 
         def read(weights=weights, wrong=wrong, start=start):
@@ -137,4 +137,4 @@ def test_threads_that_read_at_the_same_time_find_the_same_values():
         for thread in threads:
             thread.join()
         assert not wrong
-        assert known.hold(weights)
+        assert known.are_unchanged(weights)
