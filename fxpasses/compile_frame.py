@@ -28,7 +28,7 @@ from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pass_manager.pass_base import GRAPH_KINDS
 from fxpasses.passes import TUNED_PASSES, TunedPasses
 from fxpasses.pipeline.compile_graph import compile_graph, unpartitioned_compiler
-from fxpasses.pipeline.stages import Hooks
+from fxpasses.pipeline.stages import Participants
 from fxpasses.reports.files import GraphFiles
 
 __all__ = ["compile_frame"]
@@ -123,7 +123,7 @@ def _compile(
     if limits is not None and limits.check and limits.stage == "inductor":
         lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
     ranks = _rank_check(parsed, made, gm, example_inputs)
-    hooks = Hooks(
+    participants = Participants(
         unpartitioned_compiler if limits is not None and limits.stage == "capture" else None,
         observers,
         values=ValueCheck(parsed.repro_directory()) if parsed.check == "values" else None,
@@ -133,7 +133,7 @@ def _compile(
         advises=True,
     )
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
-    compiled = compile_graph(gm, example_inputs, parsed, hooks)
+    compiled = compile_graph(gm, example_inputs, parsed, participants)
     if recording is not None:
         compiled = recording.watched(compiled, lifted, traced)
     recent.add(dataclasses.replace(made, from_cache=cached.found), frame)

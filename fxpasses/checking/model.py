@@ -32,7 +32,7 @@ from fxpasses.compiling.options import Options
 from fxpasses.errors import OptionsError
 from fxpasses.exact import Verdict
 from fxpasses.pipeline.compile_graph import compile_graph, unpartitioned_compiler
-from fxpasses.pipeline.stages import Hooks
+from fxpasses.pipeline.stages import Participants
 
 _COLUMNS = ("stage", "max error", "x rounding", "first difference", "verdict")
 
@@ -308,9 +308,9 @@ class _Stages:
             for observer in observers:
                 observer.dynamo(gm, options)
             made_by = watching.new_compiler if isinstance(watching, RegionCalls) else compiler
-            hooks = Hooks(made_by, observers, values() if values else None, lowered)
+            participants = Participants(made_by, observers, values() if values else None, lowered)
             try:
-                compiled = compile_graph(gm, example_inputs, options, hooks)
+                compiled = compile_graph(gm, example_inputs, options, participants)
             except NoRegions:  # without regions, it was compared already
                 return _torch.without_function_modes()(gm)
             return watching.watched(compiled) if watching is not None else compiled

@@ -24,7 +24,7 @@ from fxpasses.graphs.rewriting import copy_graph, nbytes_of, outputs_of, value_o
 from fxpasses.partitioner import META_KEY, PartitionReport
 from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.pipeline.compile_graph import compile_graph
-from fxpasses.pipeline.stages import Hooks
+from fxpasses.pipeline.stages import Participants
 from fxpasses.reports.text import annotated_code
 
 
@@ -143,12 +143,12 @@ def capture(
         raise OptionsError("passes", passes, "a list of passes and pass names")
     options = Options.parse({"passes": list(passes), "memory_budget": memory_budget, "regions": "off"})
     recorder = _Recorder(options, decompose)
-    hooks = Hooks(lambda *_: recorder, [recorder.observer, *observers])
+    participants = Participants(lambda *_: recorder, [recorder.observer, *observers])
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        for observer in hooks.observers:
+        for observer in participants.observers:
             observer.dynamo(gm, options)
-        return compile_graph(gm, inputs, options, hooks)
+        return compile_graph(gm, inputs, options, participants)
 
     # A wrapper of our own keeps Dynamo's cache entries apart from the user's compilations and from other
     # captures.
@@ -161,7 +161,7 @@ def capture(
         compiled(*example_inputs, **example_kwargs)
     except _Captured as done:
         if recorder.backward_graph is not None:
-            for observer in hooks.observers:  # the backward graph never reached its compiler
+            for observer in participants.observers:  # the backward graph never reached its compiler
                 observer.graph("backward", recorder.backward_graph)
         return recorder.result(done.inputs)
     except StageError:

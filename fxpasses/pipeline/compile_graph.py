@@ -35,7 +35,7 @@ from fxpasses.compiling.options import Options
 from fxpasses.dynamo._torch_overlaps import guard_overlaps
 from fxpasses.errors import StageError
 from fxpasses.graphs.rewriting import remove_full_slices
-from fxpasses.pipeline.stages import Hooks, Stages
+from fxpasses.pipeline.stages import Participants, Stages
 from fxpasses.regional import (
     CompiledRegion,
     KeptGraphs,
@@ -53,7 +53,10 @@ from fxpasses.regional import (
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, hooks: Hooks | None = None
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    participants: Participants | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo or of a region into a callable with the graph's calling convention.
 
@@ -61,17 +64,17 @@ def compile_graph(
         gm: the graph.
         example_inputs: its inputs: fake tensors, real tensors and symbolic sizes.
         options: the options of the compilation.
-        hooks: who else sees the graphs, and who turns them into callables.
+        participants: who else sees the graphs, and who turns them into callables.
 
     Raises:
         StageError: with ``on_failure="raise"``. Names the stage, the pass, the node and the user's line.
     """
-    hooks = hooks or Hooks()
-    stages = Stages(options, hooks)
+    participants = participants or Participants()
+    stages = Stages(options, participants)
     dynamo_graph = gm
-    with contextlib.nullcontext() if hooks.of_region else floats_of_one_graph():
+    with contextlib.nullcontext() if participants.of_region else floats_of_one_graph():
         overlap = False
-        if not hooks.of_region:
+        if not participants.of_region:
             # This guard cannot be handed to another process.
             if not _torch_inductor.saves_compiled_code():
                 overlap = guard_overlaps(gm.graph, changed_memory(gm.graph.nodes))
@@ -79,13 +82,13 @@ def compile_graph(
         gm, regions = with_regions(
             gm,
             options,
-            hooks.observers,
-            hooks.regions,
-            lambda region_graph: _compile_region(region_graph, options, hooks),
+            participants.observers,
+            participants.regions,
+            lambda region_graph: _compile_region(region_graph, options, participants),
             trace_gathers=functools.partial(_trace_gathers, options=options),
-            inside=hooks.of_region,
+            inside=participants.of_region,
         )
-        compiler = (hooks.compiler or new_compiler)(options, gm, example_inputs)
+        compiler = (participants.compiler or new_compiler)(options, gm, example_inputs)
 
         def partition_joint(joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> Any:
             inline_gathers(joint)
@@ -146,20 +149,20 @@ def unpartitioned_compiler(options: Options, gm: fx.GraphModule, example_inputs:
     return UnpartitionedCompiler(options, decompose=True)
 
 
-def _compile_region(region_graph: RegionGraph, options: Options, outer_hooks: Hooks) -> CompiledRegion:
+def _compile_region(region_graph: RegionGraph, options: Options, outer: Participants) -> CompiledRegion:
     """Compile the graph of a region like any other graph, and return what the region's operators call.
 
     Args:
         region_graph: the graph.
         options: the options of the enclosing graph's compilation.
-        outer_hooks: the enclosing graph's hooks.
+        outer: those of the enclosing graph.
 
     Raises:
         RegionRefused: if AOTAutograd shows that it is not a function from tensors to fresh tensors.
         StageError: if a stage fails.
     """
     start = time.perf_counter()
-    observers = [observer.of_region(region_graph.gm) for observer in outer_hooks.observers]
+    observers = [observer.of_region(region_graph.gm) for observer in outer.observers]
     check = next((c for c in (observer.region_check(options) for observer in observers) if c), None)
     own = dataclasses.replace(
         options.of_region(region_graph.gm),
@@ -176,17 +179,11 @@ def _compile_region(region_graph: RegionGraph, options: Options, outer_hooks: Ho
         compilers.append(RegionCompiler(new_compiler(options, gm, inputs), region_graph, options, check))
         return compilers[-1]
 
-    hooks = Hooks(
-        compiler,
-        observers,
-        check,
-        decides=outer_hooks.decides,
-        of_region=True,
-        counts=False,
-        regions=outer_hooks.regions,
+    participants = Participants(
+        compiler, observers, check, decides=outer.decides, of_region=True, counts=False, regions=outer.regions
     )
     try:
-        compiled = compile_graph(region_graph.gm, region_graph.example_inputs, own, hooks)
+        compiled = compile_graph(region_graph.gm, region_graph.example_inputs, own, participants)
     except StageError as error:
         refused = _find_refusal(error)
         if refused is not None:
@@ -213,7 +210,7 @@ def _trace_gathers(region_graph: RegionGraph, options: Options) -> CompiledRegio
         region_graph.gm,
         region_graph.example_inputs,
         own,
-        Hooks(lambda *_: region_compiler, of_region=True, counts=False),
+        Participants(lambda *_: region_compiler, of_region=True, counts=False),
     )
     region = region_compiler.register([], 0.0)
     if region.symbols or any(node.op == "get_attr" for graph in kept.graphs.values() for node in graph.nodes):

@@ -53,7 +53,7 @@ _DATA_DEPENDENT = (
 
 
 @dataclass(frozen=True)
-class Hooks:
+class Participants:
     """Who else takes part in a compilation.
 
     Attributes:
@@ -87,13 +87,13 @@ class Hooks:
 class Stages:
     """The stages for one graph. :func:`~fxpasses.pipeline.compile_graph.compile_graph` puts them in order."""
 
-    def __init__(self, options: Options, hooks: Hooks) -> None:
+    def __init__(self, options: Options, participants: Participants) -> None:
         self._options = options
-        self._hooks = hooks
-        self._values = hooks.values
-        if hooks.values is not None:
-            hooks.values.observers = hooks.observers
-        self._falls_back = options.on_failure != "raise" and not hooks.of_region
+        self._participants = participants
+        self._values = participants.values
+        if participants.values is not None:
+            participants.values.observers = participants.observers
+        self._falls_back = options.on_failure != "raise" and not participants.of_region
         self._manager = PassManager(
             options.passes, [self._values] if self._values else [], structure=options.check != "off"
         )
@@ -109,7 +109,7 @@ class Stages:
         With a report, AOTAutograd's cache is off, because a report shows what went through all stages. Args:
         the graph, and whether that cache may be used at all.
         """
-        if self._hooks.observers or self._values:  # only these show input names to the user
+        if self._participants.observers or self._values:  # only these show input names to the user
             self._input_names = user_input_names(gm)
         # Code that torch saves for other processes is saved as entries of this cache.
         whole = (
@@ -146,14 +146,14 @@ class Stages:
             failure.__cause__ = error
             return self._fall_back_to_eager(failure, original.forward)
         self._count_graph()
-        if self._hooks.counts:
+        if self._participants.counts:
             self._unmatched.warn()
-        for observer in self._hooks.observers:
+        for observer in self._participants.observers:
             if self._ran:
                 observer.done()
             else:
                 observer.taken_from_cache()
-        if not self._ran and self._hooks.counts:
+        if not self._ran and self._participants.counts:
             counters.count("cache_hits")
         return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
 
@@ -163,7 +163,7 @@ class Stages:
         mark_fresh_outputs(joint.graph, outputs)
         counters.count("joint")
         annotate(joint, self._input_names)
-        for observer in self._hooks.observers:
+        for observer in self._participants.observers:
             observer.joint(joint)
 
     def run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
@@ -182,7 +182,7 @@ class Stages:
                 raise
         counters.move_seconds("checks", sum(run.check_seconds for run in runs), from_stage="passes")
         self._unmatched.after(runs, kind)
-        for observer in self._hooks.observers:
+        for observer in self._participants.observers:
             observer.runs.extend(runs)
             observer.graph(kind, gm)
 
@@ -192,8 +192,8 @@ class Stages:
         """Split the joint graph. Args: those of AOTAutograd's partition function, and the compiler."""
         if self._values is not None and compiler.partition_keeps_rng(joint):
             self._values.to_be_partitioned(joint)
-        if self._hooks.decides is not None:
-            aot["decides"] = self._hooks.decides
+        if self._participants.decides is not None:
+            aot["decides"] = self._participants.decides
         with self._stage(PartitionError, joint, "joint"):
             forward, backward = compiler.partition(joint, joint_inputs, **aot)
         copy_fresh_outputs(joint.graph, forward.graph)
@@ -246,7 +246,7 @@ class Stages:
         # other threads may be compiling.
         with compiling(), accelerated(self._options.accelerate):
             compiled = self.lower(gm, "backward", compile)
-        if self._hooks.counts:
+        if self._participants.counts:
             self._unmatched.warn()
         return compiled
 
@@ -254,7 +254,7 @@ class Stages:
         self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]
     ) -> Any:
         """Compile the graph, and wrap the result in the checks of its first calls."""
-        lowered, ranks = self._hooks.lowered, self._hooks.ranks
+        lowered, ranks = self._participants.lowered, self._participants.ranks
         handed_over = copy_graph(gm) if lowered is not None else gm
         gate = ranks.compiling(kind, gm) if ranks is not None else nullcontext(lambda compiled: compiled)
         try:
@@ -264,7 +264,7 @@ class Stages:
             if lowered is not None:
                 lowered.failed(handed_over, error.__cause__ or error)
             raise
-        for observer in self._hooks.observers:
+        for observer in self._participants.observers:
             observer.compiled(kind, compiled)
             observer.lowered(kind, parts)
         if lowered is not None:
@@ -294,7 +294,7 @@ class Stages:
             except ValueMismatchError as error:
                 if error.pass_name == "partition" and not error.repro:
                     values.explain_partition(error, gm, inputs)
-                if self._hooks.advises and not self._falls_back:
+                if self._participants.advises and not self._falls_back:
                     error.advise()
                 raise
 
@@ -331,11 +331,11 @@ class Stages:
 
     def _fall_back_to_eager(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
         for observer in (
-            () if self._hooks.of_region else self._hooks.observers
+            () if self._participants.of_region else self._participants.observers
         ):  # a failing region may merely be refused
             observer.failed(error)
         if not self._falls_back and not self._depends_on_data(error):
-            if self._hooks.advises:
+            if self._participants.advises:
                 error.advise()
             raise error
         counters.add_fallback(Fallback(error.stage, error.reason, str(error.location)))
@@ -354,12 +354,12 @@ class Stages:
         return (
             isinstance(cause, _DATA_DEPENDENT)
             and (late or isinstance(error, CaptureError))
-            and self._hooks.advises
-            and not self._hooks.of_region
+            and self._participants.advises
+            and not self._participants.of_region
         )
 
     def _count_graph(self) -> None:
-        if not self._hooks.counts:
+        if not self._participants.counts:
             return
         counters.count("graphs")
         compile_id = _torch.CompileContext.current_compile_id()

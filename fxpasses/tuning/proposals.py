@@ -25,7 +25,7 @@ from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pass_manager.pass_base import Pass
 from fxpasses.passes import EliminateDeadCode, default_passes, library
 from fxpasses.pipeline.compile_graph import compile_graph
-from fxpasses.pipeline.stages import Hooks
+from fxpasses.pipeline.stages import Participants
 from fxpasses.tuning.choice import PARTITIONED_KINDS, PLAIN, THE_REST, Choice, Step, runs_after_partition
 from fxpasses.tuning.content import family_of
 from fxpasses.tuning.freezing import FREEZING, weights_to_freeze
@@ -231,7 +231,7 @@ def _capture(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> _Gr
     captured = _GraphCollector()
     # Bypass the AOTAutograd cache, and lower the backward graph now: its backward pass never runs.
     with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True):
-        compile_graph(gm, inputs, options, Hooks(observers=[captured], counts=False))
+        compile_graph(gm, inputs, options, Participants(observers=[captured], counts=False))
     return captured
 
 

@@ -19,7 +19,7 @@ from fxpasses.checking.model_steps import Results, Steps
 from fxpasses.checking.rounding import PROGRAM_LIMIT
 from fxpasses.compiling.options import Options
 from fxpasses.pipeline.compile_graph import compile_graph
-from fxpasses.pipeline.stages import Hooks
+from fxpasses.pipeline.stages import Participants
 from fxpasses.tuning.choice import Choice, Step
 
 _EAGER_RANDOM = {"fallback_random": True}
@@ -129,8 +129,8 @@ class Verdicts:
         )
         with tempfile.TemporaryDirectory() as repros:
             collector = Collector(Path(repros), lambda *told: None, seconds, {step.item.name})
-            hooks = Hooks(values=collector.of_next_graph(), counts=False)
-            compiled = compile_graph(self._gm, self._inputs, options, hooks)
+            participants = Participants(values=collector.of_next_graph(), counts=False)
+            compiled = compile_graph(self._gm, self._inputs, options, participants)
             self._steps.compiled(lambda step: compiled)
             found, notes = collector.stages(), collector.told()
         wrong = [problem for stage in found for problem in stage.problems]

@@ -11,7 +11,7 @@ from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.distributed import shard
 from fxpasses.pipeline.compile_graph import compile_graph
-from fxpasses.pipeline.stages import Hooks
+from fxpasses.pipeline.stages import Participants
 from fxpasses.regional import gathers
 
 
@@ -46,7 +46,9 @@ def test_graphs_are_those_of_gathers_traced_one_by_one(mesh, monkeypatch, needs_
     monkeypatch.setattr("fxpasses.pipeline.compile_graph.inline_gathers", inline)
 
     def backend(gm, inputs):
-        return compile_graph(gm, inputs, Options.parse({"compiler": "eager"}), Hooks(observers=[seen[-1]]))
+        return compile_graph(
+            gm, inputs, Options.parse({"compiler": "eager"}), Participants(observers=[seen[-1]])
+        )
 
     for fewest in (8, 1000):
         monkeypatch.setattr(gathers, "_MIN_CALLS_SAVED", fewest)
