@@ -9,7 +9,7 @@ import torch
 import fxpasses
 from fxpasses.errors import OptionsError
 from fxpasses.tuning import search
-from fxpasses.tuning.kept import ResultLocation, TuningResult, ledger_file
+from fxpasses.tuning.kept import ResultLocation, TuningResult, read_ledger
 from fxpasses.tuning.tuned_graph import valid_choice
 from fxpasses.tuning.tuning_ledger import Entry
 from fxpasses.tuning.tuning_session import Session
@@ -99,7 +99,7 @@ def test_what_cannot_be_kept_is_used_all_the_same(tmp_path, monkeypatch, where):
 
 def test_a_ledger_that_does_not_exist_is_not_called_damaged(tmp_path):
     with pytest.raises(OptionsError, match="cannot be read: No such file"):
-        ledger_file(tmp_path / "none.json")
+        read_ledger(tmp_path / "none.json")
     (tmp_path / "some.json").write_text("{}")
     with pytest.raises(OptionsError, match="is no ledger"):
-        ledger_file(tmp_path / "some.json")
+        read_ledger(tmp_path / "some.json")
