@@ -17,10 +17,10 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from fake.seam.dynamo import codes_seen, convert_frame, reset_code
 from fake.seam.patches import LEDGER, Setting, When
 
-_APART = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+_CAN_ISOLATE = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
-def compile_apart(
+def compile_isolated(
     function: Callable[..., Any],
     backend: Callable[..., Any] | str,
     dynamic: bool | None = None,
@@ -37,12 +37,12 @@ def compile_apart(
         dynamic: of ``torch.compile``.
         options: of ``torch.compile``.
     """
-    apart: dict[str, Any] = {"isolate_recompiles": True} if _APART else {}
-    return torch.compile(function, backend=backend, dynamic=dynamic, options=options, **apart)
+    isolation: dict[str, Any] = {"isolate_recompiles": True} if _CAN_ISOLATE else {}
+    return torch.compile(function, backend=backend, dynamic=dynamic, options=options, **isolation)
 
 
 @contextlib.contextmanager
-def nothing_left_behind() -> Iterator[None]:
+def discard_dynamo_state() -> Iterator[None]:
     """On exit, forget what this thread compiled inside with Dynamo, and the sizes that it recorded.
 
     What Dynamo knew before stays, and what other threads compile meanwhile.
@@ -55,7 +55,7 @@ def nothing_left_behind() -> Iterator[None]:
             compiled.append(code)
 
     handle = convert_frame.register_bytecode_hook(hook)
-    with LEDGER.in_force(*_FRESH_SIZES):
+    with LEDGER.in_force(*_EMPTY_CODE_STATE):
         try:
             yield
         finally:
@@ -64,7 +64,7 @@ def nothing_left_behind() -> Iterator[None]:
                 reset_code(code)
 
 
-_FRESH_SIZES = LEDGER.add(
+_EMPTY_CODE_STATE = LEDGER.add(
     Setting(
         pgo,
         "_CODE_STATE",

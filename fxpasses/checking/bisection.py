@@ -34,7 +34,7 @@ from rich.progress import (
 
 from fake.error_text import describe_error
 from fake.wrong_arguments import are_words, check_type, is_path
-from fxpasses.checking.failure_rate import Answer, Odds, by_chance
+from fxpasses.checking.failure_rate import Answer, Odds, fisher_p_value
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.warm_process import Runner, last_exception
 from fxpasses.errors import BisectError
@@ -44,13 +44,13 @@ _FORMAT = 2
 """Version of the state file."""
 _ATTEMPTS = 4
 """Number of searches before a script is considered too flaky."""
-_LEAST_ESTIMATES, _MOST_ESTIMATES = 10, 40
+_MIN_ESTIMATE_RUNS, _MAX_ESTIMATE_RUNS = 10, 40
 """Bounds on the runs of a flaky script with all of the compilation, and without: more until counts differ."""
-_NEVER_FAILED = 3
+_NO_FAILURE_FACTOR = 3
 """How many times as many runs confirm that nothing fails: whoever asks has seen the script fail."""
-_BY_CHANCE = 0.002
+_SIGNIFICANCE = 0.002
 """Failure counts differ if chance explains them with less than this probability. Tested often: so small."""
-_NO_SIGN, _FAILED_IN_EAGER = 0.3, 3
+_NO_EVIDENCE, _MIN_EAGER_FAILURES = 0.3, 3
 """If eager failed this often, and chance explains the rest with this probability, more runs are a waste."""
 
 
@@ -80,7 +80,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _TentativeVerdict:
     """A verdict that runs could still refute.
 
     Attributes:
@@ -135,38 +135,38 @@ class _Search:
         """Whether some compilation both worked and failed."""
         return any(answer.is_mixed for answer in self._answers.values())
 
-    def known(self, limits: Limits) -> Answer:
+    def answer_for(self, limits: Limits) -> Answer:
         """Return the runs so far."""
         return self._answers.get(limits.to_json(), Answer())
 
-    def fails(self, limits: Limits, sure: float = 1.0) -> bool:
+    def fails(self, limits: Limits, confidence: float = 1.0) -> bool:
         """Run the script this way until it is clear whether it fails, or return the cached answer.
 
         Args:
             limits: where the compilation ends.
-            sure: the required confidence: a multiple of that of one run of a script that is not flaky.
+            confidence: the required confidence: a multiple of that of one run of a script that is not flaky.
 
         Raises:
             _Refuted: this contradicts what is assumed about the script.
         """
-        verdict = self.odds.verdict(self.known(limits), sure)
+        verdict = self.odds.verdict(self.answer_for(limits), confidence)
         while verdict is None:
             self.run(limits)
-            if self.known(limits).is_mixed and not self.odds.flaky:
+            if self.answer_for(limits).is_mixed and not self.odds.flaky:
                 raise _Refuted
-            verdict = self.odds.verdict(self.known(limits), sure)
+            verdict = self.odds.verdict(self.answer_for(limits), confidence)
         self._tick()
         return verdict
 
     def record(self, limits: Limits) -> dict[str, Any]:
         """Return the stages, passes and sites that a run of the script reached."""
-        if not self.known(limits).runs:
+        if not self.answer_for(limits).runs:
             self.run(limits)
-        return self.known(limits).record
+        return self.answer_for(limits).record
 
     def run(self, limits: Limits) -> None:
         """Run the script once."""
-        self._answers[limits.to_json()] = self.known(limits).plus(self._run(limits))
+        self._answers[limits.to_json()] = self.answer_for(limits).plus(self._run(limits))
         self._save()
         self._tick()
 
@@ -181,7 +181,7 @@ class _Search:
         found = json.loads(record.read_text()) if record.exists() else {}
         return Answer(1, int(status != 0), found, text[-2000:])
 
-    def why_not_shown(self, repro: str) -> str:
+    def why_not_reproduced(self, repro: str) -> str:
         """Why a repro file shows no fault in a process without the script's registrations; "" if it does."""
         status, text = self._runner.run({}, self._output / "repro.txt", self._timeout, [repro])
         return "" if status == 1 and "is wrong: " in text else last_exception(text) or text.strip()[-200:]
@@ -278,205 +278,211 @@ def bisect_script(
             script, args, Path(state) if state else output / "state.json", output, timeout, tick, runner
         )
 
-        def say(text: str, more: int) -> None:
+        def report_progress(text: str, more: int) -> None:
             line(text)
             bar.update(task, description=text, total=int(bar.tasks[0].completed) + more)
 
-        verdict = _confirmed(search, say, confirm)
+        verdict = _search_until_confirmed(search, report_progress, confirm)
         bar.update(task, description="done", total=bar.tasks[0].completed)
     (output / "verdict.txt").write_text(verdict.text + "\n")
     return verdict
 
 
-def _confirmed(search: _Search, say: Callable[[str, int], None], confirm: int) -> Verdict:
+def _search_until_confirmed(
+    search: _Search, report_progress: Callable[[str, int], None], confirm: int
+) -> Verdict:
     """Return the verdict once runs that could have refuted it did not."""
     for _ in range(_ATTEMPTS):
         try:
-            found = _find(search, say)
+            found = _find(search, report_progress)
             for limits, failing in ((found.works, False), (found.fails, True)):
                 if limits is not None:
-                    say("trying to refute the verdict", 2 * confirm)
-                    sure = min(confirm, 2) if search.odds.flaky else confirm
-                    sure *= _NEVER_FAILED if found.fails is None else 1
-                    if search.fails(limits, sure) != failing:
+                    report_progress("trying to refute the verdict", 2 * confirm)
+                    confidence = min(confirm, 2) if search.odds.flaky else confirm
+                    confidence *= _NO_FAILURE_FACTOR if found.fails is None else 1
+                    if search.fails(limits, confidence) != failing:
                         raise _Refuted
-            return _told(search, found)
+            return _with_evidence(search, found)
         except _Refuted:
-            say("the script is flaky: how often does it fail?", _MOST_ESTIMATES)
-            if (verdict := _estimated(search)) is not None:
+            report_progress("the script is flaky: how often does it fail?", _MAX_ESTIMATE_RUNS)
+            if (verdict := _estimate_failure_rates(search)) is not None:
                 return verdict
     return replace(
-        _NOTHING,
+        _EMPTY_VERDICT,
         runs=search.runs,
         flaky=True,
-        text=f"The script is flaky: {_counts(search, Limits())}. Each of {_ATTEMPTS} searches was refuted by runs that came after it, so that "
+        text=f"The script is flaky: {_describe_failures(search, Limits())}. Each of {_ATTEMPTS} searches was refuted by runs that came after it, so that "
         f"nothing can be said about what is to blame. {search.runs} runs.",
     )
 
 
-def _estimated(search: _Search) -> Verdict | None:
+def _estimate_failure_rates(search: _Search) -> Verdict | None:
     """Estimate the failure rates with the full compilation and without; a verdict if they hardly differ."""
     full, eager = Limits(), Limits(stage="eager")
-    for count in range(_MOST_ESTIMATES):
+    for count in range(_MAX_ESTIMATE_RUNS):
         for limits in (full, eager):
-            if search.known(limits).runs <= count:
+            if search.answer_for(limits).runs <= count:
                 search.run(limits)
-        if count + 1 >= _LEAST_ESTIMATES:
-            chance = by_chance(search.known(full), search.known(eager))
-            no_sign = chance > _NO_SIGN and search.known(eager).failed >= _FAILED_IN_EAGER
-            if chance < _BY_CHANCE or no_sign:
+        if count + 1 >= _MIN_ESTIMATE_RUNS:
+            chance = fisher_p_value(search.answer_for(full), search.answer_for(eager))
+            no_evidence = chance > _NO_EVIDENCE and search.answer_for(eager).failed >= _MIN_EAGER_FAILURES
+            if chance < _SIGNIFICANCE or no_evidence:
                 break
-    with_it, without = search.known(full), search.known(eager)
+    with_it, without = search.answer_for(full), search.answer_for(eager)
     search.odds = Odds.of(with_it, without)
     if with_it.failed and "passes" not in with_it.record:
-        raise _nothing_compiled(with_it)
-    if by_chance(with_it, without) < _BY_CHANCE:
+        raise _nothing_compiled_error(with_it)
+    if fisher_p_value(with_it, without) < _SIGNIFICANCE:
         return None
     stage = "eager" if without.failed else ""
     text = (
-        f"The script is flaky, whether it is compiled or not: {_counts(search, full)}, and with the graphs run in eager as Dynamo captured "
+        f"The script is flaky, whether it is compiled or not: {_describe_failures(search, full)}, and with the graphs run in eager as Dynamo captured "
         f"them {without}. That is no clear difference: no stage of fxpasses is to blame. {search.runs} runs."
     )
-    return replace(_NOTHING, stage=stage, runs=search.runs, text=_with_last_words(text, with_it), flaky=True)
+    return replace(
+        _EMPTY_VERDICT, stage=stage, runs=search.runs, text=_with_last_exception(text, with_it), flaky=True
+    )
 
 
-def _told(search: _Search, found: _Found) -> Verdict:
+def _with_evidence(search: _Search, found: _TentativeVerdict) -> Verdict:
     """Return the verdict with the evidence of the runs and its repro file."""
     text, repro = found.verdict.text, found.verdict.repro
-    if repro and (why := search.why_not_shown(repro)):
+    if repro and (why := search.why_not_reproduced(repro)):
         text += f" {repro} shows it only where what this script registers with torch is there (else: {why})."
         repro = ""
     elif repro:
         text += f" `python {repro}` shows it on a small graph."
     if found.fails is None:
-        text += f" It failed in {search.known(Limits())}."
+        text += f" It failed in {search.answer_for(Limits())}."
     elif found.works is not None:
-        text += f" Just before, it fails in {search.known(found.works)}, from there on in {search.known(found.fails)}."
+        text += f" Just before, it fails in {search.answer_for(found.works)}, from there on in {search.answer_for(found.fails)}."
     else:
-        text += f" It fails in {search.known(found.fails)}."
+        text += f" It fails in {search.answer_for(found.fails)}."
     if search.is_flaky:
-        text = f"The script is flaky: {_counts(search, Limits())}. {text}"
+        text = f"The script is flaky: {_describe_failures(search, Limits())}. {text}"
     text += f" {search.runs} runs."
     if found.verdict.stage:
-        text = _with_last_words(text, search.known(Limits()))
+        text = _with_last_exception(text, search.answer_for(Limits()))
     return replace(found.verdict, text=text, repro=repro, runs=search.runs, flaky=search.is_flaky)
 
 
-def _counts(search: _Search, limits: Limits) -> str:
-    return f"as it is, it fails in {search.known(limits)}"
+def _describe_failures(search: _Search, limits: Limits) -> str:
+    return f"as it is, it fails in {search.answer_for(limits)}"
 
 
-def _with_last_words(text: str, answer: Answer) -> str:
+def _with_last_exception(text: str, answer: Answer) -> str:
     words = last_exception(answer.output)
     return f"{text} As it is, the script ends with: {words}" if words else text
 
 
-_NOTHING = Verdict("", "", "", -1, "", 0, "")
+_EMPTY_VERDICT = Verdict("", "", "", -1, "", 0, "")
 
 
-def _nothing_compiled(answer: Answer) -> BisectError:
+def _nothing_compiled_error(answer: Answer) -> BisectError:
     words = f"; its last words:\n{answer.output}" if answer.output.strip() else ", without a word"
     return BisectError(f"the script fails before anything is compiled with backend='fxpasses'{words}")
 
 
-def _find(search: _Search, say: Callable[[str, int], None]) -> _Found:
+def _find(search: _Search, report_progress: Callable[[str, int], None]) -> _TentativeVerdict:
     if not search.fails(Limits()):
-        return _Found(
-            replace(_NOTHING, text="The script did not fail: there is nothing to find."), Limits(), None
+        return _TentativeVerdict(
+            replace(_EMPTY_VERDICT, text="The script did not fail: there is nothing to find."), Limits(), None
         )
-    full = search.known(Limits())
+    full = search.answer_for(Limits())
     if "passes" not in full.record:
-        raise _nothing_compiled(full)
-    say("without compiling", 6)
+        raise _nothing_compiled_error(full)
+    report_progress("without compiling", 6)
     eager = Limits(stage="eager")
     if search.fails(eager):
         text = "The script fails even when the graphs run in eager as Dynamo captured them: no stage of fxpasses is to blame."
-        return _Found(replace(_NOTHING, stage="eager", text=text), None, eager)
+        return _TentativeVerdict(replace(_EMPTY_VERDICT, stage="eager", text=text), None, eager)
     names: list[str] = full.record["passes"]
-    say("without Inductor", 5)
+    report_progress("without Inductor", 5)
     if not search.fails(Limits(stage="passes", passes=len(names))):
-        return _inductor(search, say, len(names))
+        return _search_inductor(search, report_progress, len(names))
     steps = [
         Limits(stage="eager"),
         Limits(stage="capture"),
         Limits(stage="partition"),
         *(Limits(stage="passes", passes=count + 1) for count in range(len(names))),
     ]
-    say("which stage", len(steps).bit_length() + 4)
+    report_progress("which stage", len(steps).bit_length() + 4)
     first = search.first_failing(0, len(steps) - 1, steps.__getitem__)
     before, guilty = steps[first - 1], steps[first]
     if guilty.stage == "passes":
-        return _pass(search, before, guilty, names[(guilty.passes or 1) - 1], say)
+        return _search_sites(search, before, guilty, names[(guilty.passes or 1) - 1], report_progress)
     what = {
         "capture": "AOTAutograd's capture of the joint graph (its decompositions and functionalization)",
         "partition": "the partition into a forward and a backward graph",
     }[guilty.stage]
-    say(f"writing a repro file for the {guilty.stage} stage", 1)
+    report_progress(f"writing a repro file for the {guilty.stage} stage", 1)
     repro = search.record(replace(guilty, check=True)).get("repro", "")
-    return _Found(_whole_stage(guilty.stage, what, repro), before, guilty)
+    return _TentativeVerdict(_stage_verdict(guilty.stage, what, repro), before, guilty)
 
 
-def _whole_stage(stage: str, what: str, repro: str) -> Verdict:
+def _stage_verdict(stage: str, what: str, repro: str) -> Verdict:
     text = f"The script works up to the stage before and fails with {what}."
-    return replace(_NOTHING, stage=stage, repro=repro, text=text)
+    return replace(_EMPTY_VERDICT, stage=stage, repro=repro, text=text)
 
 
-def _pass(
-    search: _Search, before: Limits, limits: Limits, name: str, say: Callable[[str, int], None]
-) -> _Found:
+def _search_sites(
+    search: _Search, before: Limits, limits: Limits, name: str, report_progress: Callable[[str, int], None]
+) -> _TentativeVerdict:
     sites: list[str] = search.record(limits).get("sites", [])
-    say(f"which match site of {name}", len(sites).bit_length() + 1)
-    place, position = "", -1
+    report_progress(f"which match site of {name}", len(sites).bit_length() + 1)
+    site, position = "", -1
     if sites:
         position = search.first_failing(0, len(sites), lambda count: replace(limits, sites=count)) - 1
-        place = sites[position]
+        site = sites[position]
         before, limits = (replace(limits, sites=count) for count in (position, position + 1))
-    say(f"writing a repro file for {name}", 1)
+    report_progress(f"writing a repro file for {name}", 1)
     repro = search.record(replace(limits, sites=None, check=True)).get("repro", "")
-    where = f" at match site {position + 1} of {len(sites)}, {place}" if sites else ""
+    where = f" at match site {position + 1} of {len(sites)}, {site}" if sites else ""
     unseen = "" if repro else " The value check finds no difference."
     text = (
         f"The script fails because of pass {name!r}{where}: it works with the passes before it and fails as soon as "
         f"this pass runs, with the graphs run operator by operator.{unseen}"
     )
-    return _Found(Verdict("pass", name, place, position, repro, 0, text), before, limits)
+    return _TentativeVerdict(Verdict("pass", name, site, position, repro, 0, text), before, limits)
 
 
-def _inductor(search: _Search, say: Callable[[str, int], None], passes: int) -> _Found:
+def _search_inductor(
+    search: _Search, report_progress: Callable[[str, int], None], passes: int
+) -> _TentativeVerdict:
     """Search Inductor, since the script works without it."""
     without = Limits(stage="passes", passes=passes)
-    say("comparing what Inductor made of each graph", 4)
+    report_progress("comparing what Inductor made of each graph", 4)
     compared = search.record(Limits(check=True))
     suspects: list[str] = compared.get("suspects", [])
     nodes: list[str] = search.record(Limits()).get("lowerings", [])
     for position in [i for i, node in enumerate(nodes) if suspects == [node]]:
         # Confirm the operator that the comparison names: the script works with those before it, and fails
         # with it.
-        say(f"confirming {nodes[position]}", 2)
+        report_progress(f"confirming {nodes[position]}", 2)
         before, after = (Limits(lowerings=count) for count in (position, position + 1))
         if not search.fails(before) and search.fails(after):
-            return _lowering(nodes, position, compared.get("repro", ""))
-    say("without any lowering", len(nodes).bit_length() + 2)
+            return _lowering_verdict(nodes, position, compared.get("repro", ""))
+    report_progress("without any lowering", len(nodes).bit_length() + 2)
     none = Limits(lowerings=0)
     if search.fails(none):
         what = (
             "Inductor, even when it lowers no operator itself: its own passes, its scheduler or its wrapper"
         )
-        return _Found(_whole_stage("inductor", what, compared.get("repro", "")), without, none)
+        return _TentativeVerdict(_stage_verdict("inductor", what, compared.get("repro", "")), without, none)
     if not nodes:
         text = "The script fails only with Inductor, on graphs without an operator to lower."
-        return _Found(replace(_NOTHING, stage="inductor", text=text), without, Limits())
-    say("which of Inductor's lowerings", len(nodes).bit_length() + 1)
+        return _TentativeVerdict(replace(_EMPTY_VERDICT, stage="inductor", text=text), without, Limits())
+    report_progress("which of Inductor's lowerings", len(nodes).bit_length() + 1)
     position = search.first_failing(0, len(nodes), lambda count: Limits(lowerings=count)) - 1
     repro = compared.get("repro", "")
     if suspects != [nodes[position]]:
-        say(f"writing a repro file for {nodes[position]}", 1)
+        report_progress(f"writing a repro file for {nodes[position]}", 1)
         own = search.record(Limits(check=True, suspect=nodes[position]))
         repro = own.get("repro", "") or repro
-    return _lowering(nodes, position, repro)
+    return _lowering_verdict(nodes, position, repro)
 
 
-def _lowering(nodes: Sequence[str], position: int, repro: str) -> _Found:
+def _lowering_verdict(nodes: Sequence[str], position: int, repro: str) -> _TentativeVerdict:
     limits = Limits(lowerings=position + 1)
     text = (
         f"The script fails because of Inductor: it works with the first {position} of {len(nodes)} operators lowered and "
@@ -484,4 +490,4 @@ def _lowering(nodes: Sequence[str], position: int, repro: str) -> _Found:
         f"{VARIABLE}='{limits.to_json()}' makes the script fail so."
     )
     verdict = Verdict("inductor", "", nodes[position], position, repro, 0, text)
-    return _Found(verdict, Limits(lowerings=position), limits)
+    return _TentativeVerdict(verdict, Limits(lowerings=position), limits)

@@ -52,14 +52,14 @@ def apply_pass(
     return copy, tuple(sites.claimed)
 
 
-def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
+def minimize_subset(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     """Find a subset of ``items`` that still fails, from which no single item can be removed.
 
     Delta debugging (A. Zeller and R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002),
     by removal alone: pieces of half the size each time, from the end, then single items until none can go. If
     all items are needed, that asks twice for each.
 
-    >>> minimise(range(40), lambda chosen: 17 in chosen and 23 in chosen)
+    >>> minimize_subset(range(40), lambda chosen: 17 in chosen and 23 in chosen)
     [17, 23]
     """
     kept = list(items)
@@ -78,30 +78,30 @@ def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     return kept
 
 
-class InTime(Generic[S]):
+class TimeLimited(Generic[S]):
     """A question that is answered with no once its CPU time is up, so that a search ends with what it found.
 
     Args:
         seconds: from now on.
         fails: the question.
-        at_least: how often to ask it however long that takes, so that what so many steps find does not depend
+        min_calls: how often to ask it however long that takes, so that what so many steps find does not depend
             on the machine.
 
-    >>> len(minimise(range(40), InTime(0.0, lambda chosen: 17 in chosen)))
+    >>> len(minimize_subset(range(40), TimeLimited(0.0, lambda chosen: 17 in chosen)))
     40
-    >>> minimise(range(40), InTime(0.0, lambda chosen: 17 in chosen, at_least=14))
+    >>> minimize_subset(range(40), TimeLimited(0.0, lambda chosen: 17 in chosen, min_calls=14))
     [17]
     """
 
-    def __init__(self, seconds: float, fails: Callable[[S], bool], at_least: int = 0) -> None:
-        self._until, self._left = time.thread_time() + seconds, itertools.count(at_least, -1)
+    def __init__(self, seconds: float, fails: Callable[[S], bool], min_calls: int = 0) -> None:
+        self._deadline, self._remaining = time.thread_time() + seconds, itertools.count(min_calls, -1)
         self._fails = fails
-        self.is_over = False
+        self.timed_out = False
         """Whether it was no longer asked."""
 
-    def __call__(self, asked: S) -> bool:
-        self.is_over = next(self._left) <= 0 and time.thread_time() >= self._until
-        return not self.is_over and self._fails(asked)
+    def __call__(self, candidate: S) -> bool:
+        self.timed_out = next(self._remaining) <= 0 and time.thread_time() >= self._deadline
+        return not self.timed_out and self._fails(candidate)
 
 
 def guilty_sites(
@@ -145,13 +145,13 @@ def guilty_sites(
     applied = [site for site in sites if site.applied]
     near = [site.index for site in applied if site.location.node in suspects]
     # One question for the suspects, two per halving, one for all others.
-    fails = InTime(_SECONDS, is_wrong, at_least=2 * len(applied).bit_length() + 2)
+    fails = TimeLimited(_SECONDS, is_wrong, min_calls=2 * len(applied).bit_length() + 2)
     start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
-    guilty = set(minimise(start, fails))
+    guilty = set(minimize_subset(start, fails))
     others = [site.index for site in applied if site.index not in guilty]
     if len(guilty) == 1:
         guilty.update(_wrong_alone(others, fails))
-    return tuple(site for site in sites if site.index in guilty), fails.is_over
+    return tuple(site for site in sites if site.index in guilty), fails.timed_out
 
 
 def _wrong_alone(indices: list[int], fails: Callable[[list[int]], bool]) -> list[int]:
@@ -168,7 +168,7 @@ def partners(
     item: Pass,
     earlier: Sequence[Pass],
     start: fx.GraphModule,
-    met: fx.GraphModule,
+    input_graph: fx.GraphModule,
     kind: GraphKind,
     inputs: Sequence[Any],
     bitwise: bool,
@@ -183,7 +183,7 @@ def partners(
         item: the wrong pass.
         earlier: the passes that changed the graph before it did, in order.
         start: the graph before all of them.
-        met: the graph that ``item`` got.
+        input_graph: the graph that ``item`` got.
         kind: the kind of graph.
         inputs: inputs on which it is wrong.
         bitwise: whether it promises the same bits.
@@ -202,12 +202,17 @@ def partners(
         return is_wrong([earlier[i] for i in chosen], start)
 
     chosen = list(range(len(earlier)))
-    if not chosen or is_wrong([], _without_marks(met, start)) or not fails(chosen) or fails([]):
+    if (
+        not chosen
+        or is_wrong([], _with_captured_metadata(input_graph, start))
+        or not fails(chosen)
+        or fails([])
+    ):
         return ()
-    return tuple(earlier[i] for i in minimise(chosen, fails))
+    return tuple(earlier[i] for i in minimize_subset(chosen, fails))
 
 
-def _without_marks(gm: fx.GraphModule, captured: fx.GraphModule) -> fx.GraphModule:
+def _with_captured_metadata(gm: fx.GraphModule, captured: fx.GraphModule) -> fx.GraphModule:
     """Copy a graph with only the kinds of metadata that it was captured with."""
     copy = copy_graph(gm, constants=True)
     known = {key for node in captured.graph.nodes for key in node.meta}
@@ -235,7 +240,7 @@ def after_passes(items: Sequence[Pass], gm: fx.GraphModule, kind: GraphKind) -> 
     return copy
 
 
-def call_to_blame(
+def locate_suspect(
     before: fx.GraphModule, after: fx.GraphModule, suspects: Collection[str]
 ) -> Location | None:
     """Locate the first suspect that a pass added, or else the first that was in the graph before.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.given_values import input_names
-from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, as_float64
-from fxpasses.checking.open_order import open_results
+from fxpasses.checking.interpret import RUN_ERRORS, ExactRun, as_float64
+from fxpasses.checking.open_order import tie_dependent_outputs
 from fxpasses.checking.same_function import JUMP
 from fxpasses.checking.windows import Window, changed_values
 from fxpasses.exact import Original
@@ -54,8 +54,10 @@ class BothSides:
         mine, theirs = self._results(given, values)
         if mine is None or theirs is None:
             return False
-        other = {at for at, pair in enumerate(zip(mine, theirs, strict=True)) if not _is_near(*pair)}
-        if not other or other <= open_results(self._window.before, list(given.values()), self._window.after):
+        other = {at for at, pair in enumerate(zip(mine, theirs, strict=True)) if not _is_close(*pair)}
+        if not other or other <= tie_dependent_outputs(
+            self._window.before, list(given.values()), self._window.after
+        ):
             return False
         on_cpu = [value.cpu() if isinstance(value, Tensor) else value for value in given.values()]
         try:
@@ -69,10 +71,10 @@ class BothSides:
         first, second = self._start
         (before, after), graphs = self._runs, (self._window.before, self._window.after)
         try:
-            mine = {**first, **given, **before.part(_following(graphs[0], moved), {**first, **given})}
+            mine = {**first, **given, **before.run_calls(_following(graphs[0], moved), {**first, **given})}
             known = {**second, **{name: v for name, v in mine.items() if name not in self._theirs}}
-            theirs = {**known, **after.part(_following(graphs[1], moved) & self._theirs, known)}
-        except CANNOT_RUN:
+            theirs = {**known, **after.run_calls(_following(graphs[1], moved) & self._theirs, known)}
+        except RUN_ERRORS:
             return None, None
         return [_outputs(gm, values) for gm, values in zip(graphs, (mine, theirs), strict=True)]
 
@@ -90,7 +92,7 @@ def _following(gm: fx.GraphModule, names: Collection[str]) -> set[str]:
     return found
 
 
-def _is_near(a: Any, b: Any) -> bool:
+def _is_close(a: Any, b: Any) -> bool:
     """Whether no element differs, relative to itself, by more than an activation that switches formulas."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return bool(a is b or (not isinstance(a, Tensor) and a == b))

@@ -16,8 +16,8 @@ from torch import Tensor, fx
 
 from fake.seam.pytree import tree_leaves
 from fxpasses._torch import outside_tracing, trace_calls
-from fxpasses.checking.inputs import Unsupported, cloned, placeholders, tangents
-from fxpasses.checking.interpret import CANNOT_RUN, allocates
+from fxpasses.checking.inputs import Unsupported, cloned, make_tangents, placeholders
+from fxpasses.checking.interpret import RUN_ERRORS, allocates
 from fxpasses.checking.values import is_tangent
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
@@ -28,7 +28,7 @@ from fxpasses.graphs.rewriting import copy_graph
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
 
-_MOST_ELEMENTS = 2_000_000
+_MAX_ELEMENTS = 2_000_000
 """Elements of inputs: what is computed from them is evaluated exactly, at twenty times the model's cost."""
 
 
@@ -61,7 +61,7 @@ class CaptureCheck(Observer):
             self._waiting.append((self._dynamo, copy_graph(gm)))
         self._dynamo = None
 
-    def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_compiled(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``compiled`` so that its graph is checked on the first call."""
         if not self._waiting:
             return compiled
@@ -77,22 +77,22 @@ class CaptureCheck(Observer):
     def _judge(self, eager: fx.GraphModule, captured: fx.GraphModule, args: Sequence[Any]) -> None:
         try:
             with outside_tracing():
-                values = _inputs(captured, args)
-                recorded = _recorded(eager, args, values)
+                values = _make_inputs(captured, args)
+                recorded = _record_eager(eager, args, values)
                 for mine, theirs in zip(placeholders(recorded), placeholders(captured), strict=True):
                     mine.name = theirs.name  # values written to inputs are named by them
                 self.verdicts_found.append(equivalent(recorded, captured, values))
-        except (Unsupported, *CANNOT_RUN) as reason:
+        except (Unsupported, *RUN_ERRORS) as reason:
             log.info("a captured graph is not judged in exact arithmetic: %s", reason)
 
 
-def _inputs(captured: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+def _make_inputs(captured: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
     """Make inputs of the captured graph, with random gradients of outputs."""
     nodes = placeholders(captured)
     gradients = [node for node in nodes if is_tangent(node)]
     if len(nodes) - len(gradients) != len(args) or nodes[len(args) :] != gradients:
         raise Unsupported("the captured graph takes other inputs than Dynamo's")
-    if sum(v.numel() for v in args if isinstance(v, Tensor)) > _MOST_ELEMENTS or allocates(captured):
+    if sum(v.numel() for v in args if isinstance(v, Tensor)) > _MAX_ELEMENTS or allocates(captured):
         raise Unsupported("it is too large, or holds uninitialised memory")
     given = [v if isinstance(v, (Tensor, int, float)) else int(v) for v in args]
     bound = {
@@ -100,24 +100,26 @@ def _inputs(captured: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
         for n, v in zip(nodes, given, strict=False)
         if type(v) is int and isinstance(n.meta["val"], torch.SymInt)
     }
-    made = tangents(gradients, bound, "random", torch.Generator().manual_seed(0))
+    made = make_tangents(gradients, bound, "random", torch.Generator().manual_seed(0))
     return [*cloned(given), *made]
 
 
-def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any]) -> fx.GraphModule:
+def _record_eager(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any]) -> fx.GraphModule:
     """Record the ATen operators of Dynamo's graph in eager, including the backward pass, as a joint graph.
 
     Raises:
         Unsupported: eager has other outputs that require gradients, or draws random numbers in place.
     """
-    wants = [isinstance(v, Tensor) and v.requires_grad for v in args]
+    needs_grad = [isinstance(v, Tensor) and v.requires_grad for v in args]
     tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
 
     def step(*given: Tensor) -> list[Any]:
         filled = list(values)
         for i, value in zip(tensors, given, strict=True):
             filled[i] = value
-        leaves = [v.detach().requires_grad_() if want else v for v, want in zip(filled, wants, strict=False)]
+        leaves = [
+            v.detach().requires_grad_() if want else v for v, want in zip(filled, needs_grad, strict=False)
+        ]
         with torch.enable_grad():
             results = list(tree_leaves(eager(*leaves)))
         differentiable = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
@@ -125,12 +127,12 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
             raise Unsupported("the captured graph has other outputs that want gradients")
         if not differentiable:
             return results
-        asked = [v for v, want in zip(leaves, wants, strict=True) if want]
-        found = iter(torch.autograd.grad(differentiable, asked, filled[len(args) :], allow_unused=True))
-        return [*results, *(next(found) if want else None for want in wants)]
+        grad_inputs = [v for v, want in zip(leaves, needs_grad, strict=True) if want]
+        found = iter(torch.autograd.grad(differentiable, grad_inputs, filled[len(args) :], allow_unused=True))
+        return [*results, *(next(found) if want else None for want in needs_grad)]
 
     recorded = trace_calls(step, [values[i] for i in tensors], {}, guards=False)
-    _with_declared_writes(recorded)
+    _declare_batch_norm_writes(recorded)
     if any(map(is_mutating, recorded.graph.nodes)):  # then write at the end, as the captured graph does
         if any(map(uses_rng, recorded.graph.nodes)):
             raise Unsupported("eager draws random numbers in place")
@@ -146,7 +148,7 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
     return recorded
 
 
-def _with_declared_writes(recorded: fx.GraphModule) -> None:
+def _declare_batch_norm_writes(recorded: fx.GraphModule) -> None:
     """Make the writes of training batch norms explicit: return the statistics, and copy them.
 
     The schema does not declare these writes.
@@ -157,7 +159,7 @@ def _with_declared_writes(recorded: fx.GraphModule) -> None:
             continue
         node.target = aten._native_batch_norm_legit_functional.default
         with recorded.graph.inserting_before(node.next):
-            for position, place in enumerate(statistics, 3):
+            for position, statistic in enumerate(statistics, 3):
                 new = recorded.graph.call_function(operator.getitem, (node, position))
-                recorded.graph.call_function(aten.copy_.default, (place, new))
+                recorded.graph.call_function(aten.copy_.default, (statistic, new))
     recorded.recompile()

@@ -15,8 +15,8 @@ from fake.error_text import describe_error
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.rounding import same_bits
-from fxpasses.checking.values import is_broken
-from fxpasses.checking.windows import can_be_cut, changed_nodes, changed_values, taken_pairs
+from fxpasses.checking.values import has_nan_or_inf
+from fxpasses.checking.windows import can_be_cut, changed_nodes, changed_values, compared_pairs
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.numbers import computable
 
@@ -41,10 +41,10 @@ class Step:
         self.follows = last is not None and not any(changed_nodes(last.after, before))
         writes = any(n.users for gm in (before, after) for n in gm.graph.nodes if is_mutating(n))
         is_pure = not writes and can_be_cut(before, after, self.changed)
-        self.taken = taken_pairs(before, after, self.changed) if is_pure else None
+        self.compared_pairs = compared_pairs(before, after, self.changed) if is_pure else None
 
 
-class Carried:
+class CarriedValues:
     """The values of a graph on one set of inputs.
 
     Args:
@@ -53,7 +53,7 @@ class Carried:
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self._inputs = inputs
-        self._are_broken = is_broken(inputs)
+        self._have_nan_or_inf = has_nan_or_inf(inputs)
         self.before: dict[str, Any] | None = None
         """The values of the graph before the latest step, by name; ``None`` if unknown."""
         self._values: dict[str, Any] | None = None
@@ -66,27 +66,27 @@ class Carried:
             Unsupported: the graph before cannot run on the inputs.
         """
         if self._values is None or not step.follows:
-            self._values = _kept(step.before, self._inputs)
+            self._values = _node_values(step.before, self._inputs)
         self.before, self._values = self._values, None
-        if step.taken is None:
+        if step.compared_pairs is None:
             self.before = None
             return False
         try:
-            made = Run(step.after).part(step.changed[1], self.before, _SEED)
+            made = Run(step.after).run_calls(step.changed[1], self.before, _SEED)
         except Exception:  # noqa: BLE001  (the whole graph is run then, and shows whether it raises)
             self.before = None
             return False
         new = {**self.before, **made}
-        agree = all(self._agree(self.before[a], new[b], step.bitwise) for a, b in step.taken)
+        agree = all(self._agree(self.before[a], new[b], step.bitwise) for a, b in step.compared_pairs)
         # Later steps use the values of the graph before. The check of this step decides whether it may
         # differ.
-        self._values = new | {b: self.before[a] for a, b in step.taken}
+        self._values = new | {b: self.before[a] for a, b in step.compared_pairs}
         return agree
 
     def _agree(self, old: Any, new: Any, bitwise: bool) -> bool:
-        if _are_same(old, new, bitwise):
+        if _equal_bits(old, new, bitwise):
             return True
-        if bitwise or not self._are_broken or not isinstance(old, Tensor) or not isinstance(new, Tensor):
+        if bitwise or not self._have_nan_or_inf or not isinstance(old, Tensor) or not isinstance(new, Tensor):
             return False
         if old.shape != new.shape or old.dtype != new.dtype or not old.is_floating_point():
             return False
@@ -95,7 +95,7 @@ class Carried:
         return bool(((old == new) | (~old.isfinite() & (new.isfinite() | (old.isnan() & new.isnan())))).all())
 
 
-def _kept(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+def _node_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     run = Run(gm, keep=True)
     try:
         run(cloned(inputs), _SEED)
@@ -106,9 +106,9 @@ def _kept(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     return run.values
 
 
-def _are_same(a: Any, b: Any, signs: bool) -> bool:
+def _equal_bits(a: Any, b: Any, signs: bool) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(_are_same(x, y, signs) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_equal_bits(x, y, signs) for x, y in zip(a, b, strict=True))
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b, signs)
     return type(a) is type(b) and a == b

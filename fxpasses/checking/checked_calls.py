@@ -15,26 +15,26 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses._torch import disable_current_modes
-from fxpasses.checking.carried import Carried, Step
+from fxpasses.checking.carried import CarriedValues, Step
 from fxpasses.checking.collectives import mark_parameters
 from fxpasses.checking.critical_inputs import critical_integers, critical_rows, critical_sizes
 from fxpasses.checking.critical_values import at_critical_values
-from fxpasses.checking.given_values import Found
+from fxpasses.checking.given_values import Counterexample
 from fxpasses.checking.inputs import (
     Unsupported,
     cloned,
     in_memory,
     made_up,
+    make_tangents,
     other_sizes,
     placeholders,
     resized_inputs,
     scaled,
     symbol_bindings,
-    tangents,
 )
 from fxpasses.checking.masked_rows import with_masked_rows
-from fxpasses.checking.nan_guards import asks, has_masks
-from fxpasses.checking.overflow import WITHIN, largest_power, stays_finite
+from fxpasses.checking.nan_guards import has_finite_tests, has_masks
+from fxpasses.checking.overflow import OVERFLOW_FRACTION, largest_power, stays_finite
 from fxpasses.checking.same_function import Relation
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import inputs_at_bounds, inputs_with_rare_values
@@ -45,22 +45,22 @@ from fxpasses.pass_manager.sites import MatchSite
 
 _CALLS = 2
 """Number of first calls of a graph that are checked. Later ones are checked only if they have new sizes."""
-_MOST_CALLS = 8
+_MAX_CALLS = 8
 _SWEEP_SECONDS = 5.0
 """How many seconds to try the rewrites of a graph on made-up inputs of other sizes."""
 _RANDOM_SAMPLES = 2
 """Random samples in exact arithmetic, on which the error bound rests."""
 _POWER = 5
 """Power of two to scale values up by, if results stay finite: beyond the limits of a clamp."""
-_NOT_FINITE: tuple[Family, ...] = ("infinity", "not a number")
+_NONFINITE_FAMILIES: tuple[Family, ...] = ("infinity", "not a number")
 _DRAWS = 3
 """How often such values are drawn for a graph with masks, each of which hides some of them."""
 _SMALL = -12
 """Power of two at which differences of numbers near one have lost half of their digits."""
-_MOST_APART, _APART = 4, 7
+_MAX_SCALED_INPUTS, _SCALED_POWER = 4, 7
 """How many inputs are scaled up one by one, and by which power of two."""
-_SHORT = (torch.int8, torch.uint8, torch.int16)
-_looking = threading.local()
+_SMALL_INTS = (torch.int8, torch.uint8, torch.int16)
+_checking = threading.local()
 """Whether this thread is checking a graph. Graphs that it calls meanwhile (regions) are not checked."""
 
 
@@ -152,10 +152,10 @@ class FirstCalls:
     def __init__(self, check: Examiner, kinds: Sequence[str]) -> None:
         self._check, self._kinds = check, kinds
         self._seen: list[tuple[int, ...]] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.before_error: fx.GraphModule | None = None
 
-    def look(self, args: Sequence[Any]) -> bool:
+    def check_call(self, args: Sequence[Any]) -> bool:
         """Check this call if it is one of the first, or one of the first with its sizes.
 
         Returns:
@@ -164,63 +164,65 @@ class FirstCalls:
         Raises:
             ValueMismatchError: a pass is wrong.
         """
-        if getattr(_looking, "now", False):
+        if getattr(_checking, "now", False):
             return False
         rewrites = [rewrite for kind in self._kinds for rewrite in self._check.rewrites(kind)]
         sizes = tuple(n for a in args if isinstance(a, Tensor) for n in a.shape)
         if (
             not rewrites
-            or len(self._seen) >= _MOST_CALLS
+            or len(self._seen) >= _MAX_CALLS
             or (len(self._seen) >= _CALLS and sizes in self._seen)
         ):
             return False
         first = not self._seen
         self._seen.append(sizes)
-        _looking.now = True
+        _checking.now = True
         try:
             # On a first call AOTAutograd watches operators for aliases. Those that the check runs do not
             # concern it.
             with disable_current_modes(), few_threads(*(rewrite.before for rewrite in rewrites)):
-                self._look_at(rewrites, args, first)
+                self._check_rewrites(rewrites, args, first)
         finally:
-            _looking.now = False
+            _checking.now = False
         return True
 
-    def _look_at(self, rewrites: Sequence[Rewrite], args: Sequence[Any], first: bool) -> None:
+    def _check_rewrites(self, rewrites: Sequence[Rewrite], args: Sequence[Any], first: bool) -> None:
         for kind in dict.fromkeys(rewrite.kind for rewrite in rewrites):
             mine = [rewrite for rewrite in rewrites if rewrite.kind == kind]
             for gm in (gm for rewrite in mine for gm in (rewrite.before, rewrite.after)):
                 mark_parameters(gm, args)
             self.before_error = mine[0].before
             try:
-                inputs = _Inputs(mine[0], args, len(self._seen))
+                inputs = _CallInputs(mine[0], args, len(self._seen))
                 label, *others = inputs.real(first)
             except Unsupported as reason:
                 for rewrite in mine:
-                    self._cannot(rewrite, reason)
+                    self._report_unchecked(rewrite, reason)
                 continue
-            looked_at: list[Rewrite] = []
+            checked: list[Rewrite] = []
             steps: list[Step] = []
             last: Reference | None = None
             compared: list[tuple[Rewrite, Step, dict[Hashable, Relation]]] = []
             for rewrite in mine:
                 step = Step(rewrite.before, rewrite.after, rewrite.bitwise, steps[-1] if steps else None)
                 native = last.compared if last is not None and step.follows else None
-                last = self._on_this_call(rewrite, step, *label, first, native)
+                last = self._examine_call(rewrite, step, *label, first, native)
                 if last is not None:
-                    looked_at.append(rewrite)
+                    checked.append(rewrite)
                     steps.append(step)
                     if first and rewrite.item is not None and last.is_compared:
                         compared.append((rewrite, step, last.windows))
             if not first:
                 continue
             for values, where in others:
-                self._on(looked_at, steps, values, f"the inputs of this call{where}", real=True)
-            timely = [rewrite for rewrite in looked_at if self._check.has_time(rewrite)]
+                self._examine(checked, steps, values, f"the inputs of this call{where}", real=True)
+            timely = [rewrite for rewrite in checked if self._check.has_time(rewrite)]
             for values, where, chosen in inputs.made_up if timely else ():
-                self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}", chosen=chosen)
-            for rewrite, step in zip(looked_at, steps, strict=True):
-                self._where_it_differs(rewrite, step, inputs.real(first)[0][0])
+                self._examine(
+                    checked, steps, values, f"made-up inputs of these sizes: {where}", chosen=chosen
+                )
+            for rewrite, step in zip(checked, steps, strict=True):
+                self._examine_targeted_inputs(rewrite, step, inputs.real(first)[0][0])
             for rewrite, step, known in compared:
                 # Recompute values: keeping those of all rewrites would take too much memory.
                 reference = Reference(rewrite.before, label[0], _RANDOM_SAMPLES, changed=step.changed)
@@ -228,15 +230,15 @@ class FirstCalls:
                 rewriting = reference.rewriting(rewrite.after, rewrite.bitwise)
                 has_time = functools.partial(self._check.has_time, rewrite)
                 for found in at_critical_values(rewriting, has_time):
-                    self._in_windows(rewrite, found)
-            self._sweep(looked_at, steps, inputs)
+                    self._examine_counterexample(rewrite, found)
+            self._sweep_sizes(checked, steps, inputs)
 
-    def _cannot(self, rewrite: Rewrite, reason: Unsupported) -> None:
-        if rewrite.name not in self._told:
+    def _report_unchecked(self, rewrite: Rewrite, reason: Unsupported) -> None:
+        if rewrite.name not in self._reported:
             self._check.cannot_examine(rewrite, str(reason))
-        self._told.add(rewrite.name)
+        self._reported.add(rewrite.name)
 
-    def _on_this_call(
+    def _examine_call(
         self, rewrite: Rewrite, step: Step, values: list[Any], where: str, first: bool, native: Outcome | None
     ) -> Reference | None:
         """Examine a rewrite on the inputs of this call; ``None`` if that is not possible.
@@ -255,11 +257,11 @@ class FirstCalls:
             reference = Reference(rewrite.before, values, samples, native=native, changed=step.changed)
             self._check.examine(rewrite, Trial(reference, f"the inputs of this call{where}", real=True))
         except Unsupported as reason:
-            self._cannot(rewrite, reason)
+            self._report_unchecked(rewrite, reason)
             return None
         return reference
 
-    def _on(
+    def _examine(
         self,
         rewrites: Sequence[Rewrite],
         steps: Sequence[Step],
@@ -270,7 +272,7 @@ class FirstCalls:
         chosen: bool = False,
     ) -> None:
         """Examine all rewrites of graphs of one kind on other inputs, if the graphs before accept them."""
-        carried = Carried(values)
+        carried = CarriedValues(values)
         for rewrite, step in zip(rewrites, steps, strict=True):
             # The partition does not depend on values: it only hands them over.
             if (rewrite.item is None and not real) or not self._check.has_time(rewrite):
@@ -287,7 +289,7 @@ class FirstCalls:
             except Unsupported:
                 return
 
-    def _where_it_differs(self, rewrite: Rewrite, step: Step, values: list[Any]) -> None:
+    def _examine_targeted_inputs(self, rewrite: Rewrite, step: Step, values: list[Any]) -> None:
         """Examine one rewrite on inputs made for it."""
         if rewrite.item is None:
             return
@@ -295,13 +297,15 @@ class FirstCalls:
         reference = Reference(rewrite.before, values, samples=0, changed=step.changed)
         rewriting = reference.rewriting(rewrite.after)
         for inputs in critical_rows(rewriting, generator):
-            self._on([rewrite], [step], inputs, "made-up inputs of these sizes: rows that a pass changed")
+            self._examine(
+                [rewrite], [step], inputs, "made-up inputs of these sizes: rows that a pass changed"
+            )
         for inputs in critical_integers(rewriting, generator):
-            self._on(
+            self._examine(
                 [rewrite], [step], inputs, "made-up inputs of these sizes: integers that the graph holds"
             )
 
-    def _in_windows(self, rewrite: Rewrite, found: Found) -> None:
+    def _examine_counterexample(self, rewrite: Rewrite, found: Counterexample) -> None:
         rewrite = dataclasses.replace(rewrite, before=found.before, after=found.after)
         names = value_names(rewrite.before, rewrite.kind)
         known = [
@@ -312,35 +316,35 @@ class FirstCalls:
         if known:
             self._check.examine(rewrite, Trial(reference, found.where, known=known))
 
-    def _sweep(self, rewrites: Sequence[Rewrite], steps: Sequence[Step], inputs: _Inputs) -> None:
+    def _sweep_sizes(self, rewrites: Sequence[Rewrite], steps: Sequence[Step], inputs: _CallInputs) -> None:
         """Try made-up inputs of other sizes."""
         if not rewrites:
             return
-        until = time.thread_time() + _SWEEP_SECONDS
+        deadline = time.thread_time() + _SWEEP_SECONDS
         first = (
             [size for one in rewrites for size in critical_sizes(one.before, one.after)]
             if inputs.bound
             else []
         )
         for sizes in other_sizes(placeholders(rewrites[0].before), inputs.bound, first):
-            if time.thread_time() > until:
+            if time.thread_time() > deadline:
                 return
             try:
-                values = inputs.of_sizes(sizes)
+                values = inputs.with_sizes(sizes)
             except Unsupported:
                 continue
             label = ", ".join(f"{k}={v}" for k, v in sizes.items() if v != inputs.bound.get(k))
             where = f"made-up inputs with {label}"
-            self._on(rewrites, steps, values, where, traced=inputs.traced)
+            self._examine(rewrites, steps, values, where, traced=inputs.traced)
             for one, step in (
                 zip(rewrites, steps, strict=True) if first and set(sizes.values()) & set(first) else ()
             ):
                 reference = Reference(one.before, values, samples=0, changed=step.changed)
-                if not _takes_its_inputs(reference):  # for example positions beyond a table
+                if not _runs_on_inputs(reference):  # for example positions beyond a table
                     continue
                 rewriting = reference.rewriting(one.after)
                 for made in critical_integers(rewriting, torch.Generator().manual_seed(len(self._seen))):
-                    self._on(
+                    self._examine(
                         [one],
                         [step],
                         made,
@@ -349,14 +353,14 @@ class FirstCalls:
                     )
 
 
-def _takes_its_inputs(reference: Reference) -> bool:
+def _runs_on_inputs(reference: Reference) -> bool:
     try:
         return reference.native is not None
     except Unsupported:
         return False
 
 
-class _Inputs:
+class _CallInputs:
     """Inputs for the graphs of one kind, made from those of one call.
 
     Args:
@@ -401,7 +405,7 @@ class _Inputs:
         families: tuple[Family, ...] = (
             "random",
             *EDGES,
-            *_NOT_FINITE * (_DRAWS if has_masks(self._gm) else 1),
+            *_NONFINITE_FAMILIES * (_DRAWS if has_masks(self._gm) else 1),
         )  # a mask may hide non-finite values
         found = []
         for family in families:
@@ -410,46 +414,46 @@ class _Inputs:
                 found += [(made, "integers at the ends of what the graph takes") for made in ends]
             else:
                 found.append((made_up(values, family, self._generator), family))
-            if family == "infinity" and asks(self._gm):
+            if family == "infinity" and has_finite_tests(self._gm):
                 found.append((_negative_infinities(found[-1][0]), "minus infinity"))
             if family == "extreme integers":
-                found += _other_ends(found[-1][0])
+                found += _with_opposite_extremes(found[-1][0])
         usual = found[0][0]  # random ones
         found += inputs_with_rare_values(self._gm, usual) if all(map(_is_on_cpu, values)) else ()
         masked = with_masked_rows(self._gm, usual, self._generator)
         found += [] if masked is None else [(masked, "masked scores")]
-        of_their_size = len(found)
-        stands = lambda power: stays_finite(self._gm, scaled(usual, 2.0**power), inside=True)  # noqa: E731
-        largest = int(WITHIN * largest_power(stands))
+        unscaled_count = len(found)
+        is_finite = lambda power: stays_finite(self._gm, scaled(usual, 2.0**power), inside=True)  # noqa: E731
+        largest = int(OVERFLOW_FRACTION * largest_power(is_finite))
         for power in dict.fromkeys([min(_POWER, largest), largest, _SMALL]):
             found.append((scaled(usual, 2.0**power), f"random, times 2**{power}"))
         # Next to a row of negative numbers, a number that stands for minus infinity is large.
         signs = next(values for values, family in found if family == "signs")
         found.append((scaled(signs, 2.0**largest), f"signs, times 2**{largest}"))
-        found += [*self._apart(usual), *self._data_alone(usual)]
+        found += [*self._with_one_extreme_input(usual), *self._with_constant_rows(usual)]
         return [
-            (sort_inputs(self._gm, made), where, at >= of_their_size)
+            (sort_inputs(self._gm, made), where, at >= unscaled_count)
             for at, (made, where) in enumerate(found)
         ]
 
-    def _apart(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
+    def _with_one_extreme_input(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
         """Zeros or large values in one input: in all, a pole or overflow of one hides what another shows."""
         floats = [
             i
             for i, (n, v) in enumerate(zip(self._nodes, usual, strict=True))
             if isinstance(v, Tensor) and v.is_floating_point() and not is_tangent(n)
         ]
-        if not 1 < len(floats) <= _MOST_APART:
+        if not 1 < len(floats) <= _MAX_SCALED_INPUTS:
             return
         zeros = made_up(usual, "zeros", self._generator)
-        large = scaled(usual, 2.0**_APART)
+        large = scaled(usual, 2.0**_SCALED_POWER)
         for at in floats:
-            for made, what in ((zeros, "zeros"), (large, f"random, times 2**{_APART},")):
+            for made, what in ((zeros, "zeros"), (large, f"random, times 2**{_SCALED_POWER},")):
                 values = [*usual[:at], made[at], *usual[at + 1 :]]
                 if made is zeros or stays_finite(self._gm, values, inside=True):
                     yield values, f"{what} in {self._nodes[at].name}"
 
-    def _data_alone(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
+    def _with_constant_rows(self, usual: list[Any]) -> Iterator[tuple[list[Any], str]]:
         """Constant and zero rows in all but parameters: these hide what happens at zeros of the data."""
         parameters = [isinstance(v, torch.nn.Parameter) for v in self._given]
         parameters += [True] * (len(usual) - len(parameters))  # gradients of outputs
@@ -457,7 +461,7 @@ class _Inputs:
             pairs = zip(usual, made_up(usual, "rows", self._generator), parameters, strict=True)
             yield [value if is_kept else row for value, row, is_kept in pairs], "rows in what is no parameter"
 
-    def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
+    def with_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
         """Make up inputs of other sizes. Raises: Unsupported: there are none."""
         given = resized_inputs(self._nodes[: len(self._given)], self._given, sizes, self._generator)
         return sort_inputs(self._gm, self._with_gradients(given, sizes))
@@ -467,18 +471,20 @@ class _Inputs:
         return self._with_gradients(cloned(self._given), self.bound)
 
     def _with_gradients(self, values: list[Any], sizes: Any, kind: str = "random") -> list[Any]:
-        new = iter(tangents(self._gradients, sizes, kind, self._generator))
+        new = iter(make_tangents(self._gradients, sizes, kind, self._generator))
         others = iter(v for n, v in zip(self._nodes, values, strict=False) if not is_tangent(n))
         return [next(new) if is_tangent(n) else next(others) for n in self._nodes]
 
 
-def _other_ends(values: list[Any]) -> list[tuple[list[Any], str]]:
+def _with_opposite_extremes(values: list[Any]) -> list[tuple[list[Any], str]]:
     """Flip every other integer tensor, if there are several: one is low where another is high."""
-    integers = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.dtype in _SHORT and v.dim()]
-    turned = cloned(values)
+    integers = [
+        i for i, v in enumerate(values) if isinstance(v, Tensor) and v.dtype in _SMALL_INTS and v.dim()
+    ]
+    flipped = cloned(values)
     for i in integers[1::2]:
-        in_memory(turned[i]).copy_(in_memory(values[i]).flip(0))
-    return [(turned, "extreme integers, low where others are high")] if len(integers) > 1 else []
+        in_memory(flipped[i]).copy_(in_memory(values[i]).flip(0))
+    return [(flipped, "extreme integers, low where others are high")] if len(integers) > 1 else []
 
 
 def _negative_infinities(values: list[Any]) -> list[Any]:

@@ -30,11 +30,11 @@ from fxpasses.checking.inputs import Unsupported
 from fxpasses.graphs.rewriting import subgraphs
 
 _SAME = "is_same_in_all_processes"
-_FEWEST, _MOST = 3, 4
+_MIN_PROCESSES, _MAX_PROCESSES = 3, 4
 """Processes to run if nothing is known of the groups: as many as the largest has, within these bounds."""
-_MOST_TRIED = 8
+_MAX_TRIED = 8
 
-_Named = Mapping[str, Any]
+_NamedArguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Group:
     rank: int = 0
     stride: int = 1
 
-    def place(self, process: int, size: int) -> int:
+    def rank_of(self, process: int, size: int) -> int:
         """Return the rank in the group of one of the simulated processes.
 
         Args:
@@ -86,11 +86,11 @@ class Group:
             return [rank % self.count for rank in range(size or self.count)]
         if self.size >= self.count:
             return [(rank - self.rank) % self.count for rank in range(self.size)]
-        here = self.place(process, self.size)
+        here = self.rank_of(process, self.size)
         return [(process + (rank - here) * self.stride) % self.count for rank in range(self.size)]
 
 
-_Model = Callable[[Sequence[Any], Sequence[_Named], Group], list[Any]]
+_Model = Callable[[Sequence[Any], Sequence[_NamedArguments], Group], list[Any]]
 """Computes the result of each process from the values that they send, their other arguments, the group."""
 
 
@@ -105,7 +105,7 @@ class UnknownCollective(Unsupported):
         self.target = target
 
 
-def answers(target: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Any]:
+def simulate_collective(target: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Any]:
     """Compute the result of a collective in each of several processes.
 
     Args:
@@ -122,16 +122,16 @@ def answers(target: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]
     named = [{**dict(zip(names, args, strict=False)), **kwargs} for args, kwargs in calls]
     for one in named:  # namespaces name the kind of reduction differently
         one["kind"] = one.get("reduce_op", one.get("reduceOp"))
-    values = [next(one[key] for key in _VALUES if key in one) for one in named]
+    values = [next(one[key] for key in _INPUT_NAMES if key in one) for one in named]
     results = model(values, named, group_of(named[0], len(calls)))
     if "out" in named[0]:
         return [one["out"].copy_(result) for one, result in zip(named, results, strict=True)]
     if target._schema.name.endswith("_"):
-        return [_written(value, result) for value, result in zip(values, results, strict=True)]
+        return [_write_result(value, result) for value, result in zip(values, results, strict=True)]
     return results
 
 
-def group_of(named: _Named, count: int) -> Group:
+def group_of(named: _NamedArguments, count: int) -> Group:
     """Return the group of a collective.
 
     Args:
@@ -146,12 +146,12 @@ def group_of(named: _Named, count: int) -> Group:
     return Group(count, len(ranks), ranks.index(dist.get_rank()), stride if is_mesh else 1)
 
 
-def _ranks(named: _Named) -> Sequence[int] | None:
+def _ranks(named: _NamedArguments) -> Sequence[int] | None:
     """The ranks of the group of a collective; ``None`` if this process does not know the group."""
     return group_ranks(named["group_name"]) if "group_name" in named else None
 
 
-def processes(gm: fx.GraphModule) -> int:
+def count_processes(gm: fx.GraphModule) -> int:
     """Return how many processes to simulate for a graph: one if none of its own calls communicates."""
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and communicates(n.target)]
     if not calls:
@@ -160,12 +160,14 @@ def processes(gm: fx.GraphModule) -> int:
     if known and dist.get_world_size() > 1:
         fits = (
             count
-            for count in range(_MOST, _MOST_TRIED + 1)
+            for count in range(_MAX_PROCESSES, _MAX_TRIED + 1)
             if all(len(ranks) >= count or count % len(ranks) == 0 for ranks in known)
         )
-        return dist.get_world_size() if dist.get_world_size() <= _MOST else next(fits, _MOST)
+        return (
+            dist.get_world_size() if dist.get_world_size() <= _MAX_PROCESSES else next(fits, _MAX_PROCESSES)
+        )
     sizes = [named_arguments(node).get("group_size") for node in calls]
-    return min(max([_FEWEST, *(size for size in sizes if isinstance(size, int))]), _MOST)
+    return min(max([_MIN_PROCESSES, *(size for size in sizes if isinstance(size, int))]), _MAX_PROCESSES)
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
@@ -236,7 +238,7 @@ def refuse_unknown(gm: fx.GraphModule, interpreted: Collection[str] = ()) -> Non
         refuse_unknown(inner, interpreted)
 
 
-def _written(value: Any, result: Any) -> Any:
+def _write_result(value: Any, result: Any) -> Any:
     if isinstance(value, Tensor):
         return value.copy_(result)
     for one, new in zip(value, result, strict=True):
@@ -244,10 +246,10 @@ def _written(value: Any, result: Any) -> Any:
     return value
 
 
-def _reduced(values: Sequence[Tensor], kind: str, members: Sequence[int]) -> Tensor:
+def _reduce(values: Sequence[Tensor], kind: str, members: Sequence[int]) -> Tensor:
     times, dtype = Counter(members), values[0].dtype
     if kind in ("sum", "avg"):
-        whole = torch.stack([_of_several(values[at], times[at]) for at in times]).sum(0)
+        whole = torch.stack([_sum_of_copies(values[at], times[at]) for at in times]).sum(0)
         return (whole / len(members) if kind == "avg" else whole).to(dtype)
     if kind == "product":
         powers = [values[at] if times[at] == 1 else values[at] ** times[at] for at in times]
@@ -258,39 +260,41 @@ def _reduced(values: Sequence[Tensor], kind: str, members: Sequence[int]) -> Ten
     raise Unsupported(f"a reduction of kind {kind!r} over processes cannot be made up")
 
 
-def _of_several(value: Tensor, times: int) -> Tensor:
+def _sum_of_copies(value: Tensor, times: int) -> Tensor:
     return value if times == 1 else value * times
 
 
-def _all_reduce(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
-    return [_reduced(values, named[0]["kind"], group.members(me)) for me in range(len(values))]
+def _all_reduce(values: Sequence[Tensor], named: Sequence[_NamedArguments], group: Group) -> list[Tensor]:
+    return [_reduce(values, named[0]["kind"], group.members(me)) for me in range(len(values))]
 
 
-def _all_gather(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
+def _all_gather(values: Sequence[Tensor], named: Sequence[_NamedArguments], group: Group) -> list[Tensor]:
     size = named[0]["group_size"]
     if size == 1:
         return [value.clone() for value in values]
     return [torch.cat([values[at] for at in group.members(me, size)]) for me in range(len(values))]
 
 
-def _reduce_scatter(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
+def _reduce_scatter(values: Sequence[Tensor], named: Sequence[_NamedArguments], group: Group) -> list[Tensor]:
     size = named[0]["group_size"]
-    summed = (_reduced(values, named[0]["kind"], group.members(me)) for me in range(len(values)))
-    return [whole.chunk(size)[group.place(me, size)].clone() for me, whole in enumerate(summed)]
+    summed = (_reduce(values, named[0]["kind"], group.members(me)) for me in range(len(values)))
+    return [whole.chunk(size)[group.rank_of(me, size)].clone() for me, whole in enumerate(summed)]
 
 
-def _broadcast(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
+def _broadcast(values: Sequence[Tensor], named: Sequence[_NamedArguments], group: Group) -> list[Tensor]:
     # Never from the first process, whose results are compared: for it, a missing broadcast makes no
     # difference.
     return [values[-1].clone() for _ in values]
 
 
-def _all_to_all(values: Sequence[Tensor], named: Sequence[_Named], group: Group) -> list[Tensor]:
+def _all_to_all(values: Sequence[Tensor], named: Sequence[_NamedArguments], group: Group) -> list[Tensor]:
     """Each process sends a part to each other one. Rows are repeated or dropped if sizes disagree."""
     return [_received_parts(values, named, group, number) for number in range(len(values))]
 
 
-def _received_parts(values: Sequence[Tensor], named: Sequence[_Named], group: Group, me: int) -> Tensor:
+def _received_parts(
+    values: Sequence[Tensor], named: Sequence[_NamedArguments], group: Group, me: int
+) -> Tensor:
     sizes = named[me].get("output_split_sizes")
     if not sizes:  # equal parts
         count = named[me].get("group_size") or len(group.members(me))
@@ -299,37 +303,37 @@ def _received_parts(values: Sequence[Tensor], named: Sequence[_Named], group: Gr
     for sender, size in zip(group.members(me, len(sizes)), sizes, strict=False):
         value = values[sender]
         given = named[sender].get("input_split_sizes") or [len(value) // len(sizes)] * len(sizes)
-        rows = value.split(given)[group.place(me, len(given)) % len(given)]
+        rows = value.split(given)[group.rank_of(me, len(given)) % len(given)]
         at = torch.arange(size, device=value.device) % max(len(rows), 1)
         found.append(rows[at] if len(rows) else value.new_zeros((size, *value.shape[1:])))
     return torch.cat(found)
 
 
-def _sent(value: Tensor, named: _Named) -> Tensor:
+def _simulate_send(value: Tensor, named: _NamedArguments) -> Tensor:
     return value.new_empty(0)  # as in PyTorch: nothing is known about a message in flight
 
 
-def _received(value: Tensor, named: _Named) -> Tensor:
+def _simulate_receive(value: Tensor, named: _NamedArguments) -> Tensor:
     """A message. It depends on the sender and the tag, not on what was in the buffer."""
     generator = torch.Generator().manual_seed(1 + 1000 * (named["src"] % 1000) + named["tag"] % 1000)
     return (torch.randn(value.shape, generator=generator, dtype=torch.float64) * 4).to(value)
 
 
-def _both_ways(values: Sequence[Tensor], named: _Named) -> list[Tensor]:
+def _simulate_p2p_ops(values: Sequence[Tensor], named: _NamedArguments) -> list[Tensor]:
     rounds = zip(named["op_list"], named["peer_list"], named["tag_list"], values, strict=True)
     return [
-        _received(value, {"src": peer, "tag": tag}) if kind == "irecv" else _sent(value, {})
+        _simulate_receive(value, {"src": peer, "tag": tag}) if kind == "irecv" else _simulate_send(value, {})
         for kind, peer, tag, value in rounds
     ]
 
 
-def _alone(one: Callable[[Any, _Named], Any]) -> _Model:
+def _per_process(one: Callable[[Any, _NamedArguments], Any]) -> _Model:
     return lambda values, named, _: [one(value, rest) for value, rest in zip(values, named, strict=True)]
 
 
-def _several(one: _Model) -> _Model:
+def _coalesced(one: _Model) -> _Model:
     def _each(
-        values: Sequence[Sequence[Tensor]], named: Sequence[_Named], group: Group
+        values: Sequence[Sequence[Tensor]], named: Sequence[_NamedArguments], group: Group
     ) -> list[list[Tensor]]:
         results = [one(same, named, group) for same in zip(*values, strict=True)]
         return [list(mine) for mine in zip(*results, strict=True)]
@@ -337,21 +341,21 @@ def _several(one: _Model) -> _Model:
     return _each
 
 
-_VALUES = ("input", "inputs", "self", "shard", "tensor", "tensors")
+_INPUT_NAMES = ("input", "inputs", "self", "shard", "tensor", "tensors")
 """The names of a collective's input argument."""
 
 _MODELS: dict[str, _Model] = {
     "all_reduce": _all_reduce,
-    "all_reduce_coalesced": _several(_all_reduce),
+    "all_reduce_coalesced": _coalesced(_all_reduce),
     "all_gather_into_tensor": _all_gather,
-    "all_gather_into_tensor_coalesced": _several(_all_gather),
+    "all_gather_into_tensor_coalesced": _coalesced(_all_gather),
     "reduce_scatter_tensor": _reduce_scatter,
-    "reduce_scatter_tensor_coalesced": _several(_reduce_scatter),
+    "reduce_scatter_tensor_coalesced": _coalesced(_reduce_scatter),
     "broadcast": _broadcast,
     "all_to_all_single": _all_to_all,
-    "isend": _alone(_sent),
-    "irecv": _alone(_received),
-    "batch_p2p_ops": _alone(_both_ways),
-    "wait_tensor": _alone(lambda value, _: value),
-    "_wrap_tensor_autograd": _alone(lambda value, _: value),
+    "isend": _per_process(_simulate_send),
+    "irecv": _per_process(_simulate_receive),
+    "batch_p2p_ops": _per_process(_simulate_p2p_ops),
+    "wait_tensor": _per_process(lambda value, _: value),
+    "_wrap_tensor_autograd": _per_process(lambda value, _: value),
 }

@@ -20,29 +20,29 @@ from fxpasses.graphs.rewriting import value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-MOST, _MOST_NUMBERS = 1e6, 64
+MAX_NUMBER, _MAX_NUMBERS = 1e6, 64
 """The largest number that is not a mask, and how many numbers to try."""
-MOST_TURNS = 8
+MAX_TURNS = 8
 """How many numbers each element of an input takes in sequence, if it has few elements."""
-_MEETING, _SIDES, _LARGEST_SEARCH = 3, 8, 400
+_MIN_COMPARISONS, _DRAWS, _MAX_SEARCH_SIZE = 3, 8, 400
 """From how many comparisons on to search where they meet, among how many draws of each input.
 
 The last one bounds the size of the graph (calls times inputs).
 """
-_WHOLE = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
-_WRITTEN_WITHOUT = {
+_ROUNDING_OPS = {*(aten.round, aten.floor, aten.ceil, aten.trunc, aten.remainder, aten.fmod)}
+_BUILT_IN_NUMBERS = {
     **dict.fromkeys((aten.hardswish, aten.hardsigmoid), (3.0,)),
-    **dict.fromkeys(_WHOLE, (0.5, 1.0, 1.5, 2.5)),
+    **dict.fromkeys(_ROUNDING_OPS, (0.5, 1.0, 1.5, 2.5)),
 }
 """Numbers that are built into operators."""
-_CHOOSING = {
+_PIECEWISE_OPS = {
     *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin),
     *(aten.sort, aten.topk, aten.median, aten.kthvalue, aten.mode, aten.cummax, aten.cummin),
     *(aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.adaptive_max_pool2d),
     *(aten.clamp, aten.clamp_min, aten.clamp_max, aten.hardtanh, aten.fmax, aten.fmin, aten.threshold),
     *(aten.huber_loss, aten.smooth_l1_loss, aten.softshrink, aten.hardshrink, aten.celu, aten.relu6),
     *(aten.relu, aten.abs, aten.sign, aten.sgn, aten.leaky_relu, aten.elu, aten.prelu, aten.heaviside),
-    *(prims.fmax, prims.fmin, prims._low_memory_max_pool_with_offsets, *_WRITTEN_WITHOUT),
+    *(prims.fmax, prims.fmin, prims._low_memory_max_pool_with_offsets, *_BUILT_IN_NUMBERS),
 }
 
 
@@ -51,7 +51,7 @@ def window_calls(window: Window) -> list[fx.Node]:
     return [n for gm in (window.before, window.after) for n in gm.graph.nodes if n.op == "call_function"]
 
 
-def chooses(node: fx.Node) -> bool:
+def is_piecewise(node: fx.Node) -> bool:
     """Whether a call is not an analytic function: it has jumps or kinks."""
     if node.op != "call_function":
         return False
@@ -63,19 +63,22 @@ def chooses(node: fx.Node) -> bool:
         and any(d.is_floating_point for d in types)
     )
     return (
-        torch.bool in types or counts or bool(node.kwargs.get("rounding_mode")) or packet(node) in _CHOOSING
+        torch.bool in types
+        or counts
+        or bool(node.kwargs.get("rounding_mode"))
+        or packet(node) in _PIECEWISE_OPS
     )
 
 
-def written_numbers(window: Window) -> list[float]:
+def numbers_in_calls(window: Window) -> list[float]:
     """Return the numbers in a window's calls, with either sign, then their quotients, sums and products."""
     held: dict[float, None] = {0.0: None}
     inside: dict[float, None] = {}
     for node in window_calls(window):
-        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or packet(node) in _CHOOSING:
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or packet(node) in _PIECEWISE_OPS:
             written: list[Any] = [*node.args, *node.kwargs.values()]
-            held |= {float(n): None for n in written if type(n) in (int, float) and abs(n) < MOST}
-            inside |= dict.fromkeys(_WRITTEN_WITHOUT.get(packet(node), ()))
+            held |= {float(n): None for n in written if type(n) in (int, float) and abs(n) < MAX_NUMBER}
+            inside |= dict.fromkeys(_BUILT_IN_NUMBERS.get(packet(node), ()))
     # Rounding has ties at halves of its argument, so at halves times a scale of an input.
     scaled = [(a, b) for a, b in itertools.product(inside, held) if b]
     pairs = [(a, b) for a, b in itertools.product((*held, *inside), repeat=2) if a and b]
@@ -83,16 +86,16 @@ def written_numbers(window: Window) -> list[float]:
     made += [*(a / b for a, b in pairs), *(a + b for a, b in pairs), *(a - b for a, b in pairs)]
     made += [a * b for a, b in pairs]
     short = (float(f"{sign * n:.13g}") for n in made for sign in (1, -1))  # 3, not 2.9999999999999996
-    return list(dict.fromkeys(short))[:_MOST_NUMBERS]
+    return list(dict.fromkeys(short))[:_MAX_NUMBERS]
 
 
-def broadcasts(constant: Tensor, value: Tensor) -> bool:
+def is_broadcastable(constant: Tensor, value: Tensor) -> bool:
     """Whether a tensor can be expanded to the shape of another. Args: the one, and the other."""
     pairs = zip(reversed(constant.shape), reversed(value.shape), strict=False)
     return constant.dim() <= value.dim() and all(size in (1, whole) for size, whole in pairs)
 
 
-def in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
+def interleave(value: Tensor, candidates: Tensor, start: int) -> Tensor:
     """Cycle through the elements of several tensors, interleaved with those of the value itself.
 
     Args:
@@ -112,7 +115,7 @@ def in_turn(value: Tensor, candidates: Tensor, start: int) -> Tensor:
     return torch.where((turn % 2 == 0) & (turn < 2 * len(others)), taken, flat).view(value.shape)
 
 
-def where_comparisons_meet(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
+def inputs_at_comparisons(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield inputs at which each of several comparisons that meet matters; none for fewer than two numbers.
 
     First those at which as many comparisons hold at one place as a search finds, and as few; then draws of
@@ -122,16 +125,16 @@ def where_comparisons_meet(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterato
         gm: the graph.
         inputs: of it.
     """
-    sides = _EitherSide(gm, inputs)
-    drawn = [sides.drawn(seed) for seed in range(_SIDES)] if sides.meet else []
-    compared = [n.name for n in gm.graph.nodes if _compares(n)]
+    sides = _DrawsAroundNumbers(gm, inputs)
+    drawn = [sides.draw(seed) for seed in range(_DRAWS)] if sides.has_several_numbers else []
+    compared = [n.name for n in gm.graph.nodes if _is_comparison(n)]
     places = [i for i, v in enumerate(inputs) if isinstance(v, Tensor) and v.dtype is not torch.bool]
-    is_searched = len(compared) >= _MEETING and len(places) * len(gm.graph.nodes) <= _LARGEST_SEARCH
+    is_searched = len(compared) >= _MIN_COMPARISONS and len(places) * len(gm.graph.nodes) <= _MAX_SEARCH_SIZE
     for wanted in (True, False) if drawn and is_searched else ():
-        best, most = list(inputs), _alike(gm, inputs, compared, wanted)
+        best, most = list(inputs), _count_matching_comparisons(gm, inputs, compared, wanted)
         for at, side in itertools.product(places, drawn):
             tried = [*best[:at], side[at], *best[at + 1 :]]
-            if (found := _alike(gm, tried, compared, wanted)) > most:
+            if (found := _count_matching_comparisons(gm, tried, compared, wanted)) > most:
                 best, most = tried, found
         yield best
         integers = (at for at in places if not inputs[at].is_floating_point())
@@ -139,7 +142,7 @@ def where_comparisons_meet(gm: fx.GraphModule, inputs: Sequence[Any]) -> Iterato
     yield from drawn
 
 
-def on_either_side(gm: fx.GraphModule, inputs: Sequence[Any], seed: int) -> list[Any] | None:
+def draw_around_numbers(gm: fx.GraphModule, inputs: Sequence[Any], seed: int) -> list[Any] | None:
     """Draw inputs whose elements are on either side of a number that the graph compares with.
 
     Args:
@@ -150,11 +153,11 @@ def on_either_side(gm: fx.GraphModule, inputs: Sequence[Any], seed: int) -> list
     Returns:
         The inputs; ``None`` if the graph compares with fewer than two numbers.
     """
-    sides = _EitherSide(gm, inputs)
-    return sides.drawn(seed) if sides.meet else None
+    sides = _DrawsAroundNumbers(gm, inputs)
+    return sides.draw(seed) if sides.has_several_numbers else None
 
 
-class _EitherSide:
+class _DrawsAroundNumbers:
     """Draws of inputs on either side of the numbers that a graph compares with, as far as it accepts them.
 
     The numbers are those that the input itself is compared with, or else those of all computed values.
@@ -164,7 +167,7 @@ class _EitherSide:
         inputs: of it. Integers stay in their range if the graph rejects others.
 
     Attributes:
-        meet: whether there are several numbers.
+        has_several_numbers: whether there are several numbers.
     """
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -178,28 +181,30 @@ class _EitherSide:
             if given and isinstance(held, Tensor) and held.dtype is torch.bool:
                 of = given[0] if given[0].op == "placeholder" else value_of(given[0]).is_floating_point()
                 compared.setdefault(of, []).extend(
-                    float(n) for n in node.args if type(n) in (int, float) and abs(n) < MOST
+                    float(n) for n in node.args if type(n) in (int, float) and abs(n) < MAX_NUMBER
                 )
-        self.meet = sum(map(len, compared.values())) > 1
+        self.has_several_numbers = sum(map(len, compared.values())) > 1
         self._inputs = inputs
         self._numbers: list[list[float]] = [[] for _ in inputs]
-        for at, node in enumerate(gm.graph.find_nodes(op="placeholder") if self.meet else ()):
+        for at, node in enumerate(gm.graph.find_nodes(op="placeholder") if self.has_several_numbers else ()):
             value = inputs[at]
             is_float = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
             if is_float or is_unconstrained_integer(value):
                 known = compared.get(node) or compared[is_float]
-                self._numbers[at] = [n for n in known if is_float or _is_taken(gm, inputs, at, n)]
+                self._numbers[at] = [n for n in known if is_float or _accepts_number(gm, inputs, at, n)]
 
-    def drawn(self, seed: int) -> list[Any]:
+    def draw(self, seed: int) -> list[Any]:
         """Draw all inputs once."""
         generator = torch.Generator().manual_seed(seed)
         return [
-            _beside_numbers(value, torch.tensor(known, dtype=torch.float64), generator) if known else value
+            _draw_beside_numbers(value, torch.tensor(known, dtype=torch.float64), generator)
+            if known
+            else value
             for value, known in zip(self._inputs, self._numbers, strict=True)
         ]
 
 
-def _is_taken(gm: fx.GraphModule, inputs: Sequence[Any], at: int, number: float) -> bool:
+def _accepts_number(gm: fx.GraphModule, inputs: Sequence[Any], at: int, number: float) -> bool:
     value = inputs[at]
     if int(value.min()) <= number <= int(value.max()):
         return True
@@ -207,7 +212,7 @@ def _is_taken(gm: fx.GraphModule, inputs: Sequence[Any], at: int, number: float)
     return is_known and accepts_input(gm, inputs, at, torch.full_like(value, int(number)))
 
 
-def _beside_numbers(value: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_beside_numbers(value: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
     """Draw floats on either side of numbers, or integers of which half are such numbers."""
     at = torch.randint(len(known), value.shape, generator=generator)
     part = torch.rand(value.shape, generator=generator, dtype=torch.float64)
@@ -218,7 +223,7 @@ def _beside_numbers(value: Tensor, known: Tensor, generator: torch.Generator) ->
     return torch.where((part < 0.5).to(value.device), chosen.to(value), value)
 
 
-def _compares(node: fx.Node) -> bool:
+def _is_comparison(node: fx.Node) -> bool:
     """Whether a call computes flags from something other than flags."""
     given = [value_of(n) for n in node.all_input_nodes]
     held = value_of(node)
@@ -226,7 +231,7 @@ def _compares(node: fx.Node) -> bool:
     return is_flag and any(isinstance(v, Tensor) and v.dtype is not torch.bool for v in given)
 
 
-def _alike(
+def _count_matching_comparisons(
     gm: fx.GraphModule, inputs: Sequence[Any], compared: Sequence[str], wanted: bool
 ) -> tuple[float, float]:
     """How many comparisons are as wanted: at the best place, and on average."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.inputs import Unsupported
-from fxpasses.checking.interpret import CANNOT_RUN, UNINITIALISED, ExactRun, Run
+from fxpasses.checking.interpret import RUN_ERRORS, UNINITIALIZED, ExactRun, Run
 from fxpasses.checking.rounding import spacing
 from fxpasses.checking.windows import changed_nodes
 from fxpasses.exact.same_values import DRIFT
@@ -24,12 +24,12 @@ from fxpasses.graphs.rewriting import constants_of, copy_graph, same_constant
 
 _SEED = 20
 _RUNS = 32
-_FEW = 4
+_MAX_DISTINCT = 4
 """Results that take at most this many values depend on one or two elements, and their range is exact."""
-_MANY = 4.0
+_MAX_RMS_MULTIPLE = 4.0
 """Bound on other sums of independent amounts, in root mean squares: 7 standard deviations of rounding."""
-_LOOKED_AT = 4096
-_SINGLY = 32
+_CHECKED_ELEMENTS = 4096
+_MAX_SINGLE_ELEMENTS = 32
 """Constants with at most this many elements are moved one by one, to find what makes the graphs agree."""
 _SCALES = tuple(2.0**power for power in range(0, 41, 4))
 """If the given inputs show nothing, larger ones do: a bound, or the saturated part of an activation."""
@@ -68,19 +68,19 @@ def explained_by_constants(
         return False
     generator = torch.Generator().manual_seed(_SEED)
     for scale in (None, *_SCALES):
-        given = inputs if scale is None else [_sampled(value, generator, scale) for value in inputs]
+        given = inputs if scale is None else [_sample_like(value, generator, scale) for value in inputs]
         mine, theirs = (ExactRun(gm).results(given) for gm in (before, after))
-        gaps = _gaps(mine, theirs) if mine is not None and theirs is not None else None
+        gaps = _float_differences(mine, theirs) if mine is not None and theirs is not None else None
         if gaps is None or theirs is None:
             return scale is not None
         if any(gap is not None for gap in gaps):
-            return _is_in_reach(after, names, given, theirs, gaps) and _is_a_rounding(
+            return _is_explained_by_rounding(after, names, given, theirs, gaps) and _is_solvable_by_rounding(
                 before, after, names, given
             )
     return True
 
 
-def _gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | None:
+def _float_differences(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | None:
     """The differences of float results, ``None`` for equal ones; ``None`` if something else differs."""
     gaps: list[Tensor | None] = []
     for a, b in zip(mine, theirs, strict=True):
@@ -106,7 +106,7 @@ def _with_equal_constants(
 
     Also return the names of everything computed from no input.
     """
-    sides = [(copy_graph(gm, constants=True), fixed_values(gm)) for gm in (before, after)]
+    sides = [(copy_graph(gm, constants=True), constant_float_values(gm)) for gm in (before, after)]
     known = list(sides[1][1].values())
     shared: list[Tensor] = []
     for value in sides[0][1].values():
@@ -129,19 +129,19 @@ def _with_equal_constants(
     return sides[0][0], sides[1][0], {name for _, values in sides for name in values} if shared else set()
 
 
-def fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
+def constant_float_values(gm: fx.GraphModule) -> dict[str, Tensor]:
     """Return the float values that depend on no input, by name."""
     free: set[fx.Node] = set()
     for node in gm.graph.nodes:
         pure = node.op == "call_function" and not (
-            uses_rng(node) or is_mutating(node) or node.target in UNINITIALISED
+            uses_rng(node) or is_mutating(node) or node.target in UNINITIALIZED
         )
         if node.op == "get_attr" or (pure and all(value in free for value in node.all_input_nodes)):
             free.add(node)
     calls = {node.name for node in free if node.op == "call_function"}
     try:
-        values = Run(gm).part(calls, {}, _SEED) if calls else {}
-    except (Unsupported, *CANNOT_RUN):
+        values = Run(gm).run_calls(calls, {}, _SEED) if calls else {}
+    except (Unsupported, *RUN_ERRORS):
         values = {}
     held = constants_of(gm)
     values |= {node.name: held.get(str(node.target)) for node in free if node.op == "get_attr"}
@@ -152,7 +152,7 @@ def fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
     }
 
 
-def _is_in_reach(
+def _is_explained_by_rounding(
     gm: fx.GraphModule,
     names: Sequence[str],
     inputs: Sequence[Any],
@@ -162,7 +162,7 @@ def _is_in_reach(
     """Whether the rounding of the constants explains each gap."""
 
     def moved(seed: int) -> list[Any] | None:
-        return ExactRun(_with_moved(gm, names, seed)).results(inputs)
+        return ExactRun(_with_moved_constants(gm, names, seed)).results(inputs)
 
     squares: list[Any] = [None if gap is None else torch.zeros_like(gap) for gap in gaps]
     for seed in range(_RUNS):
@@ -176,9 +176,9 @@ def _is_in_reach(
     for position, gap in enumerate(gaps):
         if gap is not None:
             times = (gap.abs() / squares[position].sqrt()).nan_to_num(0.0).flatten()
-            if float(times.max()) > _MANY:
+            if float(times.max()) > _MAX_RMS_MULTIPLE:
                 return False
-            worst[position] = times.topk(min(_LOOKED_AT, times.numel())).indices
+            worst[position] = times.topk(min(_CHECKED_ELEMENTS, times.numel())).indices
     seen: dict[int, list[Tensor]] = {position: [] for position in worst}
     for seed in range(_RUNS):
         run = moved(seed) or []
@@ -190,23 +190,25 @@ def _is_in_reach(
     )
 
 
-def _is_a_rounding(
+def _is_solvable_by_rounding(
     before: fx.GraphModule, after: fx.GraphModule, names: Sequence[str], inputs: Sequence[Any]
 ) -> bool:
     """Whether moving elements of constants by up to half a unit makes the graphs agree, if they are few."""
     held = constants_of(after)
     steps = [(name, at, up) for name in names for at in range(held[name].numel()) for up in (False, True)]
-    if len(steps) > 2 * _SINGLY:
+    if len(steps) > 2 * _MAX_SINGLE_ELEMENTS:
         return True
     generator = torch.Generator().manual_seed(_SEED)
     rows: list[Tensor] = []
     wanted: list[Tensor] = []
     for number in range(_SAMPLES):
-        given = list(inputs) if number == 0 else [_sampled(value, generator) for value in inputs]
-        mine, theirs = (_flat(ExactRun(gm).results(given)) for gm in (before, after))
+        given = list(inputs) if number == 0 else [_sample_like(value, generator) for value in inputs]
+        mine, theirs = (_flatten_floats(ExactRun(gm).results(given)) for gm in (before, after))
         if mine is None or theirs is None or mine.shape != theirs.shape:
             continue
-        moved = [_flat(ExactRun(_moved_at(after, *step)).results(given)) for step in steps]
+        moved = [
+            _flatten_floats(ExactRun(_with_moved_element(after, *step)).results(given)) for step in steps
+        ]
         if any(run is None for run in moved):
             continue
         rows.append(torch.stack([run - theirs for run in moved], 1))  # type: ignore[operator]
@@ -227,13 +229,13 @@ def _is_a_rounding(
     return bool(((amount <= 1 + _SLACK) & (amount >= -short - _SLACK)).all())
 
 
-def _sampled(value: Any, generator: torch.Generator, scale: float = 1.0) -> Any:
+def _sample_like(value: Any, generator: torch.Generator, scale: float = 1.0) -> Any:
     if not isinstance(value, Tensor):
         return value
     return sample_input(value.detach().cpu(), "random", generator, scale).to(value.device, value.dtype)
 
 
-def _flat(results: Sequence[Any] | None) -> Tensor | None:
+def _flatten_floats(results: Sequence[Any] | None) -> Tensor | None:
     """Concatenate the float results into one vector."""
     if results is None:
         return None
@@ -241,11 +243,11 @@ def _flat(results: Sequence[Any] | None) -> Tensor | None:
     return torch.cat(floats) if floats else None
 
 
-def _moved_at(gm: fx.GraphModule, name: str, at: int, up: bool) -> fx.GraphModule:
+def _with_moved_element(gm: fx.GraphModule, name: str, at: int, up: bool) -> fx.GraphModule:
     """The graph with one element of a constant halfway to its neighbor."""
     value = constants_of(gm)[name].detach().cpu()
     amounts = torch.zeros(value.numel(), dtype=torch.float64)
-    amounts[at] = _half_way(value.double().flatten()[at], value.dtype, torch.tensor(up))
+    amounts[at] = _half_spacing(value.double().flatten()[at], value.dtype, torch.tensor(up))
     return _with_constant(copy_graph(gm, constants=True), name, value.double() + amounts.view(value.shape))
 
 
@@ -253,24 +255,24 @@ def _is_in_range(seen: Tensor, gap: Tensor) -> bool:
     """Whether gaps lie in the range of the observed values, where these are few."""
     ordered = seen.sort(0).values
     size = seen.abs().max(0).values
-    few = (ordered.diff(dim=0) > 1e-6 * size).sum(0) < _FEW
+    few = (ordered.diff(dim=0) > 1e-6 * size).sum(0) < _MAX_DISTINCT
     slack = 1e-6 * size
     inside = (gap >= ordered[0] - slack) & (gap <= ordered[-1] + slack)
     return bool((inside | ~few | (gap == 0)).all())
 
 
-def _with_moved(gm: fx.GraphModule, names: Sequence[str], seed: int) -> fx.GraphModule:
+def _with_moved_constants(gm: fx.GraphModule, names: Sequence[str], seed: int) -> fx.GraphModule:
     """The graph with each element of some constants halfway to one of its neighbors."""
     generator = torch.Generator().manual_seed(seed)
     copy = copy_graph(gm, constants=True)
     for name in names:
         value = constants_of(gm)[name].detach().cpu()
         up = torch.rand(value.shape, generator=generator) < 0.5
-        copy = _with_constant(copy, name, value.double() + _half_way(value.double(), value.dtype, up))
+        copy = _with_constant(copy, name, value.double() + _half_spacing(value.double(), value.dtype, up))
     return copy
 
 
-def _half_way(value: Tensor, dtype: torch.dtype, up: Tensor) -> Tensor:
+def _half_spacing(value: Tensor, dtype: torch.dtype, up: Tensor) -> Tensor:
     """The distance to the midpoint between each value and the next one of a dtype, up or down."""
     half = spacing(value.nan_to_num(), dtype) / 2
     mantissa, _ = torch.frexp(value.abs())

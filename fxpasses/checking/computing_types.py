@@ -87,7 +87,7 @@ def is_elementwise(gm: fx.GraphModule) -> bool:
     )
 
 
-def rounds(target: Any) -> bool:
+def is_arithmetic(target: Any) -> bool:
     """Whether an operator does arithmetic, elementwise or in sums, rather than pass elements on."""
     if not isinstance(target, OpOverload) or target.overloadpacket in _COPIES | _INTEGERS:
         return False
@@ -96,8 +96,8 @@ def rounds(target: Any) -> bool:
 
 def finest_dtype(gm: fx.GraphModule, dtype: torch.dtype) -> torch.dtype:
     """Return the most precise dtype that the graph computes in."""
-    kinds = [held_dtype(n, v.dtype) for n in gm.graph.nodes if _is_float(v := value_of(n))]
-    return min([dtype, *kinds], key=_unit)
+    kinds = [effective_dtype(n, v.dtype) for n in gm.graph.nodes if _is_float(v := value_of(n))]
+    return min([dtype, *kinds], key=_eps)
 
 
 def computing_dtype(gm: fx.GraphModule) -> torch.dtype | None:
@@ -109,27 +109,27 @@ def computing_dtype(gm: fx.GraphModule) -> torch.dtype | None:
         if torch.Tag.pointwise in node.target.tags or node.target.overloadpacket in _SUMS
         if _is_float(value := value_of(node))
     ]
-    return min(kinds, key=_unit, default=None)
+    return min(kinds, key=_eps, default=None)
 
 
-def held_dtype(node: fx.Node, dtype: torch.dtype) -> torch.dtype:
+def effective_dtype(node: fx.Node, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that limits a value's digits: bfloat16 if computed in it and passed on in float32.
 
     Args:
         node: the value.
         dtype: its own dtype.
     """
-    hands_on = isinstance(node.target, OpOverload) and (
+    passes_on = isinstance(node.target, OpOverload) and (
         node.target.is_view or node.target.overloadpacket in _COPIES
     )
-    taken = [(n, v.dtype) for n in node.all_input_nodes if hands_on and _is_float(v := value_of(n))]
-    given = [held_dtype(*one) for one in taken]
-    return max(dtype, min(given, key=_unit), key=_unit) if given else dtype
+    taken = [(n, v.dtype) for n in node.all_input_nodes if passes_on and _is_float(v := value_of(n))]
+    given = [effective_dtype(*one) for one in taken]
+    return max(dtype, min(given, key=_eps), key=_eps) if given else dtype
 
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _unit(dtype: torch.dtype) -> float:
+def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.compared_numbers import MOST_TURNS, on_either_side, window_calls, written_numbers
-from fxpasses.checking.critical_values import INTEGERS, differs, up_to_free_inputs
-from fxpasses.checking.free_values import origin, packet
+from fxpasses.checking.compared_numbers import MAX_TURNS, draw_around_numbers, numbers_in_calls, window_calls
+from fxpasses.checking.critical_values import INTEGERS, extend_to_free_inputs, where_different
+from fxpasses.checking.free_values import ancestors, packet
 from fxpasses.checking.inputs import cloned, in_memory
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.same_function import Rewriting
@@ -21,7 +21,7 @@ from fxpasses.exact.bounds import accepts_input
 from fxpasses.exact.samples import is_mask, is_ordered
 from fxpasses.graphs.rewriting import value_of
 
-_BEYOND = {
+_SIZES_BEYOND_DTYPE = {
     torch.int8: 2**8 + 44,
     torch.uint8: 2**9 + 44,
     torch.bfloat16: 2**9 + 44,
@@ -36,8 +36,8 @@ _INEXACT = {
 aten, prims = torch.ops.aten, torch.ops.prims
 _POSITIONS = {aten.arange, prims.iota}
 _CASTS = {aten._to_copy, prims.convert_element_type}
-_SIZES, _MOST_SIZES = (16, 2048), 3
-_MOST_ALONE = 32
+_SIZES, _MAX_SIZES = (16, 2048), 3
+_MAX_ALONE = 32
 """How many integers to try in an input that holds one: a counter of steps."""
 
 
@@ -58,16 +58,16 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
     for window in rewriting.windows or () if taken else ():
         values = (*window.inputs, *map(value_of, window_calls(window)))
         if any(isinstance(v, Tensor) and v.dtype in INTEGERS for v in values):
-            held = written_numbers(up_to_free_inputs(rewriting, window))
+            held = numbers_in_calls(extend_to_free_inputs(rewriting, window))
             numbers |= {int(number): None for number in held if number >= 0 and number.is_integer()}
     numbers |= {beside: None for n in list(numbers) for beside in (n - 1, n + 1) if beside >= 0}
     # Together they matter where all occur: positions are compared with some.
-    inexact = [n for kind in _counted_in(rewriting) for n in _INEXACT[kind]] if taken else []
+    inexact = [n for kind in _counting_dtypes(rewriting) for n in _INEXACT[kind]] if taken else []
     for at in taken if numbers or inexact else ():
         shape = in_memory(rewriting.inputs[at]).shape
         largest = torch.iinfo(rewriting.inputs[at].dtype).max
         known = torch.tensor([*(n for n in inexact if n <= largest), *numbers], dtype=torch.int64)
-        most = max(MOST_TURNS, _MOST_ALONE // shape.numel())
+        most = max(MAX_TURNS, _MAX_ALONE // shape.numel())
         for turn in range(min(most, -(-2 * len(known) // shape.numel()))):
             order = torch.randint(len(known), (shape.numel(),), generator=generator)
             order[: len(known)] = torch.arange(shape.numel())[: len(known)] + turn * shape.numel()
@@ -79,7 +79,7 @@ def critical_integers(rewriting: Rewriting, generator: torch.Generator) -> Itera
                     continue
             in_memory(inputs[at]).copy_(made.view(shape))
             yield inputs
-            beside = on_either_side(rewriting.before, inputs, turn)
+            beside = draw_around_numbers(rewriting.before, inputs, turn)
             if beside is not None:
                 yield [*beside[:at], inputs[at], *beside[at + 1 :]]
 
@@ -100,11 +100,11 @@ def _is_integer(value: Any) -> bool:
     return not is_mask(value) and not (is_ordered(value) and bool(value[0] == 0))
 
 
-def _counted_in(rewriting: Rewriting) -> list[torch.dtype]:
+def _counting_dtypes(rewriting: Rewriting) -> list[torch.dtype]:
     """The float dtypes in which new calls of the graph after hold integers or positions."""
     found: dict[torch.dtype, None] = {}
     for node in rewriting.after.graph.nodes:
-        kind, *given = _with_first_input(node)
+        kind, *given = _value_and_first_input(node)
         is_made = isinstance(kind, Tensor) and kind.dtype in _INEXACT and node.name in rewriting.changed[1]
         if is_made and (_holds_integers(node.all_input_nodes[0]) if given else packet(node) in _POSITIONS):
             found[kind.dtype] = None
@@ -129,8 +129,8 @@ def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[
     indices = [i for i, v in enumerate(rewriting.inputs) if isinstance(v, Tensor) and v.dtype in INTEGERS]
     if not indices:
         return
-    for mine, theirs in _tables(rewriting):
-        wrong = differs(mine, theirs)
+    for mine, theirs in _changed_float_arguments(rewriting):
+        wrong = where_different(mine, theirs)
         for at, dim in itertools.product(indices, range(mine.dim()) if bool(wrong.any()) else ()):
             rows = wrong.nonzero()[:, dim].cpu()
             inputs = cloned(rewriting.inputs)
@@ -140,7 +140,7 @@ def critical_rows(rewriting: Rewriting, generator: torch.Generator) -> Iterator[
                 yield inputs
 
 
-def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
+def _changed_float_arguments(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield float arguments, before and after, of calls that also take integers.
 
     They are changed, or computed from changed constants alone.
@@ -153,7 +153,7 @@ def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
         if other is None or other.target != user.target or not set(INTEGERS) & set(kinds):
             continue
         for old, new in zip(other.all_input_nodes, user.all_input_nodes, strict=False):
-            made_of = {node.name for node in (new, *(() if _takes_inputs(new) else origin(new)))}
+            made_of = {node.name for node in (new, *(() if _depends_on_inputs(new) else ancestors(new)))}
             if old.name not in rewriting.changed[0] and not made_of & rewriting.changed[1]:
                 continue
             if not values:
@@ -164,8 +164,8 @@ def _tables(rewriting: Rewriting) -> Iterator[tuple[Tensor, Tensor]]:
                 yield floats[0], floats[1]
 
 
-def _takes_inputs(node: fx.Node) -> bool:
-    return any(value.op == "placeholder" for value in (node, *origin(node)))
+def _depends_on_inputs(node: fx.Node) -> bool:
+    return any(value.op == "placeholder" for value in (node, *ancestors(node)))
 
 
 def _all_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -184,15 +184,15 @@ def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
         for node in gm.graph.nodes:
             if node.name not in names or node.op != "call_function":
                 continue
-            kind, *given = (v.dtype if isinstance(v, Tensor) else None for v in _with_first_input(node))
+            kind, *given = (v.dtype if isinstance(v, Tensor) else None for v in _value_and_first_input(node))
             if gm is after and given != [kind]:
-                found |= {size: None for dtype, size in _BEYOND.items() if kind is dtype}
+                found |= {size: None for dtype, size in _SIZES_BEYOND_DTYPE.items() if kind is dtype}
             numbers = [abs(n) for n in node.args if isinstance(n, (int, float)) and math.isfinite(n)]
             found |= {int(n) + 2: None for n in numbers if _SIZES[0] <= n <= _SIZES[1]}
-    return list(found)[:_MOST_SIZES]
+    return list(found)[:_MAX_SIZES]
 
 
-def _with_first_input(node: fx.Node) -> list[Any]:
+def _value_and_first_input(node: fx.Node) -> list[Any]:
     """The value of a call, and that of its first tensor argument; none if it is computed from sizes alone."""
     given = [v for v in map(value_of, node.all_input_nodes) if isinstance(v, Tensor)]
     return [value_of(node), *given[:1]]

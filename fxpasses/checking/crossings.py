@@ -23,9 +23,9 @@ from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.rewriting import value_of
 
 _STEPS = 48
-_CLOSE = 1e-9
+_TOLERANCE = 1e-9
 _SCALES = (1.0, 2.0**3, 2.0**-3, 1.0)
-_MOST_TRIED, _POLE = 4, 4.0
+_MAX_TRIED, _POLE = 4, 4.0
 """How many elements to try between two inputs. One that is this many times as far off has a pole."""
 
 
@@ -44,7 +44,7 @@ def crossed_values(
         Names of that value before and after, and values of it and of the inputs of the graph, by name.
     """
     mine, theirs = ([call for call in calls if _is_comparison(call)] for calls in (mine, theirs))
-    old, new = ({given for call in calls for given in _compared(call)} for calls in (mine, theirs))
+    old, new = ({given for call in calls for given in _float_arguments(call)} for calls in (mine, theirs))
     if len(old) != 1 or len(new) != 1:
         return
     (before,), (after,) = old, new
@@ -52,7 +52,7 @@ def crossed_values(
         return
     written = (n for call in (*mine, *theirs) for n in (*call.args, *call.kwargs.values()))
     for number in dict.fromkeys(float(n) for n in written if isinstance(n, (int, float))):
-        values = _reach(rewriting, before.name, number)
+        values = _solve_for_number(rewriting, before.name, number)
         if values is not None:
             yield before.name, after.name, values
 
@@ -63,21 +63,21 @@ def _is_comparison(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.dtype is torch.bool
 
 
-def _compared(node: fx.Node) -> list[fx.Node]:
+def _float_arguments(node: fx.Node) -> list[fx.Node]:
     floats = (n for n in node.all_input_nodes if isinstance(value_of(n), Tensor))
     return [n for n in floats if value_of(n).is_floating_point()]
 
 
-def _is_moved(value: Any) -> bool:
+def _is_movable(value: Any) -> bool:
     """Whether an input may take any value between two: floats that are not a mask."""
     return isinstance(value, Tensor) and value.dtype is torch.float64 and bool((value.abs() < MASK).all())
 
 
-def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] | None:
+def _solve_for_number(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] | None:
     """Inputs on which an element of a value is a number, with that value; ``None`` if none are found."""
     names = [node.name for node in rewriting.before.graph.find_nodes(op="placeholder")]
     start = [as_float64(value) for value in rewriting.inputs]
-    moved = [i for i, value in enumerate(start) if _is_moved(value)]
+    moved = [i for i, value in enumerate(start) if _is_movable(value)]
     generator = torch.Generator().manual_seed(len(names))
     others = [scaled(made_up(start, "random", generator), scale) for scale in _SCALES]
 
@@ -93,19 +93,19 @@ def _reach(rewriting: Rewriting, name: str, number: float) -> dict[str, Tensor] 
         if first is None or last is None or last.shape != first.shape:
             return None
         crosses = ((first - number) * (last - number) < 0).flatten().nonzero().flatten()
-        for element in crosses[:_MOST_TRIED]:
-            place = torch.unravel_index(element, first.shape)
-            ends = float(first[place]) - number, float(last[place]) - number
-            for inputs, value in _between(functools.partial(at, end), place, number, *ends):
+        for element in crosses[:_MAX_TRIED]:
+            index = torch.unravel_index(element, first.shape)
+            ends = float(first[index]) - number, float(last[index]) - number
+            for inputs, value in _bisect_crossing(functools.partial(at, end), index, number, *ends):
                 value = value.clone()
-                value[place] = number
+                value[index] = number
                 return {**{names[i]: inputs[i] for i in moved}, name: value}
     return None
 
 
-def _between(
+def _bisect_crossing(
     at: Callable[[float], tuple[list[Any], Tensor | None]],
-    place: tuple[Tensor, ...],
+    index: tuple[Tensor, ...],
     number: float,
     from_low: float,
     from_high: float,
@@ -114,7 +114,7 @@ def _between(
 
     Args:
         at: returns both for a part of the way from one set of inputs to another.
-        place: of the element.
+        index: of the element.
         number: the wanted number.
         from_low: how far it is off at the beginning.
         from_high: how far it is off at the end, on the other side.
@@ -125,13 +125,13 @@ def _between(
         share = from_low / (from_low - from_high) if step % 2 else 0.5
         part = low + share * (high - low)
         inputs, value = at(part)
-        apart = math.nan if value is None else float(value[place]) - number
-        if value is not None and abs(apart) <= _CLOSE * max(1.0, abs(number)):
+        difference = math.nan if value is None else float(value[index]) - number
+        if value is not None and abs(difference) <= _TOLERANCE * max(1.0, abs(number)):
             yield inputs, value
             return
-        if not abs(apart) <= farthest:  # it changes sides at infinity, or has no value
+        if not abs(difference) <= farthest:  # it changes sides at infinity, or has no value
             return
-        if (apart < 0) is (from_low < 0):
-            low, from_low = part, apart
+        if (difference < 0) is (from_low < 0):
+            low, from_low = part, difference
         else:
-            high, from_high = part, apart
+            high, from_high = part, difference

@@ -74,7 +74,7 @@ class Odds:
         The estimates are moved one standard deviation towards each other: a fault that failed often by luck
         would get too few runs.
         """
-        (high, off), (low, more) = (_rate(answer) for answer in (guilty, innocent))
+        (high, off), (low, more) = (_rate_and_deviation(answer) for answer in (guilty, innocent))
         middle = (high + low) / 2
         return cls(
             min(max(high - off, middle), _CERTAIN),
@@ -82,33 +82,33 @@ class Odds:
             flaky=True,
         )
 
-    def verdict(self, answer: Answer, sure: float = 1.0) -> bool | None:
+    def verdict(self, answer: Answer, confidence: float = 1.0) -> bool | None:
         """Whether a compilation has the fault; ``None`` while its runs do not decide.
 
         Args:
             answer: the runs.
-            sure: the required confidence, as a multiple of that of one run of a script that is not flaky.
+            confidence: the required confidence, as a multiple of that of one run of a script that is not flaky.
         """
         works = answer.runs - answer.failed
         likelihood = answer.failed * math.log(self.guilty / self.innocent)
         likelihood += works * math.log((1 - self.guilty) / (1 - self.innocent))
-        if abs(likelihood) < _BOUND * sure * (1 - 1e-9):
+        if abs(likelihood) < _BOUND * confidence * (1 - 1e-9):
             return None
         return likelihood > 0
 
 
-def _rate(answer: Answer) -> tuple[float, float]:
+def _rate_and_deviation(answer: Answer) -> tuple[float, float]:
     """The failure rate, and the standard deviation of the estimate."""
     rate = (answer.failed + 0.5) / (answer.runs + 1)
     return rate, math.sqrt(rate * (1 - rate) / (answer.runs + 1))
 
 
-def by_chance(a: Answer, b: Answer) -> float:
+def fisher_p_value(a: Answer, b: Answer) -> float:
     """Return the probability that ``a`` fails this much more often than ``b``, if both fail equally often.
 
     Fisher's exact test, one-sided.
 
-    >>> round(by_chance(Answer(10, 5), Answer(10, 0)), 3)
+    >>> round(fisher_p_value(Answer(10, 5), Answer(10, 0)), 3)
     0.016
     """
     failed, runs = a.failed + b.failed, a.runs + b.runs

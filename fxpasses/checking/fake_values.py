@@ -23,17 +23,17 @@ def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) ->
     env = ShapeEnv() if dynamic else None
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
 
-    def faked(value: Any) -> Any:
+    def make_fake(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if not dynamic:
                 return mode.from_tensor(value, static_shapes=True)
             context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * value.dim())
             return mode.from_tensor(value, symbolic_context=context)
         if dynamic and type(value) is int and value > 1:
-            return faked(torch.empty(value)).shape[0]  # the symbol of that size
+            return make_fake(torch.empty(value)).shape[0]  # the symbol of that size
         return value
 
-    fakes = [faked(value) for value in inputs]  # outside of the mode: inside, torch.empty is fake
+    fakes = [make_fake(value) for value in inputs]  # outside of the mode: inside, torch.empty is fake
 
     class Propagate(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:

@@ -36,35 +36,35 @@ class Finding:
 
 
 def findings(
-    rewrite: Rewrite, inputs: Sequence[Any], counts: Callable[[Mismatch], bool] = lambda _: True
+    rewrite: Rewrite, inputs: Sequence[Any], is_relevant: Callable[[Mismatch], bool] = lambda _: True
 ) -> tuple[list[Finding], list[str]]:
     """Check a rewrite as ``check="values"`` does on a first call, until something is wrong.
 
     Args:
         rewrite: the graphs, and who made one from the other.
         inputs: of both; gradients of outputs are made up.
-        counts: whether a mismatch matters.
+        is_relevant: whether a mismatch matters.
 
     Returns:
         The faults, wrong values before losses of precision, and the reasons why the rewrite could not be
         checked, if any.
     """
     nodes = placeholders(rewrite.before)
-    keeper = _Keeper(rewrite, counts)
+    collector = _FindingCollector(rewrite, is_relevant)
     is_backward = rewrite.kind == "backward"
     given = [v for n, v in zip(nodes, inputs, strict=True) if is_backward or not is_tangent(n)]
-    FirstCalls(keeper, (rewrite.kind,)).look(given)
-    return sorted(keeper.found, key=lambda finding: finding.rounds), keeper.why
+    FirstCalls(collector, (rewrite.kind,)).check_call(given)
+    return sorted(collector.found, key=lambda finding: finding.rounds), collector.unchecked_reasons
 
 
-class _Keeper:
+class _FindingCollector:
     """An :class:`.Examiner` that keeps what it finds."""
 
-    def __init__(self, rewrite: Rewrite, counts: Callable[[Mismatch], bool]) -> None:
-        self._rewrite, self._counts = rewrite, counts
+    def __init__(self, rewrite: Rewrite, is_relevant: Callable[[Mismatch], bool]) -> None:
+        self._rewrite, self._is_relevant = rewrite, is_relevant
         self._known: set[tuple[str, bool]] = set()
         self.found: list[Finding] = []
-        self.why: list[str] = []
+        self.unchecked_reasons: list[str] = []
 
     def rewrites(self, kind: str) -> list[Rewrite]:
         return [self._rewrite]
@@ -72,13 +72,15 @@ class _Keeper:
     def examine(self, rewrite: Rewrite, trial: Trial) -> None:
         if not self.has_time(rewrite):
             return
-        for mismatch in filter(self._counts, trial.mismatches(rewrite)):
+        for mismatch in filter(self._is_relevant, trial.mismatches(rewrite)):
             kind = mismatch.value, mismatch.rounds
             if kind not in self._known:
                 self._known.add(kind)
-                self.found.append(Finding(mismatch, trial.where, self._sites(rewrite, trial, mismatch)))
+                self.found.append(
+                    Finding(mismatch, trial.where, self._sites_to_blame(rewrite, trial, mismatch))
+                )
 
-    def _sites(self, rewrite: Rewrite, trial: Trial, mismatch: Mismatch) -> tuple[int, ...]:
+    def _sites_to_blame(self, rewrite: Rewrite, trial: Trial, mismatch: Mismatch) -> tuple[int, ...]:
         item, sites = rewrite.item, rewrite.sites
         if item is None or len(sites) < 2:
             return ()
@@ -96,4 +98,4 @@ class _Keeper:
         return all(finding.rounds for finding in self.found)
 
     def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
-        self.why.append(why)
+        self.unchecked_reasons.append(why)

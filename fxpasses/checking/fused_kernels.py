@@ -19,7 +19,7 @@ from fxpasses.exact.rules.table import named
 
 _FORWARD = {op.default for op in named("_scaled_dot_product_flash_attention_for_cpu")}
 _BACKWARD = {op.default for op in named("_scaled_dot_product_flash_attention_for_cpu_backward")}
-_UNITS = 64.0
+_MAX_ULPS = 64.0
 """Tolerance in ulps of float32, or of the result's own dtype, for saved values to match the definition."""
 _GROUPED = {op.default for op in named("_grouped_mm")}
 Rounding = Callable[[Tensor], Tensor]
@@ -30,14 +30,14 @@ def has_kernels(gm: fx.GraphModule) -> bool:
     return any(node.target in _FORWARD | _BACKWARD for node in gm.graph.nodes)
 
 
-def in_float64(target: Any, args: Sequence[Any]) -> Tensor | None:
+def compute_in_float64(target: Any, args: Sequence[Any]) -> Tensor | None:
     """Compute a call in float64 whose kernels exist for few dtypes only; ``None`` for any other call."""
     if target not in _GROUPED or any(isinstance(value, Tensor) for value in args[3:]):
         return None
     return grouped_matmul(args[0], args[1], args[2] if len(args) > 2 else None)
 
 
-def as_defined(
+def recompute_by_definition(
     target: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -59,14 +59,14 @@ def as_defined(
         found = _gradients(*args, **kwargs, rounded=rounded)
     else:
         return result
-    for place, value in zip(result, found if found is not None else (), strict=False):
-        place.copy_(
-            torch.where(value.isfinite(), value, place)
+    for output, value in zip(result, found if found is not None else (), strict=False):
+        output.copy_(
+            torch.where(value.isfinite(), value, output)
         )  # kernels skip masked keys, whatever they hold
     return result
 
 
-def _wide(value: Tensor, like: Tensor) -> Tensor:
+def _expand_heads(value: Tensor, like: Tensor) -> Tensor:
     """A tensor in float64, with keys and values repeated per query head: groups of heads may share them."""
     groups = like.shape[1] // value.shape[1]
     return value.double().repeat_interleave(groups, 1)
@@ -76,7 +76,7 @@ def _scores(
     query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None, rounded: Rounding
 ) -> tuple[Tensor, float]:
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = rounded(query.double() @ _wide(key, query).mT * factor)
+    scores = rounded(query.double() @ _expand_heads(key, query).mT * factor)
     if is_causal:
         kept = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~kept, -math.inf)
@@ -105,7 +105,7 @@ def _attention(
         return None
     scores, _ = _scores(query, key, is_causal, attn_mask, scale, rounded)
     weights, total = _weights(scores, rounded)
-    return rounded(weights @ _wide(value, query)), total
+    return rounded(weights @ _expand_heads(value, query)), total
 
 
 def _gradients(
@@ -126,29 +126,29 @@ def _gradients(
         return None
     scores, factor = _scores(query, key, is_causal, attn_mask, scale, rounded)
     weights, total = _weights(scores, rounded)
-    values, wide = _wide(value, query), grad.double()
-    of_weights = rounded(wide @ values.mT)
+    values, wide = _expand_heads(value, query), grad.double()
+    grad_weights = rounded(wide @ values.mT)
     # If a saved value is not the definition's, except for rounding, it is used as it is: another function.
-    is_near = (total - logsumexp).abs() <= _error(scores, torch.float32).amax(-1)
+    is_near = (total - logsumexp).abs() <= _tolerance(scores, torch.float32).amax(-1)
     saved = (scores - logsumexp.double()[..., None]).exp()
     weights = torch.where(is_near[..., None], weights, saved)
     defined = weights @ values
-    is_out = ((defined - out).abs() <= _error(values, out.dtype).amax(-2, keepdim=True)).all(-1)
-    rows = torch.where(is_out, (of_weights * weights).sum(-1), (wide * out).sum(-1))
-    of_scores = rounded(weights * (of_weights - rows[..., None]) * factor)
+    is_out = ((defined - out).abs() <= _tolerance(values, out.dtype).amax(-2, keepdim=True)).all(-1)
+    rows = torch.where(is_out, (grad_weights * weights).sum(-1), (wide * out).sum(-1))
+    grad_scores = rounded(weights * (grad_weights - rows[..., None]) * factor)
     groups = query.shape[1] // key.shape[1]
 
     def over_groups(gradient: Tensor) -> Tensor:
         return gradient if groups == 1 else gradient.unflatten(1, (-1, groups)).sum(2)
 
     return (
-        of_scores @ _wide(key, query),
-        over_groups(of_scores.mT @ query.double()),
+        grad_scores @ _expand_heads(key, query),
+        over_groups(grad_scores.mT @ query.double()),
         over_groups(weights.mT @ wide),
     )
 
 
-def _error(value: Tensor, dtype: torch.dtype) -> Tensor:
+def _tolerance(value: Tensor, dtype: torch.dtype) -> Tensor:
     """The tolerance of a few units in the last place of a value."""
     eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    return _UNITS * eps * value.abs().nan_to_num(0.0, 0.0, 0.0).clamp(min=1e-30)
+    return _MAX_ULPS * eps * value.abs().nan_to_num(0.0, 0.0, 0.0).clamp(min=1e-30)

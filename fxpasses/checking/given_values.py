@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.free_values import is_apart, is_free
+from fxpasses.checking.free_values import is_free, is_independent
 from fxpasses.checking.interpret import as_recorded_dtype
 from fxpasses.checking.same_function import Difference, Rewriting
 from fxpasses.checking.windows import Window
@@ -17,7 +17,7 @@ from fxpasses.graphs.rewriting import copy_graph, value_of
 
 
 @dataclass(frozen=True)
-class Found:
+class Counterexample:
     """Two graphs, and inputs on which they differ.
 
     Attributes:
@@ -40,18 +40,18 @@ def input_names(window: Window) -> list[str]:
     return [node.name for node in window.before.graph.find_nodes(op="placeholder")]
 
 
-def is_any_float(value: Any) -> bool:
+def is_float64_tensor(value: Any) -> bool:
     """Whether it is a non-empty float64 tensor."""
     return isinstance(value, Tensor) and value.dtype is torch.float64 and value.numel() > 0
 
 
-def free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool) -> list[str]:
+def free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_graph_inputs: bool) -> list[str]:
     """Return the inputs of a window that may be any floats, whatever the others are.
 
     Args:
         rewriting: the graphs.
         given: the inputs in float64, by name.
-        only_given: whether only inputs of the graph may be.
+        only_graph_inputs: whether only inputs of the graph may be.
     """
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
@@ -59,22 +59,22 @@ def free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool
     return [
         name
         for name, value in given.items()
-        if is_any_float(value)
+        if is_float64_tensor(value)
         and name in others
         and (
             nodes[name].op == "placeholder"
             or (
-                not only_given
+                not only_graph_inputs
                 and is_free(nodes[name])
-                and all(is_apart(nodes[name], other) for other in taken)
+                and all(is_independent(nodes[name], other) for other in taken)
             )
         )
     ]
 
 
-def with_given(
+def with_values_as_inputs(
     rewriting: Rewriting, values: Mapping[str, Tensor], where: str, after: Mapping[str, str] | None = None
-) -> Found:
+) -> Counterexample:
     """Return both graphs, with float64 values of the graph before as inputs.
 
     Args:
@@ -86,16 +86,16 @@ def with_given(
     nodes = rewriting.before.graph.find_nodes(op="placeholder")
     inputs = [values.get(n.name, value) for n, value in zip(nodes, rewriting.inputs, strict=True)]
     inside = [name for name in values if name not in {n.name for n in nodes}]
-    before = _from(rewriting.before, inside)
-    changed = _from(rewriting.after, [(after or {}).get(name, name) for name in inside])
+    before = _with_extra_inputs(rewriting.before, inside)
+    changed = _with_extra_inputs(rewriting.after, [(after or {}).get(name, name) for name in inside])
     inputs += [values[name] for name in inside]
     examples = map(value_of, before.graph.find_nodes(op="placeholder"))
     inputs = [as_recorded_dtype(v, example) for v, example in zip(inputs, examples, strict=True)]
     names = "inputs" if not inside else f"{', '.join(inside)}, taken for inputs,"
-    return Found(before, changed, inputs, [], f"{names} {where}")
+    return Counterexample(before, changed, inputs, [], f"{names} {where}")
 
 
-def _from(gm: fx.GraphModule, names: Collection[str]) -> fx.GraphModule:
+def _with_extra_inputs(gm: fx.GraphModule, names: Collection[str]) -> fx.GraphModule:
     """Copy the graph with some of its values as further inputs."""
     if not names:
         return gm

@@ -20,7 +20,7 @@ from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
 
 _SIZES = (2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 32, 33, 64, 65, 100, 128)
-_MOST_ELEMENTS = 1 << 22
+_MAX_ELEMENTS = 1 << 22
 Bindings = Mapping[sympy.Symbol, int]
 V = TypeVar("V")
 
@@ -106,7 +106,9 @@ def symbol_bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sy
     return found
 
 
-def tangents(nodes: Sequence[fx.Node], bound: Bindings, kind: str, generator: torch.Generator) -> list[Any]:
+def make_tangents(
+    nodes: Sequence[fx.Node], bound: Bindings, kind: str, generator: torch.Generator
+) -> list[Any]:
     """Make values for the tangents of a joint or backward graph.
 
     Args:
@@ -123,7 +125,7 @@ def tangents(nodes: Sequence[fx.Node], bound: Bindings, kind: str, generator: to
         fake = value_of(node)
         if not isinstance(fake, Tensor) or not (fake.is_floating_point() or fake.is_complex()):
             raise Unsupported(f"an output gradient of type {type(fake).__name__}")
-        result = _strided(fake, bound)
+        result = _empty_like_fake(fake, bound)
         if kind == "zero":
             return result.zero_()
         if kind == "ones":
@@ -145,12 +147,12 @@ def inputs_from_hints(inputs: Sequence[fx.Node]) -> list[Any]:
     def one(node: fx.Node) -> Any:
         fake = value_of(node)
         if isinstance(fake, torch.SymInt):
-            return _size(fake, {})
+            return _evaluate_size(fake, {})
         if fake is None or isinstance(fake, (int, float)):
             return fake
         if not isinstance(fake, Tensor):
             raise Unsupported(f"an input of type {type(fake).__name__}")
-        result = _strided(fake, {})
+        result = _empty_like_fake(fake, {})
         if not fake.is_floating_point():
             return result.zero_()
         return result.copy_(torch.randn(result.shape, generator=generator, dtype=torch.float32))
@@ -227,32 +229,32 @@ def other_sizes(
     for change in itertools.chain.from_iterable(itertools.zip_longest(alone, together, fillvalue={})):
         chosen = {**real, **change}
         key = tuple(chosen.values())
-        if key not in seen and _allowed(env, {**fixed, **chosen}):
+        if key not in seen and _satisfies_guards(env, {**fixed, **chosen}):
             seen.add(key)
             yield chosen
 
 
-def _allowed(env: Any, values: Bindings) -> bool:
+def _satisfies_guards(env: Any, values: Bindings) -> bool:
     for symbol, value in values.items():
         bounds = env.var_to_range.get(symbol)
         if bounds is not None and not (bounds.lower <= value <= bounds.upper):
             return False
         replaced = env.replacements.get(symbol)
-        if replaced is not None and _number(replaced, values) not in (None, value):
+        if replaced is not None and _evaluate(replaced, values) not in (None, value):
             return False
     for guard in env.guards:
-        if _replaced(guard.expr, values) is sympy.false:
+        if _substitute(guard.expr, values) is sympy.false:
             return False
-    return all(_number(expression, values) in (None, 0) for expression in env.divisible)
+    return all(_evaluate(expression, values) in (None, 0) for expression in env.divisible)
 
 
-def _number(expression: sympy.Expr, values: Bindings) -> sympy.Expr | None:
+def _evaluate(expression: sympy.Expr, values: Bindings) -> sympy.Expr | None:
     """Evaluate an expression (of sizes, or of Dynamo's symbolic floats), if the symbols decide it."""
-    result = _replaced(expression, values)
+    result = _substitute(expression, values)
     return result if result.is_number else None
 
 
-def _replaced(expression: Any, values: Bindings) -> sympy.Expr:
+def _substitute(expression: Any, values: Bindings) -> sympy.Expr:
     return sympy.sympify(sympy.sympify(expression).xreplace({k: sympy.sympify(v) for k, v in values.items()}))
 
 
@@ -277,12 +279,12 @@ def resized_inputs(
     def one(node: fx.Node, value: Any) -> Any:
         fake = value_of(node)
         if isinstance(fake, torch.SymInt):
-            return _size(fake, chosen)
+            return _evaluate_size(fake, chosen)
         if not isinstance(fake, Tensor):
             return value
         if not any(isinstance(s, torch.SymInt) for s in (*fake.shape, *fake.stride())):
             return cloned([value])[0]
-        result = _strided(fake, chosen)
+        result = _empty_like_fake(fake, chosen)
         if not value.numel():
             return result.zero_()
         if value.is_floating_point():
@@ -296,19 +298,19 @@ def resized_inputs(
         return [one(node, value) for node, value in zip(inputs, real, strict=True)]
 
 
-def _strided(fake: Tensor, bound: Bindings) -> Tensor:
-    shape = [_size(s, bound) for s in fake.shape]
-    stride = [_size(s, bound) for s in fake.stride()]
-    if sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) > _MOST_ELEMENTS:
+def _empty_like_fake(fake: Tensor, bound: Bindings) -> Tensor:
+    shape = [_evaluate_size(s, bound) for s in fake.shape]
+    stride = [_evaluate_size(s, bound) for s in fake.stride()]
+    if sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) > _MAX_ELEMENTS:
         raise Unsupported(f"an input of size {shape}")
     return torch.empty_strided(shape, stride, dtype=fake.dtype, device=fake.device)
 
 
-def _size(size: Any, bound: Bindings) -> int:
+def _evaluate_size(size: Any, bound: Bindings) -> int:
     if isinstance(size, int):
         return size
     env = size.node.shape_env
-    value = _replaced(env.replace(size.node.expr), {**hints_of(env), **bound})
+    value = _substitute(env.replace(size.node.expr), {**hints_of(env), **bound})
     if not value.is_number:
         raise Unsupported(f"a size that depends on data: {size}")
     return int(value)

@@ -20,8 +20,13 @@ from fake.dispatch.communication import communicates
 from fake.library.random_state import seeded_generators
 from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import OpOverload, disable_current_modes
-from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
-from fxpasses.checking.fused_kernels import as_defined, in_float64
+from fxpasses.checking.collectives import (
+    count_processes,
+    differs_by_process,
+    refuse_unknown,
+    simulate_collective,
+)
+from fxpasses.checking.fused_kernels import compute_in_float64, recompute_by_definition
 from fxpasses.checking.inputs import Unsupported, cloned, made_up, placeholders
 from fxpasses.exact.float_constants import uniform_value, unrounded
 from fxpasses.exact.time_limit import spend_time
@@ -33,7 +38,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Poison = Literal["nan", "huge"]
 """The contents of uninitialized memory: NaN (the maximum for integers), or huge numbers (the minimum)."""
 
-UNINITIALISED = {
+UNINITIALIZED = {
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
@@ -46,7 +51,7 @@ UNINITIALISED = {
 """Operators that return uninitialized memory."""
 _CRASHES = {aten.grid_sampler_2d_backward.default: 2}
 """Kernels of PyTorch that access memory out of bounds if the argument at this position is not finite."""
-_WIDE = {
+_WIDER_DTYPE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
     torch.float32: torch.float64,
@@ -58,15 +63,15 @@ _WIDE = {
 def allocates(gm: fx.GraphModule, names: Collection[str] | None = None) -> bool:
     """Whether the graph, or its calls with these names, makes uninitialized memory."""
     return any(
-        node.target in UNINITIALISED and (names is None or node.name in names)
+        node.target in UNINITIALIZED and (names is None or node.name in names)
         for graph in (gm, *subgraphs(gm).values())
         for node in graph.graph.nodes
     )
 
 
-CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
+RUN_ERRORS = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 _SEED = 20
-_RUN_GRAPHS = {"cond", "while_loop", "map_impl", "scan", "invoke_subgraph"}
+_GRAPH_CALLING_OPS = {"cond", "while_loop", "map_impl", "scan", "invoke_subgraph"}
 """Operators that call a graph that they get, so that we can run it our way."""
 
 
@@ -104,13 +109,13 @@ class Run(fx.Interpreter):
         self.values: dict[str, Any] = {}
         self.current: fx.Node | None = None
         self.extra_traceback = False  # the node is named in our own message
-        self._poison, self._keep, self._is_known = poison, keep, False
+        self._poison, self._keep, self._is_accepted = poison, keep, False
         self._writes = any(map(is_mutating, gm.graph.nodes))
         self._constants: dict[str, Tensor] = {}
-        self._others = [self._another() for _ in range(processes(gm) - 1)] if others else []
-        self._positions = {node: at for at, node in enumerate(placeholders(gm))} if self._others else {}
+        self._peers = [self._make_peer() for _ in range(count_processes(gm) - 1)] if others else []
+        self._positions = {node: at for at, node in enumerate(placeholders(gm))} if self._peers else {}
 
-    def _another(self) -> Run:
+    def _make_peer(self) -> Run:
         """Return a runner for another process."""
         return Run(self.module, self._poison, others=False)  # type: ignore[arg-type]
 
@@ -129,11 +134,11 @@ class Run(fx.Interpreter):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph. Args: those of :meth:`torch.fx.Interpreter.run`."""
         spend_time()
-        self._begin()
+        self._reset()
         return super().run(*args, **kwargs)
 
-    def _begin(self) -> None:
-        for run in (self, *self._others):
+    def _reset(self) -> None:
+        for run in (self, *self._peers):
             run._constants.clear()
             run.env = {}
 
@@ -149,12 +154,12 @@ class Run(fx.Interpreter):
         return value
 
     def _refuse_unknown(self) -> None:
-        if not self._is_known:
-            refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
+        if not self._is_accepted:
+            refuse_unknown(self.module, _GRAPH_CALLING_OPS)  # type: ignore[arg-type]
             _refuse_effects_and_layouts(self.module)  # type: ignore[arg-type]
-        self._is_known = True
+        self._is_accepted = True
 
-    def part(self, names: Collection[str], values: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+    def run_calls(self, names: Collection[str], values: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         """Run only some calls.
 
         Args:
@@ -166,7 +171,7 @@ class Run(fx.Interpreter):
             The values of these calls, by name.
         """
         self._refuse_unknown()
-        self._begin()
+        self._reset()
         found = {}
         with seeded(seed):
             for node in self.module.graph.nodes:  # type: ignore[union-attr]
@@ -176,7 +181,7 @@ class Run(fx.Interpreter):
                     if value not in self.env:
                         is_held = value.op == "get_attr"
                         self.env[value] = self.run_node(value) if is_held else values[value.name]
-                        for other in self._others:
+                        for other in self._peers:
                             other.env[value] = self.env[value]
                 self.env[node] = self.run_node(node)
                 found[node.name] = self.env[node]
@@ -188,7 +193,7 @@ class Run(fx.Interpreter):
 
     def _runnable(self, gm: fx.GraphModule) -> Callable[..., Any]:
         node = self.current
-        if node is None or any(str(user.target) not in _RUN_GRAPHS for user in node.users):
+        if node is None or any(str(user.target) not in _GRAPH_CALLING_OPS for user in node.users):
             return gm
         run = self.inner(gm)
         return lambda *args: run.run(*args, enable_io_processing=False)
@@ -196,12 +201,12 @@ class Run(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self.current = n
         if n.op == "call_function" and communicates(n.target):
-            result, *theirs = self._answers(n)
+            result, *theirs = self._simulate_collective(n)
         else:
             # Effects are not repeated: a call without results is skipped, one with results was rejected.
-            result = self._evaluated(n) if effect_of(n) is None else (self.env[n.args[0]], None)  # type: ignore[index]
-            theirs = self._made_up(n, result) if self._others and n.op != "output" else []
-        for other, value in zip(self._others, theirs, strict=False):
+            result = self._evaluate(n) if effect_of(n) is None else (self.env[n.args[0]], None)  # type: ignore[index]
+            theirs = self._peer_values(n, result) if self._peers and n.op != "output" else []
+        for other, value in zip(self._peers, theirs, strict=False):
             other.env[n] = value
             for dead in self.user_to_last_uses.get(n, ()):
                 other.env.pop(dead, None)
@@ -209,29 +214,31 @@ class Run(fx.Interpreter):
             self.values[n.name] = tree_map(copied, result) if self._writes else result
         return result
 
-    def _evaluated(self, n: fx.Node) -> Any:
+    def _evaluate(self, n: fx.Node) -> Any:
         # As in the base class, without its record of the traced node: half of the time of a deep graph.
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         _refuse_crash(n.target, args)
         result = getattr(self, n.op)(n.target, args, kwargs)
-        if n.target in UNINITIALISED:
+        if n.target in UNINITIALIZED:
             _fill(result, self._poison)
         return result
 
-    def _made_up(self, n: fx.Node, mine: Any) -> list[Any]:
+    def _peer_values(self, n: fx.Node, mine: Any) -> list[Any]:
         """The values of a non-collective node in the other processes."""
         if n.op != "placeholder":
             with torch.random.fork_rng([]) if uses_rng(n) else nullcontext():
-                return [other.run_node(n) for other in self._others]
+                return [other.run_node(n) for other in self._peers]
         if not differs_by_process(n):
-            return [cloned([mine])[0] for _ in self._others]
-        seeds = [len(self._others) * self._positions[n] + number for number in range(len(self._others))]
+            return [cloned([mine])[0] for _ in self._peers]
+        seeds = [len(self._peers) * self._positions[n] + number for number in range(len(self._peers))]
         values = [made_up([mine], "random", torch.Generator().manual_seed(seed))[0] for seed in seeds]
         # Float64 values are rounded to the dtypes of the graph.
         return [as_recorded_dtype(as_recorded_dtype(v, n.meta.get("val")), mine) for v in values]
 
-    def _answers(self, n: fx.Node) -> list[Any]:
-        return answers(n.target, [run.fetch_args_kwargs_from_env(n) for run in (self, *self._others)])
+    def _simulate_collective(self, n: fx.Node) -> list[Any]:
+        return simulate_collective(
+            n.target, [run.fetch_args_kwargs_from_env(n) for run in (self, *self._peers)]
+        )
 
 
 def _refuse_crash(target: Any, args: Sequence[Any]) -> None:
@@ -263,15 +270,15 @@ class DefinedRun(Run):
     What kernels themselves lose is not the fault of a pass.
     """
 
-    def _another(self) -> Run:
+    def _make_peer(self) -> Run:
         return DefinedRun(self.module, self._poison, others=False)  # type: ignore[arg-type]
 
     def inner(self, gm: fx.GraphModule) -> Run:
         return DefinedRun(gm, self._poison)
 
-    def _evaluated(self, n: fx.Node) -> Any:
-        result = super()._evaluated(n)
-        return as_defined(n.target, *self.fetch_args_kwargs_from_env(n), result)
+    def _evaluate(self, n: fx.Node) -> Any:
+        result = super()._evaluate(n)
+        return recompute_by_definition(n.target, *self.fetch_args_kwargs_from_env(n), result)
 
 
 class ExactRun(Run):
@@ -282,7 +289,7 @@ class ExactRun(Run):
 
     Attributes:
         inputs: the widened inputs, which show the graph's writes to its inputs.
-        coarsest: the largest relative error that an operator in its own precision may have made.
+        max_relative_error: the largest relative error that an operator in its own precision may have made.
     """
 
     def __init__(
@@ -290,16 +297,16 @@ class ExactRun(Run):
     ) -> None:
         super().__init__(gm, poison, keep, others)
         self.inputs: list[Any] = []
-        self.coarsest = 0.0
+        self.max_relative_error = 0.0
 
-    def _another(self) -> Run:
+    def _make_peer(self) -> Run:
         return ExactRun(self.module, self._poison, others=False)  # type: ignore[arg-type]
 
     def results(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Return outputs on copies of inputs, then these after the run; None if an operator cannot run."""
         try:
             return [*self(cloned(inputs), _SEED), *self.inputs]
-        except CANNOT_RUN:
+        except RUN_ERRORS:
             return None
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -314,9 +321,9 @@ class ExactRun(Run):
         """Read an attribute, floats as float64. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
         return tree_map(_constant_in_float64, super().get_attr(target, args, kwargs))
 
-    def _evaluated(self, n: fx.Node) -> Any:
+    def _evaluate(self, n: fx.Node) -> Any:
         if n.op != "call_function":
-            return super()._evaluated(n)
+            return super()._evaluate(n)
         if uses_rng(n):
             result = self._in_own_precision(n)
         else:
@@ -326,8 +333,8 @@ class ExactRun(Run):
                 result = call_in_float64(n.target, args, kwargs)
             except (RuntimeError, TypeError, NotImplementedError, AssertionError):
                 result = self._in_own_precision(n)
-                self.coarsest = max([self.coarsest, *map(_precision, n.all_input_nodes)])
-        if n.target in UNINITIALISED:
+                self.max_relative_error = max([self.max_relative_error, *map(_precision, n.all_input_nodes)])
+        if n.target in UNINITIALIZED:
             _fill(result, self._poison)
         return result
 
@@ -359,13 +366,13 @@ class _Facts(NamedTuple):
     is_of_torch: bool = False
 
 
-_PLAIN = _Facts()
+_NO_FACTS = _Facts()
 
 
 @functools.cache
 def _facts(target: OpOverload) -> _Facts:
     if target is aten.view.dtype:  # reinterprets bits
-        return _PLAIN
+        return _NO_FACTS
     names = [a.name for a in target._schema.arguments]
     position = names.index("half_to_float") if "half_to_float" in names else None
     return _Facts(any("dtype" in n for n in names), position, target.namespace in ("aten", "prims"))
@@ -379,17 +386,17 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    args, kwargs = map_aggregate((args, kwargs), _as_wide)
-    facts = _facts(target) if isinstance(target, OpOverload) else _PLAIN
+    args, kwargs = map_aggregate((args, kwargs), _to_float64)
+    facts = _facts(target) if isinstance(target, OpOverload) else _NO_FACTS
     if facts.takes_dtypes:
         args, kwargs = map_aggregate(
-            (args, kwargs), lambda a: _WIDE.get(a, a) if type(a) is torch.dtype else a
+            (args, kwargs), lambda a: _WIDER_DTYPE.get(a, a) if type(a) is torch.dtype else a
         )
     if facts.half_to_float is not None:  # float64 needs no wider softmax
         args = tuple(False if i == facts.half_to_float else a for i, a in enumerate(args))
-    if not kwargs and (known := in_float64(target, args)) is not None:
+    if not kwargs and (known := compute_in_float64(target, args)) is not None:
         return known
-    result = as_defined(target, args, kwargs, target(*args, **kwargs))
+    result = recompute_by_definition(target, args, kwargs, target(*args, **kwargs))
     is_narrow = isinstance(result, Tensor) and result.dtype is torch.float32
     if not is_narrow or not facts.is_of_torch:
         return result
@@ -400,7 +407,7 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _as_wide(value: Any) -> Any:
+def _to_float64(value: Any) -> Any:
     return unrounded(value) if type(value) is float else as_float64(value)
 
 
@@ -418,8 +425,8 @@ def _constant_in_float64(value: Any) -> Any:
 
 def as_float64(value: Any) -> Any:
     """Convert a floating tensor to float64; return anything else as it is."""
-    if isinstance(value, Tensor) and value.dtype in _WIDE:
-        return value.to(_WIDE[value.dtype])
+    if isinstance(value, Tensor) and value.dtype in _WIDER_DTYPE:
+        return value.to(_WIDER_DTYPE[value.dtype])
     return value
 
 

@@ -10,25 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.checking.compared_numbers import MOST_TURNS, broadcasts, in_turn, window_calls, written_numbers
-from fxpasses.checking.free_values import Following, sources
-from fxpasses.checking.given_values import input_names, is_any_float
+from fxpasses.checking.compared_numbers import (
+    MAX_TURNS,
+    interleave,
+    is_broadcastable,
+    numbers_in_calls,
+    window_calls,
+)
+from fxpasses.checking.free_values import DependentValues, nearest_free_values
+from fxpasses.checking.given_values import input_names, is_float64_tensor
 from fxpasses.checking.interpret import as_float64
 from fxpasses.checking.rounding import spacing
 from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.windows import Window
 from fxpasses.graphs.rewriting import value_of
 
-_LARGE, _CLOSE = 16.0, 1 / 3
+_LARGE, _DIGITS_FRACTION = 16.0, 1 / 3
 """Magnitude far from the middle of activations, and part of a dtype's digits by which numbers differ.
 
 The difference of the squares of such numbers loses two thirds of the digits.
 """
 _VANISHING = (2, 3)
 """Powers of that: next to one, so small a number loses two thirds of its digits, or all."""
-_INSIDE = (1 / 32, -1 / 32, 1 / 4, -1 / 4)
+_ULP_FRACTIONS = (1 / 32, -1 / 32, 1 / 4, -1 / 4)
 """Parts of a unit: compared numbers are hardly closer to where a coarser dtype rounds across them."""
-_MOST_HELD = 16
+_MAX_HELD = 16
 """How many numbers of another input to try."""
 
 
@@ -48,14 +54,14 @@ def losing_values(
         return
     usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}
     usual = {name: value / value.square().mean().sqrt().clamp(min=1e-30) for name, value in usual.items()}
-    kinds = [torch.finfo(dtype) for dtype in _types(window)]
+    kinds = [torch.finfo(dtype) for dtype in _float_dtypes(window)]
     if all(kind.bits >= 32 for kind in kinds):  # few digits stay few whatever is done
         yield (
             {name: _LARGE * value for name, value in usual.items()},
             f"with a root mean square of {_LARGE:g}",
         )
     for digits in sorted({kind.eps for kind in kinds}):
-        close = _close(digits)
+        close = _perturbation(digits)
         yield {name: 1 + close * value for name, value in usual.items()}, "near one"
         yield from (
             ({name: close**n * value for name, value in usual.items()}, "near zero") for n in _VANISHING
@@ -74,31 +80,31 @@ def followed_values(rewriting: Rewriting, window: Window) -> Iterator[tuple[dict
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others, names = {node.name for node in rewriting.after.graph.nodes}, input_names(window)
     generator = torch.Generator().manual_seed(len(names))
-    few = [kind.eps for kind in map(torch.finfo, _types(window)) if kind.bits < 32]
+    few = [kind.eps for kind in map(torch.finfo, _float_dtypes(window)) if kind.bits < 32]
     for digits, name in itertools.product(few, names):
         value = as_float64(rewriting.values.get(name))
-        if not is_any_float(value) or nodes[name].op != "call_function" or name not in others:
+        if not is_float64_tensor(value) or nodes[name].op != "call_function" or name not in others:
             continue
-        for source in sources(nodes[name], only_given=False):
-            following = Following(rewriting.before, [source], names, rewriting.values)
-            ends = following.ends(name) if source.name in others and following.is_apart else None
-            sign = -1 if ends is not None and ends[1] <= 0 else 1
+        for source in nearest_free_values(nodes[name], only_graph_inputs=False):
+            dependents = DependentValues(rewriting.before, [source], names, rewriting.values)
+            bounds = dependents.bounds(name) if source.name in others and dependents.is_independent else None
+            sign = -1 if bounds is not None and bounds[1] <= 0 else 1
             small = (
                 sign
-                * _close(digits) ** _VANISHING[-1]
+                * _perturbation(digits) ** _VANISHING[-1]
                 * (1 - torch.rand(value.shape, generator=generator).to(value) / 2)
             )
-            found = None if ends is None else following.reach(name, small)
+            found = None if bounds is None else dependents.solve(name, small)
             if found is not None:
                 yield {**found, name: small}, "near zero"  # what one element can be, others can be
                 break
 
 
-def _close(digits: float) -> float:
-    return 2.0 ** math.floor(_CLOSE * math.log2(digits))
+def _perturbation(digits: float) -> float:
+    return 2.0 ** math.floor(_DIGITS_FRACTION * math.log2(digits))
 
 
-def _types(window: Window) -> set[torch.dtype]:
+def _float_dtypes(window: Window) -> set[torch.dtype]:
     """The float dtypes in a window."""
     values = (*window.inputs, *map(value_of, window_calls(window)))
     return {v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()}
@@ -116,18 +122,18 @@ def narrowed_values(
         given: its inputs, in float64, by name.
         free: those that may be any floats.
     """
-    digits = {torch.finfo(dtype).eps: dtype for dtype in _types(window)}
+    digits = {torch.finfo(dtype).eps: dtype for dtype in _float_dtypes(window)}
     for eps in sorted(digits)[1:]:
         where = f"within half a unit of {str(digits[eps]).removeprefix('torch.')} of what is compared"
         for name in free:
             value = given[name]
             numbers = [number.expand(value.shape) for number in _compared_with(name, window, given)]
             known = torch.stack(numbers) if numbers else value[None][:0]
-            near = torch.stack([known + part * spacing(known, digits[eps]) for part in _INSIDE], 1).flatten(
-                0, 1
-            )
-            for turn in range(min(MOST_TURNS, -(-2 * len(near) // value.numel()))):
-                yield {name: in_turn(value, near, turn * value.numel())}, where
+            near = torch.stack(
+                [known + part * spacing(known, digits[eps]) for part in _ULP_FRACTIONS], 1
+            ).flatten(0, 1)
+            for turn in range(min(MAX_TURNS, -(-2 * len(near) // value.numel()))):
+                yield {name: interleave(value, near, turn * value.numel())}, where
             yield from (({name: _nearly_tied(value, digits[eps], up)}, where) for up in (True, False))
 
 
@@ -137,11 +143,11 @@ def _compared_with(name: str, window: Window, given: Mapping[str, Any]) -> Itera
     for other, held in given.items():
         if other == name or not isinstance(held, Tensor) or not held.is_floating_point():
             continue
-        if broadcasts(held, value):
+        if is_broadcastable(held, value):
             yield held
         else:
-            yield from held.flatten()[:_MOST_HELD]
-    yield from value.new_tensor([number for number in written_numbers(window) if number])
+            yield from held.flatten()[:_MAX_HELD]
+    yield from value.new_tensor([number for number in numbers_in_calls(window) if number])
 
 
 def _nearly_tied(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:

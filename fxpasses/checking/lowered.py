@@ -65,14 +65,14 @@ def differences(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
             values = list(cloned(inputs))
             # A new function each time: Dynamo caches compiled code per code object.
             compiled = torch.compile(lambda *args: module(*args), backend="inductor", dynamic=False)
-            got = [*_listed(compiled(*values)), *values]
+            got = [*_as_list(compiled(*values)), *values]
     except Exception as error:  # noqa: BLE001  (whatever a wrong lowering raises is the finding)
         cause = getattr(error, "inner_exception", error)
         return f"it raises {first_line(cause)}"
-    return _wrong_values(reference, got)
+    return _describe_wrong_value(reference, got)
 
 
-def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
+def _describe_wrong_value(reference: Reference, got: Sequence[Any]) -> str:
     outputs = len(reference.native.values) - len(reference.inputs)
     for position, (native, value) in enumerate(zip(reference.native.values, got, strict=True)):
         if not isinstance(native, Tensor) or not isinstance(value, Tensor):
@@ -91,7 +91,7 @@ def _refuse_collectives(gm: fx.GraphModule) -> None:
         raise UnknownCollective(target)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -120,12 +120,12 @@ class LoweringCheck:
             nonlocal seen
             first, seen = not seen, True
             if not first or self.found:
-                return _call(compiled, inputs)
+                return _call_compiled(compiled, inputs)
             before = cloned(inputs) if _can_be_cloned(inputs) else None
-            results = _call(compiled, list(inputs))
+            results = _call_compiled(compiled, list(inputs))
             if before is not None:
                 with outside_tracing():
-                    self._compare(gm, before, [*_listed(results), *inputs])
+                    self._compare(gm, before, [*_as_list(results), *inputs])
             return results
 
         run._boxed_call = True  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ class LoweringCheck:
         except Unsupported as reason:
             log.info("there is no repro file: %s", reason)
 
-    def look_alone(self, gm: fx.GraphModule) -> None:
+    def check_alone(self, gm: fx.GraphModule) -> None:
         """Compile a graph by itself and compare it on made-up inputs, unless a fault was found before."""
         if self.found or _calls_rng(gm):
             return
@@ -158,7 +158,7 @@ class LoweringCheck:
             return
         try:
             _refuse_collectives(gm)
-            found = _wrong_values(Reference(gm, inputs), got)
+            found = _describe_wrong_value(Reference(gm, inputs), got)
         except Unsupported as reason:
             log.info("a graph is not compared with what Inductor made of it: %s", reason)
             return
@@ -168,10 +168,10 @@ class LoweringCheck:
     def _reduce(self, gm: fx.GraphModule, inputs: list[Any], found: str) -> None:
         self.found = found
         raises = found.startswith("it raises")
-        until = time.perf_counter() + _SECONDS
+        deadline = time.perf_counter() + _SECONDS
 
         def fails(case: Case) -> bool:
-            if time.perf_counter() > until:
+            if time.perf_counter() > deadline:
                 return False
             try:
                 how = differences(case.gm, case.inputs)
@@ -180,8 +180,8 @@ class LoweringCheck:
             return bool(how) and how.startswith("it raises") == raises
 
         try:
-            whole = _with_numbers(gm, inputs)
-            suspects = {self._suspect} if self._suspect else _first_wrong(whole)
+            whole = _with_static_sizes(gm, inputs)
+            suspects = {self._suspect} if self._suspect else _first_wrong_call(whole)
             progress.note("suspects", sorted(suspects))
             case = reduce_nodes(whole, None, suspects, fails)
             if sum(v.numel() for v in case.inputs if isinstance(v, Tensor)) > _FEW_ELEMENTS:
@@ -215,7 +215,7 @@ def _calls_rng(gm: fx.GraphModule) -> bool:
     return any(uses_rng(n) or "inductor_random" in str(n.target) for n in gm.graph.nodes)
 
 
-def _call(compiled: Callable[..., Any], inputs: list[Any]) -> Any:
+def _call_compiled(compiled: Callable[..., Any], inputs: list[Any]) -> Any:
     return compiled(inputs) if getattr(compiled, "_boxed_call", False) else compiled(*inputs)
 
 
@@ -228,12 +228,12 @@ def _can_be_cloned(inputs: Sequence[Any]) -> bool:
     return True
 
 
-def _with_numbers(gm: fx.GraphModule, inputs: list[Any]) -> Case:
+def _with_static_sizes(gm: fx.GraphModule, inputs: list[Any]) -> Case:
     """The graph with the sizes of this call as numbers, which become part of the graph."""
     return Case(copy_graph(gm), inputs)
 
 
-def _first_wrong(case: Case) -> set[str]:
+def _first_wrong_call(case: Case) -> set[str]:
     """The first call whose value is wrong if all values are returned; empty if none is then."""
     names = [
         n

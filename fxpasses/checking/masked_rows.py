@@ -19,8 +19,8 @@ from fxpasses.graphs.numbers import computable
 
 aten = torch.ops.aten
 
-_TAKE_SCORES = {aten._softmax, aten._log_softmax, aten.exp, aten.exp2, aten.logsumexp}
-_PASS_ON = {
+_SCORE_CONSUMERS = {aten._softmax, aten._log_softmax, aten.exp, aten.exp2, aten.logsumexp}
+_PASS_THROUGH_OPS = {
     *(aten.add, aten.sub, aten.mul, aten.div, aten.where, aten.masked_fill, aten.cat, aten.tril, aten.triu),
     *(aten.view, aten.reshape, aten._unsafe_view, aten.expand, aten.permute, aten.transpose, aten.t, aten.alias),
     *(aten.slice, aten.select, aten.squeeze, aten.unsqueeze, aten.clone, aten._to_copy),
@@ -46,7 +46,7 @@ def with_masked_rows(
         at
         for at, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] > 1
-        if value.dtype.itemsize > 1 and value.is_contiguous() and value.numel() and _are_scores(node)
+        if value.dtype.itemsize > 1 and value.is_contiguous() and value.numel() and _feeds_softmax(node)
     ]
     partly, wholly = cloned(inputs), cloned(inputs)
     for at in scores:
@@ -56,10 +56,10 @@ def with_masked_rows(
         for made, last in ((partly, False), (wholly, True)):
             hidden[-1] |= last
             made[at].view(shape).masked_fill_(hidden.to(made[at].device), -math.inf)
-    return next((made for made in (wholly, partly) if scores and _stands(gm, made)), None)
+    return next((made for made in (wholly, partly) if scores and _is_nan_free(gm, made)), None)
 
 
-def _stands(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+def _is_nan_free(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether no call returns NaN."""
     run = ExactRun(gm, keep=True)
     if run.results(inputs) is None:
@@ -70,14 +70,14 @@ def _stands(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     return not any(bool(computable(v).isnan().any()) for v in floats)
 
 
-def _are_scores(node: fx.Node) -> bool:
+def _feeds_softmax(node: fx.Node) -> bool:
     seen, queue = {node}, [node]
     while queue:
         for user in queue.pop().users:
             packet = getattr(user.target, "overloadpacket", None)
-            if packet in _TAKE_SCORES:
+            if packet in _SCORE_CONSUMERS:
                 return True
-            if packet in _PASS_ON and user not in seen:
+            if packet in _PASS_THROUGH_OPS and user not in seen:
                 seen.add(user)
                 queue.append(user)
     return False

@@ -16,7 +16,7 @@ from torch import nn
 from fake.notebook import as_html
 from fake.wrong_arguments import check_dynamic, check_type
 from fxpasses import _torch
-from fxpasses.checking._torch_dynamo import compile_apart
+from fxpasses.checking._torch_dynamo import compile_isolated
 from fxpasses.checking.captured import CaptureCheck
 from fxpasses.checking.checked_calls import Rewrite, Trial
 from fxpasses.checking.lowered import LoweringCheck
@@ -196,7 +196,7 @@ class _Stages:
     ) -> None:
         self._steps, self._options, self._dynamic, self._tell = steps, options, dynamic, tell
         self._seconds = seconds
-        self._quiet = dataclasses.replace(options, check="off", report=None)
+        self._unchecked_options = dataclasses.replace(options, check="off", report=None)
         self._found: list[StageCheck] = []
         self._notes: list[str] = []
         self._graphs: dict[str, int] = {}
@@ -210,50 +210,50 @@ class _Stages:
         except Exception as error:
             error.add_note("fxpasses.check: this is the model itself, in eager; nothing was compiled yet")
             raise
-        self._wide, why_not = self._steps.yardsticks()
+        self._wide, why_not = self._steps.reference_runs()
         if why_not:
             self._notes.append(
                 f"the model does not run in float64 ({why_not}): errors are distances from eager"
             )
-        self._varies = self._steps.variation(self._eager)
-        self._found.append(judged("eager", self._eager, self._eager, self._wide))
-        if self._varies:
-            self._notes.append(f"{self._varies}, so that only graphs are compared with graphs")
-        operators = dataclasses.replace(self._quiet, compiler="eager")
+        self._variation = self._steps.variation(self._eager)
+        self._found.append(compare_results("eager", self._eager, self._eager, self._wide))
+        if self._variation:
+            self._notes.append(f"{self._variation}, so that only graphs are compared with graphs")
+        operators = dataclasses.replace(self._unchecked_options, compiler="eager")
         captured = dataclasses.replace(operators, passes=())
         exact = CaptureCheck()
-        self._whole("capture", captured, exact, unpartitioned_compiler)
+        self._compare_stage("capture", captured, exact, unpartitioned_compiler)
         self._add_verdicts(exact.verdicts_found)
         if not self._found[-1].ok:
             self._stage_repro("capture")
         if not self._graphs["capture"]:
             self._notes.append("Dynamo made no graph of the model: nothing was compiled, and nothing checked")
             return ModelCheck(tuple(self._found), tuple(self._notes), 0)
-        self._passes(operators)
-        self._whole("passes and partition", operators)
-        self._whole("regions", operators, RegionCalls())
+        self._check_passes(operators)
+        self._compare_stage("passes and partition", operators)
+        self._compare_stage("regions", operators, RegionCalls())
         if self._options.compiler == "inductor":
-            self._inductor()
+            self._check_inductor()
         counts = {count for name, count in self._graphs.items() if "regions" not in name}
         if len(counts) > 1:
             told = ", ".join(f"{name}: {count}" for name, count in self._graphs.items())
             self._notes.append(f"Dynamo did not make the same graphs each time ({told}): some ran in eager")
         return ModelCheck(tuple(self._found), tuple(self._notes), max(counts))
 
-    def _passes(self, operators: Options) -> None:
+    def _check_passes(self, operators: Options) -> None:
         """Check each pass, and the partition, graph by graph."""
         collector = Collector(self._options.repro_directory(), self._tell, self._seconds)
-        self._compiled("passes", operators, values=collector.of_next_graph)
+        self._run_compiled("passes", operators, values=collector.new_graph_check)
         self._found += collector.stages()
-        self._notes += collector.told()
+        self._notes += collector.notes()
         if any(stage.stage == "partition" and not stage.ok for stage in self._found):
             self._stage_repro("partition")
 
-    def _inductor(self) -> None:
-        self._whole("inductor", self._quiet)
-        wrong = not self._varies and not self._found[-1].ok
+    def _check_inductor(self) -> None:
+        self._compare_stage("inductor", self._unchecked_options)
+        wrong = not self._variation and not self._found[-1].ok
         regions = RegionCalls()
-        self._whole("inductor with regions", self._quiet, regions)
+        self._compare_stage("inductor with regions", self._unchecked_options, regions)
         if not wrong and not self._found[-1].ok:
             self._notes.append(
                 "only repeated layers that are compiled once are wrong: options={'regions': 'off'} does without them"
@@ -262,16 +262,16 @@ class _Stages:
         if wrong:
             self._tell("looking for the calls that Inductor gets wrong")
             with _torch.inductor_config.patch(force_disable_caches=True):
-                self._compiled("inductor", self._quiet, lowered=lowered)
+                self._run_compiled("inductor", self._unchecked_options, lowered=lowered)
         elif not self._found[-1].ok:
             for graph in regions.graphs.found:
-                lowered.look_alone(graph)
+                lowered.check_alone(graph)
         if lowered.repro:
             self._notes.append(
-                f"`python {lowered.repro}` shows what Inductor does on {_calls(lowered.calls)}"
+                f"`python {lowered.repro}` shows what Inductor does on {_count_calls(lowered.calls)}"
             )
 
-    def _whole(
+    def _compare_stage(
         self,
         name: str,
         options: Options,
@@ -280,16 +280,16 @@ class _Stages:
     ) -> None:
         """Run a stage whose results are compared with those of eager."""
         self._tell(name)
-        got = self._compiled(name, options, watching=watching, compiler=compiler)
+        got = self._run_compiled(name, options, watching=watching, compiler=compiler)
         regions = watching if isinstance(watching, RegionCalls) else None
-        if self._varies or (regions is not None and not regions.found):
+        if self._variation or (regions is not None and not regions.found):
             return
-        stage = judged(name, got, self._eager, self._wide)
+        stage = compare_results(name, got, self._eager, self._wide)
         if regions is not None and any(p.startswith("output") for p in stage.problems):
             stage = dataclasses.replace(stage, module=regions.first_wrong_module())
         self._found.append(stage)
 
-    def _compiled(
+    def _run_compiled(
         self,
         name: str,
         options: Options,
@@ -307,15 +307,15 @@ class _Stages:
             self._graphs[name] += 1
             for observer in observers:
                 observer.dynamo(gm, options)
-            made_by = watching.new_compiler if isinstance(watching, RegionCalls) else compiler
-            participants = Participants(made_by, observers, values() if values else None, lowered)
+            make_compiler = watching.new_compiler if isinstance(watching, RegionCalls) else compiler
+            participants = Participants(make_compiler, observers, values() if values else None, lowered)
             try:
                 compiled = compile_graph(gm, example_inputs, options, participants)
             except NoRegions:  # without regions, it was compared already
                 return _torch.without_function_modes()(gm)
-            return watching.watched(compiled) if watching is not None else compiled
+            return watching.wrap_compiled(compiled) if watching is not None else compiled
 
-        return self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))
+        return self._steps.compiled(lambda function: compile_isolated(function, backend, self._dynamic))
 
     def _add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Add what exact arithmetic says of the captured graphs to what their results say."""
@@ -338,15 +338,15 @@ class _Stages:
         def tell(file: str, calls: int, why: str) -> None:
             """Note the repro file. Args: its path or "", its number of calls, and why there is none or ""."""
             if file:
-                self._notes.append(f"`python {file}` shows what the {stage} does on {_calls(calls)}")
+                self._notes.append(f"`python {file}` shows what the {stage} does on {_count_calls(calls)}")
 
         def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
             return in_eager_with_repro(gm, stage, self._options.repro_directory(), tell)
 
-        self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))
+        self._steps.compiled(lambda function: compile_isolated(function, backend, self._dynamic))
 
 
-def judged(name: str, got: Results, eager: Results, wide: Sequence[Results]) -> StageCheck:
+def compare_results(name: str, got: Results, eager: Results, wide: Sequence[Results]) -> StageCheck:
     """Compare the results of a step with those of eager.
 
     Args:
@@ -374,7 +374,7 @@ def judged(name: str, got: Results, eager: Results, wide: Sequence[Results]) -> 
     return StageCheck(name, largest, most, module, tuple(problems))
 
 
-def _calls(count: int) -> str:
+def _count_calls(count: int) -> str:
     return f"{count} call{'s' * (count != 1)}"
 
 
@@ -397,14 +397,14 @@ class Collector:
     ) -> None:
         self._directory, self._tell = directory, tell
         self.only = only
-        self._until = None if seconds is None else time.monotonic() + seconds
+        self._deadline = None if seconds is None else time.monotonic() + seconds
         self._seconds = seconds
         self._graphs = 0
         self._found: dict[str, StageCheck] = {}
         self._notes: list[str] = []
         self._cut_short: dict[str, None] = {}
 
-    def of_next_graph(self) -> ValueCheck:
+    def new_graph_check(self) -> ValueCheck:
         """Return the check of one more graph: each has its own graphs and inputs."""
         self._graphs += 1
         return _GraphCheck(self, self._graphs, self._directory)
@@ -413,7 +413,7 @@ class Collector:
         """Return one entry per rewrite, the worst over its inputs and all graphs."""
         return list(self._found.values())
 
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Return notes on what could not be checked, and on repro files."""
         if not self._cut_short:
             return self._notes
@@ -428,12 +428,12 @@ class Collector:
 
     def has_time(self, rewrite: Rewrite) -> bool:
         """Whether to still try made-up inputs."""
-        if self._until is None or time.monotonic() < self._until:
+        if self._deadline is None or time.monotonic() < self._deadline:
             return True
         self._cut_short[_stage_name(rewrite)] = None
         return False
 
-    def looks_at(self, rewrite: Rewrite, graph: int, where: str) -> None:
+    def show_rewrite(self, rewrite: Rewrite, graph: int, where: str) -> None:
         """Show the rewrite that is being checked on the progress line.
 
         Args:
@@ -475,7 +475,7 @@ class _GraphCheck(ValueCheck):
 
     def examine(self, rewrite: Rewrite, trial: Trial) -> None:
         name = _stage_name(rewrite)
-        self._collector.looks_at(rewrite, self._number, trial.where)
+        self._collector.show_rewrite(rewrite, self._number, trial.where)
         found = trial.mismatches(rewrite)
         error, times = 0.0, 0.0
         # Made-up values may be arbitrarily large: their errors say nothing about the model.
@@ -485,7 +485,7 @@ class _GraphCheck(ValueCheck):
         problems = tuple(f"{m}, on {trial.where}" for m in found)
         if found and name not in self._blamed:
             self._blamed.add(name)
-            self._collector.looks_at(rewrite, self._number, "looking for the calls that are wrong")
+            self._collector.show_rewrite(rewrite, self._number, "looking for the calls that are wrong")
             blame = self.blame(rewrite, trial, found)
             module = blame.location.module
             problems = (

@@ -15,17 +15,17 @@ from torch.overrides import TorchFunctionMode
 from fake.error_text import first_line
 from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses import _torch
-from fxpasses.checking._torch_dynamo import nothing_left_behind
+from fxpasses.checking._torch_dynamo import discard_dynamo_state
 from fxpasses.checking.inputs import deep_copy
-from fxpasses.checking.interpret import CANNOT_RUN, as_float64
-from fxpasses.checking.rounding import moved, next_to, same_bits
+from fxpasses.checking.interpret import RUN_ERRORS, as_float64
+from fxpasses.checking.rounding import perturbed, perturbed_in_dtype, same_bits
 from fxpasses.errors import OptionsError
 from fxpasses.exact.time_limit import spend_time
 
 Results = dict[str, Tensor]
 """Outputs, inputs after the run, gradients and buffers, by name, in the order of computation."""
 
-_MOVES = 2
+_PERTURBATIONS = 2
 
 
 class Steps:
@@ -56,7 +56,7 @@ class Steps:
         """Run the step compiled by ``compile``."""
         return self._run(compile)
 
-    def yardsticks(self) -> tuple[list[Results], str]:
+    def reference_runs(self) -> tuple[list[Results], str]:
         """Run what the rounding of a step is measured with.
 
         Returns:
@@ -66,18 +66,18 @@ class Steps:
         """
 
         def runs(wide: bool) -> list[Results]:
-            return [self._run(lambda f: f, wide=wide, move=seed) for seed in (None, *range(_MOVES))]
+            return [self._run(lambda f: f, wide=wide, move=seed) for seed in (None, *range(_PERTURBATIONS))]
 
         try:
             return runs(wide=True), ""
-        except CANNOT_RUN as error:
+        except RUN_ERRORS as error:
             return runs(wide=False), first_line(error)
 
     def variation(self, eager: Results) -> str:
         """Why eager is no reference: what changes from run to run; "" if nothing does."""
-        if not _same(eager, self.eager()):
+        if not _equal_bits(eager, self.eager()):
             return "the model gives other results each time that it runs, in eager, too"
-        if not _same(eager, self.eager(seed=1)):
+        if not _equal_bits(eager, self.eager(seed=1)):
             return "the model samples random numbers: compiled graphs do so in another way than eager"
         return ""
 
@@ -87,13 +87,13 @@ class Steps:
         spend_time()
         model = deep_copy("model", self._model, "checked")
         if isinstance(model, nn.Module):
-            model = _wide(model) if wide else model
+            model = _to_float64(model) if wide else model
             if move is not None:
                 held = [p.detach() for p in self._model.parameters()]
-                weights = moved(held, move) if wide else next_to(held, move)
+                weights = perturbed(held, move) if wide else perturbed_in_dtype(held, move)
                 for parameter, value in zip(model.parameters(), weights, strict=True):
                     parameter.data.copy_(value)
-        args, kwargs = tree_map(lambda v: _fresh(v, wide, move), (self._args, self._kwargs))
+        args, kwargs = tree_map(lambda v: _copy_input(v, wide, move), (self._args, self._kwargs))
 
         # Calling the module would print the error of a graph without float64 support.
         call = model.forward if isinstance(model, fx.GraphModule) else model
@@ -103,7 +103,7 @@ class Steps:
         def step(*args: Any, **kwargs: Any) -> Any:
             return call(*args, **kwargs)
 
-        with nothing_left_behind(), torch.random.fork_rng(), _MadeInFloat64() if wide else nullcontext():
+        with discard_dynamo_state(), torch.random.fork_rng(), _Float64Factories() if wide else nullcontext():
             torch.manual_seed(seed)
             with torch.enable_grad() if self._backward else torch.no_grad():
                 outputs = [v for v in _leaves(compile(step)(*args, **kwargs)) if isinstance(v, Tensor)]
@@ -130,7 +130,7 @@ _FACTORIES = _RANDOM | {
 }  # fmt: skip
 
 
-class _MadeInFloat64(TorchFunctionMode):
+class _Float64Factories(TorchFunctionMode):
     """Makes tensors without an explicit dtype as wide as the model's parameters.
 
     Changing the default dtype would affect all threads.
@@ -141,14 +141,14 @@ class _MadeInFloat64(TorchFunctionMode):
     ) -> Any:
         given = kwargs or {}
         made = func(*args, **given)
-        names_none = func in _FACTORIES and given.get("dtype") is None and given.get("out") is None
-        if not names_none or made.dtype is not torch.get_default_dtype():
+        has_default_dtype = func in _FACTORIES and given.get("dtype") is None and given.get("out") is None
+        if not has_default_dtype or made.dtype is not torch.get_default_dtype():
             return made
         # Random tensors have the same numbers as in eager.
         return made.double() if func in _RANDOM else func(*args, **{**given, "dtype": torch.float64})
 
 
-def _same(a: Results, b: Results) -> bool:
+def _equal_bits(a: Results, b: Results) -> bool:
     return a.keys() == b.keys() and all(
         (value.shape, value.dtype) == (b[name].shape, b[name].dtype) and same_bits(value, b[name])
         for name, value in a.items()
@@ -164,19 +164,19 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield leaf
 
 
-def _wide(model: nn.Module) -> nn.Module:
+def _to_float64(model: nn.Module) -> nn.Module:
     model = model.double()
     for held in (*model.parameters(), *model.buffers()):
         held.data = as_float64(held.data)  # `double` does not convert complex numbers
     return model
 
 
-def _fresh(value: Any, wide: bool, move: int | None) -> Any:
+def _copy_input(value: Any, wide: bool, move: int | None) -> Any:
     if not isinstance(value, Tensor):
         return deep_copy("inputs", value, "checked")  # for example a cache that the model fills
     copied = value.detach().clone()
     if move is not None and copied.layout is torch.strided:
-        (copied,) = moved([copied], move) if wide else next_to([copied], move)
+        (copied,) = perturbed([copied], move) if wide else perturbed_in_dtype([copied], move)
     elif wide:
         copied = as_float64(copied)
     return copied.requires_grad_(value.requires_grad)

@@ -20,8 +20,8 @@ _GUARDS = {
     *(aten.maximum, aten.minimum, aten.amax, aten.amin, aten.relu, aten.hardtanh, aten._safe_softmax),
 }
 _MASKS = {aten.where, aten.masked_fill}
-_ASKING = {aten.isnan, aten.isinf, aten.isposinf, aten.isneginf, aten.isfinite, aten.nan_to_num}
-_ASKING_INSIDE = {aten.logsumexp, aten.logaddexp}
+_FINITE_TESTS = {aten.isnan, aten.isinf, aten.isposinf, aten.isneginf, aten.isfinite, aten.nan_to_num}
+_OPS_WITH_FINITE_TESTS = {aten.logsumexp, aten.logaddexp}
 _COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge}
 
 
@@ -41,21 +41,21 @@ def had_guards(before: fx.GraphModule, after: fx.GraphModule, names: Collection[
         names: of the calls that it removed or changed.
     """
 
-    def told(node: fx.Node) -> str:
+    def describe(node: fx.Node) -> str:
         return f"{node.target} {fx.node.map_arg((node.args, node.kwargs), lambda _: None)}"
 
-    kept = {node.name: told(node) for node in after.graph.nodes}
-    of_floats: set[fx.Node] = set()  # what may be NaN: neither counts nor positions
+    kept = {node.name: describe(node) for node in after.graph.nodes}
+    float_nodes: set[fx.Node] = set()  # what may be NaN: neither counts nor positions
     for node in before.graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
         held = [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
         is_float = bool(held) and all(value.is_floating_point() or value.is_complex() for value in held)
-        is_reached = any(given in of_floats for given in node.all_input_nodes)
+        is_reached = any(given in float_nodes for given in node.all_input_nodes)
         guards = is_reached and (packet in _GUARDS or not is_float)
-        if node.name in names and guards and kept.get(node.name) != told(node):
+        if node.name in names and guards and kept.get(node.name) != describe(node):
             return True
         if is_float and (is_reached or node.op == "placeholder"):
-            of_floats.add(node)
+            float_nodes.add(node)
     return False
 
 
@@ -74,10 +74,10 @@ def answers(before: fx.GraphModule, names: Collection[str], infinite: bool = Fal
     """
     following: set[fx.Node] = set()
     for node in before.graph.nodes:
-        if _asks(node) or not following.isdisjoint(node.all_input_nodes):
+        if _is_finite_test(node) or not following.isdisjoint(node.all_input_nodes):
             following.add(node)
     taken = [node for node in following if node.name in names and node.op == "call_function"]
-    inside = {_operator_of(node) for node in following if _asks(node)} - {None}
+    inside = {_operator_of(node) for node in following if _is_finite_test(node)} - {None}
     if not taken or (infinite and inside and not inside.issuperset(map(_operator_of, taken))):
         return []
     inputs = before.graph.find_nodes(op="placeholder")
@@ -86,22 +86,22 @@ def answers(before: fx.GraphModule, names: Collection[str], infinite: bool = Fal
     return [position for position, follows in enumerate(results) if follows]
 
 
-def asks(gm: fx.GraphModule) -> bool:
+def has_finite_tests(gm: fx.GraphModule) -> bool:
     """Whether a graph tests whether numbers are finite."""
-    return any(map(_asks, gm.graph.nodes))
+    return any(map(_is_finite_test, gm.graph.nodes))
 
 
 def _operator_of(node: fx.Node) -> Any:
     """The operator that a call is part of, or one with a test inside; ``None`` for the user's own calls."""
     own = getattr(node.target, "overloadpacket", None)
     packet = getattr(node.meta.get("original_aten"), "overloadpacket", own)
-    return packet if packet is not own or packet in _ASKING_INSIDE else None
+    return packet if packet is not own or packet in _OPS_WITH_FINITE_TESTS else None
 
 
-def _asks(node: fx.Node) -> bool:
+def _is_finite_test(node: fx.Node) -> bool:
     """Whether a call tests for finite numbers: by name, or by comparing with infinity or with itself."""
     packet = getattr(node.target, "overloadpacket", None)
     compared = node.args[1:2] if packet in _COMPARISONS else ()
-    return packet in (_ASKING | _ASKING_INSIDE) or any(
+    return packet in (_FINITE_TESTS | _OPS_WITH_FINITE_TESTS) or any(
         other is node.args[0] or (isinstance(other, float) and math.isinf(other)) for other in compared
     )

@@ -60,7 +60,7 @@ def inner_rewrites(
     run(cloned(inputs), _SEED)
     found = []
     for name, (mine, theirs) in changed.items():
-        given = run.called.get(mine, run.offered.get(mine))
+        given = run.called.get(mine, run.branch_inputs.get(mine))
         if given is not None:
             found.append(InnerRewrite(name, mine, theirs, given, mine in run.called, run.callers[mine]))
     return found
@@ -72,14 +72,14 @@ class _RecordingRun(Run):
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
         self.called: dict[fx.GraphModule, list[Any]] = {}
-        self.offered: dict[fx.GraphModule, list[Any]] = {}
+        self.branch_inputs: dict[fx.GraphModule, list[Any]] = {}
         self.callers: dict[fx.GraphModule, str] = {}
 
     def _runnable(self, gm: fx.GraphModule) -> Callable[..., Any]:
         inner = super()._runnable(gm)
 
         def call(*args: Any) -> Any:
-            self._remember(self.called, gm, args)
+            self._record_inputs(self.called, gm, args)
             return inner(*args)
 
         return call
@@ -88,10 +88,10 @@ class _RecordingRun(Run):
         """Run a call. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
         if str(target) == "cond" and self.current is not None:
             for branch in self.current.args[1:3]:
-                self._remember(self.offered, self.fetch_attr(str(branch.target)), args[3])  # type: ignore[union-attr]
+                self._record_inputs(self.branch_inputs, self.fetch_attr(str(branch.target)), args[3])  # type: ignore[union-attr]
         return super().call_function(target, args, kwargs)
 
-    def _remember(
+    def _record_inputs(
         self, where: dict[fx.GraphModule, list[Any]], gm: fx.GraphModule, args: Sequence[Any]
     ) -> None:
         where.setdefault(gm, list(tree_map(copied, args)))

@@ -11,10 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.free_values import Following, origin, packet, sources
-from fxpasses.checking.given_values import Found, free_inputs, input_names, is_any_float, with_given
+from fxpasses.checking.free_values import DependentValues, ancestors, nearest_free_values, packet
+from fxpasses.checking.given_values import (
+    Counterexample,
+    free_inputs,
+    input_names,
+    is_float64_tensor,
+    with_values_as_inputs,
+)
 from fxpasses.checking.inputs import Unsupported, cloned
-from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, as_recorded_dtype
+from fxpasses.checking.interpret import RUN_ERRORS, Run, as_float64, as_recorded_dtype
 from fxpasses.checking.same_function import Rewriting
 from fxpasses.checking.windows import Window
 from fxpasses.graphs.numbers import computable
@@ -22,16 +28,16 @@ from fxpasses.graphs.rewriting import value_of
 
 aten = torch.ops.aten
 
-WITHIN = 3 / 5
+OVERFLOW_FRACTION = 3 / 5
 """Part of the way to the first overflow, in powers of two: intermediate values may exceed results."""
 _MODERATE = 8
 """Power of two by which most of a graph can be scaled, if it overflows before a window does."""
-_MOST_DOUBLINGS = 48
+_MAX_DOUBLINGS = 48
 _NARROW = 2.0**16
 """Dtypes with a smaller maximum are tested up to it."""
 _SLACK = 2.0
 """A correct rewrite adds in another order: its intermediate values may be this many times as large."""
-_ROOM = 16.0
+_HEADROOM = 16.0
 """Factor by which a program's values stay below a dtype's maximum.
 
 Closer to it, a sum of few terms may overflow in one order, or before scaling, and not in another.
@@ -53,7 +59,7 @@ def largest_power(is_finite: Callable[[int], bool]) -> int:
     >>> largest_power(lambda power: 2.0**power < 1000)
     9
     """
-    low, high = 0, _MOST_DOUBLINGS
+    low, high = 0, _MAX_DOUBLINGS
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if is_finite(middle) else (low, middle - 1)
@@ -73,7 +79,7 @@ def stays_finite(gm: fx.GraphModule, inputs: Sequence[Any], inside: bool = False
     copies, run = cloned(inputs), Run(gm, keep=inside)
     try:
         results = run(copies, _SEED)
-    except (Unsupported, *CANNOT_RUN):
+    except (Unsupported, *RUN_ERRORS):
         return False
     results += [after for value, after in zip(inputs, copies, strict=True) if _is_finite(value)]
     return all(map(_is_finite, results)) and (not inside or next(_overflowing(gm, run), None) is None)
@@ -94,93 +100,95 @@ def _is_finite(value: Any, times: float = 1.0) -> bool:
     return bool((computable(value).abs() <= torch.finfo(value.dtype).max / times).all())
 
 
-def overflows(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[Found]:
+def overflows(rewriting: Rewriting, window: Window, only_graph_inputs: bool) -> Iterator[Counterexample]:
     """Yield values of what window inputs follow on which only the graph after overflows.
 
     Args:
         rewriting: the graphs, and inputs.
         window: of what changed.
-        only_given: whether only inputs of the graph may be any number.
+        only_graph_inputs: whether only inputs of the graph may be any number.
     """
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
     names = input_names(window)
     held = dict(zip(names, map(as_float64, window.inputs), strict=True))
-    free = {nodes[name]: None for name in free_inputs(rewriting, held, only_given)}
+    free = {nodes[name]: None for name in free_inputs(rewriting, held, only_graph_inputs)}
     for name in names:
-        if is_any_float(held[name]) and nodes[name] not in free:
-            free |= dict.fromkeys(itertools.islice(sources(nodes[name], only_given), 1))
-    given = [node for node in free if node.name in others and not origin(node) & free.keys()]
+        if is_float64_tensor(held[name]) and nodes[name] not in free:
+            free |= dict.fromkeys(itertools.islice(nearest_free_values(nodes[name], only_graph_inputs), 1))
+    given = [node for node in free if node.name in others and not ancestors(node) & free.keys()]
     for several in dict.fromkeys([tuple(given), *((node,) for node in given)]) if given else ():
-        following = Following(rewriting.before, several, names, rewriting.values)
-        for chosen in _parts(following.start.values()) if following.is_apart else ():
-            taken = functools.partial(_larger, window, held, following, chosen)
-            if _stands(window.after, taken, int(WITHIN * _MOST_DOUBLINGS)):
+        dependents = DependentValues(rewriting.before, several, names, rewriting.values)
+        for chosen in _scale_patterns(dependents.start.values()) if dependents.is_independent else ():
+            taken = functools.partial(_scaled_inputs, window, held, dependents, chosen)
+            if _is_finite_at(window.after, taken, int(OVERFLOW_FRACTION * _MAX_DOUBLINGS)):
                 continue  # so do all smaller powers
             largest = int(
-                WITHIN * largest_power(functools.partial(_stands, window.before, taken, inside=True))
+                OVERFLOW_FRACTION
+                * largest_power(functools.partial(_is_finite_at, window.before, taken, inside=True))
             )
             for power in dict.fromkeys((largest, min(largest, _MODERATE))):
-                if power < 1 or _stands(window.after, taken, power):
+                if power < 1 or _is_finite_at(window.after, taken, power):
                     continue
-                values = {node.name: following.at(chosen(power))[node.name] for node in several}
-                found = with_given(rewriting, values, f"some of them 2**{power} times as large")
-                if _is_shown(found):
+                values = {node.name: dependents.at(chosen(power))[node.name] for node in several}
+                found = with_values_as_inputs(rewriting, values, f"some of them 2**{power} times as large")
+                if _only_after_overflows(found):
                     yield found
-        if following.is_apart and is_narrow(window):
-            yield from _at_the_end(rewriting, window, held, following)
+        if dependents.is_independent and has_narrow_dtype(window):
+            yield from _near_dtype_max(rewriting, window, held, dependents)
 
 
-def _is_shown(found: Found) -> bool:
+def _only_after_overflows(found: Counterexample) -> bool:
     return stays_finite(found.before, found.inputs) and not stays_finite(found.after, found.inputs)
 
 
-def is_narrow(window: Window) -> bool:
+def has_narrow_dtype(window: Window) -> bool:
     """Whether a window computes in a dtype of small range such as float16."""
     nodes = [*window.before.graph.nodes, *window.after.graph.nodes]
     kinds = {v.dtype for v in map(value_of, nodes) if isinstance(v, Tensor) and v.is_floating_point()}
     return any(torch.finfo(kind).max < _NARROW for kind in kinds)
 
 
-def _at_the_end(
-    rewriting: Rewriting, window: Window, held: Mapping[str, Any], following: Following
-) -> Iterator[Found]:
+def _near_dtype_max(
+    rewriting: Rewriting, window: Window, held: Mapping[str, Any], dependents: DependentValues
+) -> Iterator[Counterexample]:
     """Values whose product is half of what a window withstands before, if that overflows afterwards."""
     for positive in (False, True):
         shown = (
-            _near_the_end(rewriting, window, held, following.drawn(seed, positive)) for seed in range(_DRAWS)
+            _find_near_dtype_max(rewriting, window, held, dependents.with_random_start(seed, positive))
+            for seed in range(_DRAWS)
         )
         found = list(itertools.takewhile(lambda one: one is not None, shown))
         if len(found) == _DRAWS and found[0] is not None:
             yield found[0]
 
 
-def _near_the_end(
-    rewriting: Rewriting, window: Window, held: Mapping[str, Any], drawn: Following
-) -> Found | None:
-    taken = functools.partial(_larger, window, held, drawn, lambda power: 2.0**power)
+def _find_near_dtype_max(
+    rewriting: Rewriting, window: Window, held: Mapping[str, Any], drawn: DependentValues
+) -> Counterexample | None:
+    taken = functools.partial(_scaled_inputs, window, held, drawn, lambda power: 2.0**power)
 
-    def has_room(power: float) -> bool:
-        return all(_is_finite(value, _ROOM) for value in taken(power))
+    def has_headroom(power: float) -> bool:
+        return all(_is_finite(value, _HEADROOM) for value in taken(power))
 
-    def stands(power: float) -> bool:
-        return has_room(power) and _stands(window.before, taken, power, inside=True)
+    def is_finite_with_headroom(power: float) -> bool:
+        return has_headroom(power) and _is_finite_at(window.before, taken, power, inside=True)
 
     try:
-        if stays_finite(window.after, taken(largest_power(has_room) + 1)):
+        if stays_finite(window.after, taken(largest_power(has_headroom) + 1)):
             return None
-        power = float(largest_power(stands))
+        power = float(largest_power(is_finite_with_headroom))
         for part in (0.5, 0.25, 0.125):
-            power += part * stands(power + part)
+            power += part * is_finite_with_headroom(power + part)
         power -= math.log2(_SLACK) / len(drawn.start)
         is_shown = power >= 0 and _overflows_by_far(window.after, taken(power))
-    except CANNOT_RUN:
+    except RUN_ERRORS:
         return None
     if not is_shown:
         return None
     values = {name: value * 2.0**power for name, value in drawn.start.items()}
-    found = with_given(rewriting, values, "nearly as large as the graph stands them")
-    return found if _is_shown(found) else None
+    found = with_values_as_inputs(rewriting, values, "nearly as large as the graph stands them")
+    return found if _only_after_overflows(found) else None
 
 
 def _overflows_by_far(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -188,33 +196,33 @@ def _overflows_by_far(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     run = Run(gm, keep=True)
     try:
         results = run(cloned(inputs), _SEED)
-    except (Unsupported, *CANNOT_RUN):
+    except (Unsupported, *RUN_ERRORS):
         return False
     first = next(_overflowing(gm, run), None)
     return not all(map(_is_finite, results)) and (first is None or packet(first) not in _SUMS_OF_TWO)
 
 
-def _stands(
+def _is_finite_at(
     gm: fx.GraphModule, taken: Callable[[float], list[Any]], power: float, inside: bool = False
 ) -> bool:
     try:
         return stays_finite(gm, taken(power), inside)
-    except CANNOT_RUN:
+    except RUN_ERRORS:
         return False
 
 
-def _larger(
+def _scaled_inputs(
     window: Window,
     held: Mapping[str, Any],
-    following: Following,
+    dependents: DependentValues,
     chosen: Callable[[float], Any],
     power: float,
 ) -> list[Any]:
-    values = {**held, **following.at(chosen(power))}
+    values = {**held, **dependents.at(chosen(power))}
     return [as_recorded_dtype(values[name], v) for name, v in zip(held, window.inputs, strict=True)]
 
 
-def _parts(start: Collection[Tensor]) -> Iterator[Callable[[float], Any]]:
+def _scale_patterns(start: Collection[Tensor]) -> Iterator[Callable[[float], Any]]:
     """Yield factors by powers of two: for all elements, and for some of a single value, made positive."""
     yield lambda power: 2.0**power
     for value in start if len(start) == 1 else ():
@@ -222,8 +230,8 @@ def _parts(start: Collection[Tensor]) -> Iterator[Callable[[float], Any]]:
         sign = torch.where(value < 0, -1.0, 1.0)
         columns = value.shape[-1] if value.dim() else 1
         for at in (flat % (columns + 1) == 0, *(flat == quarter * count // 4 for quarter in (1, 2, 3))):
-            yield functools.partial(_at, at, sign)
+            yield functools.partial(_scale_where, at, sign)
 
 
-def _at(at: Tensor, sign: Tensor, power: float) -> Tensor:
+def _scale_where(at: Tensor, sign: Tensor, power: float) -> Tensor:
     return torch.where(at, sign * 2.0**power, 1.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from fake.seam.fx import LazyGraphModule
-from fxpasses.checking.blame import minimise
+from fxpasses.checking.blame import minimize_subset
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.windows import changed_nodes
@@ -66,8 +66,8 @@ def failing_part(
         fails: whether a part still fails.
         whole: whether to start with all calls instead of the surroundings of the suspects.
     """
-    values = _recorded(case.gm, case.inputs)
-    traced = _recorded(case.gm, case.traced) if case.traced is not None else None
+    values = _node_values(case.gm, case.inputs)
+    traced = _node_values(case.gm, case.traced) if case.traced is not None else None
     calls = [n for n in case.gm.graph.nodes if n.op == "call_function"]
 
     constants = False
@@ -75,24 +75,25 @@ def failing_part(
     def part(chosen: Iterable[fx.Node]) -> Case | None:
         return extract_calls(case.gm, set(chosen), values, traced, constants=constants)
 
-    def still(chosen: list[fx.Node]) -> bool:
+    def part_fails(chosen: list[fx.Node]) -> bool:
         smaller = part(chosen)
         return smaller is not None and fails(smaller)
 
     # First turn the graph's constants into inputs, then keep them: a pass may look for them.
     for keep in (False, True) if constants_of(case.gm) else (False,):
         constants = keep
-        near = [set(calls)] if whole else _surroundings(case.gm, after, suspects)
+        near = [set(calls)] if whole else _neighborhoods(case.gm, after, suspects)
         starts = ([n for n in calls if n in chosen] for chosen in near)
         start = next(
-            (start for start in starts if start and (whole or len(start) < len(calls)) and still(start)), None
+            (start for start in starts if start and (whole or len(start) < len(calls)) and part_fails(start)),
+            None,
         )
         if start is not None:
-            return part(minimise(start, still))
+            return part(minimize_subset(start, part_fails))
     return None  # fails only with the graph's own inputs and outputs
 
 
-def _surroundings(
+def _neighborhoods(
     gm: fx.GraphModule, after: fx.GraphModule | None, suspects: Collection[str]
 ) -> Iterator[set[fx.Node]]:
     """Yield wider and wider sets of nodes around the suspects, then around everything that changed."""
@@ -108,7 +109,7 @@ def _surroundings(
             near = near | {m for n in near for m in (*n.all_input_nodes, *n.users) if m.op == "call_function"}
 
 
-def _recorded(gm: fx.GraphModule, inputs: list[Any]) -> dict[str, Any]:
+def _node_values(gm: fx.GraphModule, inputs: list[Any]) -> dict[str, Any]:
     run = Run(gm, keep=True)
     run(cloned(inputs), _SEED)
     return run.values
@@ -139,7 +140,7 @@ def extract_calls(
     """
     chosen = {n for n in chosen if n.target is not operator.getitem or n.args[0] in chosen}
     for node in list(chosen):
-        chosen |= {user for user in node.users if user.target is operator.getitem and _many(node)}
+        chosen |= {user for user in node.users if user.target is operator.getitem and _returns_several(node)}
     graph = fx.Graph()
     held = {*subgraphs(gm), *(constants_of(gm) if constants else ())}
     made: dict[fx.Node, fx.Node] = {}
@@ -162,7 +163,11 @@ def extract_calls(
             writes = writes or is_mutating(node)
             # A write shows in what it writes to: a pass may remove it only if its result is unused.
             outside = any(user not in chosen for user in node.users) or not (node.users or is_mutating(node))
-            if (node in returned if returned else outside) and not _many(node) and value_of(node) is not None:
+            if (
+                (node in returned if returned else outside)
+                and not _returns_several(node)
+                and value_of(node) is not None
+            ):
                 outputs.append(made[node])
     if not outputs and not writes:
         return None
@@ -171,7 +176,7 @@ def extract_calls(
     return Case(LazyGraphModule(gm, graph), [values[name] for name in inputs], others)
 
 
-def _many(node: fx.Node) -> bool:
+def _returns_several(node: fx.Node) -> bool:
     return isinstance(value_of(node), (tuple, list))
 
 
@@ -190,14 +195,14 @@ def smaller_sizes(case: Case, rebuild: Callable[[Case], Case | None], fails: Fai
     for size in sizes:
         for small in (1, 2, 3, size // 2):
             if small < size:
-                shrunk = rebuild(_shrunk(case, size, small))
+                shrunk = rebuild(_replace_size(case, size, small))
                 if shrunk is not None and fails(shrunk):
                     case = shrunk
                     break
     return case
 
 
-def _shrunk(case: Case, size: int, small: int) -> Case:
+def _replace_size(case: Case, size: int, small: int) -> Case:
     def number(value: Any) -> Any:
         if type(value) is int and value and value % size == 0:
             return value // size * small

@@ -76,7 +76,7 @@ class RegionCalls(Observer):
             raise NoRegions
         return new_compiler(options, gm, example_inputs)
 
-    def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_compiled(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``compiled`` to record the inputs of its first call, if the graph calls regions."""
         if not self._waiting:
             return compiled

@@ -25,7 +25,7 @@ def add_lowerings(gm: fx.GraphModule, source: PassSource) -> None:
     for target in dict.fromkeys(n.target for n in gm.graph.nodes if n.op == "call_function"):
         function = lowering_of(target)
         if function is not None and _is_foreign(function):
-            name = source.written(inspect.unwrap(function))
+            name = source.expression_for(inspect.unwrap(function))
             source.imports.append("from torch._inductor.lowering import register_lowering")
             source.definitions.append(
                 f"register_lowering(torch.ops.{target}, type_promotion_kind=None)({name})"
@@ -37,7 +37,7 @@ def add_decompositions(source: PassSource) -> None:
     for target, function in decompositions().items():
         if isinstance(function, types.FunctionType) and _is_foreign(function):
             try:
-                name = source.written(function)
+                name = source.expression_for(function)
             except CannotEmbed as reason:
                 log.info("the decomposition of %s is not in the repro file: %s", target, reason)
                 continue

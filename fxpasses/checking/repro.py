@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fake.error_text import describe_error
 from fxpasses._torch import OpOverload, outside_tracing
-from fxpasses.checking.blame import InTime, after_passes, apply_pass
+from fxpasses.checking.blame import TimeLimited, after_passes, apply_pass
 from fxpasses.checking.fake_values import propagate_fakes
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, failing_part, smaller_sizes
@@ -166,7 +166,7 @@ def _mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismat
     return compare(reference, after, value_names(case.gm, "joint"), bitwise)
 
 
-def _may_show(item: Pass, gm: fx.GraphModule, fault: str) -> bool:
+def _may_reproduce(item: Pass, gm: fx.GraphModule, fault: str) -> bool:
     """Whether the pass changes a part of a graph as the fault requires.
 
     That needs no values to find out, and holds for few parts if the pass is a pattern.
@@ -191,13 +191,13 @@ def _with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) ->
         for node in inner.graph.nodes:
             node.meta = {}
     propagate_fakes(gm, case.inputs if case.traced is None else case.traced, dynamic)
-    for position, node in enumerate(_calls(gm)):
+    for position, node in enumerate(_operator_calls(gm)):
         if position in backward:
             node.meta |= BACKWARD_MARKS
     return Case(gm, case.inputs, case.traced)
 
 
-def _calls(gm: fx.GraphModule) -> list[fx.Node]:
+def _operator_calls(gm: fx.GraphModule) -> list[fx.Node]:
     return [node for node in gm.graph.nodes if node.op == "call_function"]
 
 
@@ -213,12 +213,12 @@ class _Setting:
 
     def backward(self, case: Case) -> list[int]:
         """Return the positions of the calls to mark."""
-        return [i for i, node in enumerate(_calls(case.gm)) if self.marked and is_backward(node)]
+        return [i for i, node in enumerate(_operator_calls(case.gm)) if self.marked and is_backward(node)]
 
 
 _SECONDS = 1.5
 """CPU time of the search for a small graph, since the user waits."""
-_QUESTIONS = 24
+_MIN_ATTEMPTS = 24
 """How many parts of the graph to try even if that takes longer."""
 
 
@@ -262,7 +262,7 @@ def make_repro(
             return None
 
     def fails(case: Case) -> bool:
-        if not (earlier or _may_show(item, case.gm, fault)):
+        if not (earlier or _may_reproduce(item, case.gm, fault)):
             return False
         fresh = rebuilt(case)
         if fresh is None:
@@ -280,22 +280,22 @@ def make_repro(
         except Unsupported:
             return False
 
-    still, case = InTime(_SECONDS, fails, _QUESTIONS), None
+    fails_in_time, case = TimeLimited(_SECONDS, fails, _MIN_ATTEMPTS), None
     # A part of the graph shows as much, sooner.
     for is_whole, dynamic, marked in itertools.product(
         (False, True), (False, True) if traced is None else (True,), (False, True)
     ):
         setting = _Setting(dynamic, marked)
         if not is_whole:
-            case = failing_part(whole, after, suspects, still)
+            case = failing_part(whole, after, suspects, fails_in_time)
         elif fails(whole):
-            case = failing_part(whole, after, suspects, still, whole=True) or whole
+            case = failing_part(whole, after, suspects, fails_in_time, whole=True) or whole
         if case is not None:
             break
     else:
         return None, 0, "the fault does not show on the graph alone, without the metadata of its compilation"
     if not setting.dynamic:
-        case = smaller_sizes(case, lambda c: c if rebuilt(c) else None, still)
+        case = smaller_sizes(case, lambda c: c if rebuilt(c) else None, fails_in_time)
     try:
         source, expressions = pass_sources([item, *earlier])
     except CannotEmbed as reason:
@@ -309,7 +309,7 @@ def make_repro(
     source.definitions.append(f"PASS = {expressions[0]}")
     if earlier:
         source.definitions.append(f"EARLIER = [{', '.join(expressions[1:])}]")
-    more = [f"    {_random(value)[0]}," for value in case.traced or ()]
+    more = [f"    {_random_like(value)[0]}," for value in case.traced or ()]
     write_repro(
         file,
         headline,
@@ -319,7 +319,7 @@ def make_repro(
         source,
         [] if case.traced is None else ["traced = [", *more, "]"],
     )
-    if (why := why_not_shown(file)) is not None:
+    if (why := why_not_reproduced(file)) is not None:
         return None, case.size, f"{file} does not show it: {why}"
     return file, case.size, ""
 
@@ -381,14 +381,14 @@ def write_repro(
     file.write_text("\n".join(lines))
 
 
-def why_not_shown(file: Path) -> str | None:
+def why_not_reproduced(file: Path) -> str | None:
     """Run a repro file here. Return ``None`` if it ends as it should, else what it did."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), outside_tracing(), torch.random.fork_rng():
+        with contextlib.redirect_stdout(output), outside_tracing(), torch.random.fork_rng():
             runpy.run_path(str(file), run_name="__main__")
     except SystemExit as end:
-        return None if end.code == 1 else said.getvalue().strip()
+        return None if end.code == 1 else output.getvalue().strip()
     except Exception as error:  # noqa: BLE001  (a file that cannot be run shows nothing)
         return describe_error(error)
     return "it ends without a verdict"
@@ -447,7 +447,7 @@ def _is_plain(value: Tensor) -> bool:
 
 def _input_lines(inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file: Path) -> list[str]:
     """Return lines that make the inputs: random ones if these fail, too, else saved next to the file."""
-    plain = [_random(value) for value in inputs]
+    plain = [_random_like(value) for value in inputs]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         drawn = [make() for _, make in plain]
@@ -457,7 +457,7 @@ def _input_lines(inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file
     return ['inputs = torch.load(Path(__file__).with_name("inputs.pt"))']
 
 
-def _random(value: Any) -> tuple[str, Callable[[], Any]]:
+def _random_like(value: Any) -> tuple[str, Callable[[], Any]]:
     """Return an expression for a random value like this one, and its evaluation."""
     if not isinstance(value, Tensor):
         return repr(value), lambda: value

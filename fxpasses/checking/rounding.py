@@ -20,16 +20,16 @@ from torch import Tensor, fx
 
 from fxpasses.checking.computing_types import (
     computing_dtype,
+    effective_dtype,
     finest_dtype,
-    held_dtype,
+    is_arithmetic,
     is_elementwise,
     is_transcendental,
-    rounds,
 )
-from fxpasses.checking.fused_kernels import as_defined, has_kernels
+from fxpasses.checking.fused_kernels import has_kernels, recompute_by_definition
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import CANNOT_RUN, DefinedRun, ExactRun, Run
-from fxpasses.checking.open_order import open_results
+from fxpasses.checking.interpret import RUN_ERRORS, DefinedRun, ExactRun, Run
+from fxpasses.checking.open_order import tie_dependent_outputs
 from fxpasses.errors import Location
 from fxpasses.graphs.numbers import became, computable
 from fxpasses.graphs.provenance import locate
@@ -48,19 +48,19 @@ EXACT = 2.0**53
 
 
 _SEED = 20
-_MOVES = 2
+_PERTURBATIONS = 2
 _NEARBY = 4
 _FEW_CALLS, _DRAWS = 64, 16
 """How often small computations are perturbed: one draw may move hardly anything, or keep a near tie."""
-_TURNED_BY = 32.0
+_DISCRETE_ULPS = 32.0
 """Twice the units in the last place of inputs by which compared values may be moved."""
-_OF_LIBRARIES = 8.0
+_LIBRARY_ULPS = 8.0
 """Twice the error in ulps of a library's exponential or error function. Low-precision ones round once."""
 _POWERS = 8
 """Elements within this many powers of two of each other are judged together."""
 _SMALLEST = 32
 """Powers of two below the largest element. Smaller ones may be what float64 leaves of a sum that cancels."""
-_SMALLEST_ALONE = 96
+_SMALLEST_PER_ELEMENT = 96
 """The same if each element is computed on its own."""
 _FEWEST = 4
 
@@ -101,7 +101,7 @@ class Distance:
 
 
 def distance(
-    usual: Tensor, result: Tensor, wide: Sequence[Tensor], among: Tensor | None = None
+    usual: Tensor, result: Tensor, wide: Sequence[Tensor], mask: Tensor | None = None
 ) -> Distance | None:
     """Measure how far a result is from float64.
 
@@ -110,7 +110,7 @@ def distance(
         result: the result to judge, with the same shape and dtype.
         wide: the correct result in float64, then for inputs that differ by up to half a unit. If there is no
             float64, ``usual`` and the same for inputs that differ by a unit.
-        among: the elements of floats whose rounding to measure; all if None.
+        mask: the elements of floats whose rounding to measure; all if None.
 
     Returns:
         ``None`` if the result has the bits of the usual one, or is as right as any can be.
@@ -125,17 +125,21 @@ def distance(
         wrong = usual != result
         for other in wide:  # for example an argmax that rounding alone changes
             wrong &= other == usual
-        return of_element(usual, result, wrong)
+        return first_wrong_element(usual, result, wrong)
     center, got = (wide[0] if wide else usual).double(), result.double()
     broken = usual.isfinite() & ~got.isfinite()
-    broken |= ~usual.isfinite() & (_class(usual) == _class(center)) & (_class(got) != _class(center))
+    broken |= (
+        ~usual.isfinite()
+        & (_nonfinite_kind(usual) == _nonfinite_kind(center))
+        & (_nonfinite_kind(got) != _nonfinite_kind(center))
+    )
     if broken.any():
-        return of_element(usual, result, broken)
+        return first_wrong_element(usual, result, broken)
     known = center.isfinite() & usual.isfinite() & got.isfinite()
     for run in wide:
         known &= run.isfinite()
-    if among is not None:
-        known &= among
+    if mask is not None:
+        known &= mask
     if not known.any():
         return None
 
@@ -163,7 +167,7 @@ def largest_error(exact: Tensor, value: Tensor) -> float:
     return (got - center)[known].abs().nan_to_num(math.inf).max().item() if known.any() else 0.0
 
 
-def of_element(usual: Tensor, result: Tensor, wrong: Tensor) -> Distance | None:
+def first_wrong_element(usual: Tensor, result: Tensor, wrong: Tensor) -> Distance | None:
     """Report the first wrong element, as infinitely far off. Args: what is right, the result, where wrong."""
     if not wrong.any():
         return None
@@ -175,7 +179,7 @@ def _index(value: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in torch.unravel_index(value.flatten().argmax().cpu(), value.shape))
 
 
-def _class(value: Tensor) -> Tensor:
+def _nonfinite_kind(value: Tensor) -> Tensor:
     """0 for finite elements, else the kind of non-finite value."""
     return torch.nan_to_num(value.double(), nan=9.0, posinf=1.0, neginf=-1.0) * ~value.isfinite()
 
@@ -216,13 +220,13 @@ def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.ldexp(torch.full_like(magnitude, info.eps / 2), exponent)
 
 
-def next_to(inputs: Sequence[Any], seed: int, units: float = 2.0) -> list[Any]:
-    """Move each element by up to a unit in the last place, in its own dtype. Args: those of :func:`moved`."""
-    wide = moved(inputs, seed, units=units)
+def perturbed_in_dtype(inputs: Sequence[Any], seed: int, units: float = 2.0) -> list[Any]:
+    """Move each element by up to a unit in the last place, in its own dtype. Args: those of :func:`perturbed`."""
+    wide = perturbed(inputs, seed, units=units)
     return [m.to(v.dtype) if isinstance(v, Tensor) else m for m, v in zip(wide, inputs, strict=True)]
 
 
-def moved(
+def perturbed(
     inputs: Sequence[Any], seed: int, dtype: torch.dtype | None = None, units: float = 1.0
 ) -> list[Any]:
     """Return inputs in float64, each element moved by up to half a unit in the last place.
@@ -276,24 +280,28 @@ def less_precise(
         return {}
     found: dict[int, Distance] = {}
     runs, defined = _Runs(before, inputs), None
-    is_open = functools.cache(lambda: open_results(before, inputs, after))
+    tie_dependent = functools.cache(lambda: tie_dependent_outputs(before, inputs, after))
     finest = functools.cache(lambda dtype: finest_dtype(before, dtype))
     lost_at = functools.cache(lambda dtype: str(_digits_lost_at(after, inputs, dtype)))
-    is_alone, returned = all(map(is_elementwise, (before, after))), outputs_of(before.graph)
+    is_per_element, returned = all(map(is_elementwise, (before, after))), outputs_of(before.graph)
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
-        if _is_turned_over(mine, theirs) and position not in is_open():
-            how = _turned_over(before, inputs, position, (mine, theirs, center))
+        if _discrete_differ(mine, theirs) and position not in tie_dependent():
+            how = _discrete_distance(before, inputs, position, (mine, theirs, center))
             found |= {position: how} if how is not None else {}
-        if not _is_judged(mine, theirs, center) or torch.equal(mine, theirs) or position in is_open():
+        if (
+            not _are_comparable_floats(mine, theirs, center)
+            or torch.equal(mine, theirs)
+            or position in tie_dependent()
+        ):
             continue
-        kind = held_dtype(returned[position], mine.dtype)
+        kind = effective_dtype(returned[position], mine.dtype)
         mine, theirs = mine.to(kind), theirs.to(kind)
         # If values are only moved, their rounding is that of the inputs, and may happen once more.
         is_rounded = not torch.equal(mine.double(), center.double())
         dtype = finest(kind) if is_rounded else computing_dtype(before)
-        several = [runs.moved(seed, dtype) for seed in range(_MOVES)]
+        several = [runs.perturbed(seed, dtype) for seed in range(_PERTURBATIONS)]
         others = [run[position] for run in several if run is not None]
-        for part in _by_magnitude(center, kind, is_alone):
+        for part in _by_magnitude(center, kind, is_per_element):
             how = distance(mine, theirs, [center, *others], part)
             if how is not None and limit < how.times < math.inf:
                 for error in runs.errors(position, center, part):
@@ -304,18 +312,18 @@ def less_precise(
                 defined = defined or _run(after, inputs, DefinedRun)
                 less = distance(mine, defined[position].to(kind), [center, *others], part) if defined else how
                 how = less if less is None or less.times <= limit else how
-            if how is not None and how.times > limit and not (chosen and _is_little(how, kind)):
+            if how is not None and how.times > limit and not (chosen and _is_small_loss(how, kind)):
                 found[position] = replace(how, where=lost_at(dtype))
                 break
     return found
 
 
-def _is_little(how: Distance, dtype: torch.dtype) -> bool:
+def _is_small_loss(how: Distance, dtype: torch.dtype) -> bool:
     """Whether less than a third of the digits are lost."""
     return how.ulps < torch.finfo(dtype).eps ** (-1 / 3)
 
 
-def _is_turned_over(mine: Any, theirs: Any) -> bool:
+def _discrete_differ(mine: Any, theirs: Any) -> bool:
     """Whether two results of integers or flags differ."""
     both = [value for value in (mine, theirs) if isinstance(value, Tensor)]
     if len(both) < 2 or mine.shape != theirs.shape or mine.is_floating_point() or mine.is_complex():
@@ -323,7 +331,7 @@ def _is_turned_over(mine: Any, theirs: Any) -> bool:
     return not torch.equal(mine, theirs)
 
 
-def _turned_over(
+def _discrete_distance(
     before: fx.GraphModule, inputs: Sequence[Any], position: int, values: Sequence[Tensor]
 ) -> Distance | None:
     """Integers and flags that no longer are as in float64, unless rounding of the inputs explains it."""
@@ -332,9 +340,9 @@ def _turned_over(
     kinds = [v.dtype for v in map(value_of, before.graph.nodes) if isinstance(v, Tensor)]
     coarsest = max(filter(_is_float, kinds), key=lambda kind: torch.finfo(kind).eps, default=None)
     for seed in range(_NEARBY if bool(wrong.any()) else 0):
-        run = ExactRun(before).results(moved(inputs, seed, coarsest, units=_TURNED_BY))
+        run = ExactRun(before).results(perturbed(inputs, seed, coarsest, units=_DISCRETE_ULPS))
         wrong &= torch.ones_like(wrong) if run is None else run[position] == center
-    how = of_element(mine, theirs, wrong)
+    how = first_wrong_element(mine, theirs, wrong)
     return None if how is None else replace(how, times=2 * EXACT)
 
 
@@ -351,7 +359,7 @@ def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtyp
     worst, most = Location(), 0.0
     for node in gm.graph.nodes:
         value, exact = own.values.get(node.name), wide.values.get(node.name)
-        if exact is None or not isinstance(value, Tensor) or not _is_judged(value, exact):
+        if exact is None or not isinstance(value, Tensor) or not _are_comparable_floats(value, exact):
             continue
         exact = computable(exact)
         units = ((value.double() - exact) / spacing(exact.nan_to_num(), dtype or value.dtype))[exact != 0]
@@ -363,7 +371,7 @@ def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtyp
     return worst
 
 
-def _by_magnitude(center: Tensor, dtype: torch.dtype, is_alone: bool) -> Iterator[Tensor]:
+def _by_magnitude(center: Tensor, dtype: torch.dtype, is_per_element: bool) -> Iterator[Tensor]:
     """All elements of a result, then those of each magnitude: a few large ones hide what others lose.
 
     Low-precision results are not split: their small elements have few digits in any case.
@@ -373,14 +381,14 @@ def _by_magnitude(center: Tensor, dtype: torch.dtype, is_alone: bool) -> Iterato
         return
     size = center.abs().nan_to_num(0.0, 0.0, 0.0)
     largest = size.max() if size.numel() else 0.0
-    smallest, fewest = (_SMALLEST_ALONE, 1) if is_alone else (_SMALLEST, _FEWEST)
+    smallest, fewest = (_SMALLEST_PER_ELEMENT, 1) if is_per_element else (_SMALLEST, _FEWEST)
     for power in range(0, smallest, _POWERS):
         part = (size <= largest * 2.0**-power) & (size > largest * 2.0 ** -(power + _POWERS))
         if int(part.sum()) >= fewest:
             yield part
 
 
-class RoundedAtRandom(ExactRun):
+class RandomRoundingRun(ExactRun):
     """A run in float64 that rounds each call in a random direction.
 
     By up to half a unit in the last place of the dtype, or by a whole one of float64.
@@ -395,23 +403,25 @@ class RoundedAtRandom(ExactRun):
         super().__init__(gm)
         self._seed, self._dtype = seed * 1_000_000, dtype
 
-    def _evaluated(self, n: fx.Node) -> Any:
-        result, held = super()._evaluated(n), value_of(n)
+    def _evaluate(self, n: fx.Node) -> Any:
+        result, held = super()._evaluate(n), value_of(n)
         if isinstance(held, (tuple, list)) and held and isinstance(held[0], Tensor):
-            return as_defined(
+            return recompute_by_definition(
                 n.target,
                 *self.fetch_args_kwargs_from_env(n),
                 result,
                 lambda step: self._moved(step, held[0].dtype),
             )
-        if not rounds(n.target) or not (_is_judged(result) and _is_judged(held)):
+        if not is_arithmetic(n.target) or not (
+            _are_comparable_floats(result) and _are_comparable_floats(held)
+        ):
             return result  # sizes are not compared: those of the graph may be symbolic
         is_rough = is_transcendental(n.target) and self._dtype is None and held.dtype is torch.float32
-        return self._moved(result, held.dtype, _OF_LIBRARIES if is_rough else 1.0)
+        return self._moved(result, held.dtype, _LIBRARY_ULPS if is_rough else 1.0)
 
     def _moved(self, value: Tensor, dtype: torch.dtype, units: float = 1.0) -> Tensor:
         self._seed += 1
-        (moved_by,) = moved([value], self._seed, self._dtype or dtype, units)
+        (moved_by,) = perturbed([value], self._seed, self._dtype or dtype, units)
         return moved_by
 
 
@@ -425,11 +435,13 @@ class _Runs:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self._gm = gm
-        self.moved = functools.cache(lambda seed, dtype: ExactRun(gm).results(moved(inputs, seed, dtype)))
-        self._near = functools.cache(lambda seed: next_to(inputs, seed, units=16.0))
+        self.perturbed = functools.cache(
+            lambda seed, dtype: ExactRun(gm).results(perturbed(inputs, seed, dtype))
+        )
+        self._near = functools.cache(lambda seed: perturbed_in_dtype(inputs, seed, units=16.0))
         self._usual = functools.cache(lambda seed: _run(gm, self._near(seed)))
         self._exact = functools.cache(lambda seed: ExactRun(gm).results(self._near(seed)))
-        self._at_random = functools.cache(lambda seed: RoundedAtRandom(gm, seed).results(inputs))
+        self._at_random = functools.cache(lambda seed: RandomRoundingRun(gm, seed).results(inputs))
 
     def errors(self, position: int, center: Tensor, part: Tensor) -> Iterator[float]:
         """Yield how far off a part of a result is.
@@ -449,7 +461,7 @@ class _Runs:
             if usual is not None and exact is not None:
                 yield from _rms(usual[position].double() - exact[position].double(), part)
         is_small = len(self._gm.graph.nodes) <= _FEW_CALLS or int(part.sum()) <= _FEW_CALLS
-        for seed in range(_DRAWS if is_small else _MOVES):
+        for seed in range(_DRAWS if is_small else _PERTURBATIONS):
             results = self._at_random(seed)
             if results is not None:
                 yield from _rms(results[position] - center, part)
@@ -465,9 +477,9 @@ def _rms(off: Tensor, part: Tensor) -> Iterator[float]:
 def _run(gm: fx.GraphModule, inputs: Sequence[Any], how: type[Run] = Run) -> list[Any] | None:
     try:
         return how(gm)(cloned(inputs), _SEED)
-    except CANNOT_RUN:
+    except RUN_ERRORS:
         return None
 
 
-def _is_judged(*values: Any) -> bool:
+def _are_comparable_floats(*values: Any) -> bool:
     return all(isinstance(v, Tensor) and v.is_floating_point() and v.shape == values[0].shape for v in values)

@@ -21,8 +21,8 @@ from fake.seam.pytree import tree_leaves
 from fxpasses.checking.computed_constants import explained_by_constants
 from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
-from fxpasses.checking.open_order import open_results
-from fxpasses.checking.rounding import Distance, RoundedAtRandom, less_precise, moved
+from fxpasses.checking.open_order import tie_dependent_outputs
+from fxpasses.checking.rounding import Distance, RandomRoundingRun, less_precise, perturbed
 from fxpasses.checking.side_by_side import SideBySide
 from fxpasses.checking.windows import (
     Change,
@@ -30,9 +30,9 @@ from fxpasses.checking.windows import (
     can_be_cut,
     changed_nodes,
     changes,
+    compared_pairs,
     cut,
     join_changes,
-    taken_pairs,
     with_users,
 )
 from fxpasses.exact import Verdict
@@ -41,17 +41,17 @@ from fxpasses.graphs.numbers import became, computable
 
 log = logging.getLogger(__name__)
 
-_MOST_ELEMENTS = 20_000_000
+_MAX_ELEMENTS = 20_000_000
 """Values of a graph to evaluate exactly: each takes 32 bytes, and some twenty times as long as in floats."""
-_CLEAR = 1e-3
+_CLEAR_DIFFERENCE = 1e-3
 """Results this far apart in float64, relative to the largest of their tensor, need no exact check."""
 JUMP = 1e-5
 """The smallest difference of another branch, relative to the largest of a tensor.
 
 An activation that switches to another formula is off by less.
 """
-_MOVES = 2
-_MOST_WIDER = 3
+_PERTURBATIONS = 2
+_MAX_WIDENINGS = 3
 """How often to judge the changes with more of the graph around them, before judging all of it."""
 _NOISE, _SMALL = 64.0, 1e-6
 """Results that cancel may differ by this multiple of what an ulp of inputs and calls does to them.
@@ -115,14 +115,14 @@ class Rewriting:
         """The changes, cut out as windows; ``None`` if they cannot be."""
         if not can_be_cut(self.before, self.after, self.changed):
             return None
-        taken = taken_pairs(self.before, self.after, self.changed)
-        found = [change for change in changes(self.before, self.after, self.changed) if change.given]
-        if taken is None or not {pair for change in found for pair in change.given}.issuperset(taken):
+        taken = compared_pairs(self.before, self.after, self.changed)
+        found = [change for change in changes(self.before, self.after, self.changed) if change.outputs]
+        if taken is None or not {pair for change in found for pair in change.outputs}.issuperset(taken):
             return None
         windows = [self._cut(change) for change in found]
         return None if None in windows else windows  # type: ignore[return-value]
 
-    def on(self, inputs: Sequence[Any]) -> Rewriting:
+    def with_inputs(self, inputs: Sequence[Any]) -> Rewriting:
         """The same graphs on other inputs. What is known of windows remains that of the current ones."""
         other = copy.copy(self)
         other.inputs = inputs
@@ -145,7 +145,7 @@ class Rewriting:
     def joined(self) -> Window | None:
         """The suspects with all calls between them, or their users too, if that is the same function."""
         several = [window.change for window in self.suspects]
-        for _ in range(_MOST_WIDER if several else 0):
+        for _ in range(_MAX_WIDENINGS if several else 0):
             change = join_changes(self.before, self.after, several)
             joined = self._cut(change)
             if joined is None or self.relation(joined) != "other":
@@ -156,11 +156,11 @@ class Rewriting:
     def relation(self, window: Window) -> Relation:
         """Relate the two sides of a window as functions of its inputs."""
         if window.key is None:
-            return self._related(window)
+            return self._compute_relation(window)
         key = window.key, self._signed_zeros
         if key not in self._known:
             kind = window.kind, self._signed_zeros  # a repeated layer is proved once
-            self._known[key] = self._known.get(kind) or self._related(window)
+            self._known[key] = self._known.get(kind) or self._compute_relation(window)
             if self._known[key] == "same":
                 self._known[kind] = "same"
         return self._known[key]
@@ -171,7 +171,7 @@ class Rewriting:
 
     def equal_values(self, window: Window) -> dict[str, str]:
         """Map nodes of a window's second side to nodes of the first with equal values; {} if undecidable."""
-        if not self._is_asked(window.before, window.after, window.inputs):
+        if not self._can_compare(window.before, window.after, window.inputs):
             return {}
         given = [v.cpu() if isinstance(v, Tensor) else v for v in window.inputs]
         try:
@@ -179,10 +179,10 @@ class Rewriting:
         except ValueError:
             return {}
 
-    def _related(self, window: Window) -> Relation:
+    def _compute_relation(self, window: Window) -> Relation:
         # Random samples prove. The inputs may hold what these do not: numbers that are compared and equal.
         is_off = bool(differences_in_float64(window.before, window.after, window.inputs, JUMP))
-        verdict = self._exact(window.before, window.after, window.inputs, example=is_off)
+        verdict = self._exact_verdict(window.before, window.after, window.inputs, example=is_off)
         if verdict is not None and verdict.kind != "UNPROVED":
             if verdict.kind == "EQUAL":
                 return "same"
@@ -193,7 +193,7 @@ class Rewriting:
         found = differences_in_float64(window.before, window.after, window.inputs)
         return "unproved" if found is not None and not found else "other"
 
-    def _is_let_off(self, verdict: Verdict) -> bool:
+    def _differs_only_where_nonfinite(self, verdict: Verdict) -> bool:
         finding = verdict.finding
         return (
             not self._signed_zeros
@@ -201,11 +201,11 @@ class Rewriting:
             and finding.comparison.relation == "where not finite"
         )
 
-    def _exact(
+    def _exact_verdict(
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], example: bool = True
     ) -> Verdict | None:
         """The exact verdict; ``None`` if there is none."""
-        if not self._is_asked(before, after, inputs):
+        if not self._can_compare(before, after, inputs):
             return None
         try:
             original = SideBySide(before, [v.cpu() if isinstance(v, Tensor) else v for v in inputs])
@@ -223,36 +223,36 @@ class Rewriting:
         is_another_formula = verdict.kind == "APPROXIMATE" and (verdict.distance or 0.0) <= JUMP
         return Verdict() if is_another_formula and not self._samples else verdict
 
-    def _is_asked(self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    def _can_compare(self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         """Whether to compare two graphs in exact arithmetic at all."""
         is_quantized = any(isinstance(value, Tensor) and value.is_quantized for value in inputs)
-        return not (_allocates_otherwise(before, after) or is_quantized or self._is_large(before, inputs))
+        return not (_changes_allocations(before, after) or is_quantized or self._is_large(before, inputs))
 
     def _is_large(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         held = [self.values.get(node.name) for node in gm.graph.nodes if node.op == "call_function"]
-        return sum(v.numel() for v in (*held, *inputs) if isinstance(v, Tensor)) > _MOST_ELEMENTS
+        return sum(v.numel() for v in (*held, *inputs) if isinstance(v, Tensor)) > _MAX_ELEMENTS
 
     def differences(self) -> list[Difference] | None:
         """Evidence that the graph after is another function; ``None`` if a graph does not run in float64."""
         if not any(self.changed):
             return []
-        hidden = self._in_branches_not_taken()
+        hidden = self._differences_in_untaken_branches()
         if hidden:
             return hidden
         if self.windows is not None and not self.suspects:
             return []
-        clear = differences_in_float64(self.before, self.after, self.inputs, _CLEAR)
+        clear = differences_in_float64(self.before, self.after, self.inputs, _CLEAR_DIFFERENCE)
         if clear and not self.is_explained_by_constants(self.before, self.after, self.inputs):
-            return [_with_calls(difference, self._first_wrong()) for difference in clear]
-        return [] if self.joined is not None else self._on_the_whole()
+            return [_with_calls(difference, self._first_wrong_calls()) for difference in clear]
+        return [] if self.joined is not None else self._whole_graph_differences()
 
-    def _in_branches_not_taken(self) -> list[Difference]:
+    def _differences_in_untaken_branches(self) -> list[Difference]:
         """Differences in nested graphs that these inputs do not reach."""
         found = []
         for inner in inner_rewrites(self.before, self.after, self.inputs):
             if inner.called:
                 continue
-            verdict = self._exact(inner.before, inner.after, inner.inputs)
+            verdict = self._exact_verdict(inner.before, inner.after, inner.inputs)
             if verdict is not None and verdict.kind != "UNPROVED":
                 said = "" if verdict.kind == "EQUAL" else str(verdict.finding)
             else:
@@ -264,11 +264,11 @@ class Rewriting:
                 found.append(Difference(-1, problem, frozenset({inner.caller})))
         return found
 
-    def _first_wrong(self) -> frozenset[str]:
+    def _first_wrong_calls(self) -> frozenset[str]:
         """The calls of the first window that clearly differs, or else of the first that differs."""
-        for least in (_CLEAR, JUMP):
+        for min_difference in (_CLEAR_DIFFERENCE, JUMP):
             for window in self.suspects:
-                if differences_in_float64(window.before, window.after, window.inputs, least):
+                if differences_in_float64(window.before, window.after, window.inputs, min_difference):
                     return window.change.names
         return self.suspects[0].change.names if self.suspects else frozenset()
 
@@ -278,25 +278,25 @@ class Rewriting:
         """Whether rounded constants of the second graph explain a difference. Args: both graphs, inputs."""
 
         def is_same(first: fx.GraphModule, second: fx.GraphModule) -> bool:
-            verdict = self._exact(first, second, inputs)
+            verdict = self._exact_verdict(first, second, inputs)
             return verdict is not None and verdict.kind == "EQUAL"
 
         return explained_by_constants(before, after, inputs, is_same)
 
-    def _on_the_whole(self) -> list[Difference] | None:
-        verdict = self._exact(self.before, self.after, self.inputs)
+    def _whole_graph_differences(self) -> list[Difference] | None:
+        verdict = self._exact_verdict(self.before, self.after, self.inputs)
         calls = self.suspects[0].change.names if self.windows is not None and self.suspects else frozenset()
         if verdict is not None and verdict.kind == "EQUAL":
             return []
         found = differences_in_float64(self.before, self.after, self.inputs)
-        if verdict is None or verdict.kind == "UNPROVED" or self._is_let_off(verdict):
+        if verdict is None or verdict.kind == "UNPROVED" or self._differs_only_where_nonfinite(verdict):
             return found if found is None else [_with_calls(d, calls) for d in found]
         finding = verdict.finding
         assert finding is not None
         if finding.comparison.reason == SIGN_REASON and found == []:  # not even a sign: it cancels in float64
             return []
         position = _position(self.before, finding.output)
-        if position in open_results(self.before, self.inputs, self.after):
+        if position in tie_dependent_outputs(self.before, self.inputs, self.after):
             return found
         if finding.node:
             calls = next(
@@ -313,7 +313,7 @@ class Rewriting:
         return [Difference(position, problem, calls)]
 
 
-def _allocates_otherwise(before: fx.GraphModule, after: fx.GraphModule) -> bool:
+def _changes_allocations(before: fx.GraphModule, after: fx.GraphModule) -> bool:
     """Whether a changed call makes uninitialized memory."""
     pairs = zip((before, after), changed_nodes(before, after), strict=True)
     return any(allocates(gm, names) for gm, names in pairs)
@@ -339,7 +339,7 @@ def differences_in_float64(
     before: fx.GraphModule,
     after: fx.GraphModule,
     inputs: Sequence[Any],
-    least: float = DRIFT,
+    min_difference: float = DRIFT,
     numbers_only: bool = False,
 ) -> list[Difference] | None:
     """Return the results that differ in float64 by more than its rounding; ``None`` if a graph cannot run.
@@ -348,18 +348,18 @@ def differences_in_float64(
         before: a graph.
         after: what a pass made of it.
         inputs: of both.
-        least: the smallest relative difference that counts.
+        min_difference: the smallest relative difference that counts.
         numbers_only: whether to ignore numbers that become non-finite.
     """
     run = ExactRun(before)
     mine = run.results(inputs)
     huge = ExactRun(before, "huge").results(inputs) if allocates(before) else None
     poisons: tuple[Poison, ...] = ("nan", "huge") if allocates(after) else ("nan",)
-    drift = max(least, DRIFT if _is_plain(before) and _is_plain(after) else KERNEL_DRIFT)
+    drift = max(min_difference, DRIFT if _is_native(before) and _is_native(after) else KERNEL_DRIFT)
     for poison in poisons:
         other = ExactRun(after, poison)
         theirs = other.results(inputs)
-        drift = max(drift, _OWN_PRECISION * max(run.coarsest, other.coarsest))
+        drift = max(drift, _OWN_PRECISION * max(run.max_relative_error, other.max_relative_error))
         if mine is None or theirs is None or len(mine) != len(theirs):
             return None
         size = max((1.0, *(_largest(v) for v in (*mine, *inputs))))
@@ -368,7 +368,7 @@ def differences_in_float64(
         nearby: list[list[Any]] = []
         rewritten: list[list[Any]] = []
         computed = 0.0
-        left_open: set[int] | None = None
+        tie_dependent: set[int] | None = None
         for leaf, (position, a, b) in enumerate(_leaves(mine, theirs)):
             if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
                 if isinstance(a, Tensor) or isinstance(b, Tensor) or a != b:
@@ -381,14 +381,14 @@ def differences_in_float64(
                 wrong &= b.isfinite()
             if undefined is not None:
                 wrong &= ~undefined
-            if wrong.any() and left_open is None:
-                left_open = open_results(before, inputs, after)
-            if left_open and position in left_open:
+            if wrong.any() and tie_dependent is None:
+                tie_dependent = tie_dependent_outputs(before, inputs, after)
+            if tie_dependent and position in tie_dependent:
                 continue
-            if wrong.any() and least <= _CLEAR:
+            if wrong.any() and min_difference <= _CLEAR_DIFFERENCE:
                 if not nearby:
-                    nearby, computed = _nearby(before, inputs, mine)
-                    rewritten, _ = _nearby(after, inputs, theirs)
+                    nearby, computed = _perturbed_results(before, inputs, mine)
+                    rewritten, _ = _perturbed_results(after, inputs, theirs)
                 noise = max(_noise(a, nearby, leaf), _noise(b, rewritten, leaf))
                 wrong &= ~_is_noise(a, b, noise, max(size, computed))
             if wrong.any():
@@ -402,23 +402,23 @@ def differences_in_float64(
     return []
 
 
-class _SizedRun(RoundedAtRandom):
+class _MaxTrackingRun(RandomRoundingRun):
     """A run that records the largest number that it computes."""
 
     largest = 0.0
 
-    def _evaluated(self, n: fx.Node) -> Any:
-        result = super()._evaluated(n)
+    def _evaluate(self, n: fx.Node) -> Any:
+        result = super()._evaluate(n)
         self.largest = max(self.largest, *map(_largest, tree_leaves(result)), 0.0)
         return result
 
 
-def _nearby(
+def _perturbed_results(
     gm: fx.GraphModule, inputs: Sequence[Any], results: Sequence[Any]
 ) -> tuple[list[list[Any]], float]:
     """Results with inputs and calls perturbed by one float64 ulp, tuples included, and the largest number."""
-    runs = [_SizedRun(gm, seed, torch.float64) for seed in range(_MOVES)]
-    found = [run.results(moved(inputs, seed, torch.float64)) for seed, run in enumerate(runs)]
+    runs = [_MaxTrackingRun(gm, seed, torch.float64) for seed in range(_PERTURBATIONS)]
+    found = [run.results(perturbed(inputs, seed, torch.float64)) for seed, run in enumerate(runs)]
     leaves = [[b for _, _, b in _leaves(results, run)] for run in found if run is not None]
     return leaves, max(run.largest for run in runs)
 
@@ -463,7 +463,7 @@ def _leaves(mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[tuple[int, A
             yield position, len(several[0]), len(several[1])
 
 
-def _is_plain(gm: fx.GraphModule) -> bool:
+def _is_native(gm: fx.GraphModule) -> bool:
     """Whether all operators are PyTorch's own, which do not round to less than float64."""
     return all(
         getattr(node.target, "namespace", "aten") in ("aten", "prims", "_c10d_functional")

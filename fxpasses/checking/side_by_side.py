@@ -24,13 +24,13 @@ from fake.seam.pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from fxpasses._torch import trace_calls
 from fxpasses.checking.collectives import (
     Group,
-    answers,
     collectives,
+    count_processes,
     differs_by_process,
     group_of,
     named_arguments,
-    processes,
     refuse_unknown,
+    simulate_collective,
 )
 from fxpasses.checking.fake_values import propagate_fakes
 from fxpasses.checking.inputs import Unsupported, made_up
@@ -54,8 +54,8 @@ class SideBySide:
         self._inputs = list(inputs)
         self._others = 0
         if any(collectives(gm)):
-            self._others = processes(gm) - 1
-            self._own = [
+            self._others = count_processes(gm) - 1
+            self._differs = [
                 isinstance(value, Tensor) and differs_by_process(node)
                 for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)
             ]
@@ -72,8 +72,8 @@ class SideBySide:
         """
         try:
             if self._original is None:
-                self._original = Original(self._as_one(self._gm), self._all_inputs())
-            one = self._as_one(after)
+                self._original = Original(self._merge_processes(self._gm), self._all_inputs())
+            one = self._merge_processes(after)
         except Unsupported as error:
             finding = Finding("example", "the graph", Comparison("unproved", reason=str(error)))
             return Verdict("UNPROVED", finding)
@@ -82,25 +82,25 @@ class SideBySide:
     def _all_inputs(self) -> list[Any]:
         found = list(self._inputs)
         for number in range(self._others):
-            own = [value for value, is_own in zip(self._inputs, self._own, strict=True) if is_own]
+            own = [value for value, is_own in zip(self._inputs, self._differs, strict=True) if is_own]
             found += made_up(own, "random", torch.Generator().manual_seed(1 + number))
         return found
 
-    def _as_one(self, gm: fx.GraphModule) -> fx.GraphModule:
+    def _merge_processes(self, gm: fx.GraphModule) -> fx.GraphModule:
         if not self._others:
             return gm
         refuse_unknown(gm)
         if any(isinstance(v, Tensor) and has_symbols(v) for v in map(value_of, gm.graph.nodes)):
             gm = copy_graph(gm)
             propagate_fakes(gm, self._inputs, dynamic=False)  # each process has the sizes of the example
-        return fx.GraphModule(gm, self._beside(gm))
+        return fx.GraphModule(gm, self._merged_graph(gm))
 
-    def _beside(self, gm: fx.GraphModule) -> fx.Graph:
+    def _merged_graph(self, gm: fx.GraphModule) -> fx.Graph:
         graph = fx.Graph()
         envs: list[dict[fx.Node, Any]] = [{} for _ in range(self._others + 1)]
         given = gm.graph.find_nodes(op="placeholder")
         for number, env in enumerate(envs):
-            for node, is_own in zip(given, self._own, strict=True):
+            for node, is_own in zip(given, self._differs, strict=True):
                 is_new = is_own or not number
                 env[node] = _copied(graph, node, env, _name(node, number)) if is_new else envs[0][node]
         for node in gm.graph.nodes:
@@ -111,7 +111,7 @@ class SideBySide:
                 for env in envs:
                     env[node] = held
             elif node.op != "placeholder" and communicates(node.target):
-                for env, answer in zip(envs, _answered(graph, node, envs), strict=True):
+                for env, answer in zip(envs, _inline_collective(graph, node, envs), strict=True):
                     env[node] = answer
             elif node.target is operator.getitem and isinstance(envs[0][node.args[0]], (list, tuple)):
                 for env in envs:
@@ -135,7 +135,7 @@ def _copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any], name: st
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _TensorMetadata:
     """The metadata of a tensor."""
 
     shape: tuple[int, ...]
@@ -144,13 +144,15 @@ class _Sizes:
     device: torch.device
 
 
-def _answered(graph: fx.Graph, node: fx.Node, envs: Sequence[Mapping[fx.Node, Any]]) -> list[Any]:
+def _inline_collective(graph: fx.Graph, node: fx.Node, envs: Sequence[Mapping[fx.Node, Any]]) -> list[Any]:
     """The result of a collective in each process: a node of the graph, or a list of them."""
     calls = [fx.map_arg((node.args, node.kwargs), env.__getitem__) for env in envs]
     flat, spec = tree_flatten(calls[0])
     group = group_of(named_arguments(node), len(envs))
-    model = _model(node.target, tuple(map(_told, flat)), spec, group)
-    held = iter([x for call in calls for x in tree_leaves(call) if isinstance(_told(x), _Sizes)])
+    model = _trace_collective(node.target, tuple(map(_metadata_or_value, flat)), spec, group)
+    held = iter(
+        [x for call in calls for x in tree_leaves(call) if isinstance(_metadata_or_value(x), _TensorMetadata)]
+    )
     made: dict[fx.Node, Any] = {}
     for inner in model.graph.nodes:
         if inner.op == "placeholder":
@@ -160,25 +162,30 @@ def _answered(graph: fx.Graph, node: fx.Node, envs: Sequence[Mapping[fx.Node, An
     return list(fx.map_arg(tuple(outputs_of(model.graph)), made.__getitem__))
 
 
-def _told(argument: Any) -> Any:
+def _metadata_or_value(argument: Any) -> Any:
     """An argument of a collective: the metadata of a tensor, or any other value."""
     value = value_of(argument) if isinstance(argument, fx.Node) else argument
     if isinstance(value, Tensor):
-        return _Sizes(tuple(value.shape), value.stride(), value.dtype, value.device)
+        return _TensorMetadata(tuple(value.shape), value.stride(), value.dtype, value.device)
     return value
 
 
 @functools.lru_cache(maxsize=256)
-def _model(target: Any, told: tuple[Any, ...], spec: TreeSpec, group: Group) -> fx.GraphModule:
+def _trace_collective(
+    target: Any, arguments: tuple[Any, ...], spec: TreeSpec, group: Group
+) -> fx.GraphModule:
     """The results of a collective in several processes, as a graph of what they send."""
-    tensors = [x for _ in range(group.count) for x in told if isinstance(x, _Sizes)]
+    tensors = [x for _ in range(group.count) for x in arguments if isinstance(x, _TensorMetadata)]
     with FakeTensorMode():
         # Separate values: the same one twice would be one input.
         sent = [torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=x.device) for x in tensors]
 
     def answer(*values: Any) -> tuple[Any, ...]:
         left = iter(values)
-        calls = [[next(left) if isinstance(x, _Sizes) else x for x in told] for _ in range(group.count)]
-        return tuple(answers(target, [tree_unflatten(call, spec) for call in calls]))
+        calls = [
+            [next(left) if isinstance(x, _TensorMetadata) else x for x in arguments]
+            for _ in range(group.count)
+        ]
+        return tuple(simulate_collective(target, [tree_unflatten(call, spec) for call in calls]))
 
     return trace_calls(answer, sent, {}, guards=False)

@@ -66,13 +66,13 @@ class PassSource:
         elif line:
             self.imports.append(line)
         elif isinstance(value, types.ModuleType):
-            self._importable(value.__name__, getattr(value, "__file__", None))
+            self._is_importable(value.__name__, getattr(value, "__file__", None))
             self.imports.append(
                 f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
             )
         elif isinstance(value, Pass):
             self.definitions.append(f"{name} = {self.make(value)}")
-        elif (origin := self._importable_as(value)) is not None:
+        elif (origin := self._import_origin(value)) is not None:
             module, attribute = origin
             self.imports.append(
                 f"from {module} import {attribute}" + (f" as {name}" if attribute != name else "")
@@ -85,7 +85,7 @@ class PassSource:
             self._embed(value, name)
         else:
             try:
-                self.definitions.append(f"{name} = {self.written(value)}")
+                self.definitions.append(f"{name} = {self.expression_for(value)}")
             except CannotEmbed as reason:
                 raise CannotEmbed(f"{name!r} is {reason}") from reason
 
@@ -101,9 +101,9 @@ class PassSource:
             promises = f"graphs={sorted(item.graphs)!r}, numerics={contract.numerics!r}, metadata={contract.metadata!r}"
             named = f"name={item.name!r}, {promises}"
         if isinstance(item, PatternPass):
-            functions = [self.written(f) for f in (item.pattern, item.replacement)]
-            guard = f", where={self.written(item.where)}" if item.where is not None else ""
-            examples = ", ".join(map(self.written, item.inputs))
+            functions = [self.expression_for(f) for f in (item.pattern, item.replacement)]
+            guard = f", where={self.expression_for(item.where)}" if item.where is not None else ""
+            examples = ", ".join(map(self.expression_for, item.inputs))
             return f"fxpasses.pattern_pass({', '.join(functions)}, [{examples}], {named}{guard}, expect_match=False)"
         options = []
         for field in option_fields(item) if isinstance(item, FunctionPass) else fields(item):
@@ -111,15 +111,15 @@ class PassSource:
             if field.default is not MISSING and value == field.default:
                 continue
             try:
-                options.append(f"{field.name}={self.written(value)}")
+                options.append(f"{field.name}={self.expression_for(value)}")
             except CannotEmbed as reason:
                 raise CannotEmbed(f"option {field.name!r}: {reason}") from reason
         if isinstance(item, FunctionPass):
-            made = f"fxpasses.graph_pass({self.written(item.function)}, {named})"
+            made = f"fxpasses.graph_pass({self.expression_for(item.function)}, {named})"
             return made + (f"({', '.join(options)})" if options else "")
-        return f"{self.written(type(item))}({', '.join(options)})"
+        return f"{self.expression_for(type(item))}({', '.join(options)})"
 
-    def written(self, value: Any) -> str:
+    def expression_for(self, value: Any) -> str:
         """Return an expression for a value, and define what it needs.
 
         Raises:
@@ -130,28 +130,34 @@ class PassSource:
         if isinstance(value, Pass):
             return self.make(value)
         if isinstance(value, enum.Enum):
-            return f"{self.written(type(value))}.{value.name}"
+            return f"{self.expression_for(type(value))}.{value.name}"
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
         if isinstance(value, ExampleTensor):
             place = "" if value.device.type == "cpu" else f", device={str(value.device)!r}"
             return f"torch.empty_strided({value.shape}, {value.stride}, dtype={value.dtype}{place})"
         if isinstance(value, functools.partial):
-            given = [self.written(v) for v in value.args]
-            given += [f"{name}={self.written(v)}" for name, v in value.keywords.items()]
+            given = [self.expression_for(v) for v in value.args]
+            given += [f"{name}={self.expression_for(v)}" for name, v in value.keywords.items()]
             self.bind("functools", functools)
-            return f"functools.partial({', '.join([self.written(value.func), *given])})"
+            return f"functools.partial({', '.join([self.expression_for(value.func), *given])})"
         if isinstance(value, (tuple, list, set, frozenset)) and type(value) in _BRACKETS:
-            return _BRACKETS[type(value)]([self.written(v) for v in value])
+            return _BRACKETS[type(value)]([self.expression_for(v) for v in value])
         if isinstance(value, dict):
-            return "{" + ", ".join(f"{self.written(k)}: {self.written(v)}" for k, v in value.items()) + "}"
+            return (
+                "{"
+                + ", ".join(f"{self.expression_for(k)}: {self.expression_for(v)}" for k, v in value.items())
+                + "}"
+            )
         if isinstance(value, (types.FunctionType, types.ModuleType, type)):
             name = self._name_of(value)
             self.bind(name, value)
             return name
         if is_dataclass(value) and not isinstance(value, type):
-            given = [f"{f.name}={self.written(getattr(value, f.name))}" for f in fields(value) if f.init]
-            return f"{self.written(type(value))}({', '.join(given)})"
+            given = [
+                f"{f.name}={self.expression_for(getattr(value, f.name))}" for f in fields(value) if f.init
+            ]
+            return f"{self.expression_for(type(value))}({', '.join(given)})"
         raise CannotEmbed(f"a {type(value).__name__}")
 
     def _name_of(self, value: Any) -> str:
@@ -161,18 +167,18 @@ class PassSource:
         names = itertools.chain([own], (f"{own}_{number}" for number in itertools.count(2)))
         return next(name for name in names if self._bound.get(name, value) is value)
 
-    def _importable_as(self, value: Any) -> tuple[str, str] | None:
+    def _import_origin(self, value: Any) -> tuple[str, str] | None:
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         if not module or module == "__main__" or not name.isidentifier():
             return None
         loaded = sys.modules.get(module)
-        if getattr(loaded, name, None) is not value or not self._importable(
+        if getattr(loaded, name, None) is not value or not self._is_importable(
             module, getattr(loaded, "__file__", None)
         ):
             return None
         return module, name
 
-    def _importable(self, module: str, file: str | None) -> bool:
+    def _is_importable(self, module: str, file: str | None) -> bool:
         """Whether a new process finds the module. Records the directory that it needs for that."""
         try:
             spec = importlib.util.find_spec(module)
@@ -202,13 +208,13 @@ class PassSource:
         self._bind_names_in(body, definition, own if own == name else "")
         text = re.sub(rf"(?m)^((?:async )?(?:def|class) +){own}\b", rf"\g<1>{name}", text, count=1)
         held = vars(definition) if inspect.isfunction(definition) else {}
-        given = [f"{name}.{k} = {self.written(v)}" for k, v in held.items() if not k.startswith("__")]
+        given = [f"{name}.{k} = {self.expression_for(v)}" for k, v in held.items() if not k.startswith("__")]
         self.definitions += ["", text, *given, ""]
 
     def _bind_names_in(self, body: ast.AST, definition: Any, own: str = "") -> None:
         """Bind names that a definition takes from around it; ``own`` is its name, if the file keeps it."""
         local = {n.arg for n in ast.walk(body) if isinstance(n, ast.arg)}
-        local |= {n.name for n in ast.walk(body) if isinstance(n, _NAMING) and n.name is not None}
+        local |= {n.name for n in ast.walk(body) if isinstance(n, _NAME_BINDING_NODES) and n.name is not None}
         local |= {
             a.asname or a.name
             for n in ast.walk(body)
@@ -216,7 +222,7 @@ class PassSource:
             for a in n.names
         }
         local |= {n.id for n in ast.walk(body) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        known = _names_around(definition)
+        known = _visible_names(definition)
         annotations = {id(m) for n in ast.walk(body) for a in _annotations(n) for m in ast.walk(a)}
         for node in ast.walk(body):
             if isinstance(node, ast.Name) and node.id not in local and node.id != own:
@@ -227,7 +233,7 @@ class PassSource:
                     raise CannotEmbed(f"{node.id!r} is not known where {definition.__qualname__} is defined")
 
 
-_NAMING = (
+_NAME_BINDING_NODES = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar
 )  # fmt: skip
 """Nodes that bind a name that is not a node itself."""
@@ -243,18 +249,18 @@ def _lambda_of(function: types.FunctionType) -> ast.Lambda:
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda) and node.lineno == function.__code__.co_firstlineno:
             (code,) = (c for c in compile(ast.Expression(node), "", "eval").co_consts if inspect.iscode(c))
-            if _described(code) == _described(function.__code__):
+            if _code_signature(code) == _code_signature(function.__code__):
                 return node
     raise CannotEmbed("the source of a lambda cannot be found")
 
 
-def _described(code: types.CodeType) -> tuple[Any, ...]:
+def _code_signature(code: types.CodeType) -> tuple[Any, ...]:
     """What distinguishes lambdas on one line. Compiled alone, their free variables are globals."""
     constants = [repr(c) for c in code.co_consts if not inspect.iscode(c)]
     return code.co_varnames, {*code.co_names, *code.co_freevars}, constants
 
 
-def _names_around(definition: Any) -> Mapping[str, Any]:
+def _visible_names(definition: Any) -> Mapping[str, Any]:
     """Return the globals and closures that the definition's code sees."""
     functions = [definition] if inspect.isfunction(definition) else list(vars(definition).values())
     known = dict(vars(sys.modules[definition.__module__])) if definition.__module__ in sys.modules else {}
@@ -343,7 +349,7 @@ def _expression(item: Pass, source: PassSource) -> str:
     module = getattr(made_of, "__module__", None) or "__main__"
     loaded = sys.modules.get(module)
     for name, value in (vars(loaded) if loaded and module != "__main__" else {}).items():
-        if value is item and source._importable(module, getattr(loaded, "__file__", None)):
+        if value is item and source._is_importable(module, getattr(loaded, "__file__", None)):
             source.imports.append(f"from {module} import {name}")
             return name
     return source.make(item)

@@ -25,11 +25,11 @@ from fake.seam.pytree import tree_leaves
 from fxpasses._torch import functorch_config, outside_tracing, reset_code, without_function_modes
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
-from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, seeded
+from fxpasses.checking.interpret import RUN_ERRORS, Run, as_float64, seeded
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes
 from fxpasses.checking.registered import add_decompositions
-from fxpasses.checking.repro import fresh_directory, why_not_shown, write_repro
-from fxpasses.checking.rounding import PROGRAM_LIMIT, distance, moved, next_to
+from fxpasses.checking.repro import fresh_directory, why_not_reproduced, write_repro
+from fxpasses.checking.rounding import PROGRAM_LIMIT, distance, perturbed, perturbed_in_dtype
 from fxpasses.checking.source import PassSource
 from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
@@ -37,7 +37,7 @@ from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
 log = logging.getLogger(__name__)
 
 Stage = Literal["capture", "partition"]
-_MOVES = 2
+_PERTURBATIONS = 2
 _SECONDS = 240.0
 """Time limit, in seconds, of the search for a small graph, which compiles parts."""
 _SEED = 20
@@ -96,13 +96,16 @@ def _differences(
     except Exception as error:
         raise Unsupported(f"eager raises {describe_error(error)}") from error
     try:
-        nearby = [[as_float64(v) for v in inputs], *(moved(inputs, seed) for seed in range(_MOVES))]
+        nearby = [
+            [as_float64(v) for v in inputs],
+            *(perturbed(inputs, seed) for seed in range(_PERTURBATIONS)),
+        ]
         wide = [_step(graph, given, sign, like=inputs) for given in nearby]
-    except CANNOT_RUN:  # a dtype in the code does not fit
-        nearby = [list(inputs), *(next_to(inputs, seed) for seed in range(_MOVES))]
+    except RUN_ERRORS:  # a dtype in the code does not fit
+        nearby = [list(inputs), *(perturbed_in_dtype(inputs, seed) for seed in range(_PERTURBATIONS))]
         wide = [_step(graph, given, sign, like=inputs) for given in nearby]
     try:
-        with _up_to(stage, passes) as compiled:
+        with _compile_up_to(stage, passes) as compiled:
             got = _step(compiled(graph), inputs, sign)
     except Exception as error:  # noqa: BLE001  (whatever a wrong stage raises is the finding)
         cause = getattr(error, "inner_exception", error)
@@ -119,7 +122,7 @@ def _differences(
 
 
 @contextmanager
-def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]]:
+def _compile_up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]]:
     """Compile functions up to a stage, each on its own and without caches."""
     options: Any = {"check": "off", "report": None, "compiler": "eager", "passes": list(passes)}
     limits = Limits(stage="passes" if passes else stage).to_json()
@@ -154,7 +157,7 @@ def _step(
         sign: of the output gradients.
         like: tensors that tell which inputs require gradients; the inputs themselves if None.
     """
-    leaves = _wanting_gradients_as(inputs if like is None else like, cloned(inputs))
+    leaves = _require_grad_like(inputs if like is None else like, cloned(inputs))
     # In-place writes must not be to leaves.
     given = [v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v for v in leaves]
     with seeded(_SEED), torch.enable_grad():
@@ -195,13 +198,13 @@ def stage_repro(
             0,
             "parts of a program that speaks with other processes are not run alone: they would wait for them",
         )
-    until = time.perf_counter() + _SECONDS
+    deadline = time.perf_counter() + _SECONDS
     passes: list[str] = []
     fixed: set[str] = set()
     """Inputs of the whole graph that require no gradient."""
 
     def fails(case: Case) -> bool:
-        if time.perf_counter() > until:
+        if time.perf_counter() > deadline:
             return False
         for node, value in zip(placeholders(case.gm), case.inputs, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point() and node.name not in fixed:
@@ -213,7 +216,7 @@ def stage_repro(
 
     with outside_tracing(), torch.enable_grad():
         try:
-            whole = _with_numbers(gm, inputs)
+            whole = _to_plain_calls(gm, inputs)
             given = zip(placeholders(whole.gm), whole.inputs, strict=True)
             fixed |= {n.name for n, v in given if isinstance(v, Tensor) and not v.requires_grad}
             whole = _without_rng(whole)
@@ -253,7 +256,7 @@ def in_eager_with_repro(
     return run
 
 
-def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
+def _to_plain_calls(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
     """Convert the graph to plain calls: its parameters become inputs, methods become functions."""
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
@@ -283,23 +286,23 @@ def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
     return Case(fx.GraphModule(gm, graph), values)
 
 
-class _DrawingRun(Run):
+class _RngRecordingRun(Run):
     """Records which calls use the RNG: those that change the state of the generators."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm, keep=True)
-        self.drawing: set[fx.Node] = set()
+        self.rng_calls: set[fx.Node] = set()
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and note whether it used the RNG. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
-        before = _generators()
+        before = _rng_states()
         result = super().call_function(target, args, kwargs)
-        if self.current is not None and not all(map(torch.equal, before, _generators())):
-            self.drawing.add(self.current)
+        if self.current is not None and not all(map(torch.equal, before, _rng_states())):
+            self.rng_calls.add(self.current)
         return result
 
 
-def _wanting_gradients_as(these: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def _require_grad_like(these: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Make floats require gradients if those in their places do."""
     return [
         v.requires_grad_(t.requires_grad) if isinstance(v, Tensor) and v.is_floating_point() else v
@@ -307,22 +310,22 @@ def _wanting_gradients_as(these: Sequence[Any], values: Sequence[Any]) -> list[A
     ]
 
 
-def _generators() -> list[Tensor]:
+def _rng_states() -> list[Tensor]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *cuda]
 
 
 def _without_rng(case: Case) -> Case:
     """Turn random draws into inputs: compiled graphs draw differently from eager."""
-    run = _DrawingRun(case.gm)
+    run = _RngRecordingRun(case.gm)
     try:
         run(cloned(case.inputs), _SEED)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise Unsupported(f"eager raises {describe_error(error)}") from error
-    if not run.drawing:
+    if not run.rng_calls:
         return case
     calls = {n for n in case.gm.graph.nodes if n.op == "call_function"}
-    rest = extract_calls(case.gm, calls - run.drawing, run.values)
+    rest = extract_calls(case.gm, calls - run.rng_calls, run.values)
     if rest is None:
         raise Unsupported("every call calls the RNG")
     return rest
@@ -341,12 +344,12 @@ def _write(
         file,
         f"The {stage} is wrong on a graph of {case.size} calls: {found}.",
         Case(case.gm, [v.detach() if isinstance(v, Tensor) else v for v in case.inputs]),
-        lambda drawn: fails(Case(case.gm, _wanting_gradients_as(case.inputs, drawn))),
+        lambda drawn: fails(Case(case.gm, _require_grad_like(case.inputs, drawn))),
         f'fxpasses.checking.staged.replay_stage(graph, inputs, "{stage}"{behind})',
         source,
         more=[f"for position in {wanting}:", "    inputs[position].requires_grad_()"] if wanting else [],
     )
-    if (why := why_not_shown(file)) is not None:
+    if (why := why_not_reproduced(file)) is not None:
         return "", case.size, f"{file} does not show it: {why}"
     progress.note("repro", str(file))
     return str(file), case.size, ""

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.compared_numbers import MOST_TURNS, broadcasts
-from fxpasses.checking.free_values import has_own, origin, packet
+from fxpasses.checking.compared_numbers import MAX_TURNS, is_broadcastable
+from fxpasses.checking.free_values import ancestors, has_own_inputs, packet
 from fxpasses.checking.interpret import ExactRun
 from fxpasses.checking.windows import Window
 from fxpasses.graphs.rewriting import value_of
@@ -26,13 +26,13 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _TIES, _INTEGERS = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5), (1.0, -1.0, 2.0, -2.0, 3.0)
 _JUMPS = {aten.round: _TIES, **dict.fromkeys((aten.floor, aten.ceil, aten.trunc), _INTEGERS)}
 _COMPARISONS = {aten.gt, aten.ge, aten.lt, aten.le, aten.eq, aten.ne}
-_SAME = {aten.clone, aten.alias, aten.detach, aten._to_copy, prims.convert_element_type}
-_BY_TWO = {aten.add, aten.sub, aten.mul, aten.div}
-_SEEN = {aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze}
+_COPY_OPS = {aten.clone, aten.alias, aten.detach, aten._to_copy, prims.convert_element_type}
+_BINARY_OPS = {aten.add, aten.sub, aten.mul, aten.div}
+_VIEW_OPS = {aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze}
 _MATMULS = {aten.mm: (), aten.bmm: (), aten.addmm: (0,)}
 """Operators that multiply their last two arguments, and the positions of what they add."""
-_TURNED = {aten.permute, aten.t, aten.transpose, aten.expand, *_SEEN, *_SAME}
-_MOST_CALLS = 8
+_LAYOUT_OPS = {aten.permute, aten.t, aten.transpose, aten.expand, *_VIEW_OPS, *_COPY_OPS}
+_MAX_CALLS = 8
 
 
 def tied_values(
@@ -50,21 +50,21 @@ def tied_values(
     """
     for gm, calls in zip((window.before, window.after), chosen, strict=True):
         nodes = {node.name: node for node in gm.graph.nodes}
-        jumps = [nodes[call.name] for call in calls if call.name in nodes and _numbers(call)]
+        jumps = [nodes[call.name] for call in calls if call.name in nodes and _jump_points(call)]
         pairs = [nodes[call.name] for call in calls if call.name in nodes and _compares_values(call)]
         run = ExactRun(gm, keep=True)
         if not (jumps or pairs) or run.results(list(given.values())) is None:
             continue
-        for node in pairs[:_MOST_CALLS]:
+        for node in pairs[:_MAX_CALLS]:
             for taken, other in (node.args[:2], node.args[1::-1]):
-                yield from _made_equal(gm, given, free, _way(taken, run.values), other)
-        for node in jumps[:_MOST_CALLS]:
-            way = _way(node.args[0], run.values)
-            beside = {other for node in way[:-1] for other in node.all_input_nodes} - set(way)
-            beside = beside.union(*map(origin, beside))
-            if len(way) > 1 and way[-1].name in free:
-                met = {value.name for value in beside if value.name in free}
-                yield from _solved(gm, given, met, way, _numbers(node))
+                yield from _made_equal(gm, given, free, _path_to_input(taken, run.values), other)
+        for node in jumps[:_MAX_CALLS]:
+            path = _path_to_input(node.args[0], run.values)
+            beside = {other for node in path[:-1] for other in node.all_input_nodes} - set(path)
+            beside = beside.union(*map(ancestors, beside))
+            if len(path) > 1 and path[-1].name in free:
+                free_on_path = {value.name for value in beside if value.name in free}
+                yield from _solve(gm, given, free_on_path, path, _jump_points(node))
 
 
 def _compares_values(node: fx.Node) -> bool:
@@ -76,111 +76,115 @@ def _made_equal(
     gm: fx.GraphModule,
     given: Mapping[str, Any],
     free: Collection[str],
-    way: Sequence[fx.Node],
+    path: Sequence[fx.Node],
     other: fx.Node,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield values of free inputs at which half of a value's elements equal those of another value.
 
     The free inputs of that one are zero, at which an exponential or a sigmoid rounds nothing.
     """
-    behind = {other, *origin(other)}
-    if way[-1].name not in free or way[-1] in behind:
+    behind = {other, *ancestors(other)}
+    if path[-1].name not in free or path[-1] in behind:
         return
     start, zeros = (
-        given[way[-1].name],
+        given[path[-1].name],
         {n.name: torch.zeros_like(given[n.name]) for n in behind if n.name in free},
     )
     run = ExactRun(gm, keep=True)
     if run.results(list({**given, **zeros}.values())) is None:
         return
-    first, goal = run.values[way[0].name], run.values[other.name]
-    if goal.is_floating_point() and broadcasts(goal, first) and first.numel():
+    first, goal = run.values[path[0].name], run.values[other.name]
+    if goal.is_floating_point() and is_broadcastable(goal, first) and first.numel():
         goal = torch.where(torch.arange(first.numel()).view(first.shape) % 2 == 0, goal, first)
-        for node, taken in itertools.pairwise(way):
-            goal = _before(node, taken, goal, run.values)
-        yield {way[-1].name: torch.where(goal.isfinite(), goal, start), **zeros}
+        for node, taken in itertools.pairwise(path):
+            goal = _invert_call(node, taken, goal, run.values)
+        yield {path[-1].name: torch.where(goal.isfinite(), goal, start), **zeros}
 
 
-def _numbers(node: Any) -> Sequence[float]:
+def _jump_points(node: Any) -> Sequence[float]:
     """Values of its first argument at which a call's result jumps."""
     if packet(node) in _COMPARISONS:
         return [float(n) for n in node.args[1:] if type(n) in (int, float)]
     value, taken = value_of(node), value_of(node.args[0]) if isinstance(node.args[0], fx.Node) else None
-    is_cast = packet(node) in _SAME and isinstance(taken, Tensor) and taken.is_floating_point()
+    is_cast = packet(node) in _COPY_OPS and isinstance(taken, Tensor) and taken.is_floating_point()
     if is_cast and value.dtype is not torch.bool and not value.is_floating_point():
         return _INTEGERS
     return () if node.kwargs or len(node.args) > 1 else _JUMPS.get(packet(node), ())
 
 
-def _way(node: Any, values: Mapping[str, Any]) -> list[fx.Node]:
+def _path_to_input(node: Any, values: Mapping[str, Any]) -> list[fx.Node]:
     """A value and its sources, one after the other, through sums and products with others, up to an input."""
-    way = [node]
+    path = [node]
     while (
-        isinstance(way[-1], fx.Node)
-        and way[-1].op == "call_function"
-        and (given := _followed(way[-1], values))
+        isinstance(path[-1], fx.Node)
+        and path[-1].op == "call_function"
+        and (given := _argument_to_follow(path[-1], values))
     ):
-        way.append(given)
-    return way if isinstance(way[-1], fx.Node) and way[-1].op == "placeholder" else way[:1]
+        path.append(given)
+    return path if isinstance(path[-1], fx.Node) and path[-1].op == "placeholder" else path[:1]
 
 
-def _followed(node: Any, values: Mapping[str, Any]) -> fx.Node | None:
+def _argument_to_follow(node: Any, values: Mapping[str, Any]) -> fx.Node | None:
     """The argument to follow back through a call: of the size of its result, or multiplied with a matrix.
 
     If there are two, it is the one nearest to an input.
     """
-    if packet(node) in (*_SEEN, aten.slice) or (packet(node) in _MATMULS and not node.kwargs):
+    if packet(node) in (*_VIEW_OPS, aten.slice) or (packet(node) in _MATMULS and not node.kwargs):
         return node.args[-2] if packet(node) in _MATMULS else node.args[0]
-    if packet(node) not in (*_SAME, *_BY_TWO, aten.neg, aten.expand) or (
-        node.kwargs and packet(node) not in _SAME
+    if packet(node) not in (*_COPY_OPS, *_BINARY_OPS, aten.neg, aten.expand) or (
+        node.kwargs and packet(node) not in _COPY_OPS
     ):
         return None
     shape = values[node.name].shape
     given = [n for n in node.all_input_nodes if getattr(values[n.name], "shape", None) == shape]
     if packet(node) is aten.div:
         return given[0] if given and given[0] is node.args[0] else None
-    own = [n for n in given if all(has_own(n, other) for other in node.all_input_nodes if other is not n)]
+    own = [
+        n for n in given if all(has_own_inputs(n, other) for other in node.all_input_nodes if other is not n)
+    ]
     if not own and all(packet(n) is aten.slice for n in given):  # parts of one value, such as of boxes
         own = given[:1]
-    return min(own, key=lambda n: len(origin(n)), default=None)
+    return min(own, key=lambda n: len(ancestors(n)), default=None)
 
 
-def _solved(
+def _solve(
     gm: fx.GraphModule,
     given: Mapping[str, Any],
-    met: Collection[str],
-    way: Sequence[fx.Node],
+    free_on_path: Collection[str],
+    path: Sequence[fx.Node],
     numbers: Sequence[float],
 ) -> Iterator[dict[str, Tensor]]:
     """Yield values of the last node of a way, and of free inputs met on it, that make the first one numbers.
 
     The last node may be met itself (what is scaled by its own largest element): that element stays.
     """
-    matrices = {_turned(node.args[-1]) for node in way if packet(node) in _MATMULS}
-    others = {name: _power_of_two(given[name]) for name in met if name != way[-1].name}
+    matrices = {_matrix_source(node.args[-1]) for node in path if packet(node) in _MATMULS}
+    others = {name: _power_of_two(given[name]) for name in free_on_path if name != path[-1].name}
     others |= {n.name: _identity(given[n.name]) for n in matrices if n.name in others}
     run = ExactRun(gm, keep=True)
     if run.results(list({**given, **others}.values())) is None:
         return
-    start, first = given[way[-1].name], run.values[way[0].name]
+    start, first = given[path[-1].name], run.values[path[0].name]
     if not first.numel():
         return
-    kept = _extreme(start) if way[-1].name in met else torch.zeros_like(start, dtype=torch.bool)
-    for turn in range(min(MOST_TURNS, -(-len(numbers) // first.numel()))):
+    kept = (
+        _extreme_mask(start) if path[-1].name in free_on_path else torch.zeros_like(start, dtype=torch.bool)
+    )
+    for turn in range(min(MAX_TURNS, -(-len(numbers) // first.numel()))):
         at = torch.arange(first.numel(), device=first.device) + turn * first.numel()
         goal = start.new_tensor(numbers)[at % len(numbers)].view(first.shape)
-        for node, taken in itertools.pairwise(way):
-            goal = _before(node, taken, goal, run.values)
-        yield {way[-1].name: torch.where(goal.isfinite() & ~kept, goal, start), **others}
+        for node, taken in itertools.pairwise(path):
+            goal = _invert_call(node, taken, goal, run.values)
+        yield {path[-1].name: torch.where(goal.isfinite() & ~kept, goal, start), **others}
 
 
-def _before(node: Any, taken: fx.Node, goal: Tensor, values: Mapping[str, Any]) -> Tensor:
+def _invert_call(node: Any, taken: fx.Node, goal: Tensor, values: Mapping[str, Any]) -> Tensor:
     """Compute the argument for which a call returns the goal."""
     if packet(node) is aten.neg:
         return -goal
-    if packet(node) in _SAME or packet(node) is aten.expand:
+    if packet(node) in _COPY_OPS or packet(node) is aten.expand:
         return goal
-    if packet(node) in _SEEN:
+    if packet(node) in _VIEW_OPS:
         return goal.reshape(values[taken.name].shape)
     if packet(node) is aten.slice:
         return torch.slice_scatter(values[taken.name], goal, *node.args[1:])
@@ -206,9 +210,9 @@ def _power_of_two(value: Tensor) -> Tensor:
     return torch.where(nearest.isfinite() & (nearest != 0), nearest, value)
 
 
-def _turned(node: Any) -> fx.Node:
+def _matrix_source(node: Any) -> fx.Node:
     """The source of a matrix that is a view."""
-    while packet(node) in _TURNED:
+    while packet(node) in _LAYOUT_OPS:
         node = node.args[0]
     return node
 
@@ -220,7 +224,7 @@ def _identity(value: Tensor) -> Tensor:
     return torch.eye(*value.shape[-2:], dtype=value.dtype, device=value.device).expand(value.shape).clone()
 
 
-def _extreme(value: Tensor) -> Tensor:
+def _extreme_mask(value: Tensor) -> Tensor:
     """Where an element is the largest along some dimension."""
     size = value.abs()
     lines = [size == size.amax(dim, True) for dim in range(value.dim())]

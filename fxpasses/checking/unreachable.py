@@ -35,12 +35,12 @@ def unreachable(
             if not differences_in_float64(window.before, window.after, values):
                 continue
             known = known or ranges(rewriting.before)
-            found[_said(window, family, names, values, known)] = None
+            found[_describe_difference(window, family, names, values, known)] = None
             break
     return list(found)
 
 
-def _said(
+def _describe_difference(
     window: Window, family: Family, names: Sequence[str], values: Sequence[object], known: dict[str, Range]
 ) -> str:
     inside, reasons = list(values), []
@@ -49,7 +49,7 @@ def _said(
             inside[at] = value.clamp(known[name].low, known[name].high)
             if not torch.equal(inside[at], value):  # type: ignore[arg-type]
                 reasons.append(f"{name} {known[name]}")
-    calls = ", ".join(name for name, _ in window.change.given)
+    calls = ", ".join(name for name, _ in window.change.outputs)
     difference = f"{calls} would differ on {family} values of {', '.join(names)}"
     if reasons and differences_in_float64(window.before, window.after, inside) == []:
         return f"{difference}: not reachable, since {' and '.join(reasons)}"

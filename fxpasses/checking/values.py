@@ -16,9 +16,9 @@ from fxpasses.checking.fused_kernels import has_kernels
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import DefinedRun, ExactRun, Poison, Run, allocates
 from fxpasses.checking.nan_guards import answers, had_guards
-from fxpasses.checking.open_order import open_results
+from fxpasses.checking.open_order import tie_dependent_outputs
 from fxpasses.checking.overlapping_results import overlapping
-from fxpasses.checking.rounding import Distance, distance, largest_error, moved, other_sign, same_bits
+from fxpasses.checking.rounding import Distance, distance, largest_error, other_sign, perturbed, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting, differences_in_float64
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window, changed_values
@@ -27,7 +27,7 @@ from fxpasses.graphs.numbers import became, computable
 aten = torch.ops.aten
 
 _SEED = 20
-_MOVES = 2
+_PERTURBATIONS = 2
 _END = 1 / 2
 """Fraction of the largest number of a dtype: values beyond it may overflow if added in another order."""
 Fault = Literal["value", "metadata", "aliasing", "structure", "error"]
@@ -77,7 +77,7 @@ class Reference:
         gm: the graph.
         inputs: its inputs; they are copied for each run.
         samples: how many random samples of them to check in exact arithmetic as well.
-        kept: the values of all nodes on these inputs, by name, if known. Then changes are judged in windows
+        node_values: the values of all nodes on these inputs, by name, if known. Then changes are judged in windows
             only, as far as possible.
         native: the graph's own results, if known.
         chosen: whether the inputs were chosen for what they lose: see :func:`~.rounding.less_precise`.
@@ -92,7 +92,7 @@ class Reference:
         gm: fx.GraphModule,
         inputs: Sequence[Any],
         samples: int = 2,
-        kept: dict[str, Any] | None = None,
+        node_values: dict[str, Any] | None = None,
         native: Outcome | None = None,
         chosen: bool = False,
         changed: tuple[set[str], set[str]] | None = None,
@@ -109,9 +109,9 @@ class Reference:
         """The outcome of the graph compared last."""
         self.unreachable: list[str] = []
         """Differences of windows that no inputs of the graph reach: see :func:`~.unreachable.unreachable`."""
-        self.has_values = kept is not None
-        if kept is not None:
-            self.kept = kept
+        self.has_values = node_values is not None
+        if node_values is not None:
+            self.node_values = node_values
         if native is not None:
             self.native = native
 
@@ -131,7 +131,7 @@ class Reference:
     def rewriting(self, after: fx.GraphModule, bitwise: bool = False) -> Rewriting:
         """How another graph differs from this one. Args: those of :func:`compare`."""
         changed = changed_values(self.gm, after) if self._changed is None else self._changed
-        known, values = self.windows, lambda: self.kept
+        known, values = self.windows, lambda: self.node_values
         return Rewriting(
             self.gm, after, changed, self.inputs, self.samples, bitwise, known, values, self.chosen
         )
@@ -158,7 +158,7 @@ class Reference:
     @functools.cached_property
     def nearby(self) -> list[list[Any]]:
         """The same for inputs that are perturbed by half a unit in the last place."""
-        return [self._in_float64(moved(self.inputs, seed)) for seed in range(_MOVES)]
+        return [self._in_float64(perturbed(self.inputs, seed)) for seed in range(_PERTURBATIONS)]
 
     def _in_float64(self, inputs: Sequence[Any]) -> list[Any]:
         return ExactRun(self.gm).results(inputs) or [None] * len(self.native.values)
@@ -169,7 +169,7 @@ class Reference:
         return distance(self.native.values[position], result, wide)
 
     @functools.cached_property
-    def kept(self) -> dict[str, Any]:
+    def node_values(self) -> dict[str, Any]:
         """The values of all nodes, by name."""
         run = Run(self.gm, keep=True)
         run(cloned(self.inputs), _SEED)
@@ -194,7 +194,7 @@ def compare(
         Unsupported: the reference cannot run on the inputs.
     """
     rewriting = reference.rewriting(candidate, bitwise)
-    if reference.has_values and not bitwise and not is_broken(reference.inputs):
+    if reference.has_values and not bitwise and not has_nan_or_inf(reference.inputs):
         judged = _in_windows(rewriting)
         if judged is not None:
             return judged
@@ -205,11 +205,11 @@ def compare(
         if isinstance(tried, Mismatch):
             return [tried]
         got = tried
-        found = _shapes(expected, got, names)
+        found = _metadata_mismatches(expected, got, names)
         if len(expected.values) == len(got.values):
-            found += _memory(expected, got, names)
+            found += _aliasing_mismatches(expected, got, names)
         if bitwise and not any(m.fault == "metadata" for m in found):
-            found += _other_bits(reference, got, names)
+            found += _bit_mismatches(reference, got, names)
         if found:
             return found
         same &= _are_same(expected, got, bitwise)
@@ -221,11 +221,11 @@ def compare(
     lost = [] if bitwise else _lost_infinities(reference, candidate, got, names, rewriting.changed[0])
     if lost:
         return lost
-    if not bitwise and is_broken(reference.inputs):
+    if not bitwise and has_nan_or_inf(reference.inputs):
         found = _other_answers(reference, candidate, got, names, answers(reference.gm, rewriting.changed[0]))
         if found or not had_guards(reference.gm, candidate, rewriting.changed[0]):
             return found  # products with zero and larger sums may spread them
-        return _confirmed(reference, candidate, _newly_infinite(reference, candidate, got, names))
+        return _confirmed(reference, candidate, _nonfinite_mismatches(reference, candidate, got, names))
     differences = rewriting.differences()
     if differences is None:
         raise Unsupported("the graph does not run in float64")
@@ -240,7 +240,7 @@ def compare(
         reference.unreachable = unreachable(rewriting, ("random",))
     if bitwise or same:
         return []
-    return _newly_infinite(reference, candidate, got, names) or rounds_worse(rewriting, names)
+    return _nonfinite_mismatches(reference, candidate, got, names) or precision_losses(rewriting, names)
 
 
 def _are_same(expected: Outcome, got: Outcome, signs: bool) -> bool:
@@ -257,7 +257,7 @@ def _in_windows(rewriting: Rewriting) -> list[Mismatch] | None:
         for at, how in rewriting.less_precise(window).items():
             if math.isinf(how.times):
                 return None  # later calls may mask it
-            found.append(_of_window(window, at, how))
+            found.append(_window_mismatch(window, at, how))
     return found
 
 
@@ -272,11 +272,11 @@ def loses(reference: Reference, candidate: fx.GraphModule, names: Sequence[str])
     got = _run_rewritten(candidate, reference.inputs)
     if isinstance(got, Mismatch):
         return [got]
-    broken = _newly_infinite(reference, candidate, got, names)
-    return broken or rounds_worse(reference.rewriting(candidate), names)
+    broken = _nonfinite_mismatches(reference, candidate, got, names)
+    return broken or precision_losses(reference.rewriting(candidate), names)
 
 
-def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
+def precision_losses(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
     """Where a rewritten graph, which is the same function, loses precision: in windows, or else in results.
 
     Args:
@@ -291,14 +291,14 @@ def rounds_worse(rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
             if math.isfinite(how.times)
         ]
     return [
-        _of_window(window, at, how)
+        _window_mismatch(window, at, how)
         for window in rewriting.windows
         for at, how in rewriting.less_precise(window).items()
         if math.isfinite(how.times)
     ]
 
 
-def is_broken(values: Sequence[Any]) -> bool:
+def has_nan_or_inf(values: Sequence[Any]) -> bool:
     """Whether any value is NaN or plus infinity; masks hold minus infinity."""
     return any(
         isinstance(v, Tensor) and v.is_floating_point() and bool((v.isnan() | computable(v).isposinf()).any())
@@ -306,8 +306,8 @@ def is_broken(values: Sequence[Any]) -> bool:
     )
 
 
-def _of_window(window: Window, at: int, how: Distance) -> Mismatch:
-    given = f"value of {window.change.given[at][0]}"
+def _window_mismatch(window: Window, at: int, how: Distance) -> Mismatch:
+    given = f"value of {window.change.outputs[at][0]}"
     return Mismatch("value", given, -1, f"LESS PRECISE: {how}", window.change.names, rounds=True)
 
 
@@ -357,7 +357,7 @@ def _run_rewritten(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "
         return Mismatch("error", "", -1, f"the graph now raises {describe_error(error)}")
 
 
-def _shapes(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
+def _metadata_mismatches(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
     if len(expected.values) != len(got.values):
         return [Mismatch("metadata", "", -1, f"{len(expected.values)} results became {len(got.values)}")]
     found = []
@@ -380,7 +380,7 @@ def _describe(value: Any) -> str:
     return text
 
 
-def _memory(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
+def _aliasing_mismatches(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
     def pair(a: int, b: int) -> str:
         return f"{names[a]} and {names[b].removesuffix(' after the run')}"
 
@@ -396,7 +396,7 @@ def _memory(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Misma
     return sorted([*new, *lost], key=lambda m: m.position)
 
 
-def _other_bits(reference: Reference, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
+def _bit_mismatches(reference: Reference, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
     """The results whose bits differ."""
     found = []
     huge = _run(reference.gm, reference.inputs, "huge") if allocates(reference.gm) else None
@@ -407,7 +407,7 @@ def _other_bits(reference: Reference, got: Outcome, names: Sequence[str]) -> lis
         if huge is not None:  # what the reference leaves undefined may differ
             wrong &= _same_elements(native, huge.values[position])
         if wrong.any():
-            found.append(Mismatch("value", names[position], position, _told(native, value, wrong)))
+            found.append(Mismatch("value", names[position], position, _first_wrong(native, value, wrong)))
     return found
 
 
@@ -415,12 +415,12 @@ def _same_elements(a: Tensor, b: Tensor) -> Tensor:
     return (a == b) | ((a != a) & (b != b))
 
 
-def _told(a: Tensor, b: Tensor, wrong: Tensor) -> str:
+def _first_wrong(a: Tensor, b: Tensor, wrong: Tensor) -> str:
     at = tuple(int(i) for i in torch.unravel_index(wrong.flatten().long().argmax().cpu(), a.shape))
     return f"element {list(at)}: {became(a[at].item(), b[at].item())}, {int(wrong.sum())} differ"
 
 
-def _newly_infinite(
+def _nonfinite_mismatches(
     reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
 ) -> list[Mismatch]:
     """Results that are NaN or infinite where the reference is finite, unless fused kernels explain it."""
@@ -434,7 +434,9 @@ def _newly_infinite(
             size = computable(native).abs()
             broken = (size <= _END * torch.finfo(native.dtype).max) & ~computable(value).isfinite()
             if broken.any():
-                found.append(Mismatch("value", names[position], position, _told(native, value, broken)))
+                found.append(
+                    Mismatch("value", names[position], position, _first_wrong(native, value, broken))
+                )
     return found
 
 
@@ -480,7 +482,7 @@ def _lost_infinities(
         if isinstance(native, Tensor) and native.is_floating_point() and isinstance(exact, Tensor):
             wrong = computable(native).isinf() & (native == exact) & (value != native) & (other != exact)
             if wrong.any():
-                found.append(Mismatch("value", names[position], position, _told(native, value, wrong)))
+                found.append(Mismatch("value", names[position], position, _first_wrong(native, value, wrong)))
     return found
 
 
@@ -489,10 +491,10 @@ def _confirmed(reference: Reference, candidate: fx.GraphModule, found: list[Mism
     wide = ExactRun(candidate).results(reference.inputs) if found else None
     if wide is None or any(value is None for value in reference.exact):
         return found
-    left_open = open_results(reference.gm, reference.inputs, candidate)
+    tie_dependent = tie_dependent_outputs(reference.gm, reference.inputs, candidate)
     return [
         m
         for m in found
-        if m.position not in left_open
+        if m.position not in tie_dependent
         and bool((reference.exact[m.position].isfinite() & ~wide[m.position].isfinite()).any())
     ]

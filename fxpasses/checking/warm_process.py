@@ -149,22 +149,22 @@ def _run_in_fork(request: dict[str, Any]) -> int | None:
     child = os.fork()
     if not child:
         _run_script(request)
-    until = time.monotonic() + (request["timeout"] or float("inf"))
+    deadline = time.monotonic() + (request["timeout"] or float("inf"))
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        if _asker_is_gone():
+        if _is_parent_gone():
             _kill(child)
             os._exit(1)
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             _kill(child)
             os.waitpid(child, 0)
             return None
         time.sleep(_POLL)
 
 
-def _asker_is_gone() -> bool:
+def _is_parent_gone() -> bool:
     """Whether standard input was closed: nothing is written to it while a script runs."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(readable)

@@ -16,10 +16,10 @@ from torch import fx
 
 from fxpasses._torch import outside_tracing
 from fxpasses.checking.blame import (
-    call_to_blame,
     describe_mismatches,
     first_difference,
     guilty_sites,
+    locate_suspect,
     partners,
 )
 from fxpasses.checking.checked_calls import FirstCalls, Rewrite, Trial
@@ -101,20 +101,20 @@ class ValueCheck(RewriteCheck):
             instead: called with the error and the graph before the wrong pass; returns what to run, or
                 raises.
         """
-        looker = FirstCalls(self, ("joint", "forward") if kind == "forward" else (kind,))
+        first_calls = FirstCalls(self, ("joint", "forward") if kind == "forward" else (kind,))
         running = compiled
 
         def run(inputs: list[Any]) -> Any:
             nonlocal running
             try:
-                if looker.look(inputs):
-                    self._tell()
+                if first_calls.check_call(inputs):
+                    self._report_verdicts()
             except ValueMismatchError as error:
                 self._verdicts[error.graph or kind, error.pass_name] = f"wrong: {error.reason}"
-                self._tell()
+                self._report_verdicts()
                 if instead is None:
                     raise
-                running = instead(error, looker.before_error)
+                running = instead(error, first_calls.before_error)
             if getattr(running, "_boxed_call", False):
                 return running(inputs)
             return running(*inputs)
@@ -122,7 +122,7 @@ class ValueCheck(RewriteCheck):
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    def _tell(self) -> None:
+    def _report_verdicts(self) -> None:
         for observer in self.observers:
             observer.verdicts(self._verdicts)
 
@@ -161,7 +161,7 @@ class ValueCheck(RewriteCheck):
             found: the results that differ.
         """
         item, inputs, where, traced = rewrite.item, trial.reference.inputs, trial.where, trial.traced
-        location = call_to_blame(rewrite.before, rewrite.after, found[0].calls) or first_difference(
+        location = locate_suspect(rewrite.before, rewrite.after, found[0].calls) or first_difference(
             rewrite.before, rewrite.after, inputs
         )
         how = f"{describe_mismatches(found)}, on {where}"
@@ -170,14 +170,14 @@ class ValueCheck(RewriteCheck):
                 how, location, pass_name="partition", graph=rewrite.kind, mismatches=found
             )
         known = trial.reference.windows if trial.reference.samples else None
-        sites, is_over = guilty_sites(
+        sites, timed_out = guilty_sites(
             item, rewrite.before, rewrite.kind, rewrite.sites, inputs, rewrite.bitwise, found[0].calls, known
         )
         site = ""
         near = [site for site in sites if site.location.node in found[0].calls] or sites
         if sites:
             named = "; ".join(map(str, sites[:_MOST_NAMED])) + "; and others" * (len(sites) > _MOST_NAMED)
-            count = f"{len(sites)} or more" if is_over and len(sites) < len(rewrite.sites) else len(sites)
+            count = f"{len(sites)} or more" if timed_out and len(sites) < len(rewrite.sites) else len(sites)
             site = f"{count} of {len(rewrite.sites)} match sites: {named}"
             location = near[0].location if len(near) == 1 else location
         else:

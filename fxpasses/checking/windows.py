@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from fake.seam.fx import LazyGraphModule
 from fxpasses._torch import OpOverload
-from fxpasses.checking.interpret import UNINITIALISED, allocates
+from fxpasses.checking.interpret import UNINITIALIZED, allocates
 from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.aliasing import is_mutating, uses_rng
 from fxpasses.graphs.numbers import computable
@@ -33,12 +33,12 @@ class Change:
     Attributes:
         before: names of the calls that the graph after lacks or has otherwise.
         after: those of the graph after.
-        given: the values that the rest of the graph takes from them: pairs of names, before and after.
+        outputs: the values that the rest of the graph takes from them: pairs of names, before and after.
     """
 
     before: frozenset[str]
     after: frozenset[str]
-    given: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
 
     @property
     def names(self) -> frozenset[str]:
@@ -93,27 +93,27 @@ def _texts(
         if name in constants and not same_constant(value, constants[name]):
             told[name] = f" {id(value)}"
     found: dict[str, str] = {}
-    stands: dict[fx.Node, fx.Node] = {}
+    representatives: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
         args = node.args, node.kwargs
-        if stands:
-            args = fx.node.map_arg(args, lambda value: stands.get(value, value))
+        if representatives:
+            args = fx.node.map_arg(args, lambda value: representatives.get(value, value))
         text = f"{node.op} {node.target} {args}"
         for value in (node, *node.all_input_nodes) if told else ():
             if value.op == "get_attr":
                 text += told.get(str(value.target), "")
-        if first is not None and not _is_alone(node):
-            stands[node] = first.setdefault(text, node)
+        if first is not None and not _is_unrepeatable(node):
+            representatives[node] = first.setdefault(text, node)
         found[node.name] = text
     return found
 
 
-def _is_alone(node: fx.Node) -> bool:
+def _is_unrepeatable(node: fx.Node) -> bool:
     """Whether repeating a call may change its value: random, impure, uninitialized, or code that may be."""
     if node.op == "get_attr":
         return False
     known = isinstance(node.target, OpOverload) or getattr(node.target, "__module__", None) == "_operator"
-    return not known or uses_rng(node) or node.is_impure() or node.target in UNINITIALISED
+    return not known or uses_rng(node) or node.is_impure() or node.target in UNINITIALIZED
 
 
 def _needed(gm: fx.GraphModule, texts: dict[str, str]) -> dict[str, str]:
@@ -139,7 +139,7 @@ def changes(
     old, new = (
         _with_items(gm, set(names) - {"output"}) for gm, names in zip((before, after), changed, strict=True)
     )
-    groups = _Groups()
+    groups = _DisjointSets()
     for gm, names in ((before, old), (after, new)):
         for node in gm.graph.nodes:
             if node.name in names and node.op == "call_function":
@@ -156,7 +156,7 @@ def changes(
         inside, others = _between(before, mine), _between(after, theirs)
         # Calls between them on one side only would round on that side only, unless both sides run them.
         change = frozenset(mine | (inside - others)), frozenset(theirs | (others - inside))
-        found.append(Change(*change, _given(before, after, *change)))
+        found.append(Change(*change, _output_pairs(before, after, *change)))
     order = {n.name: i for gm in (after, before) for i, n in enumerate(gm.graph.nodes)}
     return sorted(found, key=lambda change: min(order[name] for name in change.names))
 
@@ -173,7 +173,7 @@ def _with_items(gm: fx.GraphModule, names: set[str]) -> set[str]:
     return names
 
 
-class _Groups:
+class _DisjointSets:
     """Disjoint sets of names that can be merged."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class _Groups:
         return list({id(group): group for group in self.of.values()}.values())
 
 
-def _taken_elsewhere(gm: fx.GraphModule, names: Collection[str]) -> list[str]:
+def _used_elsewhere(gm: fx.GraphModule, names: Collection[str]) -> list[str]:
     """Those of ``names`` that other nodes use (returning them does not count)."""
     return [
         n.name
@@ -203,7 +203,7 @@ def merge_changes(several: Sequence[Change]) -> Change:
     return Change(
         frozenset().union(*(p.before for p in several)),
         frozenset().union(*(p.after for p in several)),
-        tuple(dict.fromkeys(pair for p in several for pair in p.given)),
+        tuple(dict.fromkeys(pair for p in several for pair in p.outputs)),
     )
 
 
@@ -218,7 +218,7 @@ def join_changes(before: fx.GraphModule, after: fx.GraphModule, several: Sequenc
     whole = merge_changes(several)
     between = whole.names | _between(before, whole.before) | _between(after, whole.after)
     mine, theirs = (between & {n.name for n in gm.graph.nodes} for gm in (before, after))
-    return Change(mine, theirs, _given(before, after, mine, theirs))
+    return Change(mine, theirs, _output_pairs(before, after, mine, theirs))
 
 
 def with_users(before: fx.GraphModule, after: fx.GraphModule, change: Change) -> Change:
@@ -231,7 +231,7 @@ def with_users(before: fx.GraphModule, after: fx.GraphModule, change: Change) ->
     """
     nodes = {node.name: node for node in before.graph.nodes}
     others = {node.name for node in after.graph.nodes}
-    takers = (user for old, _ in change.given for user in nodes[old].users if user.op == "call_function")
+    takers = (user for old, _ in change.outputs for user in nodes[old].users if user.op == "call_function")
     # What is written remains a result: a write has none, and a window without results would be the same
     # function whatever it does.
     users = {user.name for user in takers if not is_mutating(user)} & others
@@ -255,16 +255,16 @@ def _between(gm: fx.GraphModule, names: Collection[str]) -> set[str]:
     return (below & above) - set(names)
 
 
-def _given(
+def _output_pairs(
     before: fx.GraphModule, after: fx.GraphModule, mine: Collection[str], theirs: Collection[str]
 ) -> tuple[tuple[str, str], ...]:
     """The values that the rest of the graph takes from changed calls: pairs of names."""
-    found = {(n, n): None for n in _taken_elsewhere(after, theirs) if n in mine}
+    found = {(n, n): None for n in _used_elsewhere(after, theirs) if n in mine}
     found |= {pair: None for pair in _returned_pairs(before, after) if pair[0] in mine or pair[1] in theirs}
     return tuple(found)
 
 
-def taken_pairs(
+def compared_pairs(
     before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
 ) -> list[tuple[str, str]] | None:
     """Return the values that decide whether two graphs return the same: pairs of names, before and after.
@@ -287,7 +287,7 @@ def taken_pairs(
     )
     is_moved = "output" in changed[1]
     moved = [(a, b) for a, b in _returned_pairs(before, after) if a != b and is_moved]
-    return list(dict.fromkeys([*_given(before, after, mine, theirs), *moved]))
+    return list(dict.fromkeys([*_output_pairs(before, after, mine, theirs), *moved]))
 
 
 def _returned_pairs(before: fx.GraphModule, after: fx.GraphModule) -> list[tuple[str, str]]:
@@ -300,7 +300,7 @@ def _returned_pairs(before: fx.GraphModule, after: fx.GraphModule) -> list[tuple
 
 _STEPS = 8
 """How many calls to follow both sides back to common inputs."""
-_MOST_FIXED = 50
+_MAX_FIXED = 50
 
 
 @dataclass(frozen=True)
@@ -323,16 +323,16 @@ class Window:
     def key(self) -> Hashable | None:
         """Equal for windows of one graph that make the same calls of the same values; None with tensors."""
         names = tuple(n.name for n in self.before.graph.find_nodes(op="placeholder"))
-        return None if None in self._told else (names, *self._told)
+        return None if None in self._structure else (names, *self._structure)
 
     @functools.cached_property
     def kind(self) -> Hashable | None:
         """Equal for windows with the same calls of similar values (a layer); None if they hold tensors."""
-        return None if None in self._told else (*self._told, *map(_facts, self.inputs))
+        return None if None in self._structure else (*self._structure, *map(_facts, self.inputs))
 
     @functools.cached_property
-    def _told(self) -> list[Hashable | None]:
-        return [_told(gm) for gm in (self.before, self.after)]
+    def _structure(self) -> list[Hashable | None]:
+        return [_structure(gm) for gm in (self.before, self.after)]
 
 
 def _facts(value: Any) -> Hashable:
@@ -350,7 +350,7 @@ def _facts(value: Any) -> Hashable:
     return value.shape, dtype, value.device, found
 
 
-def _told(gm: fx.GraphModule) -> Hashable | None:
+def _structure(gm: fx.GraphModule) -> Hashable | None:
     if gm.graph.find_nodes(op="get_attr"):
         return None
     numbers = {node: f"%{number}" for number, node in enumerate(gm.graph.nodes)}
@@ -395,10 +395,10 @@ def cut(
         The window; ``None`` if it would take values that are not tensors or numbers.
     """
     names = [set(change.before), set(change.after)]
-    wanted = [[pair[side] for pair in change.given] for side in (0, 1)]
+    wanted = [[pair[side] for pair in change.outputs] for side in (0, 1)]
     graphs = [{node.name: node for node in gm.graph.nodes} for gm in (before, after)]
     for step in itertools.count():
-        parts = [_live(*side) for side in zip(graphs, names, wanted, strict=True)]
+        parts = [_own_and_input_nodes(*side) for side in zip(graphs, names, wanted, strict=True)]
         taken = [part[1] for part in parts]
         # An input of only one side may be computed from inputs of the other. And inputs may not be tuples.
         odd = {
@@ -406,17 +406,17 @@ def cut(
             for mine, others in (taken, taken[::-1])
             for name, node in mine.items()
             if node.op == "call_function"
-            and not _stays(node)
+            and not _must_stay_outside(node)
             and (
                 isinstance(values.get(name), (list, tuple))
-                or (name not in others and (step < _STEPS or _is_fixed(node)))
+                or (name not in others and (step < _STEPS or _is_input_independent(node)))
             )
         }
         if not odd:
             break
         for side in names:
             side |= odd.difference(
-                *(_sources([graph[name] for name in odd if name in graph]) for graph in graphs)
+                *(_ancestors_among([graph[name] for name in odd if name in graph]) for graph in graphs)
             )
     inputs = {**taken[0], **taken[1]}
     if any(isinstance(values.get(name), (list, tuple)) or name not in values for name in inputs):
@@ -427,7 +427,7 @@ def cut(
     return Window(change, made[0], made[1], [values[name] for name in inputs])
 
 
-def _sources(nodes: Sequence[fx.Node]) -> set[str]:
+def _ancestors_among(nodes: Sequence[fx.Node]) -> set[str]:
     """The names of those nodes that another of them is computed from: following that one may reach them."""
     seen: set[fx.Node] = set()
     queue = [value for node in nodes for value in node.all_input_nodes]
@@ -439,18 +439,18 @@ def _sources(nodes: Sequence[fx.Node]) -> set[str]:
     return {node.name for node in nodes if node in seen}
 
 
-def _stays(node: fx.Node) -> bool:
+def _must_stay_outside(node: fx.Node) -> bool:
     """Whether a call must stay outside windows: it calls the RNG or writes, or unpacks such a call."""
     source = node.args[0] if node.target is operator.getitem else node
     return isinstance(source, fx.Node) and (uses_rng(source) or is_mutating(source))
 
 
-def _is_fixed(node: fx.Node) -> bool:
+def _is_input_independent(node: fx.Node) -> bool:
     """Whether a call depends on no input, through few calls: both sides know its value."""
     seen, queue = {node}, [node]
     while queue:
         for value in queue.pop().all_input_nodes:
-            if value.op == "placeholder" or len(seen) > _MOST_FIXED:
+            if value.op == "placeholder" or len(seen) > _MAX_FIXED:
                 return False
             if value not in seen:
                 seen.add(value)
@@ -458,7 +458,7 @@ def _is_fixed(node: fx.Node) -> bool:
     return True
 
 
-def _live(
+def _own_and_input_nodes(
     nodes: Mapping[str, fx.Node], names: Collection[str], outputs: Collection[str]
 ) -> tuple[set[str], dict[str, fx.Node]]:
     """What a part of a graph computes its outputs with: names of its own nodes, and the others it takes."""

@@ -25,7 +25,7 @@ GROUPS = ("group_name", "process_group", "group")
 """Names of operator arguments that identify a process group."""
 
 
-class Carried(NamedTuple):
+class CarriedValues(NamedTuple):
     """How a value is computed, or what a collective carries.
 
     Attributes:
@@ -54,7 +54,7 @@ def region_of(node: fx.Node) -> fx.Graph | None:
     return communicating_graph(node) if node.op == "call_function" else None
 
 
-def carried(graph: fx.Graph, names: Mapping[str, str]) -> list[Carried | None]:
+def carried(graph: fx.Graph, names: Mapping[str, str]) -> list[CarriedValues | None]:
     """Return what each collective, also in regions, carries; ``None`` if nothing named depends on it.
 
     Args:
@@ -64,12 +64,14 @@ def carried(graph: fx.Graph, names: Mapping[str, str]) -> list[Carried | None]:
     given = {}
     for node in graph.find_nodes(op="placeholder"):
         name = names.get(node.name) or _UNKNOWN
-        given[node.name] = Carried(name, name, name)
+        given[node.name] = CarriedValues(name, name, name)
     ends = [names.get(f"output {i}", "") for i in range(len(outputs_of(graph)))]
     return list(_walk(graph, given, ends))
 
 
-def _walk(graph: fx.Graph, given: Mapping[str, Carried], ends: Sequence[str]) -> Iterator[Carried | None]:
+def _walk(
+    graph: fx.Graph, given: Mapping[str, CarriedValues], ends: Sequence[str]
+) -> Iterator[CarriedValues | None]:
     """Yield what the collectives carry.
 
     Args:
@@ -77,7 +79,7 @@ def _walk(graph: fx.Graph, given: Mapping[str, Carried], ends: Sequence[str]) ->
         given: how each placeholder is computed.
         ends: what becomes of each output; ``""`` if that says nothing.
     """
-    values: dict[fx.Node, Carried] = {}
+    values: dict[fx.Node, CarriedValues] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             values[node] = given[node.name]
@@ -93,7 +95,11 @@ def _walk(graph: fx.Graph, given: Mapping[str, Carried], ends: Sequence[str]) ->
             )
             text = ", ".join(_text(n, given) for n in node.all_input_nodes)
             text += "".join(f" -> {name} in place" for name in sorted(written[node]))
-            yield Carried(_digest(loosely, use), _digest(values[node].exactly, use), text) if use else None
+            yield (
+                CarriedValues(_digest(loosely, use), _digest(values[node].exactly, use), text)
+                if use
+                else None
+            )
         elif inner is not None:
             tensors: list[fx.Node] = node.args[1]  # type: ignore[assignment]
             placeholders = inner.find_nodes(op="placeholder")
@@ -107,21 +113,21 @@ def _walk(graph: fx.Graph, given: Mapping[str, Carried], ends: Sequence[str]) ->
             yield from _walk(inner, at, [of.get(i, "") for i in range(len(outputs_of(inner)))])
 
 
-def _describe_value(node: fx.Node, values: Mapping[fx.Node, Carried]) -> Carried:
+def _describe_value(node: fx.Node, values: Mapping[fx.Node, CarriedValues]) -> CarriedValues:
     if _is_size(node):
         return _SIZE
     if node.op == "get_attr":
-        return Carried(_CONSTANT, _constant(node), _CONSTANT)
+        return CarriedValues(_CONSTANT, _constant(node), _CONSTANT)
     given = [values[n] for n in node.all_input_nodes]
     exactly = _call_digest(node, [value.exactly for value in given], True)
     if _only_rearranges(node):
-        return Carried(given[0].loosely, exactly, "")
-    return Carried(
+        return CarriedValues(given[0].loosely, exactly, "")
+    return CarriedValues(
         _call_digest(node, [] if sends(node) else [value.loosely for value in given], False), exactly, ""
     )
 
 
-def _text(node: fx.Node, given: Mapping[str, Carried], depth: int = 3) -> str:
+def _text(node: fx.Node, given: Mapping[str, CarriedValues], depth: int = 3) -> str:
     """Describe how a value is computed, for people."""
     if node.op == "placeholder":
         return given[node.name].text or _UNKNOWN
@@ -133,7 +139,7 @@ def _text(node: fx.Node, given: Mapping[str, Carried], depth: int = 3) -> str:
 
 
 def _use_digests(
-    graph: fx.Graph, values: Mapping[fx.Node, Carried], ends: Sequence[str]
+    graph: fx.Graph, values: Mapping[fx.Node, CarriedValues], ends: Sequence[str]
 ) -> tuple[dict[fx.Node, str], dict[fx.Node, frozenset[str]]]:
     """Return a digest of each value's uses that reach named outputs or written inputs; and those inputs.
 
@@ -245,7 +251,7 @@ def _digest(*parts: str) -> str:
 
 
 _UNKNOWN, _CONSTANT = "?", "a constant"
-_SIZE = Carried("", "a size", "")
+_SIZE = CarriedValues("", "a size", "")
 _COPIES = (
     "clone",
     "constant_pad_nd",

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fake.seam.symbolic_shapes import text_of_size
-from fxpasses.distributed.carried_values import GROUPS, Carried, carried, region_of, sends
+from fxpasses.distributed.carried_values import GROUPS, CarriedValues, carried, region_of, sends
 from fxpasses.distributed.collective_call import CollectiveCall, Signature
 from fxpasses.graphs.rewriting import outputs_of
 
@@ -118,7 +118,7 @@ def _replacement_key(call: CollectiveCall) -> tuple[Any, ...]:
 
 
 def _with_carried_values(
-    calls: Sequence[CollectiveCall], what: Sequence[Carried | None]
+    calls: Sequence[CollectiveCall], what: Sequence[CarriedValues | None]
 ) -> list[CollectiveCall]:
     """Add to a group's alike collectives what they carry. Args: calls, and what all carry by position."""
     several = Counter(map(_replacement_key, calls))

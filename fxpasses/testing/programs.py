@@ -145,7 +145,7 @@ def _loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(x @ weight.mT, labels)
 
 
-def _embedded(ids: Tensor, table: Tensor, weight: Tensor) -> Tensor:
+def _embedding(ids: Tensor, table: Tensor, weight: Tensor) -> Tensor:
     return (F.embedding(ids, table) @ weight).relu().sum(1)
 
 
@@ -178,7 +178,7 @@ def _layers(*modules: Callable[[], nn.Module]) -> nn.Module:
         return nn.Sequential(*(make() for make in modules))
 
 
-def _given(function: Callable[..., Any], *shapes: tuple[int, ...], ids: int = 0) -> Callable[[], Any]:
+def _with_inputs(function: Callable[..., Any], *shapes: tuple[int, ...], ids: int = 0) -> Callable[[], Any]:
     def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
         generator = torch.Generator().manual_seed(0)
         inputs: list[Any] = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -195,24 +195,28 @@ def _module(make: Callable[[], nn.Module], *shape: int) -> Callable[[], Any]:
 
 
 PROGRAMS = (
-    Program("pointwise", _given(_pointwise, (4, 6), (4, 6))),
-    Program("repeated calls", _given(lambda x: x.exp().sin() + x.exp().cos() + (x * 1 + 0) * 2, (4, 6))),
-    Program("sums", _given(_sums, (4, 6), (6, 8), (6, 8), (6, 8))),
-    Program("norm", _given(_norm, (4, 6), (6,))),
-    Program("attention", _given(_attention, (2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8))),
-    Program("masked attention", _given(_masked_attention, (2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8))),
-    Program("one-hot product", _given(_one_hot, (10, 8), ids=10)),
-    Program("low rank", _given(lambda x, a, b: x @ (a @ b), (2, 40), (40, 3), (3, 40))),
-    Program("next token", _given(lambda x, weight: (x @ weight)[:, -1:] * 2, (2, 6, 8), (8, 20))),
-    Program("first row", _given(lambda x, weight: (x @ weight).relu()[:, 0].sum(-1), (2, 6, 8), (8, 8))),
-    Program("shared keys", _given(_shared_keys, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
-    Program("pairs", _given(_pairs, (2, 6, 8), (2, 6, 8), (16, 5))),
-    Program("one weight", _given(_same_weight, (3, 8), (3, 8), (8, 8))),
-    Program("cross entropy", _given(_loss, (4, 8), (10, 8), ids=10)),
-    Program("sum of products", _given(_sum_of_products, (20, 2), (2, 18), (20, 2), (2, 18))),
-    Program("dropout", _given(lambda x, weight: F.dropout((x @ weight).relu(), 0.5), (4, 6), (6, 8))),
-    Program("repeated keys", _given(_repeated_keys, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
-    Program("embedding", _given(_embedded, (10, 8), (8, 3), ids=10)),
+    Program("pointwise", _with_inputs(_pointwise, (4, 6), (4, 6))),
+    Program(
+        "repeated calls", _with_inputs(lambda x: x.exp().sin() + x.exp().cos() + (x * 1 + 0) * 2, (4, 6))
+    ),
+    Program("sums", _with_inputs(_sums, (4, 6), (6, 8), (6, 8), (6, 8))),
+    Program("norm", _with_inputs(_norm, (4, 6), (6,))),
+    Program("attention", _with_inputs(_attention, (2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8))),
+    Program("masked attention", _with_inputs(_masked_attention, (2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8))),
+    Program("one-hot product", _with_inputs(_one_hot, (10, 8), ids=10)),
+    Program("low rank", _with_inputs(lambda x, a, b: x @ (a @ b), (2, 40), (40, 3), (3, 40))),
+    Program("next token", _with_inputs(lambda x, weight: (x @ weight)[:, -1:] * 2, (2, 6, 8), (8, 20))),
+    Program(
+        "first row", _with_inputs(lambda x, weight: (x @ weight).relu()[:, 0].sum(-1), (2, 6, 8), (8, 8))
+    ),
+    Program("shared keys", _with_inputs(_shared_keys, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
+    Program("pairs", _with_inputs(_pairs, (2, 6, 8), (2, 6, 8), (16, 5))),
+    Program("one weight", _with_inputs(_same_weight, (3, 8), (3, 8), (8, 8))),
+    Program("cross entropy", _with_inputs(_loss, (4, 8), (10, 8), ids=10)),
+    Program("sum of products", _with_inputs(_sum_of_products, (20, 2), (2, 18), (20, 2), (2, 18))),
+    Program("dropout", _with_inputs(lambda x, weight: F.dropout((x @ weight).relu(), 0.5), (4, 6), (6, 8))),
+    Program("repeated keys", _with_inputs(_repeated_keys, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
+    Program("embedding", _with_inputs(_embedding, (10, 8), (8, 3), ids=10)),
     Program(
         "linear layers",
         _module(

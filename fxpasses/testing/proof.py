@@ -234,17 +234,17 @@ def prove(
     """
     check_type("prove", "item", item, Pass, "a pass, such as ConcatMatmuls() of fxpasses.passes")
     if model is None:
-        return _survey(item, decompose, samples)
+        return _prove_on_programs(item, decompose, samples)
     check_type("prove", "model", model, callable, "a module or function")
     if isinstance(item, PatternPass):
         item = replace(item, expect_match=True)  # makes it warn with the reason if it does not match
     found: list[SiteProof] = []
     kinds: set[str] = set()
-    with _left_alone() as left_alone:
+    with _collect_near_misses() as left_alone:
         for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):
             kinds.add(kind)
             with few_threads(gm):
-                found += _proofs(item, kind, gm, sort_inputs(gm, values), samples)
+                found += _prove_graph(item, kind, gm, sort_inputs(gm, values), samples)
     if not found:
         looked_at = ", ".join(sorted(kinds)) or f"none of the kinds {', '.join(sorted(item.contract.graphs))}"
         raise NoSiteError(
@@ -256,7 +256,7 @@ def prove(
 
 
 @contextlib.contextmanager
-def _left_alone() -> Iterator[list[str]]:
+def _collect_near_misses() -> Iterator[list[str]]:
     """Collect near misses of patterns, and suppress the warnings about patterns without a match."""
     reasons: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
@@ -278,12 +278,14 @@ def _programs(item: Pass) -> tuple[Program, ...]:
         for other in _other_numbers(example):
             changed = (*examples[:i], other, *examples[i + 1 :])
             name = names[i] if i < len(names) else f"argument {i}"
-            variants.append((f"{name} = {other}", functools.partial(_pattern_called, item.pattern, changed)))
-    make = functools.partial(_pattern_called, item.pattern, examples)
+            variants.append(
+                (f"{name} = {other}", functools.partial(_program_from_pattern, item.pattern, changed))
+            )
+    make = functools.partial(_program_from_pattern, item.pattern, examples)
     return (Program("its pattern", make, tuple(variants)),)
 
 
-def _pattern_called(
+def _program_from_pattern(
     pattern: Callable[..., Any], examples: Sequence[Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return a function that calls a pattern, and tensors. Numbers are literals: variables may be symbols."""
@@ -302,7 +304,7 @@ def _pattern_called(
             values[f"value_{i}"] = value
             arguments.append(f"value_{i}")
     program = eval(f"lambda {', '.join(parameters)}: pattern({', '.join(arguments)})", values)
-    return program, tuple(_drawn(v, generator) for v in tensors)
+    return program, tuple(_sample_tensor(v, generator) for v in tensors)
 
 
 def _other_numbers(value: Any) -> list[Any]:
@@ -314,13 +316,13 @@ def _other_numbers(value: Any) -> list[Any]:
     return []
 
 
-def _drawn(example: ExampleTensor, generator: torch.Generator) -> Tensor:
+def _sample_tensor(example: ExampleTensor, generator: torch.Generator) -> Tensor:
     if example.dtype.is_floating_point:
         return torch.randn(example.shape, generator=generator).to(example.dtype)
     return torch.randint(0, 2, example.shape, generator=generator).to(example.dtype)
 
 
-def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
+def _prove_on_programs(item: Pass, decompose: bool, samples: int) -> PassProof:
     """Prove the pass on all programs it rewrites: the first in all settings, others in the usual ones."""
     differentiated = bool(set(item.contract.graphs) & {"joint", "forward", "backward"})
     found: list[SiteProof] = []
@@ -374,7 +376,7 @@ def _runs(model: Callable[..., Any], inputs: Sequence[Any], gradients: bool) -> 
         wanted = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.requires_grad]
         if gradients and wanted:
             torch.autograd.grad(
-                [v.sum() for v in wanted], [v for v in inputs if _wants(v)], allow_unused=True
+                [v.sum() for v in wanted], [v for v in inputs if _requires_grad(v)], allow_unused=True
             )
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
@@ -386,11 +388,11 @@ def _without_zeros(value: Any) -> Any:
     return value + 2 if is_integer and value.dtype is not torch.bool else value
 
 
-def _wants(value: Any) -> bool:
+def _requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _proofs(
+def _prove_graph(
     item: Pass, kind: GraphKind, gm: fx.GraphModule, inputs: Sequence[Any], samples: int
 ) -> Iterator[SiteProof]:
     whole, runs, sites = _rewrite_all(item, gm, kind)
@@ -408,10 +410,10 @@ def _proofs(
     for site in claimed if len(claimed) > 1 else ():
         copy = copy_graph(gm, constants=True)
         if _rewrite_one(item, copy, site.index):
-            verdict = _with_name(original.equivalent(copy, samples=samples), names)
+            verdict = _with_result_name(original.equivalent(copy, samples=samples), names)
             alone.append(SiteProof(kind, site.index, site.location, verdict))
     index, location = (claimed[0].index, claimed[0].location) if len(claimed) == 1 else (None, None)
-    verdict = _with_name(original.equivalent(whole, samples=samples), names)
+    verdict = _with_result_name(original.equivalent(whole, samples=samples), names)
     proof = SiteProof(kind, index, location, verdict)
     if verdict.kind in ("EQUAL", "UNPROVED") and item.contract.numerics != "none":
         found, why = findings(Rewrite(item, kind, gm, whole, tuple(claimed)), inputs)
@@ -424,7 +426,7 @@ def _proofs(
     yield proof
 
 
-def _with_name(verdict: Verdict, names: Sequence[str]) -> Verdict:
+def _with_result_name(verdict: Verdict, names: Sequence[str]) -> Verdict:
     """Return the verdict with a result named as in the value check, such as the gradient of a parameter."""
     finding = verdict.finding
     if finding is None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fake.seam.pytree import tree_map
-from fxpasses.checking._torch_dynamo import compile_apart, nothing_left_behind
+from fxpasses.checking._torch_dynamo import compile_isolated, discard_dynamo_state
 from fxpasses.checking.inputs import deep_copy
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.options import Options, check_listed_passes
@@ -175,10 +175,10 @@ def tune(
             cache=cache_setting,
         )
         line("compiling the default")
-        with nothing_left_behind(), torch.random.fork_rng(), session.count_time():
+        with discard_dynamo_state(), torch.random.fork_rng(), session.count_time():
             copied = deep_copy("model", model, "tuned")
             copied_args, copied_kwargs = tree_map(_copy_input, (args, dict(kwargs or {})))
-            compile_apart(copied, "fxpasses", options={**checked_options, "passes": session})(
+            compile_isolated(copied, "fxpasses", options={**checked_options, "passes": session})(
                 *copied_args, **copied_kwargs
             )
     if not session.results and not session.untuned:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.checking.model import Collector, StageCheck, judged
+from fxpasses.checking.model import Collector, StageCheck, compare_results
 from fxpasses.checking.model_steps import Results, Steps
 from fxpasses.checking.rounding import PROGRAM_LIMIT
 from fxpasses.compiling.options import Options
@@ -88,19 +88,19 @@ class Verdicts:
         if self._eager is None:
             self._eager = self._steps.eager()
             self._variation = self._steps.variation(self._eager)
-            self._yardsticks, _ = self._steps.yardsticks()
+            self._yardsticks, _ = self._steps.reference_runs()
         comparable = choice.without_allowed()
         if self._needs_eager_random or comparable != choice:
             program = self._compile(self._options_for_comparison(comparable))
         results = self._steps.compiled(lambda step: program)
         # Apply the limits for kernels, whatever runs the graph. Verdicts on rewrites say which round worse.
-        check = judged(f"inductor, {choice}", results, self._eager, self._yardsticks)
+        check = compare_results(f"inductor, {choice}", results, self._eager, self._yardsticks)
         if check.ok:
             return check
         if self._default is None:
             default = self._compile(self._options_for_comparison(Choice()))
             self._default = self._steps.compiled(lambda step: default)
-        against_default = judged(check.stage, results, self._default, self._yardsticks)
+        against_default = compare_results(check.stage, results, self._default, self._yardsticks)
         is_no_farther = against_default.ok and against_default.times <= _MAX_DISTANCE_RATIO
         return dataclasses.replace(check, problems=()) if is_no_farther else check
 
@@ -129,10 +129,10 @@ class Verdicts:
         )
         with tempfile.TemporaryDirectory() as repros:
             collector = Collector(Path(repros), lambda *told: None, seconds, {step.item.name})
-            participants = Participants(values=collector.of_next_graph(), counts=False)
+            participants = Participants(values=collector.new_graph_check(), counts=False)
             compiled = compile_graph(self._gm, self._inputs, options, participants)
             self._steps.compiled(lambda step: compiled)
-            found, notes = collector.stages(), collector.told()
+            found, notes = collector.stages(), collector.notes()
         wrong = [problem for stage in found for problem in stage.problems]
         if wrong:
             return f"the rewrite is wrong: {wrong[0]}", ""

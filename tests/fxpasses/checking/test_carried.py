@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxpasses
-from fxpasses.checking.carried import Carried, Step
+from fxpasses.checking.carried import CarriedValues, Step
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.values import Reference, compare, value_names
@@ -61,7 +61,7 @@ def test_values_are_carried_over_a_rewrite_that_keeps_bits():
     twice = rewritten(once, lambda graph: first(graph, aten.add.Tensor).update_arg(1, 0.5))
     steps = [Step(gm, once, bitwise=True)]
     steps.append(Step(once, twice, bitwise=True, last=steps[0]))
-    carried = Carried(GIVEN)
+    carried = CarriedValues(GIVEN)
     assert carried.agrees(steps[0])
     assert steps[1].follows
     assert not carried.agrees(steps[1])
@@ -84,7 +84,7 @@ def test_values_are_carried_over_what_rounds_otherwise():
     steps = [Step(gm, flipped, bitwise=False)]
     steps.append(Step(flipped, squared, bitwise=False, last=steps[0]))
     names = value_names(gm, "inference")
-    carried = Carried([x])
+    carried = CarriedValues([x])
     assert not carried.agrees(steps[0])
     assert compare(Reference(gm, [x], 0, carried.before), flipped, names) == []
     assert not carried.agrees(steps[1])
@@ -97,24 +97,24 @@ def test_not_a_number_may_be_lost(bitwise):
     x = torch.tensor([1.0, float("nan")])
     gm, other = graph(lambda x: (x * 2 - x * 2,), x), graph(lambda x: (x * 0,), x)
     zeros = graph(lambda x: (torch.zeros_like(x),), x)
-    assert Carried([x]).agrees(Step(gm, other, bitwise))
-    assert Carried([x]).agrees(Step(gm, zeros, bitwise)) is not bitwise
-    assert not Carried([x]).agrees(Step(zeros, gm, bitwise))
+    assert CarriedValues([x]).agrees(Step(gm, other, bitwise))
+    assert CarriedValues([x]).agrees(Step(gm, zeros, bitwise)) is not bitwise
+    assert not CarriedValues([x]).agrees(Step(zeros, gm, bitwise))
     guarded = graph(lambda x: (x.masked_fill(x.isnan(), 0),), x)
     unguarded = graph(lambda x: (x.masked_fill(torch.full_like(x, False, dtype=torch.bool), 0),), x)
-    assert not Carried([x]).agrees(Step(guarded, unguarded, bitwise))
+    assert not CarriedValues([x]).agrees(Step(guarded, unguarded, bitwise))
 
 
 @pytest.mark.parametrize("change", [trebled, swapped])
 def test_what_differs_is_not_carried(change):
     gm = graph(before, *GIVEN)
-    assert not Carried(GIVEN).agrees(Step(gm, rewritten(gm, change), bitwise=False))
+    assert not CarriedValues(GIVEN).agrees(Step(gm, rewritten(gm, change), bitwise=False))
 
 
 def test_a_graph_that_refuses_its_inputs_says_nothing():
     gm = graph(before, *GIVEN)
     with pytest.raises(Unsupported, match="raises RuntimeError"):
-        Carried([torch.randn(3, 4), torch.randn(3, 3)]).agrees(
+        CarriedValues([torch.randn(3, 4), torch.randn(3, 3)]).agrees(
             Step(gm, rewritten(gm, doubled), bitwise=False)
         )
 
@@ -133,7 +133,7 @@ def test_a_window_is_followed_to_what_both_sides_know():
     x = torch.randn(4)
     one, other = graph(recomputed, x), graph(kept, x)
     changed = changed_nodes(one, other)
-    found = [change for change in changes(one, other, changed) if change.given]
+    found = [change for change in changes(one, other, changed) if change.outputs]
     run = Run(one, keep=True)
     run([x])
     windows = [cut(one, other, change, run.values) for change in found]

@@ -42,7 +42,7 @@ def test_an_unchanged_call_between_changed_ones_runs_along():
     (change,) = changes(before, after, changed_nodes(before, after))
     assert change.before == {"product", "difference", "scaled", "masked"}
     assert change.after == {"flipped", "difference", "inner", "masked"}
-    assert set(change.given) >= {("masked", "masked"), ("difference", "difference")}
+    assert set(change.outputs) >= {("masked", "masked"), ("difference", "difference")}
 
 
 def test_a_call_between_in_both_graphs_stays_outside():

@@ -14,10 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fake.dispatch.communication import NAMESPACES, communicates
 from fxpasses.checking.collectives import (
     UnknownCollective,
-    answers,
     collectives,
     mark_parameters,
     refuse_unknown,
+    simulate_collective,
 )
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.interpret import ExactRun, Run
@@ -53,7 +53,7 @@ def every_collective():
 def answered(target, *values, **named):
     """What a collective answers to processes that each send a value."""
     rest = named.pop("rest", ())
-    return answers(target, [((value, *rest), named) for value in values])
+    return simulate_collective(target, [((value, *rest), named) for value in values])
 
 
 def test_each_process_is_answered_with_what_all_send():
@@ -165,7 +165,7 @@ def test_none_is_really_called(target, monkeypatch):
         named["out"] = torch.ones(8, 2)
     # Made up, or refused by name; a real call would fail the test.
     with contextlib.suppress(UnknownCollective):
-        answers(target, [(positional, named)] * 2)
+        simulate_collective(target, [(positional, named)] * 2)
 
 
 def test_other_libraries_collectives_are_known_by_their_schema():

@@ -7,9 +7,9 @@ from torch.nn import functional
 
 import fxpasses
 from fxpasses.checking.critical_inputs import critical_integers, critical_sizes
-from fxpasses.checking.critical_values import _chosen_otherwise, at_critical_values
+from fxpasses.checking.critical_values import _changed_choices, at_critical_values
 from fxpasses.checking.rounding import less_precise
-from fxpasses.checking.values import Reference, compare, rounds_worse, value_names
+from fxpasses.checking.values import Reference, compare, precision_losses, value_names
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.testing import prove
 
@@ -54,7 +54,7 @@ def found(before, after, inputs):
 
 def worse(at):
     names = value_names(at.before, "joint")
-    return rounds_worse(Reference(at.before, at.inputs).rewriting(at.after), names)
+    return precision_losses(Reference(at.before, at.inputs).rewriting(at.after), names)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -454,7 +454,7 @@ def test_choices_of_the_same_values_are_the_same_everywhere():
                 node.replace_all_uses_with(make(after.graph.call_function, *node.args))
             after.graph.erase_node(node)
         rewriting = Reference(before, inputs).rewriting(after)
-        return [any(_chosen_otherwise(rewriting, window)) for window in rewriting.windows]
+        return [any(_changed_choices(rewriting, window)) for window in rewriting.windows]
 
     def negated(call, a, b):
         return call(aten.neg.default, (call(aten.mm.default, (call(aten.neg.default, (a,)), b)),))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fxpasses
-from fxpasses.checking.fused_kernels import as_defined
+from fxpasses.checking.fused_kernels import recompute_by_definition
 from fxpasses.checking.interpret import ExactRun
 from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.values import Reference, compare, loses, value_names
@@ -114,13 +114,15 @@ def test_the_definition_is_what_the_kernel_computes(heads):
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     kernel = forward(q, k, v, attn_mask=mask)
-    results = as_defined(
+    results = recompute_by_definition(
         forward, (q, k, v), {"attn_mask": mask}, [torch.empty_like(value) for value in kernel]
     )
     torch.testing.assert_close(results, list(kernel))
     args = (g, q, k, v, *kernel, 0.0, False)
     kernel = backward(*args, attn_mask=mask)
-    results = as_defined(backward, args, {"attn_mask": mask}, [torch.zeros_like(value) for value in kernel])
+    results = recompute_by_definition(
+        backward, args, {"attn_mask": mask}, [torch.zeros_like(value) for value in kernel]
+    )
     torch.testing.assert_close(results, list(kernel))
 
 

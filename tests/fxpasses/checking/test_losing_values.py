@@ -5,7 +5,7 @@ import torch
 
 import fxpasses
 from fxpasses.checking.critical_values import at_critical_values
-from fxpasses.checking.values import Reference, rounds_worse, value_names
+from fxpasses.checking.values import Reference, precision_losses, value_names
 
 X, Y = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
 EDGES = torch.tensor([-1.3, -0.2, 0.45, 1.1])
@@ -19,7 +19,7 @@ def lost(before, after, *inputs):
     return [
         m
         for at in found
-        for m in rounds_worse(
+        for m in precision_losses(
             Reference(at.before, at.inputs).rewriting(at.after), value_names(at.before, "inference")
         )
     ]

@@ -80,7 +80,7 @@ def test_tensors_that_a_model_makes_are_wide_in_float64():
         state = torch.zeros(2) + torch.full((2,), 0.1)
         return torch.stack([x, state]) * torch.arange(2)
 
-    wide, why = Steps(made, (torch.ones(2),), {}, backward=False).yardsticks()
+    wide, why = Steps(made, (torch.ones(2),), {}, backward=False).reference_runs()
     assert why == ""
     assert wide[0]["output 0"].dtype is torch.float64
     assert wide[0]["output 0"][1].tolist() == [0.0, 0.1], "not the tenth of float32"

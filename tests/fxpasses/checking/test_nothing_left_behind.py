@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from fxpasses.checking._torch_dynamo import nothing_left_behind
+from fxpasses.checking._torch_dynamo import discard_dynamo_state
 
 
 def counted(compiled):
@@ -20,7 +20,7 @@ def test_what_was_compiled_inside_is_compiled_again():
     first = torch.compile(lambda x: x + 1, backend=counted(before))
     second = torch.compile(lambda x: x + 2, backend=counted(inside))
     first(torch.ones(2))
-    with nothing_left_behind():
+    with discard_dynamo_state():
         first(torch.ones(2))
         second(torch.ones(2))
     first(torch.ones(2))
@@ -32,7 +32,7 @@ def test_what_another_thread_compiles_meanwhile_stays():
     """It may be inside of the compiled code, which would be freed."""
     compiled = []
     other = torch.compile(lambda x: x * 3, backend=counted(compiled))
-    with nothing_left_behind():
+    with discard_dynamo_state():
         thread = threading.Thread(target=lambda: other(torch.ones(2)))
         thread.start()
         thread.join()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fxpasses import capture, pattern_pass
-from fxpasses.checking.open_order import open_results
+from fxpasses.checking.open_order import tie_dependent_outputs
 from fxpasses.checking.rounding import less_precise
 from fxpasses.checking.values import Reference, compare, value_names
 from fxpasses.graphs.rewriting import copy_graph
@@ -26,8 +26,8 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_indices_of_equal_elements_are_open(name):
     gm = capture(lambda x: (*OPERATORS[name](x), x + 1), TIES).forward
-    assert open_results(gm, [TIES]) == {1}
-    assert open_results(gm, [ALL_OTHERS]) == set()
+    assert tie_dependent_outputs(gm, [TIES]) == {1}
+    assert tie_dependent_outputs(gm, [ALL_OTHERS]) == set()
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_indices_of_equal_elements_are_open(name):
     ids=["max", "argmax", "stable sort", "what is taken is there once"],
 )
 def test_these_are_told(function):
-    assert open_results(capture(function, TIES).forward, [TIES]) == set()
+    assert tie_dependent_outputs(capture(function, TIES).forward, [TIES]) == set()
 
 
 def test_what_is_computed_from_an_open_index_is_open():
     gm = capture(lambda x: (x.gather(1, torch.topk(x, 2).indices + 0), torch.topk(x, 2).values), TIES).forward
-    assert open_results(gm, [TIES]) == {0}
+    assert tie_dependent_outputs(gm, [TIES]) == {0}
 
 
 def test_a_call_that_still_stands_but_has_no_use_any_more_is_not_kept():
@@ -56,8 +56,8 @@ def test_a_call_that_still_stands_but_has_no_use_any_more_is_not_kept():
     with after.graph.inserting_before(add):
         order = after.graph.call_function(aten.argsort.default, (next(iter(after.graph.nodes)), -1, True))
         add.args = (after.graph.call_function(aten.slice.Tensor, (order, 1, 0, 2)), 1)
-    assert open_results(gm, [TIES], gm) == set()
-    assert open_results(gm, [TIES], after) == {0}
+    assert tie_dependent_outputs(gm, [TIES], gm) == set()
+    assert tie_dependent_outputs(gm, [TIES], after) == {0}
 
 
 def test_rows_of_a_table_at_open_indices_are_not_called_less_precise():
@@ -98,8 +98,8 @@ def test_a_router_that_chooses_others_is_found():
 def test_which_nan_is_taken_is_open():
     several, one = torch.tensor([[1.0, float("nan"), float("nan")]]), torch.tensor([[1.0, float("nan"), 0.0]])
     gm = capture(lambda x: (*torch.topk(x, 2), x + 1), several).forward
-    assert open_results(gm, [several]) == {1}
-    assert open_results(gm, [one]) == set()
+    assert tie_dependent_outputs(gm, [several]) == {1}
+    assert tie_dependent_outputs(gm, [one]) == set()
 
 
 ROUTERS = {
@@ -150,10 +150,12 @@ def _masked(fill, scale=1):
 def test_an_element_that_is_not_among_the_equal_ones_is_no_open_choice():
     x, bias = torch.tensor([[1.0, -1.0, 0.5, 2.0]]), torch.tensor([0.0, 0.0, -3.0, -4.0])
     zeros, infinite = (capture(_masked(fill), x, bias).forward for fill in (0.0, float("-inf")))
-    assert open_results(zeros, [x, bias], infinite) == set()  # negative scores are below masked zeros
-    assert open_results(zeros, [x, bias], zeros) == set()
+    assert (
+        tie_dependent_outputs(zeros, [x, bias], infinite) == set()
+    )  # negative scores are below masked zeros
+    assert tie_dependent_outputs(zeros, [x, bias], zeros) == set()
     doubled, tripled = (capture(_masked(0.0, scale), x, bias).forward for scale in (2, 3))
-    assert open_results(doubled, [x, bias], tripled) == {0}  # either of the masked zeros
+    assert tie_dependent_outputs(doubled, [x, bias], tripled) == {0}  # either of the masked zeros
 
 
 def test_a_mask_value_that_negative_scores_fall_below_is_found():

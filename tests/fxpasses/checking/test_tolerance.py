@@ -259,7 +259,7 @@ def test_an_operator_that_does_not_know_float64_runs_in_its_own_type():
         assert not compare(Reference(gm, [x]), right, names)
         run = ExactRun(gm)
         run([x])
-        assert run.coarsest == torch.finfo(torch.float32).eps
+        assert run.max_relative_error == torch.finfo(torch.float32).eps
 
 
 def test_what_float64_leaves_of_terms_that_cancel_is_no_difference():

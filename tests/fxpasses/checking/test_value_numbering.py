@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import fx
 
-from fxpasses.checking.carried import Carried, Step
+from fxpasses.checking.carried import CarriedValues, Step
 from fxpasses.checking.values import Reference, compare, value_names
 from fxpasses.checking.windows import changed_nodes, changed_values
 
@@ -60,7 +60,7 @@ def test_what_is_computed_once_or_again_is_the_same_value(after):
     assert new <= {"e", "f"}  # calls without namesakes
     for a, b in ((one, other), (other, one)):
         assert mismatches(a, b) == []
-        assert Carried([X]).agrees(Step(a, b, bitwise=True))
+        assert CarriedValues([X]).agrees(Step(a, b, bitwise=True))
 
 
 def test_exchanged_names_hide_nothing():
@@ -78,7 +78,7 @@ def test_exchanged_names_hide_nothing():
 
     assert mismatches(graph(before), graph(exchanged)) == []
     assert {found.position for found in mismatches(graph(before), graph(wrong))} == {0, 1}
-    assert not Carried([X]).agrees(Step(graph(before), graph(wrong), bitwise=False))
+    assert not CarriedValues([X]).agrees(Step(graph(before), graph(wrong), bitwise=False))
 
 
 def test_a_value_that_moved_to_another_name_does_not_hide_what_took_its_own():
@@ -179,5 +179,5 @@ def test_what_is_not_said_to_be_changed_is_equal(one, other, random):
         wrong = {found.position for found in mismatches(before, after) if found.fault == "value"}
         assert wrong <= {at for at, is_equal in enumerate(expected) if not is_equal}
         assert bool(wrong) is not all(expected)
-        agree = Carried([X]).agrees(Step(before, after, bitwise=False))
+        agree = CarriedValues([X]).agrees(Step(before, after, bitwise=False))
         assert not agree or all(expected)
