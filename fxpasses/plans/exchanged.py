@@ -11,7 +11,7 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.arguments import SameArguments
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.gradients import have_no_gradients
+from fxpasses.plans.parameter_gradients import have_no_gradients
 
 Entries = dict[Any, Any] | list[Any]
 

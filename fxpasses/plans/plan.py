@@ -13,9 +13,9 @@ from fxpasses.plans._torch_frames import skipped_by_dynamo
 from fxpasses.plans._torch_optimizers import current_option
 from fxpasses.plans.exchanged import Exchanged, Place, PlaceKey, are_exchangeable, key_of
 from fxpasses.plans.given_numbers import GivenNumbers
-from fxpasses.plans.gradients import Gradients, have_no_gradients
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.named_attributes import current_integer
+from fxpasses.plans.parameter_gradients import Gradients, have_no_gradients
 from fxpasses.plans.plan_files import SUFFIX
 from fxpasses.plans.results import result_builder
 from fxpasses.plans.runtime import aot_callable

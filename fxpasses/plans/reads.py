@@ -36,10 +36,10 @@ from fxpasses.plans.code import (
     strings_of,
 )
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.gradients import facts_of_gradients
 from fxpasses.plans.hooks_of_modules import ALL_HOOKS
 from fxpasses.plans.named_attributes import Names, names_from
 from fxpasses.plans.origin import TORCH_FOLDER, is_covered_by_version
+from fxpasses.plans.parameter_gradients import facts_of_gradients
 from fxpasses.plans.unseen import ENVIRONMENT, environment_variables_read
 from fxpasses.plans.walk import Walk
 

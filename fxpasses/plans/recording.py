@@ -29,7 +29,7 @@ from fxpasses.plans.forward_alone import FORWARD_ALONE
 from fxpasses.plans.frames import PYTHON, function_of
 from fxpasses.plans.generated import Module
 from fxpasses.plans.given_numbers import names_of_numbers, numbers_among
-from fxpasses.plans.gradients import have_no_gradients
+from fxpasses.plans.parameter_gradients import have_no_gradients
 from fxpasses.plans.plan_files import hash_of, write_plan, write_refusal
 from fxpasses.plans.reads import Read, read_of_attributes, reads_of_optimizers, walk_reads
 from fxpasses.plans.recorded_forward import RecordedForward

@@ -91,12 +91,12 @@ def test_who_stands_for_whom():
         rows, columns = Group(4, 2, rank, 1), Group(4, 2, other, 2)
         for group, process in itertools.product((rows, columns), range(4)):
             members = group.members(process)
-            assert members[group.place(process, 2)] == process
+            assert members[group.rank_of(process, 2)] == process
             assert all(group.members(member) == members for member in members)
             assert len(set(rows.members(process)) & set(columns.members(process))) == 1
-        assert (rows.place(0, 2), columns.place(0, 2)) == (rank, other)
+        assert (rows.rank_of(0, 2), columns.rank_of(0, 2)) == (rank, other)
     for size, rank in itertools.product((4, 6, 8), (0, 1, 3)):
         group = Group(4, size, rank)
-        assert group.place(0, size) == rank
+        assert group.rank_of(0, size) == rank
         assert len({tuple(group.members(process)) for process in range(4)}) == 1
-        assert all(group.members(process)[group.place(process, size)] == process for process in range(4))
+        assert all(group.members(process)[group.rank_of(process, size)] == process for process in range(4))

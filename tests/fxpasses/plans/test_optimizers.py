@@ -13,8 +13,8 @@ from torch import nn
 import fxpasses
 from fxpasses.plans._torch_optimizers import current_option, init_optimizer_state
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.gradients import Gradients, facts_of_gradients, have_no_gradients
 from fxpasses.plans.origin import origin_of
+from fxpasses.plans.parameter_gradients import Gradients, facts_of_gradients, have_no_gradients
 from tests import children
 from tests.fxpasses.plans.training_steps import CASES, run
 
