@@ -14,27 +14,12 @@ from typing import Any
 
 import torch
 
+from fxpasses.compiling.environment import deciding_variables, own_source
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomically
 
 log = logging.getLogger(__name__)
-
-_VARIABLE_PREFIXES = (
-    "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
-)  # fmt: skip
-_IGNORED_PREFIXES = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG", "FXPASSES_CACHE_DIR",
-              "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_HOME", "TORCHELASTIC_")  # fmt: skip
-"""Those of them that change only messages and locations."""
-
-
-def deciding_variables() -> dict[str, str]:
-    """The environment variables that compilers and kernels read, and their values."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLE_PREFIXES) and not name.startswith(_IGNORED_PREFIXES)
-    }
 
 
 def surroundings() -> dict[str, str]:
@@ -50,7 +35,7 @@ def surroundings() -> dict[str, str]:
     if registry is not None and registry.active_passes():
         raise NoPlan("a use_passes block adds passes")
     found = dict(_process_constants())
-    found |= {f"environment variable {name}": value for name, value in deciding_variables().items()}
+    found |= deciding_variables()
     found |= {f"setting {name}": _setting_text(value) for name, value in _torch.changed_settings().items()}
     return found
 
@@ -113,11 +98,7 @@ def _own_source() -> str:
             return cached.read_text()
     except (OSError, PlanFileError):
         pass  # computed below
-    digest = hashlib.sha256()
-    for path, _ in files:
-        with open(path, "rb") as file:
-            digest.update(f"{os.path.relpath(path, root)}\0".encode() + file.read())
-    text = digest.hexdigest()[:32]
+    text = own_source()
     try:
         if cached is not None:
             write_atomically(cached, text.encode())
