@@ -29,7 +29,7 @@ from fxpasses.checking.collectives import (
 from fxpasses.checking.fused_kernels import compute_in_float64, recompute_by_definition
 from fxpasses.checking.inputs import Unsupported, cloned, made_up, placeholders
 from fxpasses.exact.float_constants import uniform_value, unrounded
-from fxpasses.exact.time_limit import spend_time
+from fxpasses.exact.time_limit import raise_if_out_of_time
 from fxpasses.graphs.aliasing import effect_of, is_mutating, uses_rng
 from fxpasses.graphs.rewriting import subgraphs
 
@@ -133,7 +133,7 @@ class Run(fx.Interpreter):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph. Args: those of :meth:`torch.fx.Interpreter.run`."""
-        spend_time()
+        raise_if_out_of_time()
         self._reset()
         return super().run(*args, **kwargs)
 

@@ -20,7 +20,7 @@ from fxpasses.checking.inputs import deep_copy
 from fxpasses.checking.interpret import RUN_ERRORS, as_float64
 from fxpasses.checking.rounding import perturbed, perturbed_in_dtype, same_bits
 from fxpasses.errors import OptionsError
-from fxpasses.exact.time_limit import spend_time
+from fxpasses.exact.time_limit import raise_if_out_of_time
 
 Results = dict[str, Tensor]
 """Outputs, inputs after the run, gradients and buffers, by name, in the order of computation."""
@@ -84,7 +84,7 @@ class Steps:
     def _run(
         self, compile: Callable[[Any], Any], wide: bool = False, seed: int = 0, move: int | None = None
     ) -> Results:
-        spend_time()
+        raise_if_out_of_time()
         model = deep_copy("model", self._model, "checked")
         if isinstance(model, nn.Module):
             model = _to_float64(model) if wide else model

@@ -18,7 +18,7 @@ from fxpasses.exact.dual import Dual
 from fxpasses.exact.machine import Machine, UnsupportedCall, is_random
 from fxpasses.exact.same_values import Relation, compare, digests
 from fxpasses.exact.samples import evaluate_size, symbol_values
-from fxpasses.exact.time_limit import spend_time
+from fxpasses.exact.time_limit import raise_if_out_of_time
 
 _copy = torch.ops.aten.copy.default
 _as_strided = torch.ops.aten.as_strided.default
@@ -71,7 +71,7 @@ class Run(fx.Interpreter):
 
     def evaluate(self, *inputs: Any) -> Any:
         """Return the outputs of the graph."""
-        spend_time()
+        raise_if_out_of_time()
         self._inputs = inputs
         return self.run(*inputs, enable_io_processing=False)
 

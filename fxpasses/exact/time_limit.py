@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 
-_until: list[float] = []
+_deadline = ContextVar("deadline", default=math.inf)
+"""Of this thread. Others may compile meanwhile."""
 
 
 class OutOfTime(BaseException):
@@ -16,14 +19,14 @@ class OutOfTime(BaseException):
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise :class:`OutOfTime` from the first run of a graph after so many seconds."""
-    _until.append(time.monotonic() + seconds)
+    before = _deadline.set(min(_deadline.get(), time.monotonic() + seconds))
     try:
         yield
     finally:
-        _until.pop()
+        _deadline.reset(before)
 
 
-def spend_time() -> None:
-    """Continue if there is time. Raises: OutOfTime: there is none."""
-    if _until and time.monotonic() > _until[-1]:
+def raise_if_out_of_time() -> None:
+    """Raise :class:`OutOfTime` if the time is up."""
+    if time.monotonic() > _deadline.get():
         raise OutOfTime

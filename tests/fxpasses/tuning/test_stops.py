@@ -6,7 +6,7 @@ from torch import fx
 
 import fxpasses
 from fxpasses.compiling.options import Options
-from fxpasses.exact.time_limit import OutOfTime, spend_time, time_limit
+from fxpasses.exact.time_limit import OutOfTime, raise_if_out_of_time, time_limit
 from fxpasses.tuning import tuned_graph as module
 from fxpasses.tuning.choice import Choice
 from fxpasses.tuning.intervals import Interval
@@ -18,7 +18,7 @@ def test_checks_stop_when_the_time_is_up():
     x = torch.ones(3)
     with time_limit(-1.0), pytest.raises(OutOfTime):
         fxpasses.check(torch.nn.Linear(3, 2), x, options={"compiler": "eager"}, show=False)
-    spend_time()  # the limit was for the check
+    raise_if_out_of_time()  # the limit was for the check
 
 
 def test_what_was_interrupted_goes_on_the_next_time(tmp_path, monkeypatch):
