@@ -81,8 +81,8 @@ def compile_frame(
             tuned_graph,
         )  # imports measuring and checking, which other compilations do not need
 
-        one = given if isinstance(given, Session) else None
-        return tuned_graph(gm, example_inputs, parsed, one, functools.partial(_compile, limits=None))
+        session = given if isinstance(given, Session) else None
+        return tuned_graph(gm, example_inputs, parsed, session, functools.partial(_compile, limits=None))
     compiled = _compile(gm, example_inputs, parsed, limits)
     if parsed.compiled_autograd:
         # A captured backward pass already calls each region's backward operator.
