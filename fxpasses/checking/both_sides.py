@@ -46,7 +46,7 @@ class BothSides:
     @functools.cached_property
     def _theirs(self) -> set[str]:
         """Calls of the second side whose values are not those of the first side under the same names."""
-        return changed_values(self._window.before, self._window.after)[1]
+        return _following(self._window.after, changed_values(self._window.before, self._window.after)[1])
 
     def are_different(self, values: Mapping[str, Tensor]) -> bool:
         """Whether the sides are different functions at these inputs, by name."""
@@ -84,7 +84,7 @@ def _outputs(gm: fx.GraphModule, values: Mapping[str, Any]) -> list[Any]:
 
 
 def _following(gm: fx.GraphModule, names: Collection[str]) -> set[str]:
-    """The calls of a graph that depend on given values."""
+    """Given values of a graph, and the calls that depend on them."""
     found: set[str] = set(names)
     for node in gm.graph.nodes:
         if node.op == "call_function" and any(value.name in found for value in node.all_input_nodes):

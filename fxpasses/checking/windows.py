@@ -61,8 +61,8 @@ def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[st
 def changed_values(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
     """Return the changed nodes whose values may differ: equal calls count once (value numbering).
 
-    A node of the graph after that is not listed has the value of the node with its name. If a graph writes to
-    memory, all changed nodes are listed.
+    A node of the graph after that is not listed does the same as the node with its name, to the arguments with
+    these names. If a graph writes to memory, all changed nodes are listed.
     """
     if any(is_mutating(node) for gm in (before, after) for node in gm.graph.nodes):
         return changed_nodes(before, after)
