@@ -23,7 +23,7 @@ from fake.seam.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # otherwise imported on first access, so that importing this package needs no torch
-    from fxpasses.checking.bisection import bisect_script
+    from fxpasses.checking.bisecting.bisection import bisect_script
     from fxpasses.checking.model import check
     from fxpasses.compiling.history import Compilation, Miss, compilations, explain_miss, reset_compilations
     from fxpasses.compiling.options import Options

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, distributed, fx
 
 from fxpasses import _torch
-from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.region_check import RegionChecks
-from fxpasses.checking.staged import in_eager_with_repro
+from fxpasses.checking.stages.lowered import LoweringCheck
+from fxpasses.checking.stages.staged import in_eager_with_repro
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.backward_capture import with_captured_backward
 from fxpasses.compiling.factors import input_names

@@ -335,7 +335,7 @@ class ValueMismatchError(PassError):
     """A pass changed what the graph computes (``options={"check": "values"}``).
 
     Attributes:
-        mismatches: which results differ and how: :class:`fxpasses.checking.values.Mismatch`.
+        mismatches: which results differ and how: :class:`fxpasses.checking.comparison.values.Mismatch`.
         sites: the match sites where the pass is wrong; empty for a pass that claims none.
         partners: earlier passes without which this pass is correct: the fault lies in their interaction.
     """

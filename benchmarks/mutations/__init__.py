@@ -26,10 +26,10 @@ from torch import Tensor, fx
 import fxpasses
 from benchmarks._transformers import NAMES, build
 from benchmarks.mutations.changes import Mutation, mutations
-from fxpasses.checking.inputs import cloned, made_up
-from fxpasses.checking.interpret import ExactRun, Run
-from fxpasses.checking.rounding import less_precise
-from fxpasses.checking.same_function import differences_in_float64
+from fxpasses.checking.comparison.rounding import less_precise
+from fxpasses.checking.comparison.same_function import differences_in_float64
+from fxpasses.checking.execution.inputs import cloned, made_up
+from fxpasses.checking.execution.interpret import ExactRun, Run
 from fxpasses.exact import Original
 from fxpasses.exact.samples import EDGES, Family
 from fxpasses.testing.proof import _joint_inputs

@@ -20,8 +20,8 @@ from torch import fx
 import fxpasses
 from benchmarks.rewrites.pairs import REWRITES, Program, Rewriting
 from fxpasses.checking.checked_calls import Rewrite
+from fxpasses.checking.comparison.values import Mismatch
 from fxpasses.checking.findings import findings
-from fxpasses.checking.values import Mismatch
 from fxpasses.errors import CaptureError
 from fxpasses.exact import equivalent
 from fxpasses.graphs.rewriting import outputs_of

@@ -15,12 +15,25 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses._torch import disable_current_modes
-from fxpasses.checking.carried import CarriedValues, Step
-from fxpasses.checking.collectives import mark_parameters
-from fxpasses.checking.critical_inputs import critical_integers, critical_rows, critical_sizes
-from fxpasses.checking.critical_values import at_critical_values
-from fxpasses.checking.given_values import Counterexample
-from fxpasses.checking.inputs import (
+from fxpasses.checking.comparison.carried import CarriedValues, Step
+from fxpasses.checking.comparison.nan_guards import has_finite_tests, has_masks
+from fxpasses.checking.comparison.same_function import Relation
+from fxpasses.checking.comparison.values import (
+    Mismatch,
+    Outcome,
+    Reference,
+    compare,
+    is_tangent,
+    loses,
+    value_names,
+)
+from fxpasses.checking.critical.critical_inputs import critical_integers, critical_rows, critical_sizes
+from fxpasses.checking.critical.critical_values import at_critical_values
+from fxpasses.checking.critical.given_values import Counterexample
+from fxpasses.checking.critical.masked_rows import with_masked_rows
+from fxpasses.checking.critical.overflow import OVERFLOW_FRACTION, largest_power, stays_finite
+from fxpasses.checking.execution.collectives import mark_parameters
+from fxpasses.checking.execution.inputs import (
     Unsupported,
     cloned,
     in_memory,
@@ -32,11 +45,6 @@ from fxpasses.checking.inputs import (
     scaled,
     symbol_bindings,
 )
-from fxpasses.checking.masked_rows import with_masked_rows
-from fxpasses.checking.nan_guards import has_finite_tests, has_masks
-from fxpasses.checking.overflow import OVERFLOW_FRACTION, largest_power, stays_finite
-from fxpasses.checking.same_function import Relation
-from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, loses, value_names
 from fxpasses.exact.bounds import inputs_at_bounds, inputs_with_rare_values
 from fxpasses.exact.samples import EDGES, Family, sort_inputs
 from fxpasses.graphs.threads import few_threads

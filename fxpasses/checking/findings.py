@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fxpasses.checking.blame import guilty_sites
 from fxpasses.checking.checked_calls import FirstCalls, Rewrite, Trial
-from fxpasses.checking.inputs import placeholders
-from fxpasses.checking.values import Mismatch, is_tangent
+from fxpasses.checking.comparison.values import Mismatch, is_tangent
+from fxpasses.checking.execution.inputs import placeholders
+from fxpasses.checking.faults.blame import guilty_sites
 
 
 @dataclass(frozen=True)

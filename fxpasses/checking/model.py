@@ -16,15 +16,15 @@ from torch import nn
 from fake.notebook import as_html
 from fake.wrong_arguments import check_dynamic, check_type
 from fxpasses import _torch
-from fxpasses.checking._torch_dynamo import compile_isolated
-from fxpasses.checking.captured import CaptureCheck
+from fxpasses.checking.bisecting.progress import ProgressLine
 from fxpasses.checking.checked_calls import Rewrite, Trial
-from fxpasses.checking.lowered import LoweringCheck
-from fxpasses.checking.model_steps import Results, Steps
-from fxpasses.checking.progress import ProgressLine
-from fxpasses.checking.region_calls import NoRegions, RegionCalls
-from fxpasses.checking.rounding import EXACT, PROGRAM_LIMIT, distance, largest_error
-from fxpasses.checking.staged import Stage, in_eager_with_repro
+from fxpasses.checking.comparison.rounding import EXACT, PROGRAM_LIMIT, distance, largest_error
+from fxpasses.checking.stages._torch_dynamo import compile_isolated
+from fxpasses.checking.stages.captured import CaptureCheck
+from fxpasses.checking.stages.lowered import LoweringCheck
+from fxpasses.checking.stages.model_steps import Results, Steps
+from fxpasses.checking.stages.region_calls import NoRegions, RegionCalls
+from fxpasses.checking.stages.staged import Stage, in_eager_with_repro
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.graph_compilers import Compiler
 from fxpasses.compiling.observing import Observer

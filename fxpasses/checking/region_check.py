@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.checking.interpret import ExactRun
+from fxpasses.checking.execution.interpret import ExactRun
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.observing import Observer, RegionCheck
 from fxpasses.compiling.options import Options

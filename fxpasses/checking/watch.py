@@ -15,21 +15,21 @@ from typing import Any
 from torch import fx
 
 from fxpasses._torch import outside_tracing
-from fxpasses.checking.blame import (
+from fxpasses.checking.checked_calls import FirstCalls, Rewrite, Trial
+from fxpasses.checking.comparison.nested_graphs import inner_rewrites
+from fxpasses.checking.comparison.values import Mismatch, Reference
+from fxpasses.checking.comparison.windows import changed_nodes, changes
+from fxpasses.checking.execution.inputs import Unsupported, inputs_from_hints, placeholders
+from fxpasses.checking.faults.blame import (
     describe_mismatches,
     first_difference,
     guilty_sites,
     locate_suspect,
     partners,
 )
-from fxpasses.checking.checked_calls import FirstCalls, Rewrite, Trial
-from fxpasses.checking.inputs import Unsupported, inputs_from_hints, placeholders
-from fxpasses.checking.joint_graph import joined_graph
-from fxpasses.checking.nested_graphs import inner_rewrites
-from fxpasses.checking.repro import make_repro
-from fxpasses.checking.staged import stage_repro
-from fxpasses.checking.values import Mismatch, Reference
-from fxpasses.checking.windows import changed_nodes, changes
+from fxpasses.checking.faults.repro import make_repro
+from fxpasses.checking.stages.joint_graph import joined_graph
+from fxpasses.checking.stages.staged import stage_repro
 from fxpasses.compiling.observing import RewriteCheck
 from fxpasses.errors import Location, PassError, StageError, StructureError, ValueMismatchError
 from fxpasses.graphs.rewriting import copy_graph

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"{str(script)!r} is not Python: {error}") from error
     with show_progress("importing torch"):
-        from fxpasses.checking.bisection import bisect_script
+        from fxpasses.checking.bisecting.bisection import bisect_script
     verdict = bisect_script(
         arguments.script,
         arguments.args,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fxpasses.commands.outcome import Outcome, UsageError, console, show_progress
 from fxpasses.plans.errors import PlanFileError
-from fxpasses.plans.plan_files import cache_directory, check_owner, read_sections
+from fxpasses.plans.files.plan_files import cache_directory, check_owner, read_sections
 from fxpasses.tuning.kept import read_result
 
 HELP = "list, verify or clear the caches on disk"

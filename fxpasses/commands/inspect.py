@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fxpasses.commands.outcome import Outcome, UsageError
-from fxpasses.plans.archive import Archive, read_archive
 from fxpasses.plans.errors import PlanFileError
+from fxpasses.plans.files.archive import Archive, read_archive
 
 HELP = "show what is in a file of saved plans (model.fxp)"
 

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from fxpasses.commands.outcome import Outcome, UsageError, console
-from fxpasses.plans.plan_files import cache_directory
+from fxpasses.plans.files.plan_files import cache_directory
 from fxpasses.tuning.kept import read_ledger
 from fxpasses.tuning.tuning_ledger import Entry, changes, table_of_changes, table_of_entries
 

@@ -23,17 +23,17 @@ from fake.wrong_arguments import check_dynamic
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans import _torch
-from fxpasses.plans.arguments import describe_arguments, describe_options, without_numbers
-from fxpasses.plans.between import Functions
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.frames import forget_compiled
-from fxpasses.plans.loaded import Directory, InMemoryPlan, Misses, PlanStore
-from fxpasses.plans.plan import Plan
-from fxpasses.plans.plan_files import OnlyResults, cache_directory
-from fxpasses.plans.reported import Reported
-from fxpasses.plans.surroundings import STATE, state, surroundings
-from fxpasses.plans.walked_model import WalkedModels, description_variants
-from fxpasses.plans.written_again import ChangedNumbers, collect_runs
+from fxpasses.plans.files.plan_files import OnlyResults, cache_directory
+from fxpasses.plans.graph_breaks.between import Functions
+from fxpasses.plans.graph_breaks.frames import forget_compiled
+from fxpasses.plans.inputs.arguments import describe_arguments, describe_options, without_numbers
+from fxpasses.plans.inputs.surroundings import STATE, state, surroundings
+from fxpasses.plans.recording.reported import Reported
+from fxpasses.plans.running.loaded import Directory, InMemoryPlan, Misses, PlanStore
+from fxpasses.plans.running.plan import Plan
+from fxpasses.plans.running.walked_model import WalkedModels, description_variants
+from fxpasses.plans.walks.written_again import ChangedNumbers, collect_runs
 
 if TYPE_CHECKING:
     from fxpasses.pass_manager.pass_base import Pass
@@ -409,7 +409,9 @@ class Compiled(Reported, Generic[M]):
         kwargs: dict[str, Any],
         changed: ChangedNumbers | None,
     ) -> Any:
-        from fxpasses.plans.recording import Recording  # imports Dynamo and Inductor, needed only now
+        from fxpasses.plans.recording.recording import (
+            Recording,  # imports Dynamo and Inductor, needed only now
+        )
 
         folder = cast("Callable[[dict[str, Any]], Path]", store.target)  # not None, as checked above
         known = weakref.ref(self)  # Dynamo's compiled code keeps the recording alive

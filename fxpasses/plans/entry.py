@@ -9,10 +9,10 @@ from typing import Any
 
 from fake.seam.patches import Patch
 from fxpasses.plans._torch import caches_are_disabled
-from fxpasses.plans._torch_entry import surround_callables
 from fxpasses.plans.compile import Compiled
-from fxpasses.plans.loaded import Directory
-from fxpasses.plans.plan_files import OnlyResults, cache_directory
+from fxpasses.plans.files.plan_files import OnlyResults, cache_directory
+from fxpasses.plans.graph_breaks._torch_entry import surround_callables
+from fxpasses.plans.running.loaded import Directory
 
 
 def before_tracing(backend: Callable[..., Any]) -> Patch:

@@ -2,7 +2,7 @@
 
 The compiler of the kernels builds them when a plan is made, and they are part of its file. Without them (a
 later Python, no compiler or headers), the same checks run in Python. See also
-:mod:`fxpasses.plans.watched_state`.
+:mod:`fxpasses.plans.objects.watched_state`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fxpasses.plans.errors import PlanFileError
-from fxpasses.plans.plan_files import read_sections, write_sections
+from fxpasses.plans.files.plan_files import read_sections, write_sections
 
 log = logging.getLogger(__name__)
 

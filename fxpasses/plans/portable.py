@@ -19,21 +19,21 @@ import torch
 from fake.wrong_arguments import is_path
 from fxpasses.errors import OptionsError
 from fxpasses.plans._torch import planned_call
-from fxpasses.plans.archive import Archive, read_archive, write_archive
-from fxpasses.plans.arguments import ARGUMENT_FACTS, argument_difference
-from fxpasses.plans.between import find_stubs
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
-from fxpasses.plans.forward_alone import write_deferred_plans
-from fxpasses.plans.loaded import load_plan
-from fxpasses.plans.plan import Plan
-from fxpasses.plans.plan_files import comes_last, read_sections
-from fxpasses.plans.reads import walk_reads
-from fxpasses.plans.replaced import are_functions_unchanged
-from fxpasses.plans.surroundings import surroundings
-from fxpasses.plans.tensor_facts import TENSOR_FACTS
-from fxpasses.plans.walk import Walk
-from fxpasses.plans.walked_model import WalkedModel
+from fxpasses.plans.files.archive import Archive, read_archive, write_archive
+from fxpasses.plans.files.plan_files import comes_last, read_sections
+from fxpasses.plans.graph_breaks.between import find_stubs
+from fxpasses.plans.inputs.arguments import ARGUMENT_FACTS, argument_difference
+from fxpasses.plans.inputs.surroundings import surroundings
+from fxpasses.plans.running.forward_alone import write_deferred_plans
+from fxpasses.plans.running.loaded import load_plan
+from fxpasses.plans.running.plan import Plan
+from fxpasses.plans.running.walked_model import WalkedModel
+from fxpasses.plans.tensors.tensor_facts import TENSOR_FACTS
+from fxpasses.plans.walks.reads import walk_reads
+from fxpasses.plans.walks.replaced import are_functions_unchanged
+from fxpasses.plans.walks.walk import Walk
 
 M = TypeVar("M")
 Story = list[list[Any]]

@@ -18,12 +18,12 @@ from fake.notebook import as_html
 from fake.seam.pytree import tree_leaves
 from fake.wrong_arguments import check_type
 from fxpasses.checking.checked_calls import Rewrite
-from fxpasses.checking.collectives import mark_parameters
+from fxpasses.checking.comparison.side_by_side import SideBySide
+from fxpasses.checking.comparison.unreachable import unreachable
+from fxpasses.checking.comparison.values import Reference, value_names
+from fxpasses.checking.execution.collectives import mark_parameters
+from fxpasses.checking.execution.inputs import inputs_from_hints
 from fxpasses.checking.findings import Finding, findings
-from fxpasses.checking.inputs import inputs_from_hints
-from fxpasses.checking.side_by_side import SideBySide
-from fxpasses.checking.unreachable import unreachable
-from fxpasses.checking.values import Reference, value_names
 from fxpasses.errors import CaptureError, FxPassesError, Location
 from fxpasses.exact import Verdict
 from fxpasses.exact.samples import sort_inputs
@@ -76,7 +76,7 @@ class SiteProof:
         findings: faults that ``check="values"`` finds anyway: values that no random sample reaches, rounding.
         is_checked: whether such faults were looked for: in a whole run that nothing else shows to be wrong.
         notes: what could not be examined, and differences that no input shows (see
-            :func:`~fxpasses.checking.unreachable.unreachable`).
+            :func:`~fxpasses.checking.comparison.unreachable.unreachable`).
     """
 
     graph: GraphKind

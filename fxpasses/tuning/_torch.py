@@ -14,7 +14,7 @@ from torch.autograd.profiler import profile
 
 from fake.seam.autograd_engine import function_of, keeps_graph
 from fxpasses.plans._torch import storage_address
-from fxpasses.plans._torch_frames import skipped_by_dynamo
+from fxpasses.plans.graph_breaks._torch_frames import skipped_by_dynamo
 
 
 def is_compiled(model: object) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxpasses.errors import OptionsError
 from fxpasses.plans.errors import PlanFileError
-from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomically
+from fxpasses.plans.files.plan_files import cache_directory, check_owner, write_atomically
 from fxpasses.reports.versions import LEDGER_FILE
 from fxpasses.tuning.tuning_ledger import Entry
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxpasses.checking.inputs import cloned
+from fxpasses.checking.execution.inputs import cloned
 from fxpasses.tuning import _torch
 from fxpasses.tuning.intervals import LOOKS, Interval, median_interval
 

@@ -14,9 +14,9 @@ from rich.table import Table
 from torch import Tensor
 
 from fake.seam.pytree import tree_map
-from fxpasses.checking._torch_dynamo import compile_isolated, discard_dynamo_state
-from fxpasses.checking.inputs import deep_copy
-from fxpasses.checking.progress import ProgressLine
+from fxpasses.checking.bisecting.progress import ProgressLine
+from fxpasses.checking.execution.inputs import deep_copy
+from fxpasses.checking.stages._torch_dynamo import compile_isolated, discard_dynamo_state
 from fxpasses.compiling.options import Options, check_listed_passes
 from fxpasses.counters import counters
 from fxpasses.errors import OptionsError

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fxpasses.plans.arguments import describe_arguments, describe_options
 from fxpasses.plans.errors import NoPlan, PlanFileError
-from fxpasses.plans.plan_files import cache_directory, check_owner, write_atomically
-from fxpasses.plans.surroundings import state, surroundings
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.files.plan_files import cache_directory, check_owner, write_atomically
+from fxpasses.plans.inputs.arguments import describe_arguments, describe_options
+from fxpasses.plans.inputs.surroundings import state, surroundings
+from fxpasses.plans.walks.walk import Walk
 from fxpasses.tuning.kept import TuningResult, read_result
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import torch
 from torch import distributed, fx
 
 from fake.error_text import describe_error
-from fxpasses.checking.progress import ProgressLine
+from fxpasses.checking.bisecting.progress import ProgressLine
 from fxpasses.compiling.factors import compile_surroundings
 from fxpasses.compiling.observing import recorder
 from fxpasses.compiling.options import Options

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses.checking.comparison.rounding import PROGRAM_LIMIT
 from fxpasses.checking.model import Collector, StageCheck, compare_results
-from fxpasses.checking.model_steps import Results, Steps
-from fxpasses.checking.rounding import PROGRAM_LIMIT
+from fxpasses.checking.stages.model_steps import Results, Steps
 from fxpasses.compiling.options import Options
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Participants

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from fxpasses import BisectError, bisect_script
-from fxpasses.checking import bisection as bisection
-from fxpasses.checking.failure_rate import Answer
+from fxpasses.checking.bisecting import bisection as bisection
+from fxpasses.checking.bisecting.failure_rate import Answer
 from fxpasses.pass_manager.limits import VARIABLE, Limits
 from tests.fxpasses.checking.repros import in_this_process
 

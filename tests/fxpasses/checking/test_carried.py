@@ -7,11 +7,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxpasses
-from fxpasses.checking.carried import CarriedValues, Step
-from fxpasses.checking.inputs import Unsupported
-from fxpasses.checking.interpret import Run
-from fxpasses.checking.values import Reference, compare, value_names
-from fxpasses.checking.windows import changed_nodes, changes, cut
+from fxpasses.checking.comparison.carried import CarriedValues, Step
+from fxpasses.checking.comparison.values import Reference, compare, value_names
+from fxpasses.checking.comparison.windows import changed_nodes, changes, cut
+from fxpasses.checking.execution.inputs import Unsupported
+from fxpasses.checking.execution.interpret import Run
 from fxpasses.graphs.rewriting import copy_graph
 
 aten = torch.ops.aten

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxpasses.checking.values import Reference, compare
-from fxpasses.checking.windows import changed_nodes, changes, cut
+from fxpasses.checking.comparison.values import Reference, compare
+from fxpasses.checking.comparison.windows import changed_nodes, changes, cut
 
 aten = torch.ops.aten
 

@@ -12,18 +12,18 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fake.dispatch.communication import NAMESPACES, communicates
-from fxpasses.checking.collectives import (
+from fxpasses.checking.comparison.values import Reference, compare
+from fxpasses.checking.execution.collectives import (
     UnknownCollective,
     collectives,
     mark_parameters,
     refuse_unknown,
     simulate_collective,
 )
-from fxpasses.checking.inputs import Unsupported
-from fxpasses.checking.interpret import ExactRun, Run
-from fxpasses.checking.lowered import differences
-from fxpasses.checking.staged import stage_repro
-from fxpasses.checking.values import Reference, compare
+from fxpasses.checking.execution.inputs import Unsupported
+from fxpasses.checking.execution.interpret import ExactRun, Run
+from fxpasses.checking.stages.lowered import differences
+from fxpasses.checking.stages.staged import stage_repro
 
 functional = torch.ops._c10d_functional
 X = torch.tensor([1.0, -4.0])

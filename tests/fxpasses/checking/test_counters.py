@@ -5,8 +5,8 @@ import torch
 
 import fxpasses
 from fxpasses import capture
-from fxpasses.checking.critical_inputs import critical_integers
-from fxpasses.checking.values import Reference
+from fxpasses.checking.comparison.values import Reference
+from fxpasses.checking.critical.critical_inputs import critical_integers
 from fxpasses.testing import prove
 
 aten = torch.ops.aten

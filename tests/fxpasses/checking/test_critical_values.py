@@ -6,10 +6,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import fxpasses
-from fxpasses.checking.critical_inputs import critical_integers, critical_sizes
-from fxpasses.checking.critical_values import _changed_choices, at_critical_values
-from fxpasses.checking.rounding import less_precise
-from fxpasses.checking.values import Reference, compare, precision_losses, value_names
+from fxpasses.checking.comparison.rounding import less_precise
+from fxpasses.checking.comparison.values import Reference, compare, precision_losses, value_names
+from fxpasses.checking.critical.critical_inputs import critical_integers, critical_sizes
+from fxpasses.checking.critical.critical_values import _changed_choices, at_critical_values
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.testing import prove
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fxpasses
-from fxpasses.checking.fused_kernels import recompute_by_definition
-from fxpasses.checking.interpret import ExactRun
-from fxpasses.checking.rounding import less_precise
-from fxpasses.checking.values import Reference, compare, loses, value_names
+from fxpasses.checking.comparison.rounding import less_precise
+from fxpasses.checking.comparison.values import Reference, compare, loses, value_names
+from fxpasses.checking.execution.fused_kernels import recompute_by_definition
+from fxpasses.checking.execution.interpret import ExactRun
 from fxpasses.exact import equivalent
 
 aten = torch.ops.aten

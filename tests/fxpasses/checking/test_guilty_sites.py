@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.checking import blame
-from fxpasses.checking.blame import _wrong_alone
+from fxpasses.checking.faults import blame
+from fxpasses.checking.faults.blame import _wrong_alone
 from fxpasses.pass_manager.sites import claim
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from torch import nn
 import fxpasses
 from fxpasses import StructureError, ValueMismatchError
 from fxpasses._torch import disable_current_modes
-from fxpasses.checking.inputs import other_sizes, placeholders, symbol_bindings
+from fxpasses.checking.execution.inputs import other_sizes, placeholders, symbol_bindings
 from tests.fxpasses.checking import hidden_plants as plants
 from tests.fxpasses.checking.repros import in_this_process
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.checking.critical_values import at_critical_values
-from fxpasses.checking.values import Reference, precision_losses, value_names
+from fxpasses.checking.comparison.values import Reference, precision_losses, value_names
+from fxpasses.checking.critical.critical_values import at_critical_values
 
 X, Y = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
 EDGES = torch.tensor([-1.3, -0.2, 0.45, 1.1])

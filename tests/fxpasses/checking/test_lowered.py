@@ -9,8 +9,8 @@ from torch._inductor.lowering import lowerings, make_pointwise, register_lowerin
 from torch._inductor.virtualized import ops
 
 import fxpasses
-from fxpasses.checking.lowered import LoweringCheck, differences
-from fxpasses.checking.repro import recorded_calls
+from fxpasses.checking.faults.repro import recorded_calls
+from fxpasses.checking.stages.lowered import LoweringCheck, differences
 from tests.fxpasses.checking.repros import in_a_new_process, in_this_process
 
 aten = torch.ops.aten

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fxpasses import capture, pattern_pass
-from fxpasses.checking.masked_rows import with_masked_rows
+from fxpasses.checking.critical.masked_rows import with_masked_rows
 from fxpasses.testing import prove
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.checking.interpret import ExactRun
-from fxpasses.checking.open_order import tie_dependent_outputs
-from fxpasses.checking.values import Reference, compare, value_names
+from fxpasses.checking.comparison.open_order import tie_dependent_outputs
+from fxpasses.checking.comparison.values import Reference, compare, value_names
+from fxpasses.checking.execution.interpret import ExactRun
 from fxpasses.exact import equivalent
 
 aten = torch.ops.aten

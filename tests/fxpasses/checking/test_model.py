@@ -10,8 +10,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import fxpasses
-from fxpasses.checking import captured
-from fxpasses.checking.model_steps import Steps
+from fxpasses.checking.stages import captured
+from fxpasses.checking.stages.model_steps import Steps
 from fxpasses.commands.main import main
 from fxpasses.exact import equivalent
 from fxpasses.regional import with_regions

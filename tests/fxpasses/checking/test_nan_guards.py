@@ -10,8 +10,8 @@ from torch.nn import functional
 
 import fxpasses
 from fxpasses import pattern_pass
-from fxpasses.checking.inputs import made_up
-from fxpasses.checking.values import Reference, compare, value_names
+from fxpasses.checking.comparison.values import Reference, compare, value_names
+from fxpasses.checking.execution.inputs import made_up
 from fxpasses.testing import prove
 
 X, W = torch.randn(4, 6), torch.randn(4, 6)

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from fxpasses.checking._torch_dynamo import discard_dynamo_state
+from fxpasses.checking.stages._torch_dynamo import discard_dynamo_state
 
 
 def counted(compiled):

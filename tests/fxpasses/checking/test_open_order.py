@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fxpasses import capture, pattern_pass
-from fxpasses.checking.open_order import tie_dependent_outputs
-from fxpasses.checking.rounding import less_precise
-from fxpasses.checking.values import Reference, compare, value_names
+from fxpasses.checking.comparison.open_order import tie_dependent_outputs
+from fxpasses.checking.comparison.rounding import less_precise
+from fxpasses.checking.comparison.values import Reference, compare, value_names
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.testing import prove
 

@@ -9,8 +9,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxpasses
-from fxpasses.checking.rounding import distance, less_precise
-from fxpasses.checking.values import Reference, compare, value_names
+from fxpasses.checking.comparison.rounding import distance, less_precise
+from fxpasses.checking.comparison.values import Reference, compare, value_names
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

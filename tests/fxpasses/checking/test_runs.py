@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from fxpasses import capture
-from fxpasses.checking.inputs import Unsupported
-from fxpasses.checking.interpret import ExactRun
-from fxpasses.checking.values import Reference
+from fxpasses.checking.comparison.values import Reference
+from fxpasses.checking.execution.inputs import Unsupported
+from fxpasses.checking.execution.interpret import ExactRun
 
 
 def test_a_sampling_grid_that_is_not_finite_raises_where_the_kernel_crashes():

@@ -12,9 +12,9 @@ if not dist.is_available():
 import torch.distributed._functional_collectives as collectives  # noqa: E402
 
 from fxpasses import capture  # noqa: E402
-from fxpasses.checking.collectives import Group  # noqa: E402
-from fxpasses.checking.inputs import inputs_from_hints  # noqa: E402
-from fxpasses.checking.side_by_side import SideBySide  # noqa: E402
+from fxpasses.checking.comparison.side_by_side import SideBySide  # noqa: E402
+from fxpasses.checking.execution.collectives import Group  # noqa: E402
+from fxpasses.checking.execution.inputs import inputs_from_hints  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fake_group")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.checking.repro import replay
+from fxpasses.checking.faults.repro import replay
 from tests.fxpasses.checking.repros import in_this_process
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import fxpasses
 from fxpasses import ValueMismatchError
-from fxpasses.checking.staged import stage_differences
+from fxpasses.checking.stages.staged import stage_differences
 from fxpasses.compiling import graph_compilers
 from fxpasses.graphs import decompositions
 from fxpasses.graphs.rewriting import same_metadata

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 import fxpasses
-from fxpasses.checking.critical_values import at_critical_values
-from fxpasses.checking.values import Reference
+from fxpasses.checking.comparison.values import Reference
+from fxpasses.checking.critical.critical_values import at_critical_values
 from fxpasses.testing import prove
 
 aten = torch.ops.aten

@@ -9,11 +9,11 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import ExactRun, Run
-from fxpasses.checking.rounding import distance, spacing
-from fxpasses.checking.same_function import differences_in_float64
-from fxpasses.checking.values import Reference, compare
+from fxpasses.checking.comparison.rounding import distance, spacing
+from fxpasses.checking.comparison.same_function import differences_in_float64
+from fxpasses.checking.comparison.values import Reference, compare
+from fxpasses.checking.execution.inputs import cloned
+from fxpasses.checking.execution.interpret import ExactRun, Run
 
 aten = torch.ops.aten
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

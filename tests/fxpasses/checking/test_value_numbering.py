@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import fx
 
-from fxpasses.checking.carried import CarriedValues, Step
-from fxpasses.checking.values import Reference, compare, value_names
-from fxpasses.checking.windows import changed_nodes, changed_values
+from fxpasses.checking.comparison.carried import CarriedValues, Step
+from fxpasses.checking.comparison.values import Reference, compare, value_names
+from fxpasses.checking.comparison.windows import changed_nodes, changed_values
 
 aten = torch.ops.aten
 X = torch.linspace(-1.5, 1.5, 6).view(2, 3)

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from fxpasses.checking import warm_process
-from fxpasses.checking.warm_process import Runner
+from fxpasses.checking.bisecting import warm_process
+from fxpasses.checking.bisecting.warm_process import Runner
 
 SCRIPT = """
 import atexit, os, sys, time
@@ -35,7 +35,8 @@ def light(monkeypatch):
 
     def popen(command, **how):
         code = command[-1].replace(
-            "; serve()", ", _IMPORTS; import fxpasses.checking.warm_process as w; w._IMPORTS = (); serve()"
+            "; serve()",
+            ", _IMPORTS; import fxpasses.checking.bisecting.warm_process as w; w._IMPORTS = (); serve()",
         )
         return real([*command[:-1], code], **{**how, "env": {**environment, **how["env"]}})
 
@@ -80,7 +81,7 @@ def test_nothing_runs_on_when_the_asker_is_killed(script, tmp_path):
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; import fxpasses.checking.warm_process as w\n"
+            "import sys, pathlib; import fxpasses.checking.bisecting.warm_process as w\n"
             f"w.Runner([{str(script)!r}], {{}}).run({{}}, pathlib.Path({str(tmp_path / 'out')!r}), None)",
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import capture, graph_pass, pattern_pass
-from fxpasses.checking.same_function import differences_in_float64
+from fxpasses.checking.comparison.same_function import differences_in_float64
 from fxpasses.exact import equivalent
 from fxpasses.exact.fields import field
 from fxpasses.exact.float_constants import residues_of_number

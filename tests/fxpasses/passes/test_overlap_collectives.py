@@ -10,7 +10,7 @@ if not dist.is_available():
 
 import torch.distributed._functional_collectives as collectives  # noqa: E402
 
-from fxpasses.checking.interpret import Run  # noqa: E402
+from fxpasses.checking.execution.interpret import Run  # noqa: E402
 from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
 from fxpasses.passes import BucketCollectives, OverlapCollectives  # noqa: E402
 from fxpasses.testing import prove  # noqa: E402

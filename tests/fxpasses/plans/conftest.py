@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fxpasses.plans import native, same_tensors
-from fxpasses.plans.runtime import load_library
+from fxpasses.plans import native
+from fxpasses.plans.running.runtime import load_library
+from fxpasses.plans.tensors import same_tensors
 from tests import children
 
 PROGRAM = """

@@ -7,11 +7,11 @@ import torch
 
 from fxpasses.plans import native
 from fxpasses.plans._torch import TENSOR_LAYOUT
-from fxpasses.plans._torch_notes import PROPAGATED
-from fxpasses.plans.arguments import SameArguments, describe_arguments
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.generated import Module
-from fxpasses.plans.plan import Plan
+from fxpasses.plans.inputs.arguments import SameArguments, describe_arguments
+from fxpasses.plans.objects._torch_notes import PROPAGATED
+from fxpasses.plans.recording.generated import Module
+from fxpasses.plans.running.plan import Plan
 
 
 def test_a_hint_of_aotautograd_is_no_attribute_of_an_argument():

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans.between import Functions, Stub, find_stubs, names_of, stub_of, without_hook
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.graph_breaks.between import Functions, Stub, find_stubs, names_of, stub_of, without_hook
+from fxpasses.plans.walks.walk import Walk
 from tests import children
 from tests.fxpasses.plans import functions_between
 from tests.fxpasses.plans.functions_between import (

@@ -14,17 +14,17 @@ from torch import nn
 import fxpasses
 from fake.seam.inductor import config as inductor_config
 from fxpasses.passes import TunedPasses
-from fxpasses.plans.arguments import describe_arguments, describe_options
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
-from fxpasses.plans.loaded import Directory
-from fxpasses.plans.plan import Plan
-from fxpasses.plans.plan_files import read_sections, write_sections
-from fxpasses.plans.reads import check_covered
-from fxpasses.plans.recording import Recording
-from fxpasses.plans.recording_step import recording_step
-from fxpasses.plans.surroundings import _own_source, surroundings
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.files.plan_files import read_sections, write_sections
+from fxpasses.plans.inputs.arguments import describe_arguments, describe_options
+from fxpasses.plans.inputs.surroundings import _own_source, surroundings
+from fxpasses.plans.recording.recording import Recording
+from fxpasses.plans.recording.recording_step import recording_step
+from fxpasses.plans.running.loaded import Directory
+from fxpasses.plans.running.plan import Plan
+from fxpasses.plans.walks.reads import check_covered
+from fxpasses.plans.walks.walk import Walk
 from fxpasses.tuning import tuned_graph as tuning_graph
 from fxpasses.tuning.tuning_session import Session
 from tests.fxpasses.plans.models_for_plans import Answer, Pair

@@ -8,9 +8,9 @@ import torch
 
 import fxpasses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.exchanged import Exchanged, Place, numbers_of_exchanged, places_of
-from fxpasses.plans.walk import Walk
-from fxpasses.plans.watched_state import Watch
+from fxpasses.plans.inputs.exchanged import Exchanged, Place, numbers_of_exchanged, places_of
+from fxpasses.plans.objects.watched_state import Watch
+from fxpasses.plans.walks.walk import Walk
 from tests import children
 from tests.fxpasses.plans.programs_that_keep_tensors import CHANGES, MODELS, Given, Memory, Trainer, Tupled
 
@@ -58,7 +58,7 @@ def test_a_call_looks_at_nothing_else_again(tmp_path, monkeypatch):
         for _ in range(4):
             compiled(x)
         monkeypatch.setattr(
-            "fxpasses.plans.walk.Walk.walk_call", lambda *args: pytest.fail("the model is walked over")
+            "fxpasses.plans.walks.walk.Walk.walk_call", lambda *args: pytest.fail("the model is walked over")
         )
         wanted = torch.tanh(model.linear(x) + model.state) * 3
         torch.testing.assert_close(compiled(x), wanted)

@@ -10,8 +10,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import fxpasses
-from fxpasses.plans.forward_alone import write_deferred_plans
-from fxpasses.plans.plan_files import comes_last
+from fxpasses.plans.files.plan_files import comes_last
+from fxpasses.plans.running.forward_alone import write_deferred_plans
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.plans.given_numbers import GivenNumbers, names_of_numbers, numbers_among, without_given_numbers
+from fxpasses.plans.inputs.given_numbers import (
+    GivenNumbers,
+    names_of_numbers,
+    numbers_among,
+    without_given_numbers,
+)
 from tests import children
 from tests.fxpasses.plans.programs_with_numbers import CASES, Module, rest, start, step
 

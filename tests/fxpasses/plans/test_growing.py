@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from fxpasses.plans.exchanged import Exchanged, Place
-from fxpasses.plans.watched_state import Watch
+from fxpasses.plans.inputs.exchanged import Exchanged, Place
+from fxpasses.plans.objects.watched_state import Watch
 from tests import children
 from tests.fxpasses.plans.programs_that_grow import CACHES, CHANGES
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fxpasses.plans._torch import prelude
-from fxpasses.plans.held_views import HeldViews, cache_views
-from fxpasses.plans.same_tensors import SameTensors
+from fxpasses.plans.tensors.held_views import HeldViews, cache_views
+from fxpasses.plans.tensors.same_tensors import SameTensors
 
 CODE = """
 def call(args):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.walks.walk import Walk
 
 
 @pytest.mark.slow

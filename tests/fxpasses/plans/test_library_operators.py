@@ -10,8 +10,8 @@ from torch import nn
 import fake.library
 import fxpasses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.library_operators import operator_dependencies, parts_of_operator
-from fxpasses.plans.watched_state import Watch
+from fxpasses.plans.objects.library_operators import operator_dependencies, parts_of_operator
+from fxpasses.plans.objects.watched_state import Watch
 from tests import children
 
 FACTOR = 2.0

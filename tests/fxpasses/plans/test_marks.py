@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans._torch_notes import dynamic_marks
+from fxpasses.plans.objects._torch_notes import dynamic_marks
 
 
 def first(x):

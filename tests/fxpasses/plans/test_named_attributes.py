@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans.named_attributes import EVERYTHING, has_named_attributes, names_from, names_read
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.objects.named_attributes import EVERYTHING, has_named_attributes, names_from, names_read
+from fxpasses.plans.walks.walk import Walk
 from tests import children
 from tests.fxpasses.plans.attribute_programs import CASES, Counted, Key, Plain
 

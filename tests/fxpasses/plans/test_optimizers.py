@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.plans._torch_optimizers import current_option, init_optimizer_state
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.origin import origin_of
-from fxpasses.plans.parameter_gradients import Gradients, facts_of_gradients, have_no_gradients
+from fxpasses.plans.inputs.parameter_gradients import Gradients, facts_of_gradients, have_no_gradients
+from fxpasses.plans.objects._torch_optimizers import current_option, init_optimizer_state
+from fxpasses.plans.objects.origin import origin_of
 from tests import children
 from tests.fxpasses.plans.training_steps import CASES, run
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.plans.arguments import argument_difference, containers_of, describe_arguments, is_record
+from fxpasses.plans.inputs.arguments import argument_difference, containers_of, describe_arguments, is_record
 from tests import children
 from tests.fxpasses.plans.programs_with_records import CASES, Batch, Frozen, State, loss, step
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import fxpasses
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.references import can_be_weak
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.objects.references import can_be_weak
+from fxpasses.plans.walks.walk import Walk
 
 
 class _Grown(nn.Linear):

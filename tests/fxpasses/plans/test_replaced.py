@@ -13,16 +13,16 @@ import fxpasses
 from fxpasses.plans import _torch
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.origin import is_third_party, origin_of
-from fxpasses.plans.reads import walk_reads
-from fxpasses.plans.replaced import (
+from fxpasses.plans.objects.origin import is_third_party, origin_of
+from fxpasses.plans.walks.reads import walk_reads
+from fxpasses.plans.walks.replaced import (
     are_functions_unchanged,
     check_methods,
     split_lazy_module_reads,
     torch_functions_in,
     watch_names,
 )
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.walks.walk import Walk
 from tests import children
 
 REPLACED = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxpasses.plans._torch import SameState
-from fxpasses.plans.same_tensors import SameDataPointers, SameTensors
+from fxpasses.plans.tensors.same_tensors import SameDataPointers, SameTensors
 
 
 def _parameter():

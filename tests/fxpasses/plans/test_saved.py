@@ -17,8 +17,8 @@ from torch import nn
 
 import fxpasses
 from fxpasses.commands.main import main
-from fxpasses.plans.archive import read_archive, write_archive
 from fxpasses.plans.errors import PlanFileError
+from fxpasses.plans.files.archive import read_archive, write_archive
 from tests import children
 
 PROGRAM = """

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fxpasses.plans._torch import prelude
-from fxpasses.plans.temporaries import check_once, pool_temporaries
+from fxpasses.plans.tensors.temporaries import check_once, pool_temporaries
 
 FILL = "fill = getattr(_kernels['0'], 'fill')"
 HEAD = "def call(args):\n    x, n = args\n    args.clear()\n"

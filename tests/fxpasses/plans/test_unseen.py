@@ -9,9 +9,9 @@ import time
 import pytest
 
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.reads import walk_reads
-from fxpasses.plans.unseen import environment_variables_read
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.objects.unseen import environment_variables_read
+from fxpasses.plans.walks.reads import walk_reads
+from fxpasses.plans.walks.walk import Walk
 
 ask, read, number_of = getattr, os.getenv, hash
 

@@ -5,11 +5,11 @@ import weakref
 import pytest
 import torch
 
-from fxpasses.plans import reusable_walks
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.reads import walk_reads
-from fxpasses.plans.reusable_walks import ReusableWalks
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.walks import reusable_walks
+from fxpasses.plans.walks.reads import walk_reads
+from fxpasses.plans.walks.reusable_walks import ReusableWalks
+from fxpasses.plans.walks.walk import Walk
 
 READS = [(__name__, name) for name in ("HELD", "OTHER", "helper")]
 HELD, OTHER = [1, {"a": 2}], "text"

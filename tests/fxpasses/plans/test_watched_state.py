@@ -10,9 +10,9 @@ import pytest
 
 from fxpasses.plans import native
 from fxpasses.plans._torch import DICTS_HAVE_VERSIONS
-from fxpasses.plans.plan_files import write_sections
-from fxpasses.plans.runtime import load_library
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.files.plan_files import write_sections
+from fxpasses.plans.running.runtime import load_library
+from fxpasses.plans.walks.walk import Walk
 
 
 class Base:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.plans import loaded
+from fxpasses.plans.running import loaded
 from fxpasses.tuning import search
 from fxpasses.tuning.choice import Step
 from fxpasses.tuning.tuning_session import Session
