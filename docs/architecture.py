@@ -7,8 +7,9 @@ is out of date, a folder says nothing about itself, or folders import each other
 from __future__ import annotations
 
 import ast
+import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import networkx as nx
@@ -27,14 +28,17 @@ def folder_of(module: str) -> str:
     return f"{package}/{rest[0]}" if inside else package
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yields the names of the modules of ours that a file imports, wherever in the file."""
+@functools.cache
+def imports(path: Path) -> list[str]:
+    """Returns the names of the modules of ours that a file imports, wherever in the file."""
+    names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             # "from package import name": the name may be a module.
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def folders() -> nx.DiGraph:

@@ -34,7 +34,7 @@ from fxpasses.checking.critical.compared_numbers import (
     numbers_in_calls,
     window_calls,
 )
-from fxpasses.checking.critical.crossings import crossed_values
+from fxpasses.checking.critical.crossings import crossed_values, small_inputs
 from fxpasses.checking.critical.free_values import (
     PASS_THROUGH_OPS,
     DependentValues,
@@ -139,6 +139,12 @@ def at_critical_values(
                     break
         for name, after, values in crossed_values(rewriting, narrow, *chosen) if has_choices else ():
             yield from _show_in_graph(rewriting, narrow, values, {name: after})
+        for inputs in small_inputs(rewriting, *chosen):
+            found = _compare_whole_graphs(
+                rewriting.with_inputs(inputs), narrow, {}, "so small that a number decides"
+            )
+            if found.differences:
+                yield found
         sides = BothSides(narrow)
         for values in _values_following_inputs(rewriting, narrow, is_other) if has_choices else ():
             if sides.are_different(values):

@@ -3,6 +3,8 @@
 If the value is below on some inputs and above on others, it is equal on inputs between. Bisection finds these
 (as far as rounding allows, and not where it jumps over the number). Both graphs then get the number itself in
 its place, since both compare the same value there.
+
+A number that is far smaller than the value, such as the least norm to divide by, takes small inputs.
 """
 
 from __future__ import annotations
@@ -17,14 +19,20 @@ from torch import Tensor, fx
 
 from fxpasses.checking.comparison.same_function import Rewriting
 from fxpasses.checking.comparison.windows import Window
+from fxpasses.checking.critical.free_values import packet
 from fxpasses.checking.execution.inputs import made_up, scaled
 from fxpasses.checking.execution.interpret import ExactRun, as_float64
 from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.rewriting import value_of
 
+aten = torch.ops.aten
+
+_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.linear, aten.mul}
 _STEPS = 48
 _TOLERANCE = 1e-9
 _SCALES = (1.0, 2.0**3, 2.0**-3, 1.0)
+_SMALL = 2.0**-12
+"""From which share of a value on a number that it is compared with is not met by chance."""
 _MAX_TRIED, _POLE = 4, 4.0
 """How many elements to try between two inputs. One that is this many times as far off has a pole."""
 
@@ -55,6 +63,53 @@ def crossed_values(
         values = _solve_for_number(rewriting, before.name, number)
         if values is not None:
             yield before.name, after.name, values
+
+
+def small_inputs(
+    rewriting: Rewriting, mine: Sequence[fx.Node], theirs: Sequence[fx.Node]
+) -> Iterator[list[Any]]:
+    """Yield inputs so small that a number which only one side chooses decides, as in ``max(norm, 1e-12)``.
+
+    Args:
+        rewriting: the graphs.
+        mine: the choosing calls of the graph before that the graph after does not make.
+        theirs: likewise, of the graph after.
+    """
+    shares = {}
+    for call in (*mine, *theirs):
+        written = [abs(n) for n in (*call.args, *call.kwargs.values()) if type(n) in (int, float) and n]
+        for given in _float_arguments(call):
+            value = rewriting.values.get(given.name)
+            size = (
+                float(as_float64(value).abs().max()) if isinstance(value, Tensor) and value.numel() else 0.0
+            )
+            shares |= {number / size: given.name for number in written if number < _SMALL * size < math.inf}
+    for share in sorted(shares)[-1:]:
+        nodes = rewriting.before.graph.nodes
+        factors = _scaling_inputs(next(node for node in nodes if node.name == shares[share]))
+        names = [node.name for node in rewriting.before.graph.find_nodes(op="placeholder")]
+        for power in (1, 2):  # of the inputs in the value
+            small = scaled(rewriting.inputs, 2.0 ** round(math.log2(share) / power))
+            pairs = zip(names, small, rewriting.inputs, strict=True)
+            yield [new if name in factors else old for name, new, old in pairs]
+
+
+def _scaling_inputs(node: fx.Node) -> set[str]:
+    """The inputs that scale a value where nothing else does: all summands, but one factor of a product."""
+    found, queue, seen = set(), [node], {node}
+    while queue:
+        value = queue.pop()
+        if value.op == "placeholder":
+            found.add(value.name)
+        given = [n for n in value.args if isinstance(n, fx.Node)]
+        if packet(value) in _PRODUCTS and len(given) > 1:
+            del given[packet(value) in (aten.addmm, aten.baddbmm)]
+        elif value.op == "call_function":
+            given = value.all_input_nodes
+        given = [n for n in given if n not in seen]
+        seen.update(given)
+        queue += given
+    return found
 
 
 def _is_comparison(node: fx.Node) -> bool:

@@ -60,3 +60,29 @@ def test_a_value_that_jumps_over_the_number_is_never_there():
     x = torch.randn(5, 3)
     proof = prove(pattern_pass(before, after, [x], name="right"), before, x)
     assert proof.ok, proof
+
+
+def contrast(x, weight, bias, least):
+    """Rows divided by their norms. That of a row is never small: the bias keeps it away from zero."""
+    rows = torch.tanh(torch.addmm(bias, x, weight))
+    rows = rows / least(rows.square().sum(-1, keepdim=True).sqrt())
+    return (rows @ rows.t()).logsumexp(-1)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_right"),
+    [
+        (lambda norm: norm + 1e-12, False),
+        (lambda norm: norm, False),
+        (lambda norm: norm.clamp(min=1e-6), False),
+        (lambda norm: torch.where(norm > 1e-12, norm, 1e-12), True),
+        (lambda norm: (norm * 2).clamp(min=2e-12) / 2, True),
+    ],
+    ids=["added", "left out", "another", "chosen", "doubled"],
+)
+def test_a_number_far_below_a_value_decides_where_inputs_are_small(other, is_right):
+    given = [torch.randn(5, 3), torch.randn(3, 6), torch.randn(6)]
+    before = lambda x, weight, bias: contrast(x, weight, bias, lambda norm: norm.clamp(min=1e-12))  # noqa: E731
+    after = lambda x, weight, bias: contrast(x, weight, bias, other)  # noqa: E731
+    proof = prove(pattern_pass(before, after, given, name="least norm"), before, *given)
+    assert proof.ok is is_right, proof
