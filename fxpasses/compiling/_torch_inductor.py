@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import platform
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,8 +17,10 @@ from torch import fx
 from torch._dynamo.repro.after_aot import generate_compiler_repro_string
 from torch._functorch._aot_autograd.aot_autograd_result import BundledOutputCodeLoadable
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, should_bundle_autograd_cache
+from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
 from torch._inductor.cpp_builder import is_gcc
+from torch._inductor.cpu_vec_isa import supported_vec_isa_list, x86_isa_checker
 from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
 from torch._inductor.lowering import permute, register_lowering, view
 from torch._inductor.mkldnn_ir import LinearUnary
@@ -96,6 +101,28 @@ def rewritten_code(rewrite: Callable[[str], str]) -> AbstractContextManager[None
         return code
 
     return LEDGER.using((_CODEGEN, codegen))
+
+
+_INSTRUCTION_SETS = LEDGER.thread_patch(
+    cpu_vec_isa, "valid_vec_isa_list", lost="seconds of the first compilation on a machine"
+)
+
+
+def one_instruction_set() -> AbstractContextManager[None]:
+    """Let Inductor ask in this thread only for the instruction set that it will take: the widest that works.
+
+    It tries all of them, and to try one is to compile and load a program.
+    """
+
+    def valid_vec_isa_list() -> list[Any]:
+        is_chosen = inductor_config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY")
+        if is_chosen or platform.machine() not in ("x86_64", "AMD64"):
+            return _INSTRUCTION_SETS.torchs()
+        flags = x86_isa_checker()
+        fit = (isa for isa in supported_vec_isa_list if all(flag in flags for flag in str(isa).split()))
+        return list(itertools.islice(filter(None, fit), 1))
+
+    return LEDGER.using((_INSTRUCTION_SETS, valid_vec_isa_list))
 
 
 CPP_ENTRY = CppPythonBindingsCodeCache.entry_function

@@ -270,7 +270,12 @@ class InductorCompiler:
         users = patches.get(_POST_PASS, getattr(_torch.inductor_config, _POST_PASS))
         patches[_POST_PASS] = (*_torch.get_custom_graph_passes(users), _KeepOutputsFresh())
         shared = _torch_inductor.rewritten_code(rewrite)
-        with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
+        with (
+            _torch.inductor_config.patch(patches),
+            limited_lowerings(),
+            shared,
+            _torch_inductor.one_instruction_set(),
+        ):
             calls = {
                 node: run for node in gm.graph.nodes if (run := self._compiled_callable(node)) is not None
             }

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import cpu_vec_isa
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.cpp_builder import is_gcc
 
 from fxpasses import _torch
-from fxpasses.compiling import shared_kernels as kernels
+from fxpasses.compiling import _torch_inductor, shared_kernels as kernels
 from fxpasses.compiling.shared_kernels import Kernel, is_lone_function, shared_source, use_shared_units
 from tests import children
 
@@ -192,3 +193,37 @@ def test_a_graph_compiles_one_unit_and_a_second_process_none(tmp_path: Path) -> 
     assert runs("fxpasses", "ours") == 2  # forward and backward
     assert runs("fxpasses", "ours", children.run_fresh) == 0
     assert runs("inductor", "torch") > 2  # torch's own code is as it was
+
+
+class InstructionSet:
+    def __init__(self, flags, works, asked):
+        self.flags, self.works, self.asked = flags, works, asked
+
+    def __str__(self):
+        return self.flags
+
+    def __bool__(self):
+        self.asked.append(self.flags)
+        return self.works
+
+    def bit_width(self):
+        return 128
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_only_the_widest_instruction_set_that_works_is_tried(monkeypatch, machine):
+    asked = []
+    known = [("avx9", False), ("avx8", True), ("avx7 and", True), ("avx6", True)]
+    monkeypatch.setattr(
+        _torch_inductor, "supported_vec_isa_list", [InstructionSet(*one, asked) for one in known]
+    )
+    monkeypatch.setattr(_torch_inductor, "x86_isa_checker", lambda: ["avx9", "avx8", "avx7", "avx6"])
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", lambda: [InstructionSet("torch's", True, asked)])
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    with _torch_inductor.one_instruction_set():
+        taken = str(cpu_vec_isa.pick_vec_isa())
+        with _torch.inductor_config.patch({"cpp.simdlen": 128}):
+            assert str(cpu_vec_isa.pick_vec_isa()) == "torch's"
+    assert (taken, asked) == (("avx8", ["avx9", "avx8"]) if machine == "x86_64" else ("torch's", []))
+    assert str(cpu_vec_isa.pick_vec_isa()) == "torch's"
