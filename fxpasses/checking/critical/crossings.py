@@ -23,6 +23,7 @@ from fxpasses.checking.critical.free_values import packet
 from fxpasses.checking.execution.inputs import made_up, scaled
 from fxpasses.checking.execution.interpret import ExactRun, as_float64
 from fxpasses.exact.same_values import MASK
+from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
 
 aten = torch.ops.aten
@@ -81,7 +82,7 @@ def small_inputs(
         for given in _float_arguments(call):
             value = rewriting.values.get(given.name)
             size = (
-                float(as_float64(value).abs().max()) if isinstance(value, Tensor) and value.numel() else 0.0
+                float(computable(value).abs().max()) if isinstance(value, Tensor) and value.numel() else 0.0
             )
             shares |= {number / size: given.name for number in written if number < _SMALL * size < math.inf}
     for share in sorted(shares)[-1:]:
