@@ -193,9 +193,10 @@ class CustomOpDef(_torch.TorchCustomOpDef):
 
         def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
             kernel = self._adapt(fn, "kernel")
+            checked = checked_kernel(self.qualname, self.schema, kernel)
+            super(CustomOpDef, self).register_kernel(device_types, checked)
             if len(self.schema.returns) > 1:
-                kernel = checked_kernel(self.qualname, self.schema, kernel)
-            super(CustomOpDef, self).register_kernel(device_types, kernel)
+                kernel = checked  # calls past the dispatcher check what a single one is themselves
             for device_type in types:
                 self._kernels[device_type] = kernel
             self.fast_call.refresh()

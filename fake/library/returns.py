@@ -12,12 +12,12 @@ from fake.library.errors import FakeKernelError, KernelReturnError
 
 
 def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a kernel so that it checks how many outputs it returns.
+    """Wrap a kernel so that it checks what it returns.
 
-    With too many, the dispatcher would write past the end of its stack, and the process would die.
+    With too many outputs, the dispatcher would write past the end of its stack, and the process would die.
 
     Raises (when it runs):
-        KernelReturnError: the number of outputs is not the schema's.
+        KernelReturnError: the number of outputs is not the schema's, or an output is no tensor where it is to be.
 
     Args:
         qualname: ``"ns::name"``, for the message.
@@ -25,16 +25,17 @@ def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Ca
         kernel: the kernel to wrap.
     """
     expected = len(schema.returns)
+    holds_tensors = bool(expected) and all(str(r.type) in ("Tensor", "List[Tensor]") for r in schema.returns)
 
     @functools.wraps(kernel)
     def checked(*args: Any, **kwargs: Any) -> Any:
         result = kernel(*args, **kwargs)
-        if isinstance(result, (tuple, list)) and len(result) != expected:
+        if expected > 1 and isinstance(result, (tuple, list)) and len(result) != expected:
             raise KernelReturnError(
                 f"{qualname}: the kernel returned {len(result)} outputs, the schema has {expected}: {schema}",
                 op=qualname,
             )
-        return result
+        return check_result(qualname, schema, result) if holds_tensors else result
 
     return checked
 

@@ -149,8 +149,19 @@ def test_wrong_return_type(result):
 
     op(t())
     for call in (op._opoverload, op):
-        with pytest.raises(RuntimeError, match="Unable to cast"):
+        with pytest.raises(KernelReturnError, match="Unable to cast"):
             call(t(200))
+
+
+@pytest.mark.parametrize("result", [torch.ones(1), [torch.ones(1), 3], None], ids=repr)
+def test_wrong_list(result):
+    @custom_op(fresh_name(), mutates_args=())
+    def op(x: Tensor) -> list[Tensor]:
+        return result
+
+    for call in (op, op._opoverload, op):
+        with pytest.raises(KernelReturnError, match="Unable to cast .*List"):
+            call(t())
 
 
 def test_wrong_number_of_outputs():
