@@ -160,7 +160,7 @@ def test_wrong_list(result):
         return result
 
     for call in (op, op._opoverload, op):
-        with pytest.raises(KernelReturnError, match="Unable to cast .*List"):
+        with pytest.raises(KernelReturnError, match=r"Unable to cast .*List"):
             call(t())
 
 
