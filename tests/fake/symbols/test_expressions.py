@@ -94,6 +94,8 @@ def value_at(value: Any, symbols: list[sympy.Symbol], binding: tuple[int, ...]) 
     if not isinstance(value, (torch.SymInt, torch.SymBool)):
         return value
     found = value.node.expr.xreplace(dict(zip(symbols, map(sympy.Integer, binding), strict=True)))
+    # For sympy, the float zero is an integer: torch's functions keep it, and others do not compute with it.
+    found = found.xreplace({zero: sympy.Integer(0) for zero in found.atoms(sympy.Float) if zero.is_zero})
     return bool(found) if isinstance(value, torch.SymBool) else int(found)
 
 
@@ -230,3 +232,10 @@ def test_a_zero_that_was_a_float_twice():
     assert not bool(a == zero)
     accepts = fake.guards_of(shape_env).compile()
     assert all(accepts(torch.empty(*binding)) for binding in BINDINGS)
+
+
+def test_a_float_zero_is_the_integer() -> None:
+    a, b, _ = sizes(2, 3)
+    halved = math.floor(torch.sym_int(torch.sym_float(a % a)) / 2)
+    assert value_at(halved, [a.node.expr, b.node.expr], (2, 3)) == 0
+    assert halved.node.hint == 0
