@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import types
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+
+from fxpasses.counters import Fallback, counters
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.graph_breaks._torch_entry import INLINE, without_frame_hook, wrap_inline_call
 from fxpasses.plans.graph_breaks.between import FunctionName, Functions, Stub, names_of, stub_of
@@ -18,6 +23,14 @@ from fxpasses.plans.graph_breaks.frames import (
 )
 from fxpasses.plans.graph_breaks.resumed import ResumeFunction, resume_functions
 from fxpasses.plans.recording import _torch_compiled as _t
+
+log = logging.getLogger(__name__)
+
+_NOTHING_COMPILED = (
+    "nothing that it calls is compiled either: Dynamo breaks the graph at hooks and wrappers (fully_shard, DistributedDataParallel), and "
+    "starts none in functions of torch that code in eager calls (Sequential.forward, checkpoint); read a model of fully_shard with "
+    "fxpasses.distributed.shard(model), and compile other models before they are wrapped (part.compile(backend='fxpasses'))"
+)
 
 
 class RecordedFrames:
@@ -41,6 +54,35 @@ class RecordedFrames:
         self.resumed: dict[str, ResumeFunction] = {}
         self.called: Any = None
         self.why_more = ""
+
+    @contextmanager
+    def watching(
+        self, on_traced: Callable[[], None], on_compiled: Callable[[types.CodeType, types.CodeType], None]
+    ) -> Iterator[None]:
+        """Watch the frames that Dynamo compiles in this block. If it makes no graph of a module's first call,
+        count a fallback.
+
+        Args:
+            on_traced: called when a frame was traced.
+            on_compiled: called with the code of a compiled frame, and Dynamo's code for it.
+        """
+        before, is_first = counters.snapshot(), not self._functions
+        with _t.compiled_frames(on_traced, on_compiled):
+            yield
+        now = counters.snapshot()
+        said = now.fallbacks[len(before.fallbacks) :]
+        if (
+            is_first
+            and (self._compiled or said)
+            and (now.graphs, now.plans_used) == (before.graphs, before.plans_used)
+            and all(fallback.stage == "dynamo" for fallback in said)
+            and isinstance(self._model, torch.nn.Module)
+            and next(self._model.parameters(), None) is not None
+        ):
+            fallback = Fallback("dynamo", _NOTHING_COMPILED, type(self._model).__qualname__)
+            if fallback not in now.fallbacks:
+                counters.add_fallback(fallback)
+                log.warning("%s runs in eager: %s", fallback.location, fallback.reason)
 
     def instead_of(self, code: types.CodeType) -> types.CodeType | None:
         """What a function between graphs runs in place of ``code``, which Dynamo is about to compile."""

@@ -105,7 +105,7 @@ class Recording(Observer, Recorder):
         with (
             recorded_by(self),
             _t.recorded_compilation(),
-            _t.compiled_frames(self._on_traced_frame, self._on_compiled_frame),
+            self._frames.watching(self._on_traced_frame, self._on_compiled_frame),
             self._functions.run(functools.partial(recorded_by, None)),
         ):
             try:
