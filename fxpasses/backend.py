@@ -14,7 +14,7 @@ from torch import fx
 
 from fake.seam.patches import LEDGER
 from fxpasses import dynamo
-from fxpasses.dynamo._torch_ddp import cut_buckets
+from fxpasses.dynamo._torch_ddp import cut_buckets, small_buckets
 from fxpasses.dynamo._torch_registry import forget_cudagraphs, repeatable_registration
 from fxpasses.plans import entry
 from fxpasses.ranks.here import HERE
@@ -54,6 +54,7 @@ PATCHES = LEDGER.add(
     dynamo.around_compilations(_fxpasses),
     entry.before_tracing(_fxpasses),
     cut_buckets(_fxpasses, _planned_buckets),
+    small_buckets(_fxpasses),
     *repeatable_registration("fxpasses", _fxpasses),
 )
 """The patches that torch needs before it calls the backend for the first time."""

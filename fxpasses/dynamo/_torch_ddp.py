@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch.distributed as dist
 from torch import fx
 from torch._dynamo.backends import distributed
 
@@ -64,4 +65,43 @@ def cut_buckets(backend: Callable[..., Any], plan: Plan) -> Patch:
         versions=None,
         unfit=unfit,
         lost="time: models of DistributedDataParallel are cut in the middle of layers, which are compiled one by one",
+    )
+
+
+def small_buckets(backend: Callable[..., Any]) -> Patch:
+    """The ledger's patch for DDP models whose buckets are below a megabyte, which Dynamo raises an error for.
+
+    Their first bucket is as large as the others, as in DDP.
+    """
+
+    def fitting(original: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            first, cap = given.arguments["first_bucket_cap"], given.arguments["bucket_bytes_cap"]
+            if first is None and backend_of(given.arguments["backend_compile_fn"])[0] is backend:
+                given.arguments["first_bucket_cap"] = min(cap, dist._DEFAULT_FIRST_BUCKET_BYTES)
+            original(*given.args, **given.kwargs)
+
+        return make
+
+    def unfit() -> str:
+        known = inspect.signature(distributed.DDPOptimizer.__init__).parameters.keys()
+        return (
+            ""
+            if {"bucket_bytes_cap", "backend_compile_fn", "first_bucket_cap"} <= known
+            else "DDPOptimizer takes its bucket sizes in another way than is known"
+        )
+
+    return Patch(
+        distributed.DDPOptimizer,
+        "__init__",
+        fitting,
+        when=When.BACKEND,
+        versions=None,
+        unfit=unfit,
+        lost="models of DistributedDataParallel with bucket_cap_mb below 1 raise an AssertionError of Dynamo",
     )

@@ -34,8 +34,7 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def job(monkeypatch):
-    monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 1)
+def job():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
