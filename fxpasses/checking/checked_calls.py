@@ -36,6 +36,7 @@ from fxpasses.checking.execution.collectives import mark_parameters
 from fxpasses.checking.execution.inputs import (
     Unsupported,
     cloned,
+    count_elements,
     in_memory,
     made_up,
     make_tangents,
@@ -54,8 +55,11 @@ from fxpasses.pass_manager.sites import MatchSite
 _CALLS = 2
 """Number of first calls of a graph that are checked. Later ones are checked only if they have new sizes."""
 _MAX_CALLS = 8
-_SWEEP_SECONDS = 5.0
-"""How many seconds to try the rewrites of a graph on made-up inputs of other sizes."""
+_SWEEP_SECONDS, _MAX_ELEMENTS = 5.0, 50_000_000
+"""How many seconds to try the rewrites of a graph on made-up inputs of other sizes.
+
+And how many values the graph may hold at these.
+"""
 _RANDOM_SAMPLES = 2
 """Random samples in exact arithmetic, on which the error bound rests."""
 _POWER = 5
@@ -337,6 +341,8 @@ class FirstCalls:
         for sizes in other_sizes(placeholders(rewrites[0].before), inputs.bound, first):
             if time.thread_time() > deadline:
                 return
+            if count_elements(rewrites[0].before, sizes) > _MAX_ELEMENTS:
+                continue
             try:
                 values = inputs.with_sizes(sizes)
             except Unsupported:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.comparison.same_function import Rewriting
-from fxpasses.checking.comparison.windows import changed_nodes
+from fxpasses.checking.comparison.windows import changed_values
 from fxpasses.checking.critical.compared_numbers import (
     MAX_TURNS,
     draw_around_numbers,
@@ -185,7 +185,7 @@ def critical_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
     That is a dtype to which a pass casts, or in which it counts.
     """
     found: dict[int, None] = {}
-    for gm, names in zip((before, after), changed_nodes(before, after), strict=True):
+    for gm, names in zip((before, after), changed_values(before, after), strict=True):
         for node in gm.graph.nodes:
             if node.name not in names or node.op != "call_function":
                 continue

@@ -57,7 +57,10 @@ def crossed_values(
     if len(old) != 1 or len(new) != 1:
         return
     (before,), (after,) = old, new
-    if before.op != "call_function" or rewriting.equal_values(window).get(after.name) != before.name:
+    # Inputs of a window have one name on both sides. Inputs of the graph take the number themselves.
+    is_computed = {n.name for n in rewriting.before.graph.nodes if n.op == "call_function"}
+    equal = {after.name: after.name} if after.op == "placeholder" else rewriting.equal_values(window)
+    if before.name not in is_computed or equal.get(after.name) != before.name:
         return
     written = (n for call in (*mine, *theirs) for n in (*call.args, *call.kwargs.values()))
     for number in dict.fromkeys(float(n) for n in written if isinstance(n, (int, float))):

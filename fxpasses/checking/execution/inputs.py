@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fake.error_text import describe_error
+from fake.seam.pytree import tree_leaves
 from fake.seam.symbolic_shapes import hints_of
 from fxpasses._torch import shape_env_of
 from fxpasses.errors import OptionsError
@@ -232,6 +234,15 @@ def other_sizes(
         if key not in seen and _satisfies_guards(env, {**fixed, **chosen}):
             seen.add(key)
             yield chosen
+
+
+def count_elements(gm: fx.GraphModule, sizes: Bindings) -> int:
+    """Count the elements of all values of a graph at these sizes, except those that depend on data."""
+    held = [value for n in gm.graph.nodes for value in tree_leaves(value_of(n)) if isinstance(value, Tensor)]
+    counts = Counter(
+        size.node.expr if isinstance(size, torch.SymInt) else size for size in (v.numel() for v in held)
+    )
+    return sum(times * int(_evaluate(size, sizes) or 0) for size, times in counts.items())
 
 
 def _satisfies_guards(env: Any, values: Bindings) -> bool:

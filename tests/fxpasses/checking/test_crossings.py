@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fxpasses import pattern_pass
+from fxpasses import claim, graph_pass, pattern_pass
 from fxpasses.testing import prove
 
 
@@ -86,3 +86,32 @@ def test_a_number_far_below_a_value_decides_where_inputs_are_small(other, is_rig
     after = lambda x, weight, bias: contrast(x, weight, bias, other)  # noqa: E731
     proof = prove(pattern_pass(before, after, given, name="least norm"), before, *given)
     assert proof.ok is is_right, proof
+
+
+@graph_pass(graphs=["inference"])
+def excludes_the_number(gm):
+    found = [n for n in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.ge.Scalar) if claim(n)]
+    for node in found:
+        node.target = torch.ops.aten.gt.Scalar
+    return bool(found)
+
+
+def areas(boxes):
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def test_a_value_that_only_the_comparison_takes_is_found():
+    def assign(boxes, targets, labels):
+        low, high = (
+            torch.maximum(boxes[:, None, :2], targets[:, :2]),
+            torch.minimum(boxes[:, None, 2:], targets[:, 2:]),
+        )
+        both = (high - low).clamp(min=0).prod(-1)
+        best, which = (both / (areas(boxes)[:, None] + areas(targets) - both)).max(1)
+        return torch.where(best >= 0.3, labels[which], 0)
+
+    torch.manual_seed(0)
+    corners, others = torch.rand(6, 2) * 6, torch.rand(3, 2) * 6
+    boxes = torch.cat([corners, corners + 1 + torch.rand(6, 2) * 3], 1)
+    targets = torch.cat([others, others + 2 + torch.rand(3, 2) * 2], 1)
+    assert not prove(excludes_the_number, assign, boxes, targets, torch.tensor([1, 3, 2])).ok
