@@ -39,6 +39,7 @@ from fxpasses.checking.critical.free_values import (
     PASS_THROUGH_OPS,
     DependentValues,
     ancestors,
+    copied_value,
     is_free,
     is_independent,
     nearest_free_values,
@@ -275,12 +276,21 @@ def _changed_choices(rewriting: Rewriting, window: Window) -> tuple[list[fx.Node
     mine, theirs = (list(filter(is_piecewise, gm.graph.nodes)) for gm in (window.before, window.after))
     equal = rewriting.equal_values(window) if mine or theirs else {}
 
+    first = {node.name: node for node in window.before.graph.nodes}
+
+    def copied(node: fx.Node) -> str:
+        return copied_value(node).name
+
     def name(node: fx.Node) -> str:
         """The first side's name of a value of the second; "" if it has none."""
         return node.name if node.op == "placeholder" else equal.get(node.name, "")
 
-    old = {(node.name, _describe_call(node, lambda n: n.name)): node for node in mine}
-    new = {(name(node), _describe_call(node, name)): node for node in theirs}
+    def copied_there(node: fx.Node) -> str:
+        found = first.get(name(copied_value(node)))
+        return copied(found) if found is not None else ""
+
+    old = {(node.name, _describe_call(node, copied)): node for node in mine}
+    new = {(name(node), _describe_call(node, copied_there)): node for node in theirs}
     return [old[key] for key in old if key not in new], [new[key] for key in new if key not in old]
 
 

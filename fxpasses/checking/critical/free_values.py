@@ -31,6 +31,10 @@ PASS_THROUGH_OPS = {
     *(aten._to_copy, prims.convert_element_type, aten._unsafe_view),
 }
 """Operators whose result may be any numbers if their first argument may be, and the others are numbers."""
+_COPY_OPS = {
+    *(aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.clone, aten.alias, aten.detach),
+    *(aten._to_copy, prims.convert_element_type),
+}
 _FACTORS = [*(-(2.0**power) for power in range(8, -45, -4)), *(2.0**power for power in range(-44, 9, 4))]
 """The factors at which to sample a value before solving for one."""
 _HALVINGS = 38
@@ -217,6 +221,17 @@ def aligned_shape(shape: Sequence[Any], whole: Sequence[Any]) -> list[Any] | Non
 def _sizes(fake: Tensor) -> list[Any]:
     """Sizes as expressions: comparing them adds no guard and needs no value, as some depend on data."""
     return [size.node.expr if isinstance(size, torch.SymInt) else size for size in fake.shape]
+
+
+def copied_value(node: fx.Node) -> fx.Node:
+    """Return what a value is a copy of, in the same shape and dtype; itself if it is none."""
+    while packet(node) in _COPY_OPS:
+        given = node.args[0]
+        mine, theirs = value_of(node), value_of(given)  # type: ignore[arg-type]
+        if not isinstance(given, fx.Node) or mine.dtype != theirs.dtype or _sizes(mine) != _sizes(theirs):
+            break
+        node = given
+    return node
 
 
 def nearest_free_values(node: fx.Node, only_graph_inputs: bool) -> Iterator[fx.Node]:
