@@ -6,6 +6,7 @@ or infinite. The residues decide whether two values are the same function of the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -46,7 +47,7 @@ class Dual:
         terms: computes the terms of the sum it is, if sines of sums are computed from their terms.
     """
 
-    __slots__ = ("dtype", "exponential", "residues", "square", "terms", "witness")
+    __slots__ = ("_exponential", "_square", "dtype", "residues", "terms", "witness")
 
     def __init__(
         self,
@@ -61,6 +62,22 @@ class Dual:
         self.residues = list(residues)
         self.dtype = dtype
         self.exponential, self.square, self.terms = exponential, square, terms
+
+    @property
+    def exponential(self) -> Callable[[], Dual] | None:
+        return self._exponential
+
+    @exponential.setter
+    def exponential(self, compute: Callable[[], Dual] | None) -> None:
+        self._exponential = _once(compute)
+
+    @property
+    def square(self) -> Callable[[], Dual] | None:
+        return self._square
+
+    @square.setter
+    def square(self, compute: Callable[[], Dual] | None) -> None:
+        self._square = _once(compute)
 
     @property
     def shape(self) -> torch.Size:
@@ -91,6 +108,11 @@ class Dual:
         if self.dtype is dtype:
             return self
         return Dual(self.witness, self.residues, dtype, self.exponential, self.square, self.terms)
+
+
+def _once(compute: Callable[[], Dual] | None) -> Callable[[], Dual] | None:
+    """Keep what is computed: a recurrence takes each value several times, and each step those of the last."""
+    return None if compute is None else functools.cache(compute)
 
 
 def _map_lazily(of: Callable[[], Dual], function: Callable[[Tensor], Tensor]) -> Callable[[], Dual]:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import fxpasses
 from fxpasses.exact import Original, equivalent
+from fxpasses.exact.arithmetic import Arithmetic
 from fxpasses.exact.bounds import inputs_at_bounds
 
 X, W, B = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
@@ -475,3 +476,22 @@ def test_collectives_are_never_called():
     assert verdict.kind == "UNPROVED"
     assert verdict.finding is not None
     assert "other processes" in str(verdict)
+
+
+def test_each_step_of_a_recurrence_takes_the_exponentials_of_the_last_once(monkeypatch):
+    """Three uses of the last step in each of six are 729 if each computes what it takes again."""
+
+    def forward_variables(x):
+        state = x[0]
+        for row in x[1:]:
+            state = torch.logsumexp(torch.stack([state, state.roll(1), state.roll(2)]), 0) + row
+        return state
+
+    counted = []
+    exp = Arithmetic.exp
+    monkeypatch.setattr(Arithmetic, "exp", lambda self, a: counted.append(0) or exp(self, a))
+    torch.manual_seed(0)
+    x = torch.randn(7, 4)
+    before, after, inputs = graphs(forward_variables, lambda x: forward_variables(x * 1).exp().log(), x)
+    assert equivalent(before, after, inputs).kind == "EQUAL"
+    assert len(counted) < 700
