@@ -79,9 +79,10 @@ def small_inputs(
         mine: the choosing calls of the graph before that the graph after does not make.
         theirs: likewise, of the graph after.
     """
-    shares = {}
+    shares: dict[float, str] = {}
     for call in (*mine, *theirs):
-        written = [abs(n) for n in (*call.args, *call.kwargs.values()) if type(n) in (int, float) and n]
+        held = (*call.args, *call.kwargs.values())
+        written = [abs(n) for n in held if isinstance(n, (int, float)) and type(n) is not bool and n]
         for given in _float_arguments(call):
             value = rewriting.values.get(given.name)
             size = (
