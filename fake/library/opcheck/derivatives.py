@@ -7,6 +7,9 @@ nothing is concluded.
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +162,7 @@ def _compare_along(
     scale = max(float(tensor.abs().mean()), 0.1) if tensor.numel() else 1.0
     steps, tolerance = _STEPS[_real_dtype(tensor.dtype)]
 
+    @functools.cache
     def value(step: float) -> float | None:
         moved = tensor + step * direction
         shifted = _with_input(op, call, index, moved)
@@ -177,27 +181,14 @@ def _compare_along(
         return undecided
     constant = 0
     previous: float | None = None
-    for relative in steps:
-        step = relative * scale
-        up, down, half_up, half_down = value(step), value(-step), value(step / 2), value(-step / 2)
-        if up is None or down is None or half_up is None or half_down is None:
-            continue
-        if up == down == center:
+    for step in (relative * scale for relative in steps):
+        if value(step) == value(-step) == center:
             constant += 1
             continue
-        numeric = (half_up - half_down) / step
-        norm = max(grad_norm, abs(numeric))
-        if not norm < float("inf"):
+        slope = _smooth_slope(value, step, grad_norm)
+        if slope is None:
             continue
-        difference = abs((up - down) / (2 * step) - numeric)
-        kink = (
-            abs((up - center) - (center - down)) / step
-            - abs((half_up - center) - (center - half_down)) / step
-        )
-        # For a smooth function the gap between the two sides shrinks with the step; at a kink it stays.
-        one_sided = abs((half_up - center) - (center - half_down)) * 2 / step
-        if difference > 0.02 * norm or (one_sided > 0.05 * norm and kink < 0.3 * one_sided / 2):
-            continue
+        numeric, norm, difference = slope
         if constant and (previous is None or abs(previous - numeric) > 0.05 * norm):
             # Constant in smaller steps: it rounds inside, or is a step function. Another step must agree.
             previous = numeric
@@ -206,25 +197,51 @@ def _compare_along(
             moves = abs(numeric) > 1e-6 * float(cotangent.abs().double().sum())
             return Comparison(name, "no formula" if moves else "right", 0.0, numeric)
         wrong = abs(numeric - analytic) > tolerance * norm + 4 * difference
-
-        def slopes(steps: tuple[float, ...]) -> list[float]:
-            sides = [(value(s * scale), value(-s * scale), s * scale) for s in steps]
-            return [(up - down) / (2 * h) for up, down, h in sides if up is not None and down is not None]
-
         if tensor.dtype is torch.float64 and wrong:
-            wrong = all(abs(slope - analytic) > tolerance * norm for slope in slopes(_FINER_STEPS))
+            found = _slopes(value, scale, _FINER_STEPS)
+            wrong = all(abs(one - analytic) > tolerance * norm for one in found)
         elif tensor.dtype is torch.float64 and abs(numeric - analytic) > _FINE_TOLERANCE * norm:
-            wrong = _differs_in_double(analytic, slopes(_FINE_STEPS))
+            wrong = _differs_in_double(analytic, _slopes(value, scale, _FINE_STEPS))
         return Comparison(name, "wrong" if wrong else "right", analytic, numeric)
-    if constant:
-        if (
-            abs(analytic) <= tolerance * grad_norm
-        ):  # the formula agrees: along this direction its terms cancel
-            return Comparison(name, "right", analytic, 0.0)
-        far = value(10 * scale), value(-10 * scale)
-        moves = any(v is not None and v != center for v in far)
-        return Comparison(name, "straight-through" if moves else "wrong", analytic, 0.0)
-    return undecided
+    if not constant:
+        return undecided
+    if abs(analytic) <= tolerance * grad_norm:  # the formula agrees: along this direction its terms cancel
+        return Comparison(name, "right", analytic, 0.0)
+    moves = any(v is not None and v != center for v in (value(10 * scale), value(-10 * scale)))
+    return Comparison(name, "straight-through" if moves else "wrong", analytic, 0.0)
+
+
+def _smooth_slope(
+    value: Callable[[float], float | None], step: float, grad_norm: float
+) -> tuple[float, float, float] | None:
+    """The slope from differences over half a step; ``None`` at a kink, or where there is no value.
+
+    Args:
+        value: along a line.
+        step: the whole step.
+        grad_norm: of the formula's gradient.
+
+    Returns:
+        The slope, the size to compare differences with, and how far the slope over the whole step is off.
+    """
+    center, *values = value(0.0), value(step), value(-step), value(step / 2), value(-step / 2)
+    if center is None or None in values:
+        return None
+    up, down, half_up, half_down = (one for one in values if one is not None)
+    numeric = (half_up - half_down) / step
+    norm = max(grad_norm, abs(numeric))
+    difference = abs((up - down) / (2 * step) - numeric)
+    whole = abs((up - center) - (center - down)) / step
+    half = abs((half_up - center) - (center - half_down)) / step
+    # For a smooth function the gap between the two sides shrinks with the step; at a kink it stays.
+    is_kink = 2 * half > 0.05 * norm and whole - half < 0.3 * half
+    return None if not norm < math.inf or difference > 0.02 * norm or is_kink else (numeric, norm, difference)
+
+
+def _slopes(value: Callable[[float], float | None], scale: float, steps: Sequence[float]) -> list[float]:
+    """The slopes from differences over these steps, times ``scale``."""
+    sides = [(value(step * scale), value(-step * scale), step * scale) for step in steps]
+    return [(up - down) / (2 * h) for up, down, h in sides if up is not None and down is not None]
 
 
 def _differs_in_double(analytic: float, found: list[float]) -> bool:
