@@ -447,7 +447,7 @@ def test_choices_of_the_same_values_are_the_same_everywhere():
     inputs = [torch.randn(4, 4, dtype=torch.float64) for _ in range(3)]
     before = make_fx(lambda x, w, v: ((x @ w).relu() @ v,))(*inputs)
 
-    def chooses(target, make):
+    def chooses(target, make, before=before):
         after = copy_graph(before)
         for node in after.graph.find_nodes(op="call_function", target=target):
             with after.graph.inserting_before(node):
@@ -464,6 +464,8 @@ def test_choices_of_the_same_values_are_the_same_everywhere():
     assert chooses(
         aten.relu.default, lambda call, a: call(aten.relu.default, (call(aten.abs.default, (a,)),))
     ) == [True]
+    copied = make_fx(lambda x, w, v: ((x @ w).clone().relu() @ v,))(*inputs)
+    assert not any(chooses(aten.clone.default, lambda call, a: a, copied))
 
 
 @pytest.mark.parametrize("dim", [None, -1])
